@@ -1,0 +1,1 @@
+"""The vocabulary: types, events, decisions, policies and their journal."""

@@ -1,0 +1,118 @@
+"""What to do, in the imperative. Policies make decisions, drivers perform them without waiting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawPrompts:
+    """Take up to ``counts[domain]`` fresh prompts of each domain; answered by ``PromptsDrawn``."""
+
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginRound:
+    """The kind of this step's round; announced before its first attempt."""
+
+    step: int
+    kind: RoundKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAttempt:
+    """Sample response ``index`` of ``prompt`` on ``worker``."""
+
+    attempt: AttemptId
+    prompt: PromptId
+    index: int
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortAttempt:
+    """Stop decoding or grading an attempt; its tokens are counted and thrown away."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradeAttempt:
+    """Compute the reward of a finished attempt; answered by ``AttemptGraded``."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptGroup:
+    """These graded attempts are the prompt's group in this step's update."""
+
+    prompt: PromptId
+    attempts: tuple[AttemptId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropGroup:
+    """The prompt is done without being trained on; ``reason`` says why."""
+
+    prompt: PromptId
+    attempts: tuple[AttemptId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeferPrompt:
+    """The prompt lost its race and waits for a long round."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateAttempts:
+    """Move running attempts to another worker; answered by one ``AttemptMigrated`` each."""
+
+    attempts: tuple[AttemptId, ...]
+    source: WorkerId
+    target: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulateGradients:
+    """Add these accepted groups' gradients on ``worker``; answered by ``GradientsAccumulated``."""
+
+    worker: WorkerId
+    prompts: tuple[PromptId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRollout:
+    """No attempt of this step is left running and every group is decided."""
+
+    step: int
+    kind: RoundKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyUpdate:
+    """All gradients of this step are summed: divide once, reduce and update the weights."""
+
+    step: int
+
+
+Decision = (
+    DrawPrompts
+    | BeginRound
+    | StartAttempt
+    | AbortAttempt
+    | GradeAttempt
+    | AcceptGroup
+    | DropGroup
+    | DeferPrompt
+    | MigrateAttempts
+    | AccumulateGradients
+    | FinishRollout
+    | ApplyUpdate
+)

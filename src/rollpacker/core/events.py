@@ -1,0 +1,105 @@
+"""What happened, in the past tense. Drivers make events, policies take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollpacker.core.types import AttemptId, FinishReason, Prompt, PromptId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStarted:
+    """All workers hold the weights of ``step``; a rollout round may begin."""
+
+    step: int
+    workers: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptsDrawn:
+    """Answer to ``DrawPrompts``: fresh prompts of one domain, in data order.
+
+    ``remaining`` counts the prompts of each domain still undrawn in this epoch.
+    """
+
+    prompts: tuple[Prompt, ...]
+    remaining: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFinished:
+    """A response is complete (``stop``) or truncated (``length``); ``tokens`` were generated."""
+
+    attempt: AttemptId
+    tokens: int
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptAborted:
+    """An attempt that was told to stop has stopped after ``tokens`` generated tokens."""
+
+    attempt: AttemptId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed:
+    """The engine could not finish an attempt."""
+
+    attempt: AttemptId
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptGraded:
+    """The reward of a finished attempt has come back."""
+
+    attempt: AttemptId
+    reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingFailed:
+    """The reward of a finished attempt cannot be computed: it raised, hung or returned nonsense."""
+
+    attempt: AttemptId
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptMigrated:
+    """A running attempt continues on another worker, with ``tokens`` generated so far."""
+
+    attempt: AttemptId
+    worker: WorkerId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsAccumulated:
+    """A worker has added the gradients of these groups to its sum."""
+
+    worker: WorkerId
+    prompts: tuple[PromptId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A worker process died; what it ran must run elsewhere."""
+
+    worker: WorkerId
+
+
+Event = (
+    StepStarted
+    | PromptsDrawn
+    | AttemptFinished
+    | AttemptAborted
+    | AttemptFailed
+    | AttemptGraded
+    | GradingFailed
+    | AttemptMigrated
+    | GradientsAccumulated
+    | WorkerLost
+)

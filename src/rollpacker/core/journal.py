@@ -1,0 +1,158 @@
+"""The journal: one JSON line per event, with its time and the decisions that it led to.
+
+The first line, and one line after every resume, is a ``meta`` object that says how to build the
+policy: its configuration and its state. Replaying the events that follow must give the same
+decisions, always.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import IO, Any, get_args
+
+from pydantic import TypeAdapter
+
+from rollpacker.core import decisions, events
+from rollpacker.core.policy import Policy
+
+_EVENTS = {cls.__name__: cls for cls in get_args(events.Event)}
+_DECISIONS = {cls.__name__: cls for cls in get_args(decisions.Decision)}
+_FIELDS = {
+    cls: tuple(f.name for f in fields(cls)) for cls in (*_EVENTS.values(), *_DECISIONS.values())
+}
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _FIELDS}
+
+
+class JournalError(ValueError):
+    """A journal cannot be read; the message names the file and the line."""
+
+
+def encode(item: events.Event | decisions.Decision) -> dict[str, Any]:
+    """An event or a decision as a JSON object with its class name as ``kind``."""
+    return {"kind": type(item).__name__} | {
+        name: getattr(item, name) for name in _FIELDS[type(item)]
+    }
+
+
+def decode_event(data: dict[str, Any]) -> events.Event:
+    """The inverse of ``encode`` for events. Raises ``ValueError`` on an unknown kind."""
+    return _decode(data, _EVENTS)
+
+
+def decode_decision(data: dict[str, Any]) -> decisions.Decision:
+    """The inverse of ``encode`` for decisions. Raises ``ValueError`` on an unknown kind."""
+    return _decode(data, _DECISIONS)
+
+
+def _decode(data: dict[str, Any], classes: dict[str, type]) -> Any:
+    kind = data.get("kind")
+    if kind not in classes:
+        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(sorted(classes))}")
+    body = {key: value for key, value in data.items() if key != "kind"}
+    return _ADAPTERS[classes[kind]].validate_python(body)
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    raise TypeError(f"cannot write {type(value).__name__} to a journal")
+
+
+def _dumps(data: dict[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), default=_plain)
+
+
+class JournalWriter:
+    """Appends to a journal. A line torn by a crash is cut off first."""
+
+    def __init__(self, path: Path) -> None:
+        _cut_torn_line(path)
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+
+    def meta(self, policy: dict[str, Any]) -> None:
+        """Write how to build the policy whose events follow: ``{"config": …, "state": …}``."""
+        self._file.write(_dumps({"meta": policy}) + "\n")
+        self._file.flush()
+
+    def record(self, now: float, event: events.Event, made: Sequence[decisions.Decision]) -> None:
+        """Write one handled event."""
+        line = {"t": round(now, 6), "event": encode(event), "decisions": [encode(d) for d in made]}
+        self._file.write(_dumps(line) + "\n")
+
+    def flush(self) -> None:
+        """Hand buffered lines to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        with path.open("r+b") as file:
+            file.truncate(end)
+
+
+def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(line number, object)``. Raises ``JournalError`` on a line that is not JSON."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                if not line.endswith("\n"):
+                    return
+                raise JournalError(f"{path}, line {number}: not JSON ({error.msg})") from error
+
+
+AnyPolicy = Policy[events.Event, decisions.Decision]
+
+
+class Replay:
+    """Result of a replay: counts, and the lines whose decisions differ."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.decisions = 0
+        self.differences: list[dict[str, Any]] = []
+
+
+def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
+    """Feed a journal's events to the policy that ``build`` makes from each ``meta`` object.
+
+    Raises ``JournalError`` when the file is no journal.
+    """
+    result = Replay()
+    policy: AnyPolicy | None = None
+    for number, line in read(path):
+        if "meta" in line:
+            policy = build(line["meta"])
+            continue
+        if policy is None or "event" not in line:
+            raise JournalError(f"{path}, line {number}: expected a meta line first, then events")
+        made = policy.handle(float(line["t"]), decode_event(line["event"]))
+        _compare(result, number, made, line["decisions"])
+    if policy is None:
+        raise JournalError(f"{path}: empty, no meta line")
+    return result
+
+
+def _compare(
+    result: Replay,
+    number: int,
+    made: Iterable[decisions.Decision],
+    written: list[dict[str, Any]],
+) -> None:
+    again = [json.loads(_dumps(encode(d))) for d in made]
+    result.events += 1
+    result.decisions += len(written)
+    if again != written:
+        result.differences.append({"line": number, "written": written, "replayed": again})

@@ -1,0 +1,97 @@
+"""The nouns that every part of the system shares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+AttemptId = NewType("AttemptId", int)
+"""One try at one response of one prompt; never reused within a run."""
+PromptId = NewType("PromptId", str)
+"""Stable across epochs and restarts."""
+WorkerId = NewType("WorkerId", int)
+"""A worker owns one device and holds an engine and a training replica."""
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class RoundKind(StrEnum):
+    """What a rollout round does with its losers."""
+
+    FULL = "full"
+    """Plain synchronous: every attempt that is started is kept."""
+    SHORT = "short"
+    """Over-provisioned: the first to finish are kept, the others are aborted."""
+    LONG = "long"
+    """Re-runs the losers of short rounds, without racing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a policy may know of a prompt.
+
+    Args:
+        id: stable identity.
+        domain: task domain; quotas are kept per domain.
+        tokens: prompt length in tokens.
+    """
+
+    id: PromptId
+    domain: str = "default"
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """One finished response.
+
+    Args:
+        prompt: the prompt that it answers.
+        index: position in its group, ``0 <= index``; part of the sampling seed.
+        attempt: the attempt that produced it.
+        prompt_tokens: shape (P,), int32.
+        tokens: response token ids, shape (T,), int32; includes the end token if one was sampled.
+        logprobs: of the sampler for ``tokens``, shape (T,), float32, nats.
+        finish_reason: ``stop``, ``length`` (truncated) or ``abort`` (partial).
+        weights_version: version of the weights that sampled it; equals the step.
+        reward: weighted sum of ``rewards``; None until graded.
+        rewards: each reward function's own score by name.
+    """
+
+    prompt: PromptId
+    index: int
+    attempt: AttemptId
+    prompt_tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    finish_reason: FinishReason
+    weights_version: int
+    reward: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """The kept responses of one prompt, ordered by sample index, with their advantages.
+
+    Args:
+        prompt: the prompt.
+        samples: graded samples, length G.
+        advantages: shape (G,), float32.
+    """
+
+    prompt: PromptId
+    samples: tuple[Sample, ...]
+    advantages: NDArray[np.float32]
+
+
+def sampling_seed(run_seed: int, step: int, prompt: PromptId, index: int) -> int:
+    """Seed of one attempt: 63 bits that depend on what is sampled, never on scheduling."""
+    text = f"{run_seed}/{step}/{index}/{prompt}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,1 @@
+"""Prompts: hub datasets, files of other frameworks, procedural tasks."""

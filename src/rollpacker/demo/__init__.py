@@ -1,0 +1,1 @@
+"""The main job on a laptop: warm start, training, comparison of modes."""

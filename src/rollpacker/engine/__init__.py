@@ -1,0 +1,1 @@
+"""Engines: what turns prompts and weights into sampled tokens."""

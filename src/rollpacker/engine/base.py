@@ -1,0 +1,154 @@
+"""The engine protocol. A worker owns an engine and steps it; nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import AttemptId, FinishReason, PromptId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+
+def _no_tokens() -> NDArray[np.int32]:
+    return np.zeros(0, np.int32)
+
+
+def _no_logprobs() -> NDArray[np.float32]:
+    return np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How responses are sampled.
+
+    Args:
+        max_tokens: longest response, at least 1.
+        temperature: 0 is greedy.
+        top_p: nucleus mass in (0, 1].
+        top_k: most likely tokens kept, 0 for all.
+        stop: strings that end a response; the text up to and including them is kept.
+        stop_token_ids: token ids that end a response, the model's end tokens among them.
+        ignore_stop: run to ``max_tokens`` whatever is sampled (forced lengths, benchmarks).
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """One attempt to sample.
+
+    Args:
+        attempt: its id; unique among what the engine holds.
+        group: requests of one group share their prompt's prefill.
+        prompt: token ids, shape (P,), int32.
+        params: how to sample.
+        seed: token ``t`` uses the ``t``-th uniform of this seed's stream, whatever else runs.
+        generated: tokens already sampled elsewhere (a migrated attempt), shape (T,).
+        logprobs: their sampler logprobs, shape (T,).
+    """
+
+    attempt: AttemptId
+    group: PromptId
+    prompt: NDArray[np.int32]
+    params: SamplingParams
+    seed: int
+    generated: NDArray[np.int32] = field(default_factory=_no_tokens)
+    logprobs: NDArray[np.float32] = field(default_factory=_no_logprobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Output:
+    """A finished or aborted attempt.
+
+    Args:
+        attempt: its id.
+        tokens: all response tokens, those of earlier engines included, shape (T,), int32.
+        logprobs: sampler logprobs of ``tokens`` (after temperature, top-k and top-p), shape (T,).
+        finish_reason: ``stop``, ``length`` or ``abort``.
+        weights_version: version of the weights that sampled it.
+    """
+
+    attempt: AttemptId
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    finish_reason: FinishReason
+    weights_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters since the engine was built, and its load now.
+
+    Args:
+        running: sequences in the decode batch.
+        waiting: sequences not admitted yet, preempted ones included.
+        kv_used: share of the KV budget in use, 0 to 1.
+        preemptions: sequences thrown out for lack of KV and recomputed.
+        steps: decode steps.
+        generated_tokens: tokens sampled.
+        prefill_tokens: tokens of prompts (and recomputed responses) run through the model.
+    """
+
+    running: int
+    waiting: int
+    kv_used: float
+    preemptions: int
+    steps: int
+    generated_tokens: int
+    prefill_tokens: int
+
+
+class Engine(Protocol):
+    """Continuous batching over one device. Not thread-safe: its worker steps it."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Raises ``ValueError`` if one can never fit (context or KV budget)."""
+        ...
+
+    def step(self) -> list[Output]:
+        """Admit what fits, decode one token for every running sequence, return what finished."""
+        ...
+
+    def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
+        """Remove attempts and return their partial outputs; unknown ids are ignored."""
+        ...
+
+    def load_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
+    ) -> None:
+        """Take new weights, by the checkpoint's names; None when they are shared in-process.
+
+        Drops every cached prefix. Raises ``RuntimeError`` when attempts are held.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Give the KV cache's memory back; nothing may be held."""
+        ...
+
+    def wake(self) -> None:
+        """Allocate the KV cache again."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether anything is running or waiting."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters and load."""
+        ...

@@ -1,0 +1,1 @@
+"""Decisions of one RL job: pure state machines."""

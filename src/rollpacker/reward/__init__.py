@@ -1,0 +1,1 @@
+"""Rewards: functions that score responses, run in processes that may die."""

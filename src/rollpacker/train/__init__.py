@@ -1,0 +1,1 @@
+"""Trainers and algorithms: from graded groups to one update."""

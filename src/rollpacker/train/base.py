@@ -1,0 +1,86 @@
+"""The trainer protocol: gradients accumulate un-normalised, one division ends the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rollpacker.core.types import Group
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partial:
+    """Un-normalised sums over some groups; those of any split of a batch add up to its own.
+
+    Args:
+        normaliser: what the loss is divided by in the end (tokens, sequences, ...).
+        tokens: response tokens.
+        sums: numerators of the metrics by name (``loss``, ``entropy``, ``kl``, ``clip_ratio``,
+            ``ratio``, ``abs_logprob_difference``).
+    """
+
+    normaliser: float
+    tokens: int
+    sums: dict[str, float]
+
+    def __add__(self, other: Partial) -> Partial:
+        """Sum of two partials."""
+        names = self.sums.keys() | other.sums.keys()
+        return Partial(
+            normaliser=self.normaliser + other.normaliser,
+            tokens=self.tokens + other.tokens,
+            sums={n: self.sums.get(n, 0.0) + other.sums.get(n, 0.0) for n in sorted(names)},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one update did.
+
+    Args:
+        applied: false when loss or gradient was not finite and the update was skipped.
+        grad_norm: before clipping.
+        learning_rate: of this update.
+        metrics: means by TRL's names (``loss``, ``entropy``, ``kl``, ``clip_ratio`` ...).
+    """
+
+    applied: bool
+    grad_norm: float
+    learning_rate: float
+    metrics: dict[str, float]
+
+
+class Trainer(Protocol):
+    """A training replica. Replicas that apply the same sums hold the same weights."""
+
+    def accumulate(self, groups: Sequence[Group]) -> Partial:
+        """Add the groups' un-normalised gradients to this replica's sum."""
+        ...
+
+    def apply(self, total: Partial) -> Update:
+        """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
+
+        Collective: every replica calls it with the same ``total``. Clears the sums.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Throw the accumulated gradients away (a step that is repeated)."""
+        ...
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights by the checkpoint's names."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write ``model/`` in the hub's layout and ``optimizer/`` into ``folder``."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote. Raises ``ValueError`` on another architecture."""
+        ...

@@ -271,7 +271,9 @@ class TrainConfig(Config):
     weight_decay: float = Field(default=0.0, ge=0.0)
     """AdamW weight decay."""
     adam_beta1: float = 0.9
+    """AdamW decay of the mean gradient."""
     adam_beta2: float = 0.999
+    """AdamW decay of the mean squared gradient."""
     max_grad_norm: float = Field(default=1.0, ge=0.0)
     """Gradient clipping; 0 for none."""
     beta: float = Field(default=0.0, ge=0.0)

@@ -97,9 +97,14 @@ class FinishRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyUpdate:
-    """All gradients of this step are summed: divide once, reduce and update the weights."""
+    """All gradients of this update are summed: divide once, reduce and change the weights.
+
+    A step has one update, or several over mini-batches of its groups; ``last`` ends the step.
+    """
 
     step: int
+    update: int
+    last: bool
 
 
 Decision = (

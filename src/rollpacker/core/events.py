@@ -9,21 +9,21 @@ from rollpacker.core.types import AttemptId, FinishReason, Prompt, PromptId, Wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStarted:
-    """All workers hold the weights of ``step``; a rollout round may begin."""
+    """All workers hold the weights of ``step``; a rollout round may begin.
+
+    ``remaining`` counts the fresh prompts of each domain that this epoch still has.
+    """
 
     step: int
     workers: tuple[WorkerId, ...]
+    remaining: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsDrawn:
-    """Answer to ``DrawPrompts``: fresh prompts of one domain, in data order.
-
-    ``remaining`` counts the prompts of each domain still undrawn in this epoch.
-    """
+    """Answer to ``DrawPrompts``: fresh prompts in data order; fewer where a domain ran out."""
 
     prompts: tuple[Prompt, ...]
-    remaining: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +78,26 @@ class AttemptMigrated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsAccumulated:
-    """A worker has added the gradients of these groups to its sum."""
+    """A worker has added the gradients of these groups to its sum, in ``seconds``."""
 
     worker: WorkerId
     prompts: tuple[PromptId, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateApplied:
+    """The weights have changed (or the update was skipped): update ``update`` of ``step``."""
+
+    step: int
+    update: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochEnded:
+    """The data is used up; prompts still queued are given up (``data.drop_last``)."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,5 +117,7 @@ Event = (
     | GradingFailed
     | AttemptMigrated
     | GradientsAccumulated
+    | UpdateApplied
+    | EpochEnded
     | WorkerLost
 )

@@ -1,0 +1,69 @@
+# Every target makes what it needs by itself: a virtual environment in .venv and the packages in it.
+# Stamp files in .venv remember what is installed, so a second call starts at once.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-slow lint docs clean
+
+# The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python
+PYTHON ?=
+# Passed on to the program behind the target: make test ARGS="tests/core -x"
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.installed  ## train a small model on this machine and show the report (no GPU needed)
+	@$(BIN)/rollpacker demo $(ARGS)
+
+test: $(VENV)/.installed-dev  ## run the default test suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes
+	@$(BIN)/python -m pytest -m 'slow and not ray and not vllm and not gpu' $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## style, formatting, types and the layer rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-dev  ## build the documentation into site/
+	@$(BIN)/python docs/gen_config.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "documentation: site/index.html"
+
+clean:  ## remove .venv, caches and built documentation; runs/ stays
+	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@python="$$(.ci/find-python $(if $(PYTHON),"$(PYTHON)"))"; \
+	echo "making $(VENV) with $$("$$python" --version)"; \
+	rm -rf $(VENV); \
+	if ! "$$python" -m venv $(VENV) >/dev/null 2>&1; then \
+		rm -rf $(VENV); \
+		"$$python" -m venv --without-pip $(VENV); \
+		"$$python" -m pip --quiet --quiet --python $(BIN)/python install pip; \
+	fi; \
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml
+	@echo "installing rollpacker with all extras into $(VENV) (once, some minutes)"; \
+	$(PIP_INSTALL) --editable '.[all]'; \
+	touch $@; \
+	echo "installed in $$SECONDS s"
+
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
+	@echo "installing rollpacker with all extras and developer tools into $(VENV) (once, some minutes)"; \
+	$(PIP_INSTALL) --editable '.[all,dev]'; \
+	touch $(VENV)/.installed $@; \
+	echo "installed in $$SECONDS s"

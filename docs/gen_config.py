@@ -1,0 +1,153 @@
+"""Writes docs/config.md, the configuration reference, from the docstrings of the config tree."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal, cast, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic.fields import FieldInfo
+
+from rollpacker.config import RunConfig
+from rollpacker.config.tree import Config
+
+TARGET = Path(__file__).parent / "config.md"
+HEAD = """# Configuration
+
+A run is described by one YAML file. Single keys are overridden on the command line:
+
+```bash
+rollpacker train run.yaml rollout.tail_batching.mode=race train.learning_rate=3e-4
+```
+
+Unknown keys are errors, answered with the nearest valid key. Where a part can be swapped (the
+engine, the algorithm), its `kind` chooses which keys are valid. The resolved configuration is
+written to `config.yaml` in the run's folder.
+
+*This page is generated from the code by `docs/gen_config.py`.*
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_section("", RunConfig)])
+
+
+def _section(path: str, model: type[Config]) -> list[str]:
+    """A table of a node's own keys, then the sections of the nodes below it."""
+    lines = [f"## {f'`{path}`' if path else 'Top level'}", "", _markup(model.__doc__), ""]
+    return [*lines, *_table(path, model), *_below(path, model)]
+
+
+def _table(path: str, model: type[Config]) -> list[str]:
+    rows = [
+        f"| `{name}` | {_type(field)} | {_default(field)} | {_description(path, name, field)} |"
+        for name, field in model.model_fields.items()
+        if name != "kind"
+    ]
+    head = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    return [*head, *rows, ""] if rows else []
+
+
+def _below(path: str, model: type[Config]) -> list[str]:
+    lines: list[str] = []
+    for name, field in model.model_fields.items():
+        here = f"{path}.{name}".lstrip(".")
+        models = _models(field.annotation)
+        if get_origin(field.annotation) is list:
+            here += "[]"
+        if len(models) == 1:
+            lines += _section(here, models[0])
+        for each in models if len(models) > 1 else ():
+            kind = each.model_fields["kind"].default
+            title = f"## `{here}`, kind `{kind}`"
+            lines += [title, "", _markup(each.__doc__), "", *_table(here, each)]
+    return lines
+
+
+def _models(annotation: Any) -> list[type[Config]]:
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    args = cast(tuple[Any, ...], get_args(annotation))
+    return [model for arg in args for model in _models(arg)]
+
+
+def _type(field: FieldInfo) -> str:
+    if _models(field.annotation):
+        return "list of sections" if get_origin(field.annotation) is list else "section"
+    return _type_name(field.annotation) + _limits(field)
+
+
+def _type_name(annotation: Any) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in args)
+    if annotation is type(None):
+        return "null"
+    if origin is list:
+        return f"list of {_type_name(args[0])}"
+    if origin is dict or annotation is Any:
+        return "mapping" if origin is dict else "any"
+    if args:
+        return " or ".join(_type_name(arg) for arg in args)
+    name = str(annotation.__name__)
+    return {"str": "text", "bool": "true or false"}.get(name, name)
+
+
+def _limits(field: FieldInfo) -> str:
+    parts: list[str] = []
+    for limit in field.metadata:
+        match limit:
+            case Ge(ge=value):
+                parts.append(f"≥ {value}")
+            case Gt(gt=value):
+                parts.append(f"> {value}")
+            case Le(le=value):
+                parts.append(f"≤ {value}")
+            case Lt(lt=value):
+                parts.append(f"< {value}")
+            case MinLen(min_length=value):
+                parts.append(f"at least {value}")
+            case _:
+                pass
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, Config):
+        kind = getattr(value, "kind", None)
+        return f"kind `{kind}`" if kind else ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`" if value not in (None, "") else "none"
+
+
+def _description(path: str, name: str, field: FieldInfo) -> str:
+    if field.description:
+        return _markup(field.description)
+    models = _models(field.annotation)
+    if len(models) > 1:
+        kinds = ", ".join(f"`{each.model_fields['kind'].default}`" for each in models)
+        return f"One of {kinds}, by its `kind`."
+    return f"See `{f'{path}.{name}'.lstrip('.')}`."
+
+
+def _markup(docstring: str | None) -> str:
+    return " ".join((docstring or "").split()).replace("``", "`").replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the page; with ``--check`` only compare, and exit 1 when it is out of date."""
+    text = render()
+    if "--check" not in sys.argv[1:]:
+        TARGET.write_text(text, encoding="utf-8")
+    elif not TARGET.exists() or TARGET.read_text(encoding="utf-8") != text:
+        sys.exit(f"{TARGET.name} is out of date: run make docs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Prompts as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.config.tree import DataConfig
+from rollpacker.core.types import PromptId
+from rollpacker.data.base import DataError, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Encoded:
+    """Encoded prompts.
+
+    Args:
+        tokens: token ids by prompt, each of shape (P,), int32, in the rows' order.
+        skipped: prompts left out because they are too long for the context.
+    """
+
+    tokens: dict[PromptId, NDArray[np.int32]]
+    skipped: tuple[PromptId, ...]
+
+
+def encode_prompts(
+    rows: Sequence[Row],
+    tokenizer: Any,
+    config: DataConfig,
+    max_context: int,
+    min_response: int,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Encoded:
+    """Encode each row's prompt with the tokenizer of a transformers model.
+
+    A prompt must leave ``min_response`` of ``max_context`` tokens. Raises ``DataError`` on one
+    that does not (unless ``data.overlong`` is ``skip``) and on settings that need a chat template.
+    """
+    _check_settings(config, tokenizer)
+    texts = [_text(row, tokenizer, config, chat_template_kwargs or {}) for row in rows]
+    ids = _tokenize(texts, tokenizer)
+    tokens: dict[PromptId, NDArray[np.int32]] = {}
+    skipped: list[PromptId] = []
+    for row, prompt in zip(rows, ids, strict=True):
+        if not prompt:
+            raise DataError(f"row '{row.id}': the prompt encodes to no tokens")
+        if len(prompt) + min_response <= max_context:
+            tokens[row.id] = np.asarray(prompt, np.int32)
+        elif config.overlong == "skip":
+            skipped.append(row.id)
+        else:
+            raise DataError(
+                f"row '{row.id}': its prompt of {len(prompt)} tokens leaves no room for a response"
+                f" in the context of {max_context}: set data.overlong: skip to leave it out"
+            )
+    if not tokens:
+        raise DataError(f"data.overlong: no prompt fits the context of {max_context} tokens")
+    return Encoded(tokens=tokens, skipped=tuple(skipped))
+
+
+def _uses_chat(tokenizer: Any, config: DataConfig) -> bool:
+    return bool(tokenizer.chat_template) if config.chat is None else config.chat
+
+
+def _check_settings(config: DataConfig, tokenizer: Any) -> None:
+    template = config.prompt_template
+    if template is not None and "{prompt}" not in template:
+        raise DataError("data.prompt_template: it does not contain {prompt}")
+    if config.chat and not tokenizer.chat_template:
+        raise DataError("data.chat: true, but the tokenizer has no chat template: set it to false")
+    if not _uses_chat(tokenizer, config):
+        for key in ("system_prompt", "shots"):
+            if getattr(config, key):
+                raise DataError(
+                    f"data.{key} needs a chat template: remove it, or take a tokenizer that has "
+                    "one and leave data.chat unset"
+                )
+
+
+def _text(row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any]) -> Any:
+    """A pair: the text to tokenize, and whether the tokenizer adds its special tokens."""
+    if isinstance(row.prompt, str):
+        prompt = row.prompt
+        if config.prompt_template is not None:
+            # Not str.format: templates of mathematics are full of other braces.
+            prompt = config.prompt_template.replace("{prompt}", prompt)
+        if not _uses_chat(tokenizer, config):
+            return prompt, True
+        turns = [{"role": "user", "content": prompt}]
+    else:
+        turns = row.prompt
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"row '{row.id}': its prompt is chat messages but the tokenizer has no chat template: "
+            "use one that has, or string prompts with data.chat: false"
+        )
+    messages = _conversation(turns, config)
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **kwargs
+        )
+    except Exception as error:  # templates are programs with errors of their own
+        reason = " ".join(str(error).split())
+        raise DataError(f"row '{row.id}': the chat template refuses it: {reason}") from None
+    return text, False
+
+
+def _conversation(turns: list[dict[str, str]], config: DataConfig) -> list[dict[str, str]]:
+    """System turn (the configured one replaces the row's), shots, then the row's other turns."""
+    own = [turn for turn in turns[:1] if turn["role"] == "system"]
+    rest = turns[len(own) :]
+    if config.system_prompt is not None:
+        own = [{"role": "system", "content": config.system_prompt}]
+    return [*own, *config.shots, *rest]
+
+
+def _tokenize(texts: Sequence[tuple[str, bool]], tokenizer: Any) -> list[list[int]]:
+    result: list[list[int]] = [[] for _ in texts]
+    for special in (False, True):
+        places = [i for i, (_, wants) in enumerate(texts) if wants is special]
+        if places:
+            batch = tokenizer([texts[i][0] for i in places], add_special_tokens=special)
+            for place, ids in zip(places, batch["input_ids"], strict=True):
+                result[place] = ids
+    return result

@@ -1,0 +1,112 @@
+"""The order in which prompts are drawn: seeded, exactly once per epoch, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollpacker.core.types import Prompt
+from rollpacker.data.base import DataError
+
+
+class PromptSource:
+    """Draws fresh prompts per domain; each is drawn once per epoch.
+
+    The order depends on seed, epoch and prompt ids alone, so a state is only an epoch and a
+    cursor per domain.
+
+    Args:
+        prompts: all prompts, ids unique.
+        seed: of the shuffle.
+        shuffle: false keeps the order of ``prompts``.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool = True) -> None:
+        self._prompts: dict[str, list[Prompt]] = {}
+        for prompt in prompts:
+            self._prompts.setdefault(prompt.domain, []).append(prompt)
+        assert len({prompt.id for prompt in prompts}) == len(prompts), "prompt ids repeat"
+        self._seed = seed
+        self._shuffle = shuffle
+        self._fingerprint = _fingerprint(self._prompts)
+        self._begin(0)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs begun before this one."""
+        return self._epoch
+
+    @property
+    def quotas(self) -> dict[str, int]:
+        """Prompts of each domain in an epoch."""
+        return {domain: len(prompts) for domain, prompts in self._prompts.items()}
+
+    def remaining(self) -> dict[str, int]:
+        """Prompts of each domain not drawn yet in this epoch."""
+        return {d: len(order) - self._cursors[d] for d, order in self._order.items()}
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """Take the next ``counts[domain]`` prompts of each domain, fewer where it runs out.
+
+        Raises ``ValueError`` on an unknown domain.
+        """
+        drawn: list[Prompt] = []
+        for domain, count in counts.items():
+            if domain not in self._order:
+                raise ValueError(f"no prompts of domain '{domain}'; known: {list(self._order)}")
+            assert count >= 0
+            start = self._cursors[domain]
+            taken = self._order[domain][start : start + count]
+            self._cursors[domain] = start + len(taken)
+            drawn += taken
+        return tuple(drawn)
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch; what was not drawn in this one is passed over."""
+        self._begin(self._epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as JSON."""
+        return {
+            "epoch": self._epoch,
+            "cursors": dict(self._cursors),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "prompts": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position. Raises ``DataError`` when it is not one of these prompts."""
+        if state["prompts"] != self._fingerprint:
+            raise DataError("the checkpoint was made with other data: data.path has changed")
+        if (state["seed"], state["shuffle"]) != (self._seed, self._shuffle):
+            raise DataError(
+                f"the checkpoint was made with seed {state['seed']} and data.shuffle "
+                f"{state['shuffle']}: its data order cannot be continued with other values"
+            )
+        self._begin(int(state["epoch"]))
+        self._cursors |= {domain: int(n) for domain, n in state["cursors"].items()}
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._cursors = dict.fromkeys(self._prompts, 0)
+        self._order = {domain: self._shuffled(prompts) for domain, prompts in self._prompts.items()}
+
+    def _shuffled(self, prompts: list[Prompt]) -> list[Prompt]:
+        if not self._shuffle:
+            return prompts
+        # A sort by keyed hash is the same in every library version, unlike generators' shuffles.
+        key = f"{self._seed}/{self._epoch}".encode()
+        return sorted(
+            prompts,
+            key=lambda p: hashlib.blake2b(p.id.encode(), key=key, digest_size=8).digest(),
+        )
+
+
+def _fingerprint(prompts: Mapping[str, Sequence[Prompt]]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for domain, members in prompts.items():
+        for prompt in members:
+            digest.update(f"{domain}\0{prompt.id}\0".encode())
+    return digest.hexdigest()

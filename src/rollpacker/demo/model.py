@@ -1,0 +1,64 @@
+"""The demo's model: a Qwen2 of 0.2M parameters and a tokenizer with one token per task word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from rollpacker.demo.task import END_OF_THOUGHT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CONTEXT = 1024
+"""Positions that the model knows."""
+_PAD, _EOS = "<pad>", "<eos>"
+_PIECES = (
+    "Find the Greatest Common Divisor (GCD) of these numbers: ",
+    ". Give only the GCD as your final answer.",
+    ", ",
+    END_OF_THOUGHT,
+)
+_BYTE_LEVEL = (*"0123456789", "\u0120", "\u010a")
+"""Digits, space and newline, as byte-level BPE spells them."""
+
+
+def build_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer of 18 words: characters, and each piece of the question template, are one token.
+
+    It has the class that ``AutoTokenizer`` insists on for a Qwen2 checkpoint, no merges and no
+    chat template. Decoding joins tokens without spaces, so it gives back the text.
+    """
+    words = (_PAD, _EOS, *_BYTE_LEVEL)
+    tokenizer = Qwen2Tokenizer(
+        vocab={word: index for index, word in enumerate(words)},
+        merges=[],
+        unk_token=None,
+        eos_token=_EOS,
+        pad_token=_PAD,
+        model_max_length=CONTEXT,
+    )
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in _PIECES])
+    return tokenizer
+
+
+def build_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """An untrained float32 model; leaves torch's global generator as it was."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)

@@ -1,0 +1,193 @@
+"""Supervised warm start: a model that can think, and half of the time does not bother to.
+
+Half of its examples answer at once, half work the problem out. Working it out is right far more
+often, so reinforcement learning has something to find.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from rollpacker.demo import model as model_file
+from rollpacker.demo import task
+from rollpacker.demo.model import build_model, build_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+
+Progress = Callable[[int, int, float], None]
+"""Called with (steps done, steps, loss)."""
+_IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How the warm start is trained.
+
+    Args:
+        steps: updates.
+        step_tokens: padded tokens of one update, about.
+        problems: distinct training problems, each seen with and without thought.
+        learning_rate: peak; decays to a tenth along a cosine.
+        warmup_steps: of linear warm-up.
+    """
+
+    steps: int = 2300
+    step_tokens: int = 800
+    problems: int = 6000
+    learning_rate: float = 3e-3
+    warmup_steps: int = 50
+
+
+def default_cache() -> Path:
+    """Where warm starts are kept between runs."""
+    return Path.home() / ".cache" / "rollpacker" / "demo"
+
+
+def warm_start(
+    folder: Path, seed: int = 0, progress: Progress | None = None, recipe: Recipe | None = None
+) -> Path:
+    """Return a trained checkpoint below ``folder``, made now unless it is there already.
+
+    The path carries a key of everything that the weights depend on. A checkpoint appears under
+    its final name only when it is complete, so an interrupted run leaves nothing to stumble over.
+    """
+    recipe = recipe or Recipe()
+    target = folder / f"warm-start-{cache_key(seed, recipe)}"
+    if target.is_dir():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder))
+    try:
+        tokenizer = build_tokenizer()
+        train(tokenizer, seed, recipe, progress).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        partial.chmod(0o755)
+        _publish(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _publish(partial: Path, target: Path) -> None:
+    try:
+        partial.rename(target)
+    except OSError:
+        # Another process was faster; its result is the same.
+        if not target.is_dir():
+            raise
+
+
+def cache_key(seed: int, recipe: Recipe) -> str:
+    """Hash of the seed, the recipe, the sources that use them, and torch's version."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(repr((seed, astuple(recipe), torch.__version__)).encode())
+    for source in (task.__file__, model_file.__file__, __file__):
+        digest.update(Path(source).read_bytes())
+    return digest.hexdigest()
+
+
+def train(
+    tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe, progress: Progress | None = None
+) -> Qwen2ForCausalLM:
+    """Train a fresh model; the same seed gives the same weights."""
+    model = build_model(tokenizer, seed)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _schedule(step, recipe))
+    batches = _batches(_examples(tokenizer, seed, recipe), random.Random(seed), recipe)
+    for step in range(recipe.steps):
+        loss = _loss(model, next(batches), tokenizer.pad_token_id)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if progress is not None:
+            progress(step + 1, recipe.steps, loss.item())
+    return model
+
+
+def _schedule(step: int, recipe: Recipe) -> float:
+    warmup = min(1.0, (step + 1) / recipe.warmup_steps)
+    cosine = torch.pi * step / recipe.steps
+    return warmup * (0.55 + 0.45 * float(torch.cos(torch.tensor(cosine))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    prompt: list[int]
+    thought: list[int]
+    answer: list[int]
+
+
+def _examples(tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe) -> list[_Example]:
+    end = [tokenizer.eos_token_id]
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return [
+        _Example(
+            encode(row["prompt"]),
+            encode(task.chain_of_thought(*row["metadata"]["numbers"])) + end,
+            encode(task.answer_at_once(*row["metadata"]["numbers"])) + end,
+        )
+        for row in task.train_rows(recipe.problems, seed)
+    ]
+
+
+def _batches(
+    examples: list[_Example], rng: random.Random, recipe: Recipe
+) -> Iterator[list[_Example]]:
+    """Endless batches of ``step_tokens``; those of one batch are of similar length."""
+    while True:
+        pool = rng.sample(examples, min(len(examples), 512))
+        pool.sort(key=lambda example: len(example.thought))
+        batches: list[list[_Example]] = [[]]
+        for example in pool:
+            width = len(example.thought) + len(example.answer) + 2 * len(example.prompt)
+            if batches[-1] and (len(batches[-1]) + 1) * width > recipe.step_tokens:
+                batches.append([])
+            batches[-1].append(example)
+        rng.shuffle(batches)
+        yield from batches
+
+
+def _loss(model: Qwen2ForCausalLM, batch: list[_Example], pad: int) -> torch.Tensor:
+    """Mean cross entropy over the response tokens of both answers to each problem."""
+    thoughts = [(example.prompt, example.thought) for example in batch]
+    answers = [(example.prompt, example.answer) for example in batch]
+    total = _sum_loss(model, thoughts, pad) + _sum_loss(model, answers, pad)
+    return total / sum(len(response) for _, response in (*thoughts, *answers))
+
+
+def _sum_loss(
+    model: Qwen2ForCausalLM, pairs: list[tuple[list[int], list[int]]], pad: int
+) -> torch.Tensor:
+    # Padding is on the right: a causal model does not see it.
+    width = max(len(prompt) + len(response) for prompt, response in pairs)
+    tokens = torch.full((len(pairs), width), pad)
+    labels = torch.full((len(pairs), width), _IGNORED)
+    for row, (prompt, response) in enumerate(pairs):
+        end = len(prompt) + len(response)
+        tokens[row, :end] = torch.tensor(prompt + response)
+        labels[row, len(prompt) : end] = torch.tensor(response)
+    logits = model(input_ids=tokens, use_cache=False).logits
+    return F.cross_entropy(
+        logits[:, :-1].flatten(0, 1),
+        labels[:, 1:].flatten(),
+        ignore_index=_IGNORED,
+        reduction="sum",
+    )

@@ -1,0 +1,145 @@
+"""Scripted responses: every attempt's length and tokens follow from its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.config import FakeEngineConfig
+from rollpacker.core.types import AttemptId, FinishReason
+from rollpacker.engine.base import EngineStats, Output, Request
+
+if TYPE_CHECKING:
+    import torch
+
+_VOCABULARY = 16
+
+
+def scripted_length(config: FakeEngineConfig, seed: int) -> int:
+    """Tokens of the response that this seed gives, before ``max_tokens`` cuts it."""
+    return config.lengths[_hash(f"length/{seed}") % len(config.lengths)]
+
+
+def scripted_token(seed: int, index: int) -> int:
+    """Token ``index`` of the response that this seed gives."""
+    return _hash(f"{seed}/{index}") % _VOCABULARY
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big")
+
+
+@dataclass(slots=True, eq=False)
+class _Scripted:
+    request: Request
+    length: int
+    tokens: list[int]
+    admitted: bool = False
+
+    def logprobs(self) -> NDArray[np.float32]:
+        return np.array([-0.125 * (t + 1) for t in self.tokens], np.float32)
+
+
+class FakeEngine:
+    """Each step gives every running attempt one token; costs no compute.
+
+    Args:
+        config: ``engine`` section of the run's config.
+        concurrency: most attempts that run together, in order of submission; 0 for all.
+    """
+
+    def __init__(self, config: FakeEngineConfig, *, concurrency: int = 0) -> None:
+        self._config = config
+        self._concurrency = concurrency
+        self._held: dict[AttemptId, _Scripted] = {}
+        self._version = 0
+        self._steps = self._generated = self._prefilled = 0
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Raises ``ValueError`` on an id that is held or a finished response."""
+        for request in requests:
+            if request.attempt in self._held:
+                raise ValueError(f"attempt {request.attempt} is already held")
+            if len(request.generated) >= request.params.max_tokens:
+                raise ValueError(f"attempt {request.attempt} has all its max_tokens already")
+            length = scripted_length(self._config, request.seed)
+            self._held[request.attempt] = _Scripted(
+                request, length, [int(t) for t in request.generated]
+            )
+
+    def step(self) -> list[Output]:
+        """Give each running attempt its next token, return what finished."""
+        running = self._running()
+        if not running:
+            return []
+        self._steps += 1
+        finished: list[Output] = []
+        for attempt in running:
+            request, done = attempt.request, attempt.tokens
+            if not attempt.admitted:
+                attempt.admitted = True
+                self._prefilled += len(request.prompt) + len(done)
+            done.append(scripted_token(request.seed, len(done)))
+            self._generated += 1
+            limit = request.params.max_tokens
+            if not request.params.ignore_stop and len(done) >= min(attempt.length, limit):
+                reason: FinishReason = "stop" if attempt.length <= limit else "length"
+                finished.append(self._finish(attempt, reason))
+            elif len(done) >= limit:
+                finished.append(self._finish(attempt, "length"))
+        return finished
+
+    def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
+        """Remove attempts and return their partial outputs; unknown ids are ignored."""
+        return [self._finish(self._held[a], "abort") for a in attempts if a in self._held]
+
+    def load_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
+    ) -> None:
+        """Note the version. Raises ``RuntimeError`` when attempts are held."""
+        if self._held:
+            raise RuntimeError("weights cannot change while attempts are held: abort them first")
+        self._version = version
+
+    def sleep(self) -> None:
+        """Nothing to give back; nothing may be held."""
+        assert not self._held
+
+    def wake(self) -> None:
+        """Nothing to allocate."""
+
+    def busy(self) -> bool:
+        """Whether anything is running or waiting."""
+        return bool(self._held)
+
+    def stats(self) -> EngineStats:
+        """Counters and load."""
+        running = len(self._running())
+        return EngineStats(
+            running=running,
+            waiting=len(self._held) - running,
+            kv_used=0.0,
+            preemptions=0,
+            steps=self._steps,
+            generated_tokens=self._generated,
+            prefill_tokens=self._prefilled,
+        )
+
+    def _running(self) -> list[_Scripted]:
+        return list(self._held.values())[: self._concurrency or None]
+
+    def _finish(self, attempt: _Scripted, reason: FinishReason) -> Output:
+        request = attempt.request
+        del self._held[request.attempt]
+        return Output(
+            attempt=request.attempt,
+            tokens=np.array(attempt.tokens, np.int32),
+            logprobs=attempt.logprobs(),
+            finish_reason=reason,
+            weights_version=self._version,
+        )

@@ -1,0 +1,168 @@
+"""Vector primitives that numba lacks: a register-tiled multiply-add and bit casts.
+
+A tile multiplies a few rows of ``a`` by 32 columns of ``b`` with one fused multiply-add after the
+other along the depth, so an element's value does not depend on how many rows ran beside it: that
+is what makes the CPU path bit-identical whatever the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+"""Floats in one vector; narrower machines split it in registers."""
+COLUMNS = 2 * LANES
+"""Columns of one tile and of one panel of packed weights."""
+
+_FEATURES = binding.get_host_cpu_features()
+HAS_BF16_DOT = bool(_FEATURES.get("avx512bf16", False))
+"""Whether the CPU multiplies pairs of bfloat16 (vdpbf16ps)."""
+TILE_ROWS = (12, 4) if _FEATURES.get("avx512f", False) else (3, 2)
+"""Rows of the large and the middle tile: as many accumulators as registers allow."""
+
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_F32 = ir.FloatType()
+_F32S = ir.VectorType(_F32, LANES)
+_I32S = ir.VectorType(_I32, LANES)
+
+
+class _BFloat(ir.Type):
+    """The bfloat type that llvmlite cannot name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+_BF16S = ir.VectorType(_BFloat(), COLUMNS)
+
+
+def _splat(builder: ir.IRBuilder, value: Any, vector: ir.VectorType) -> Any:
+    empty = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(empty, value, _I32(0))
+    zeros = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
+    return builder.shuffle_vector(first, empty, zeros)
+
+
+def _multiply_add(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c`` on floats, or on pairs of bfloat16 held in 32-bit lanes."""
+    if a.type == _F32S:
+        kind = ir.FunctionType(_F32S, [_F32S, _F32S, _F32S])
+        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32")
+        return builder.call(fma, [a, b, c])
+    kind = ir.FunctionType(_F32S, [_F32S, _BF16S, _BF16S])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    dot = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(dot, [c, builder.bitcast(a, _BF16S), builder.bitcast(b, _BF16S)])
+
+
+class _Tile:
+    """Emits the loop of one tile."""
+
+    def __init__(self, builder: ir.IRBuilder, rows: int) -> None:
+        self.builder = builder
+        self.rows = rows
+
+    def pointer(self, base: Any, index: Any, vector: ir.VectorType) -> Any:
+        """Address of the vector that starts at element ``index``."""
+        return self.builder.bitcast(self.builder.gep(base, [index]), vector.as_pointer())
+
+    def corners(self, c: Any, c0: Any, ldc: Any) -> list[Any]:
+        """Addresses of the tile's two output vectors of each row."""
+        b = self.builder
+        starts = [b.add(c0, b.mul(_I64(r), ldc)) for r in range(self.rows)]
+        return [
+            self.pointer(c, b.add(s, _I64(half)), _F32S) for s in starts for half in (0, LANES)
+        ]
+
+    def emit(self, a: Any, a0: Any, lda: Any, b: Any, bs: list[Any], ldb: Any, depth: Any,
+             sums: list[Any]) -> list[Any]:
+        """Loop over the depth (at least 1); returns the accumulators."""
+        builder = self.builder
+        scalar = a.type.pointee
+        vector = _F32S if scalar == _F32 else _I32S
+        before = builder.block
+        body = builder.append_basic_block("tile")
+        after = builder.append_basic_block("tile.end")
+        starts = [builder.add(a0, builder.mul(_I64(r), lda)) for r in range(self.rows)]
+        builder.branch(body)
+        builder.position_at_end(body)
+        k = builder.phi(_I64)
+        k.add_incoming(_I64(0), before)
+        phis = [builder.phi(_F32S) for _ in sums]
+        for phi, start in zip(phis, sums, strict=True):
+            phi.add_incoming(start, before)
+        step = builder.mul(k, ldb)
+        columns = [
+            builder.load(self.pointer(b, builder.add(start, step), vector), align=4)
+            for start in bs
+        ]
+        results = []
+        for r in range(self.rows):
+            value = _splat(builder, builder.load(builder.gep(a, [builder.add(starts[r], k)])), vector)
+            for half, column in enumerate(columns):
+                results.append(_multiply_add(builder, value, column, phis[2 * r + half]))
+        following = builder.add(k, _I64(1))
+        k.add_incoming(following, body)
+        for phi, result in zip(phis, results, strict=True):
+            phi.add_incoming(result, body)
+        builder.cbranch(builder.icmp_signed("<", following, depth), body, after)
+        builder.position_at_end(after)
+        return results
+
+
+@intrinsic
+def madd(
+    typing: Any, rows: Any, a: Any, a0: Any, lda: Any, b: Any, b0: Any, b1: Any, ldb: Any,
+    c: Any, c0: Any, ldc: Any, depth: Any,
+) -> Any:
+    """``c[r, 0:32] += sum_k a[r, k] * (b0[k, 0:16], b1[k, 0:16])`` for ``len(rows)`` rows.
+
+    All offsets and strides count elements of contiguous arrays; ``a`` and ``b`` hold float32, or
+    int32 lanes of two bfloat16 neighbours along the depth; ``c`` holds float32.
+    """
+    signature = types.void(
+        rows, a, types.int64, types.int64, b, types.int64, types.int64, types.int64,
+        c, types.int64, types.int64, types.int64,
+    )
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def data(i: int) -> Any:
+            return context.make_array(signature.args[i])(context, builder, args[i]).data
+
+        tile = _Tile(builder, rows.count)
+        corners = tile.corners(data(8), args[9], args[10])
+        sums = [builder.load(p, align=4) for p in corners]
+        sums = tile.emit(
+            data(1), args[2], args[3], data(4), [args[5], args[6]], args[7], args[11], sums
+        )
+        for pointer, value in zip(corners, sums, strict=True):
+            builder.store(value, pointer, align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def float_bits(typing: Any, value: Any) -> Any:
+    """The bits of a float32 as int32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _I32)
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic
+def bits_float(typing: Any, value: Any) -> Any:
+    """The float32 with these int32 bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _F32)
+
+    return types.float32(types.int32), codegen

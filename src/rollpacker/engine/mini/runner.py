@@ -1,0 +1,90 @@
+"""What the scheduler needs of a device: run rows, sample, copy blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens to run, each (n,): rows of one sequence in order of their positions.
+
+    Args:
+        tokens: ids.
+        positions: place in the sequence.
+        slots: row of the block tables.
+        keep: (m,) rows whose last hidden state is wanted.
+    """
+
+    tokens: Ints
+    positions: Ints
+    slots: Ints
+    keep: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Samples to take, each (d,).
+
+    Args:
+        rows: which hidden state.
+        uniforms: in [0, 1), float64.
+        temperatures: 0 is greedy.
+        top_k: 0 for all.
+        top_p: nucleus mass.
+    """
+
+    rows: Ints
+    uniforms: NDArray[np.float64]
+    temperatures: Floats
+    top_k: Ints
+    top_p: Floats
+
+
+class Runner(Protocol):
+    """A model on a device with its KV blocks. Hidden states stay in the device's own arrays."""
+
+    block_size: int
+
+    def kv_bytes(self) -> int:
+        """Bytes of one block."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory that is free on the device."""
+        ...
+
+    def allocate(self, blocks: int) -> None:
+        """Allocate the KV blocks, zeroed."""
+        ...
+
+    def release(self) -> None:
+        """Give their memory back."""
+        ...
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Take up changes of the model's weights."""
+        ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block in all layers."""
+        ...
+
+    def forward(self, rows: Rows, tables: Ints) -> Any:
+        """Normed last hidden states (m, hidden) of the rows to keep."""
+        ...
+
+    def join(self, parts: list[Any]) -> Any:
+        """Hidden states (k, hidden) of several calls in one array."""
+        ...
+
+    def sample(self, hidden: Any, draws: Draws) -> tuple[Ints, Floats]:
+        """Tokens and their logprobs, each (d,)."""
+        ...

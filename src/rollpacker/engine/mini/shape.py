@@ -1,0 +1,84 @@
+"""What the engine must know of a model's architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+"""Values of ``model_type`` that the built-in engine runs."""
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a decoder: heads of ``head_dim``, ``heads`` a multiple of ``kv_heads``."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocabulary: int
+    context: int
+    eps: float
+    scale: float
+
+
+def shape_of(model: PreTrainedModel) -> Shape:
+    """Read the shape from the model's config. Raises ``ValueError`` on what mini cannot run."""
+    config: Any = model.config
+    kind = config.model_type
+    if kind not in SUPPORTED:
+        raise ValueError(
+            f"engine.kind=mini runs {', '.join(SUPPORTED)} models, not {kind!r}: "
+            "use another engine.kind"
+        )
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ValueError("engine.kind=mini has no sliding-window attention: use another engine.kind")
+    if config.hidden_act not in ("silu", "swish"):
+        raise ValueError(f"engine.kind=mini needs hidden_act silu, not {config.hidden_act!r}")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in _LENGTH_DEPENDENT:
+        raise ValueError(f"engine.kind=mini cannot run rope_type {rope!r}, which depends on length")
+    attention: Any = model.get_decoder().layers[0].self_attn
+    return Shape(
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=attention.head_dim,
+        inner=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        context=config.max_position_embeddings,
+        eps=config.rms_norm_eps,
+        scale=attention.scaling,
+    )
+
+
+@torch.no_grad()
+def rope_tables(model: PreTrainedModel, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of the model's own rotary embedding, each (context, head_dim) float32."""
+    device = next(model.parameters()).device
+    rotary: Any = model.get_decoder().rotary_emb
+    like = torch.zeros(1, dtype=torch.float32, device=device)
+    cos, sin = rotary(like, torch.arange(context, device=device)[None])
+    return cos[0].contiguous(), sin[0].contiguous()
+
+
+def effective_weight(linear: Any) -> torch.Tensor:
+    """The weight (out, in) of a linear module, its active peft adapters added."""
+    if not hasattr(linear, "base_layer"):
+        return linear.weight.detach()
+    weight = linear.base_layer.weight.detach()
+    if linear.disable_adapters or linear.merged:
+        return weight
+    deltas = [linear.get_delta_weight(name).detach() for name in linear.active_adapters
+              if name in linear.lora_A]
+    return sum(deltas, weight)

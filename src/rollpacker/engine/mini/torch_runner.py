@@ -1,0 +1,166 @@
+"""The runner for other devices: plain torch over the model's own tensors and blocked KV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from rollpacker.engine.mini.nucleus import restricted_draw
+from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows
+from rollpacker.engine.mini.shape import Shape, rope_tables
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+class TorchRunner:
+    """Runs a model wherever its parameters are; attention over gathered, padded KV.
+
+    With ``deterministic`` each row runs alone, so nothing can depend on the batch.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, shape: Shape, *, block_size: int, deterministic: bool
+    ) -> None:
+        self.block_size = block_size
+        self._model: Any = model
+        self._decoder: Any = model.get_decoder()
+        self._shape = shape
+        self._alone = deterministic
+        weight = next(model.parameters())
+        self._dtype, self._device = weight.dtype, weight.device
+        cos, sin = rope_tables(model, shape.context)
+        self._cos, self._sin = cos.to(self._dtype), sin.to(self._dtype)
+        self._keys = self._values = torch.empty(0)
+
+    def kv_bytes(self) -> int:
+        """Bytes of one block."""
+        s = self._shape
+        elements = 2 * s.layers * s.kv_heads * s.head_dim * self.block_size
+        return elements * self._dtype.itemsize
+
+    def free_bytes(self) -> int:
+        """Memory that is free on the device."""
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def allocate(self, blocks: int) -> None:
+        """Allocate the KV blocks, zeroed."""
+        s = self._shape
+        size = (s.layers, blocks, self.block_size, s.kv_heads, s.head_dim)
+        self._keys = torch.zeros(size, dtype=self._dtype, device=self._device)
+        self._values = torch.zeros_like(self._keys)
+
+    def release(self) -> None:
+        """Give the KV memory back."""
+        self._keys = self._values = torch.empty(0)
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Nothing to do: the model's own tensors are read."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block in all layers."""
+        for cache in (self._keys, self._values):
+            cache[:, target] = cache[:, source]
+
+    @torch.no_grad()
+    def forward(self, rows: Rows, tables: Ints) -> torch.Tensor:
+        """Normed last hidden states (m, hidden) of the rows to keep."""
+        cuts = self._cuts(rows.slots)
+        parts = [
+            self._run(rows.tokens[a:b], rows.positions[a:b], rows.slots[a:b], tables)
+            for a, b in cuts
+        ]
+        return torch.cat(parts)[torch.from_numpy(rows.keep).to(self._device)]
+
+    def _cuts(self, slots: Ints) -> list[tuple[int, int]]:
+        """Ranges of rows that run together: all single tokens first, then prompts by themselves."""
+        n = len(slots)
+        if self._alone:
+            return [(i, i + 1) for i in range(n)]
+        edges = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), n]
+        runs = list(zip(edges[:-1], edges[1:], strict=True))
+        single = next((i for i, (a, b) in enumerate(runs) if b - a > 1), len(runs))
+        decoding = [(0, runs[single - 1][1])] if single else []
+        return decoding + runs[single:]
+
+    def _run(self, tokens: Ints, positions: Ints, slots: Ints, tables: Ints) -> torch.Tensor:
+        """Rows of one length per slot: one token of many slots, or many tokens of one."""
+        own = np.unique(slots)
+        shape = (len(own), len(tokens) // len(own)) if len(own) == 1 else (len(tokens), 1)
+        blocks = int(positions.max()) // self.block_size + 1
+        order = slots[:: shape[1]]
+        table = torch.from_numpy(tables[order, :blocks].astype(np.int64)).to(self._device)
+        at = torch.from_numpy(positions.astype(np.int64)).to(self._device).view(shape)
+        place = (table.gather(1, at // self.block_size), at % self.block_size)
+        seen = torch.arange(blocks * self.block_size, device=self._device)
+        mask = (seen <= at[..., None])[:, None]
+        x = self._decoder.embed_tokens(torch.from_numpy(tokens).to(self._device).view(shape))
+        for index, layer in enumerate(self._decoder.layers):
+            attended = self._attend(layer, index, layer.input_layernorm(x), at, table, place, mask)
+            x = x + attended
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self._decoder.norm(x).flatten(0, 1)
+
+    def _attend(
+        self, layer: Any, index: int, x: torch.Tensor, at: torch.Tensor, table: torch.Tensor,
+        place: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor,
+    ) -> torch.Tensor:
+        own, s = layer.self_attn, self._shape
+        cos, sin = self._cos[at][:, :, None], self._sin[at][:, :, None]
+        q, k, v = (
+            f(x).unflatten(-1, (-1, s.head_dim)) for f in (own.q_proj, own.k_proj, own.v_proj)
+        )
+        if hasattr(own, "q_norm"):
+            q, k = own.q_norm(q), own.k_norm(k)
+        self._keys[index][place] = _rotate(k, cos, sin)
+        self._values[index][place] = v
+        keys = self._keys[index][table].flatten(1, 2).transpose(1, 2)
+        values = self._values[index][table].flatten(1, 2).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            _rotate(q, cos, sin).transpose(1, 2), keys, values,
+            attn_mask=mask, scale=s.scale, enable_gqa=True,
+        )
+        return own.o_proj(out.transpose(1, 2).flatten(2))
+
+    def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Hidden states of several calls in one tensor."""
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def sample(self, hidden: torch.Tensor, draws: Draws) -> tuple[Ints, Floats]:
+        """Tokens and their logprobs, each (d,), by inverse CDF in float64."""
+        head = self._model.get_output_embeddings()
+        if self._alone:
+            logits = torch.cat([head(row) for row in hidden.split(1)]).float()
+        else:
+            logits = head(hidden).float()
+        rows = torch.from_numpy(draws.rows.astype(np.int64)).to(self._device)
+        temperatures = torch.from_numpy(draws.temperatures).to(self._device)
+        greedy = temperatures == 0
+        scaled = logits[rows] / torch.where(greedy, 1.0, temperatures)[:, None]
+        logprobs = scaled.log_softmax(-1)
+        mass = logprobs.double().exp().cumsum(-1)
+        uniforms = torch.from_numpy(draws.uniforms).to(self._device)
+        sampled = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)[:, 0]
+        sampled = sampled.clamp(max=logits.shape[1] - 1)
+        tokens = torch.where(greedy, scaled.argmax(-1), sampled)
+        chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+        out = tokens.int().cpu().numpy(), chosen.cpu().numpy()
+        self._restrict(logits, draws, *out)
+        return out
+
+    def _restrict(self, logits: torch.Tensor, draws: Draws, tokens: Ints, logprobs: Floats) -> None:
+        limited = ((draws.top_p < 1) | (draws.top_k > 0)) & (draws.temperatures > 0)
+        for i in np.flatnonzero(limited):
+            tokens[i], logprobs[i] = restricted_draw(
+                logits[draws.rows[i]].cpu().numpy(), float(draws.temperatures[i]),
+                int(draws.top_k[i]), float(draws.top_p[i]), float(draws.uniforms[i]),
+            )

@@ -1,0 +1,246 @@
+"""Builds a job's parts from its configuration: the one place that knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from rollpacker.config import DataConfig, EvalConfig, RunConfig
+from rollpacker.core.types import Prompt
+from rollpacker.data.encode import encode_prompts
+from rollpacker.data.load import load_rows
+from rollpacker.data.source import PromptSource
+from rollpacker.engine.base import SamplingParams
+from rollpacker.job.resume import Start
+from rollpacker.policy.admission import LatencyCurve, consolidation_threshold
+from rollpacker.policy.rollout import RolloutPolicy, RolloutSettings
+from rollpacker.policy.streaming import StreamingRules
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.durable import replace_file
+from rollpacker.runtime.evaluate import Evaluator
+from rollpacker.runtime.pool import WorkerPool
+from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.rollout import Rollout
+from rollpacker.runtime.run_log import RunLog
+from rollpacker.runtime.updates import Updates
+from rollpacker.train import algorithms
+from rollpacker.train.card import Card, read_card
+
+_MIN_RESPONSE = 16
+"""Tokens that a prompt must leave for its response when no length is configured."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What a job is made of."""
+
+    pool: WorkerPool
+    problems: Problems
+    rewards: Rewards
+    policy: RolloutPolicy
+    settings: RolloutSettings
+    rollout: Rollout
+    updates: Updates
+    evaluator: Evaluator | None
+    log: RunLog
+    clock: Clock
+
+    def close(self) -> None:
+        """End all processes and close all files."""
+        self.rewards.close()
+        self.pool.close()
+        self.log.progress.close()
+        self.log.close()
+
+
+async def build(config: RunConfig, folder: Path, progress: Progress, start: Start) -> Parts:
+    """Build everything. Raises ``ValueError`` for the user's mistakes, before any work is lost."""
+    check(config)
+    card = read_card(config.model)
+    problems = load_problems(config, config.data, card, progress)
+    held_out = load_problems(config, config.eval.data, card, progress) if config.eval else None
+    cap = max_completion_length(config, card, problems)
+    params = sampling_params(config, card, cap)
+    replace_file(
+        folder / "config.yaml",
+        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode(),
+    )
+    rewards = Rewards(config.rewards, config.grading, card.tokenizer)
+    pool = WorkerPool(
+        config, max_length=cap, total_updates=total_steps(config, problems) * updates_per(config)
+    )
+    try:
+        rewards.start(asyncio.get_running_loop())
+        await pool.start()
+    except BaseException:
+        rewards.close()
+        pool.close()
+        raise
+    clock = Clock(0.0 if start.state is None else start.state["clock_s"])
+    log = RunLog(folder, config, last_step=start.step - 1, max_length=cap, progress=progress)
+    settings = rollout_settings(config, problems, pool, cap)
+    policy = RolloutPolicy(settings)
+    censoring = config.rollout.tail_batching.censoring_weights
+    updates = Updates(
+        pool,
+        algorithms.build(config.train.algorithm),
+        max_length=cap,
+        clock=clock,
+        weigh=policy.censoring_weights if censoring else None,
+    )
+    rollout = Rollout(
+        config,
+        policy,
+        pool=pool,
+        problems=problems,
+        rewards=rewards,
+        updates=updates,
+        params=params,
+        journal=log.journal,
+        clock=clock,
+    )
+    evaluator = None
+    if config.eval is not None and held_out is not None:
+        evaluator = Evaluator(
+            config.eval,
+            config.seed,
+            problems=held_out,
+            pool=pool,
+            rewards=rewards,
+            params=evaluation_params(params, config.eval),
+            clock=clock,
+        )
+    return Parts(
+        pool=pool,
+        problems=problems,
+        rewards=rewards,
+        policy=policy,
+        settings=settings,
+        rollout=rollout,
+        updates=updates,
+        evaluator=evaluator,
+        log=log,
+        clock=clock,
+    )
+
+
+def check(config: RunConfig) -> None:
+    """Refuse combinations that cannot work. Raises ``ValueError``."""
+    mode = config.rollout.tail_batching.mode
+    races = mode in ("race", "prompts", "auto")
+    if races and not config.grading.asynchronous:
+        raise ValueError(
+            f"grading.asynchronous=false cannot work with rollout.tail_batching.mode={mode}: "
+            "a race needs each reward when its response ends; use mode 'exact' or 'off'"
+        )
+    if mode in ("race", "auto") and any(reward.needs_group for reward in config.rewards):
+        raise ValueError(
+            "a reward with needs_group compares all responses of a prompt, which "
+            f"rollout.tail_batching.mode={mode} may abort; use 'exact', 'off' or 'prompts'"
+        )
+    if config.rollout.tail_batching.censoring_weights and mode != "prompts":
+        raise ValueError(
+            "rollout.tail_batching.censoring_weights over-corrects where responses race; "
+            "it is offered for mode 'prompts' only"
+        )
+
+
+def load_problems(config: RunConfig, data: DataConfig, card: Card, progress: Progress) -> Problems:
+    """Read, encode and order a data set. Raises ``ValueError``."""
+    loaded = load_rows(data)
+    progress.note(loaded.mapping)
+    encoded = encode_prompts(
+        loaded.rows,
+        card.tokenizer,
+        data,
+        card.context,
+        min(config.rollout.max_completion_length or _MIN_RESPONSE, card.context - 1),
+        config.model.chat_template_kwargs,
+    )
+    if encoded.skipped:
+        progress.note(f"{len(encoded.skipped)} prompts are too long and skipped (data.overlong)")
+    rows = [row for row in loaded.rows if row.id in encoded.tokens]
+    prompts = [Prompt(id=r.id, domain=r.domain, tokens=len(encoded.tokens[r.id])) for r in rows]
+    return Problems(rows, encoded.tokens, PromptSource(prompts, config.seed, data.shuffle))
+
+
+def max_completion_length(config: RunConfig, card: Card, problems: Problems) -> int:
+    """The configured longest response, or what the longest prompt leaves of the context."""
+    longest = max(len(tokens) for tokens in problems.tokens.values())
+    return config.rollout.max_completion_length or card.context - longest
+
+
+def sampling_params(config: RunConfig, card: Card, cap: int) -> SamplingParams:
+    """How training responses are sampled."""
+    rollout = config.rollout
+    return SamplingParams(
+        max_tokens=cap,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=tuple(rollout.stop),
+        stop_token_ids=card.stop_token_ids,
+    )
+
+
+def evaluation_params(params: SamplingParams, config: EvalConfig) -> SamplingParams:
+    """How held-out answers are sampled: plain, at the evaluation's temperature."""
+    return SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=config.temperature,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+    )
+
+
+def rollout_settings(
+    config: RunConfig, problems: Problems, pool: WorkerPool, cap: int
+) -> RolloutSettings:
+    """What the policy is told of this run."""
+    streaming = config.rollout.streaming
+    algorithm = algorithms.build(config.train.algorithm)
+    whole_batch = (
+        algorithm.needs_batch
+        or updates_per(config) > 1
+        or config.rollout.tail_batching.censoring_weights
+    )
+    stream = (
+        streaming.enabled and config.rollout.tail_batching.mode != "off" and not whole_batch
+    )
+    below = streaming.consolidate_below
+    if below == "auto":
+        curve = LatencyCurve(pool.latency)
+        below = consolidation_threshold(curve.at, len(pool.workers), curve.largest)
+    return RolloutSettings(
+        rollout=config.rollout,
+        seed=config.seed,
+        sizes=dict(problems.source.quotas),
+        cap=cap,
+        latency=pool.latency,
+        asynchronous_grading=config.grading.asynchronous,
+        rules=StreamingRules(
+            stream=stream,
+            consolidate_below=below if stream else 0,
+            ordered=config.deterministic,
+            updates=updates_per(config),
+        ),
+    )
+
+
+def updates_per(config: RunConfig) -> int:
+    """Updates of one step."""
+    return config.train.updates_per_step
+
+
+def total_steps(config: RunConfig, problems: Problems) -> int:
+    """Steps of the whole run; racing may take a few more at an epoch's end."""
+    per_epoch = sum(problems.source.quotas.values()) / config.rollout.prompts_per_step
+    rounded = int(per_epoch) if config.data.drop_last else -int(-per_epoch // 1)
+    return config.steps or max(1, rounded * config.epochs)
+
+

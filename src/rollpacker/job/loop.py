@@ -1,0 +1,266 @@
+"""One RL job from configuration to trained model; reads like a table of contents.
+
+Every step: all workers hold the weights of the step; a round of rollouts is sampled, graded and
+summed into gradients as groups finish; one update ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollpacker.config import RunConfig
+from rollpacker.job.build import Parts, build, total_steps
+from rollpacker.job.resume import Start, choose_start
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
+from rollpacker.runtime.durable import replace_file
+from rollpacker.runtime.lock import RunLock
+from rollpacker.runtime.metrics import Metrics, Tail
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.step import StepRecord
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a run counts; saved with every checkpoint."""
+
+    step: int = 0
+    epochs: int = 0
+    prompts_trained: int = 0
+    num_tokens: int = 0
+    kept_tokens: int = 0
+    aborted_tokens: int = 0
+    decode_steps: int = 0
+    generated_tokens: int = 0
+    short_rounds: int = 0
+    long_rounds: int = 0
+    deferred: int = 0
+    rollout_s: float = 0.0
+    train_s: float = 0.0
+    step_s: float = 0.0
+    worker_cpu_s: float = 0.0
+    true_tokens: float = 0.0
+
+
+def train(config: RunConfig, *, resume: bool = False, progress: Progress | None = None) -> Path:
+    """Run a job to its end, or until Ctrl-C; returns the run's folder.
+
+    Raises ``ValueError`` for the user's mistakes and ``WorkerError`` when workers are lost.
+    """
+    folder = Path(config.output)
+    with RunLock(folder):
+        asyncio.run(_train(config, folder, resume, progress or Progress()))
+    return folder
+
+
+async def _train(config: RunConfig, folder: Path, resume: bool, progress: Progress) -> None:
+    checkpoints = Checkpoints(folder, config.checkpoint.keep)
+    found = checkpoints.latest()
+    for problem in checkpoints.problems:
+        progress.note(f"WARNING {problem}; an older checkpoint is used")
+    start = choose_start(config, folder, found, resume)
+    parts = await build(config, folder, progress, start)
+    try:
+        job = Job(config, folder, parts, checkpoints)
+        await job.restore(start)
+        await job.run()
+    finally:
+        parts.close()
+
+
+class Job:
+    """A built job."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, parts: Parts, checkpoints: Checkpoints
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._parts = parts
+        self._checkpoints = checkpoints
+        self._counters = Counters()
+        self._summary: dict[str, Any] = {}
+        self._saved = -1
+        self._interrupted = False
+
+    async def restore(self, start: Start) -> None:
+        """Load the checkpoint, if there is one, and write the journal's head."""
+        parts = self._parts
+        if start.state is not None:
+            state = start.state
+            assert start.path is not None
+            await parts.pool.ask(msg.Load(folder=str(start.path)), parts.pool.workers)
+            parts.policy.load_state_dict(state["policy"])
+            parts.problems.source.load_state_dict(state["source"])
+            self._counters = Counters(**state["counters"])
+            self._summary = state["summary"]
+            self._saved = self._counters.step
+        parts.log.journal.meta(
+            {"settings": parts.settings.to_json(), "state": parts.policy.state_dict()}
+        )
+
+    async def run(self) -> None:
+        """The train loop."""
+        parts, config, count = self._parts, self._config, self._counters
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
+        parts.log.progress.start(config.output, total_steps(config, parts.problems), count.step)
+        if "before" not in self._summary:
+            self._summary["before"] = await self._evaluate(greedy=True)
+        while not self._over():
+            record = await parts.rollout.run_step(count.step)
+            self._count(record)
+            await self._finish_step(record)
+            if self._interrupted:
+                break
+        if count.step > self._saved:
+            await self._save()
+        if not self._interrupted:
+            self._summary["after"] = await self._evaluate(greedy=True)
+        self._write_summary()
+
+    def _interrupt(self) -> None:
+        if not self._interrupted:
+            self._parts.log.progress.note("interrupted: finishing the step, then a checkpoint")
+        self._interrupted = True
+
+    def _over(self) -> bool:
+        """Whether the run is done; begins the next epoch when this one is used up."""
+        config, source = self._config, self._parts.problems.source
+        if config.steps and self._counters.step >= config.steps:
+            return True
+        left = sum(source.remaining().values()) + self._parts.policy.queue
+        enough = self._config.rollout.prompts_per_step if config.data.drop_last else 1
+        if left >= enough:
+            return False
+        self._counters.epochs += 1
+        self._parts.rollout.end_epoch(source.epoch)
+        if not config.steps and self._counters.epochs >= config.epochs:
+            return True
+        source.next_epoch()
+        return False
+
+    async def _finish_step(self, record: StepRecord) -> None:
+        """Evaluate and checkpoint when due, then write the step's metrics."""
+        config, count = self._config, self._counters
+        extra: Metrics = {}
+        if config.eval is not None and config.eval.every and not count.step % config.eval.every:
+            extra |= await self._evaluate()
+        self._log(record, extra)
+        if config.checkpoint.every and not count.step % config.checkpoint.every:
+            await self._save()
+
+    def _count(self, record: StepRecord) -> None:
+        count = self._counters
+        kept = sum(attempt.tokens for attempt in record.kept)
+        count.step += 1
+        count.prompts_trained += len(record.trained)
+        count.kept_tokens += kept
+        count.num_tokens += kept + sum(len(a.request.prompt) for a in record.kept)
+        count.aborted_tokens += record.aborted_tokens()
+        count.short_rounds += record.kind == "short"
+        count.long_rounds += record.kind == "long"
+        count.deferred += len(record.deferred)
+        count.rollout_s += record.rollout_end_s - record.start_s
+        count.step_s += record.end_s - record.start_s
+        count.train_s += record.end_s - record.rollout_end_s
+
+    def _log(self, record: StepRecord, extra: Metrics) -> None:
+        parts, count = self._parts, self._counters
+        bias = parts.policy.bias()
+        tail = Tail(
+            round_kind=record.kind,
+            long_queue=parts.policy.queue,
+            deferred=len(record.deferred),
+            aborted_tokens=record.aborted_tokens(),
+            kept_vs_true_len=bias.kept_vs_true_len,
+        )
+        for alarm in bias.alarms:
+            parts.log.progress.note(f"WARNING step {record.step}: {alarm}")
+        source = parts.problems.source
+        drawn = 1.0 - sum(source.remaining().values()) / sum(source.quotas.values())
+        metrics = parts.log.step(
+            record,
+            parts.updates.groups,
+            epoch=source.epoch + drawn,
+            tail=tail,
+            num_tokens=count.num_tokens,
+            extra=extra,
+        )
+        kept = sum(attempt.tokens for attempt in record.kept)
+        count.true_tokens += kept / bias.kept_vs_true_len
+        count.decode_steps += int(metrics["engine/steps"])
+        count.generated_tokens += int(metrics["engine/generated_tokens"])
+        count.worker_cpu_s += float(metrics["timing_s/worker_cpu"])
+
+    async def _evaluate(self, *, greedy: bool = False) -> dict[str, float]:
+        """Sampled accuracy on the held-out problems, with ``greedy`` the greedy one too."""
+        evaluator = self._parts.evaluator
+        if evaluator is None:
+            return {}
+        result = await evaluator.run(self._counters.step)
+        if greedy:
+            result |= await evaluator.run(self._counters.step, greedy=True)
+        return result
+
+    async def _save(self) -> None:
+        """Write a checkpoint; training goes on without it when the disk is full."""
+        parts = self._parts
+        parts.log.flush()
+        parts.updates.check_next()
+        state = {
+            "config": self._config.model_dump(mode="json"),
+            "policy": parts.policy.state_dict(),
+            "source": parts.problems.source.state_dict(),
+            "counters": {n: getattr(self._counters, n) for n in Counters.__slots__},
+            "summary": self._summary,
+            "clock_s": parts.clock(),
+        }
+        loop = asyncio.get_running_loop()
+
+        def write(folder: Path) -> None:
+            save = parts.pool.ask(msg.Save(folder=str(folder)), parts.pool.workers[:1])
+            asyncio.run_coroutine_threadsafe(save, loop).result()
+
+        step = self._counters.step
+        try:
+            await asyncio.to_thread(self._checkpoints.save, step, write, state)
+        except CheckpointError as error:
+            parts.log.progress.note(f"WARNING {error}; the run goes on without it")
+        else:
+            self._saved = step
+
+    def _write_summary(self) -> None:
+        count = self._counters
+        kept_vs_true = count.kept_tokens / count.true_tokens if count.true_tokens else 1.0
+        self._summary |= {
+            "steps": count.step,
+            "prompts_trained": count.prompts_trained,
+            "epochs": count.epochs,
+            "interrupted": self._interrupted,
+            "num_tokens": count.num_tokens,
+            "kept_tokens": count.kept_tokens,
+            "decoded_tokens": count.generated_tokens,
+            "decode_steps": count.decode_steps,
+            "timing_s": {
+                "rollout": count.rollout_s,
+                "train": count.train_s,
+                "steps": count.step_s,
+                "worker_cpu": count.worker_cpu_s,
+            },
+            "tail": {
+                "short_rounds": count.short_rounds,
+                "long_rounds": count.long_rounds,
+                "deferred": count.deferred,
+                "aborted_tokens": count.aborted_tokens,
+                "kept_vs_true_len": kept_vs_true,
+            },
+        }
+        data = json.dumps(self._summary, indent=1).encode()
+        with contextlib.suppress(OSError):
+            replace_file(self._folder / "summary.json", data)

@@ -1,0 +1,180 @@
+"""Length distributions from right-censored observations.
+
+Kaplan and Meier (1958) for the distribution, inverse-probability weights for what is kept. Lengths
+are whole tokens, so curves are arrays indexed by length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FINISHED, TRUNCATED, CENSORED = 0, 1, 2
+"""How an attempt ended: by itself, at the length cap, or aborted while still running."""
+
+CLIP = 5.0
+"""Largest censoring weight before normalisation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observations:
+    """Lengths in tokens and how each ended, shapes (N,)."""
+
+    lengths: NDArray[np.int64]
+    ends: NDArray[np.int8]
+
+    @classmethod
+    def of(cls, lengths: ArrayLike, ends: ArrayLike | None = None) -> Observations:
+        """From any sequences; ``ends`` defaults to all finished."""
+        values = np.asarray(lengths, np.int64)
+        flags = np.zeros(values.shape, np.int8) if ends is None else np.asarray(ends, np.int8)
+        return cls(values, flags)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Observations]) -> Observations:
+        """All of them together."""
+        pieces = list(parts)
+        if not pieces:
+            return cls.of([])
+        return cls(
+            np.concatenate([part.lengths for part in pieces]),
+            np.concatenate([part.ends for part in pieces]),
+        )
+
+    def __len__(self) -> int:
+        return int(self.lengths.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KaplanMeier:
+    """The estimated distribution of lengths.
+
+    Args:
+        survival: ``survival[t] = P(length > t)``, shape (longest + 1,); its last entry is 0.
+        truncated: estimated share of responses that reach the cap.
+    """
+
+    survival: NDArray[np.float64]
+    truncated: float
+    _tail: NDArray[np.float64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        tail = np.cumsum(self.survival[::-1])[::-1]
+        object.__setattr__(self, "_tail", tail)
+
+    @classmethod
+    def fit(cls, fresh: Observations, rerun: Observations, cap: int | None = None) -> KaplanMeier:
+        """Estimate from short, full and audited attempts (``fresh``) and long rounds (``rerun``).
+
+        Long rounds hold the losers of short ones, so they are a biased sample: their hazards
+        are used only where too few fresh attempts are still at risk. Where nothing is known of
+        the tail it is taken as exponential, up to ``cap`` tokens (Brown, Hollander and Korwar,
+        1974). Raises ``ValueError`` without observations.
+        """
+        if not len(fresh) and not len(rerun):
+            raise ValueError("no lengths observed yet")
+        size = 1 + int(max(part.lengths.max() for part in (fresh, rerun) if len(part)))
+        ended, cut, at_risk = _counts(fresh, size)
+        more_ended, more_cut, more_at_risk = _counts(rerun, size)
+        enough = max(_LEAST_AT_RISK, _LEAST_SHARE * len(fresh))
+        with_rerun = (at_risk < enough) & (more_at_risk > 0)
+        ended = ended + np.where(with_rerun, more_ended, 0)
+        cut = cut + np.where(with_rerun, more_cut, 0)
+        at_risk = np.maximum(at_risk + np.where(with_rerun, more_at_risk, 0), 1)
+        survival = np.cumprod(1.0 - (ended + cut) / at_risk).astype(np.float64)
+        before = np.concatenate(([1.0], survival[:-1]))
+        truncated = float(np.sum(before * cut / at_risk))
+        return cls(_completed(survival, cap), min(1.0, truncated))
+
+    def at(self, length: ArrayLike) -> NDArray[np.float64]:
+        """``P(L > length)``."""
+        index = np.asarray(length, np.int64)
+        inside = self.survival[np.clip(index, 0, self.survival.size - 1)]
+        return np.where(index < 0, 1.0, inside)
+
+    def mean(self, cap: int | None = None) -> float:
+        """Mean of ``min(length, cap)`` in tokens."""
+        total = float(self._tail[0])
+        if cap is None or cap >= self.survival.size:
+            return total
+        return total - float(self._tail[cap])
+
+    def quantile(self, q: ArrayLike) -> NDArray[np.int64]:
+        """Shortest length ``t`` with ``P(L <= t) >= q``."""
+        wanted = 1.0 - np.asarray(q, np.float64)
+        found = np.searchsorted(-self.survival, -(wanted + 1e-12), side="left")
+        return np.minimum(found, self.survival.size - 1).astype(np.int64)
+
+    def expected_given_longer(self, length: ArrayLike) -> NDArray[np.float64]:
+        """``E[L | L > length]``; ``length`` itself where nothing longer was ever seen."""
+        index = np.clip(np.asarray(length, np.int64), 0, self.survival.size - 1)
+        alive = self.survival[index]
+        more = np.divide(self._tail[index], alive, out=np.zeros(index.shape), where=alive > 0)
+        return np.asarray(length, np.float64) + more
+
+    def expected_max(self, n: int) -> float:
+        """Expected longest of ``n`` independent responses, in tokens."""
+        return float(np.sum(1.0 - (1.0 - self.survival) ** n))
+
+    def running(self, n: int) -> NDArray[np.float64]:
+        """Expected number of ``n`` attempts that still run after decode step ``t``; by ``t``."""
+        return n * self.survival
+
+
+def _completed(survival: NDArray[np.float64], cap: int | None) -> NDArray[np.float64]:
+    """The curve with an exponential tail if it does not reach 0; ends at the first 0."""
+    left, known = float(survival[-1]), survival.size
+    if left >= 1.0:
+        longest = cap or known
+        return np.concatenate((np.ones(max(known, longest)), [0.0]))
+    if left > 0.0:
+        rate = -np.log(left) / known
+        end = int(known * np.log(_NEGLIGIBLE) / np.log(left)) if left > _NEGLIGIBLE else known
+        end = max(known, end if cap is None else min(end, cap))
+        survival = np.concatenate((survival, np.exp(-rate * np.arange(known + 1, end + 1)), [0.0]))
+    first_zero = int(np.argmax(survival <= 0.0))
+    return survival[: first_zero + 1]
+
+
+def _counts(
+    seen: Observations, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    finished = np.bincount(seen.lengths[seen.ends == FINISHED], minlength=size)
+    truncated = np.bincount(seen.lengths[seen.ends == TRUNCATED], minlength=size)
+    everything = np.bincount(seen.lengths, minlength=size)
+    return finished, truncated, np.cumsum(everything[::-1])[::-1]
+
+
+def censoring_weights(
+    lengths: ArrayLike, kept: ArrayLike, true: KaplanMeier, clip: float = CLIP
+) -> NDArray[np.float64]:
+    """Inverse probability that a response of each length is kept, shape (N,).
+
+    Post-stratification: a stratum's weight is its estimated true share over its share of the
+    recently ``kept`` responses (``lengths`` among them), at most ``clip``, scaled to mean 1 over
+    ``kept``. Sound only where prompts race and responses do not: within a raced group the
+    censoring is informative.
+    """
+    recent = np.asarray(kept, np.int64)
+    edges = np.unique(true.quantile(_STRATA))
+    share = np.diff(1.0 - true.at(edges), prepend=0.0, append=1.0)
+    counts = np.bincount(np.searchsorted(edges, recent), minlength=share.size)
+    got = counts / max(1, recent.size)
+    ratio = np.divide(share, got, out=np.ones(share.shape), where=got > 0)
+    ratio = np.minimum(ratio, clip)
+    ratio = ratio / max(float(ratio @ got), 1e-12)
+    return ratio[np.searchsorted(edges, np.asarray(lengths, np.int64))]
+
+
+def effective_sample_size(weights: NDArray[np.float64]) -> float:
+    """Kish's effective share of a weighted sample, in (0, 1]; 1 for equal weights or none."""
+    return float(weights.sum() ** 2 / np.sum(weights**2) / weights.size) if weights.size else 1.0
+
+
+_NEGLIGIBLE = 1e-4
+_LEAST_AT_RISK = 20
+_LEAST_SHARE = 0.005
+_STRATA = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.975, 0.9875, 0.994)

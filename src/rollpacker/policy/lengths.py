@@ -1,0 +1,243 @@
+"""What is known of response lengths: visits of each prompt, recent rounds, forecasts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import PromptId, RoundKind
+from rollpacker.policy.censoring import (
+    CENSORED,
+    FINISHED,
+    TRUNCATED,
+    KaplanMeier,
+    Observations,
+)
+
+Source = RoundKind | Literal["audit"]
+"""Where a length was seen: a round's kind, or an audit (a prompt of a raced round that runs
+without aborts)."""
+
+ENOUGH_GROUPS = 16
+"""Prompts from which a correlation is worth something."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """Attempts of one step and source, by prompt; ``ends`` as in ``censoring``."""
+
+    step: int
+    source: str
+    lengths: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
+    ends: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
+
+    def observations(self) -> Observations:
+        return Observations.of(
+            [length for group in self.lengths.values() for length in group],
+            [end for group in self.ends.values() for end in group],
+        )
+
+
+@dataclass(slots=True)
+class _Visit:
+    """Number and total length of a prompt's attempts in one step."""
+
+    step: int
+    count: int = 0
+    total: float = 0.0
+
+
+class LengthHistory:
+    """Response lengths of the last ``window`` steps, and the last visits of each prompt.
+
+    Args:
+        cap: longest response in tokens; None where unknown.
+        window: steps that the estimates are made from.
+        visits: visits kept per prompt.
+        prompts: prompts kept; the least recently visited are forgotten.
+    """
+
+    def __init__(
+        self, cap: int | None = None, window: int = 20, visits: int = 3, prompts: int = 50_000
+    ) -> None:
+        self._cap = cap
+        self._window = window
+        self._most_visits = visits
+        self._most_prompts = prompts
+        self._rounds: dict[tuple[int, str], _Round] = {}
+        self._visits: OrderedDict[PromptId, list[_Visit]] = OrderedDict()
+        self._cache: dict[str, Any] = {}
+        self._before: KaplanMeier | None = None
+        self._step = -1
+
+    def observe(
+        self,
+        prompt: PromptId,
+        length: int,
+        censored: bool,
+        kind: Source,
+        step: int,
+        truncated: bool = False,
+    ) -> None:
+        """Take one attempt that ended (``truncated``: at the cap) or was aborted (``censored``)."""
+        if step > self._step:
+            self._begin(step)
+        self._cache.clear()
+        key = (step, str(kind))
+        seen = self._rounds.setdefault(key, _Round(*key))
+        end = CENSORED if censored else TRUNCATED if truncated else FINISHED
+        seen.lengths.setdefault(prompt, []).append(length)
+        seen.ends.setdefault(prompt, []).append(end)
+        self._visit(prompt, step, self._whole(length) if censored else float(length))
+
+    def _begin(self, step: int) -> None:
+        for key in [key for key in self._rounds if key[0] <= step - self._window]:
+            del self._rounds[key]
+        self._cache.clear()
+        # Aborted attempts are completed by what was known before this step.
+        self._before = self.distribution() if self._rounds else None
+        self._step = step
+
+    def _whole(self, length: int) -> float:
+        if self._before is None:
+            return float(length)
+        return float(self._before.expected_given_longer(length))
+
+    def _visit(self, prompt: PromptId, step: int, length: float) -> None:
+        visits = self._visits.setdefault(prompt, [])
+        if not visits or visits[-1].step != step:
+            visits.append(_Visit(step))
+            del visits[: -self._most_visits]
+            self._visits.move_to_end(prompt)
+            if len(self._visits) > self._most_prompts:
+                self._visits.popitem(last=False)
+        visits[-1].count += 1
+        visits[-1].total += length
+
+    def __len__(self) -> int:
+        """Attempts in the window."""
+        return sum(len(group) for seen in self._rounds.values() for group in seen.lengths.values())
+
+    def seen(self, *kinds: Source) -> Observations:
+        """Attempts in the window, of these kinds or of all."""
+        names = {str(kind) for kind in kinds}
+        return Observations.joined(
+            seen.observations()
+            for seen in self._rounds.values()
+            if not names or seen.source in names
+        )
+
+    def distribution(self) -> KaplanMeier:
+        """The true length distribution. Raises ``ValueError`` before the first observation."""
+        if "distribution" not in self._cache:
+            fresh = self.seen(RoundKind.SHORT, RoundKind.FULL, "audit")
+            rerun = self.seen(RoundKind.LONG)
+            self._cache["distribution"] = KaplanMeier.fit(fresh, rerun, self._cap)
+        return self._cache["distribution"]
+
+    def expected_max(self, n: int) -> float:
+        """Expected longest of ``n`` responses, in tokens, as if they were independent."""
+        return self.distribution().expected_max(n)
+
+    def expected_step_profile(self, n: int) -> NDArray[np.float64]:
+        """Expected number of ``n`` attempts still running after decode step ``t``, by ``t``."""
+        return self.distribution().running(n)
+
+    def icc(self) -> float:
+        """Intraclass correlation of length within a prompt, 0 to 1; 0 where not known."""
+        if "icc" not in self._cache:
+            self._cache["icc"] = intraclass_correlation(self.complete_groups())
+        return self._cache["icc"]
+
+    def complete_groups(self) -> list[NDArray[np.float64]]:
+        """Lengths of each unraced prompt of the window whose attempts all ended.
+
+        Long rounds hold losers only, which correlates them less: they are left out where there
+        are enough others (``ENOUGH_GROUPS``).
+        """
+        groups = self.unselected_groups()
+        if len(groups) >= ENOUGH_GROUPS:
+            return groups
+        return [*groups, *self._groups(RoundKind.LONG)]
+
+    def unselected_groups(self) -> list[NDArray[np.float64]]:
+        """The same from full rounds and audits alone."""
+        return [*self._groups(RoundKind.FULL), *self._groups("audit")]
+
+    def _groups(self, kind: Source) -> Iterator[NDArray[np.float64]]:
+        for seen in self._rounds.values():
+            if seen.source == str(kind):
+                for prompt, ends in seen.ends.items():
+                    if len(ends) > 1 and CENSORED not in ends:
+                        yield np.asarray(seen.lengths[prompt], np.float64)
+
+    def predicted(self, prompt: PromptId) -> float | None:
+        """Mean length of a prompt's earlier visits, shrunk to the mean of all; None if unseen."""
+        visits = self._visits.get(prompt)
+        if not visits:
+            return None
+        count = sum(visit.count for visit in visits)
+        own = sum(visit.total for visit in visits) / count
+        grand = self.distribution().mean() if self._rounds else own
+        return shrunk_mean(own, count, grand, self.icc())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything observed, as JSON."""
+        return {
+            "step": self._step,
+            "rounds": [
+                {
+                    "step": seen.step,
+                    "source": seen.source,
+                    "lengths": {prompt: list(group) for prompt, group in seen.lengths.items()},
+                    "ends": {prompt: list(group) for prompt, group in seen.ends.items()},
+                }
+                for seen in self._rounds.values()
+            ],
+            "visits": [
+                [prompt, [[visit.step, visit.count, visit.total] for visit in visits]]
+                for prompt, visits in self._visits.items()
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        rounds = {(seen["step"], seen["source"]): _Round(**seen) for seen in state["rounds"]}
+        self._rounds = {key: seen for key, seen in rounds.items() if seen.step < state["step"]}
+        self._step = -1
+        self._begin(state["step"])
+        self._rounds = rounds
+        self._cache.clear()
+        self._visits = OrderedDict(
+            (prompt, [_Visit(*visit) for visit in visits]) for prompt, visits in state["visits"]
+        )
+
+
+def shrunk_mean(own: float, count: int, grand: float, icc: float) -> float:
+    """Empirical-Bayes mean of a prompt from ``count`` responses (James and Stein, 1961)."""
+    trust = count * icc / (1.0 + (count - 1) * icc)
+    return grand + trust * (own - grand)
+
+
+def intraclass_correlation(groups: list[NDArray[np.float64]]) -> float:
+    """ICC(1) by analysis of variance over groups of two or more, clipped to 0..1.
+
+    0 with fewer than two groups or without any variance.
+    """
+    if len(groups) < 2:
+        return 0.0
+    sizes = np.array([group.size for group in groups], np.float64)
+    means = np.array([group.mean() for group in groups])
+    total = float(sizes.sum())
+    grand = float(sizes @ means) / total
+    between = float(sizes @ (means - grand) ** 2) / (len(groups) - 1)
+    inside = sum(float(np.sum((group - group.mean()) ** 2)) for group in groups)
+    within = inside / (total - len(groups))
+    size = (total - float(sizes @ sizes) / total) / (len(groups) - 1)
+    spread = between + (size - 1.0) * within
+    return min(1.0, max(0.0, (between - within) / spread)) if spread > 0.0 else 0.0

@@ -1,0 +1,56 @@
+"""The race of one prompt: its attempts, and which of them count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rollpacker.core.types import AttemptId, Prompt
+
+MIN_REWARD_RANGE = 1e-3
+"""Groups whose rewards differ by less teach nothing; a range, so that rounding cannot fool it."""
+
+
+@dataclass(slots=True)
+class Race:
+    """Attempts of one prompt in one round.
+
+    Args:
+        prompt: whose responses race.
+        wanted: graded attempts that complete the group.
+        audit: never aborted, so that its lengths are an unbiased sample.
+    """
+
+    prompt: Prompt
+    wanted: int
+    audit: bool = False
+    decoding: dict[AttemptId, int] = field(default_factory=dict[AttemptId, int])
+    """Running attempts and their sample index."""
+    grading: dict[AttemptId, int] = field(default_factory=dict[AttemptId, int])
+    """Finished attempts whose reward is not known yet."""
+    graded: dict[AttemptId, tuple[int, float]] = field(
+        default_factory=dict[AttemptId, tuple[int, float]]
+    )
+    """Sample index and reward of the attempts that came in time, in order of grading."""
+    next_index: int = 0
+    failures: int = 0
+    done: bool = False
+
+    @property
+    def live(self) -> list[AttemptId]:
+        """Attempts that still cost something, oldest first."""
+        return sorted([*self.decoding, *self.grading])
+
+    @property
+    def complete(self) -> bool:
+        """Whether enough attempts are graded."""
+        return len(self.graded) >= self.wanted
+
+    def kept(self) -> tuple[AttemptId, ...]:
+        """The first ``wanted`` graded attempts, by sample index."""
+        first = list(self.graded)[: self.wanted]
+        return tuple(sorted(first, key=lambda attempt: self.graded[attempt][0]))
+
+    def informative(self) -> bool:
+        """Whether the kept rewards differ."""
+        rewards = [self.graded[attempt][1] for attempt in self.kept()]
+        return max(rewards) - min(rewards) >= MIN_REWARD_RANGE

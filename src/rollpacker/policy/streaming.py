@@ -1,0 +1,233 @@
+"""When gradients start, where, and when the tail moves to fewer workers.
+
+Works in every mode: in ``exact`` nothing is discarded, so a group that is complete is final and
+its gradients may be summed while the tail still decodes (RollPacker, section 5; ours also moves
+the tail). The sum is divided once, at the end, so the update does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rollpacker.config import StreamingConfig
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.types import AttemptId, PromptId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingRules:
+    """What streaming may do in this run.
+
+    Args:
+        stream: gradients may start before the rollout ends.
+        consolidate_below: running attempts at which the tail moves to fewer workers; 0 never.
+        ordered: gradients are summed in the order in which prompts were started, so that the
+            sum is the same to the bit in every run.
+        updates: updates of a step; more than one needs all groups first.
+    """
+
+    stream: bool
+    consolidate_below: int
+    ordered: bool = False
+    updates: int = 1
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What one worker is doing."""
+
+    running: set[AttemptId] = field(default_factory=set[AttemptId])
+    tasks: int = 0
+    """Gradient tasks in flight."""
+    groups: list[PromptId] = field(default_factory=list[PromptId])
+    """Groups whose gradients are in this worker's sum or on their way into it."""
+
+
+class Streaming:
+    """Assigns gradient work to workers and frees workers from the tail."""
+
+    def __init__(self, config: StreamingConfig, rules: StreamingRules) -> None:
+        self._config = config
+        self._rules = rules
+        self._step = 0
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._at: dict[AttemptId, WorkerId] = {}
+        self._tokens: dict[AttemptId, int] = {}
+        self._cost: dict[PromptId, int] = {}
+        self._order: dict[PromptId, int] = {}
+        self._ready: list[PromptId] = []
+        self._later: list[list[PromptId]] = []
+        self._update = 0
+        self._rollout_over = False
+        self._applying = False
+
+    def start(self, event: ev.StepStarted) -> None:
+        """Begin a step with all workers decoding."""
+        self._step = event.step
+        self._workers = {worker: _Worker() for worker in event.workers}
+        self._at, self._tokens, self._cost, self._order = {}, {}, {}, {}
+        self._ready, self._later = [], []
+        self._update = 0
+        self._rollout_over = False
+        self._applying = False
+
+    def observe(self, decision: do.Decision) -> None:
+        """Follow what the rollout decided."""
+        match decision:
+            case do.StartAttempt():
+                self._workers[decision.worker].running.add(decision.attempt)
+                self._at[decision.attempt] = decision.worker
+                self._order.setdefault(decision.prompt, len(self._order))
+            case do.AbortAttempt():
+                self._end(decision.attempt)
+            case do.AcceptGroup():
+                self._cost[decision.prompt] = sum(self._tokens[a] for a in decision.attempts)
+                self._ready.append(decision.prompt)
+            case do.FinishRollout():
+                self._rollout_over = True
+                self._split_updates()
+            case _:
+                pass
+
+    def handle(self, event: ev.Event) -> None:
+        """Take one event, before the rollout's decisions about it are observed."""
+        match event:
+            case ev.AttemptFinished():
+                self._tokens[event.attempt] = event.tokens
+                self._end(event.attempt)
+            case ev.AttemptFailed() | ev.AttemptAborted():
+                self._end(event.attempt)
+            case ev.AttemptMigrated():
+                self._move(event.attempt, event.worker)
+            case ev.GradientsAccumulated():
+                if event.worker in self._workers:
+                    self._workers[event.worker].tasks -= 1
+            case ev.UpdateApplied():
+                self._next_update()
+            case ev.WorkerLost():
+                self._lose(event.worker)
+            case _:
+                pass
+
+    def decide(self) -> Iterable[do.Decision]:
+        """Consolidate the tail, hand out gradients, end the update: whatever is due now."""
+        if self._applying:
+            return
+        if not self._rollout_over:
+            yield from self._consolidate()
+        yield from self._dispatch()
+        busy = self._ready or any(worker.tasks for worker in self._workers.values())
+        if self._rollout_over and not busy:
+            self._applying = True
+            yield do.ApplyUpdate(step=self._step, update=self._update, last=not self._later)
+
+    def _end(self, attempt: AttemptId) -> None:
+        worker = self._at.pop(attempt, None)
+        if worker is not None:
+            self._workers[worker].running.discard(attempt)
+
+    def _move(self, attempt: AttemptId, target: WorkerId) -> None:
+        if attempt in self._at and target in self._workers:
+            self._end(attempt)
+            self._at[attempt] = target
+            self._workers[target].running.add(attempt)
+
+    def _lose(self, worker: WorkerId) -> None:
+        """The worker's gradient sum is gone: other workers must repeat its groups."""
+        lost = self._workers.pop(worker, None)
+        if lost is not None:
+            self._ready = [*lost.groups, *self._ready]
+            for attempt in lost.running:
+                self._at.pop(attempt, None)
+
+    def _split_updates(self) -> None:
+        self._ready.sort(key=lambda prompt: self._order[prompt])
+        count = self._rules.updates
+        if count > 1 and self._ready:
+            size = -(-len(self._ready) // count)
+            parts = [self._ready[i : i + size] for i in range(0, len(self._ready), size)]
+            self._ready, self._later = parts[0], parts[1:]
+
+    def _next_update(self) -> None:
+        self._applying = False
+        for worker in self._workers.values():
+            worker.groups.clear()
+        self._update += 1
+        if self._later:
+            self._ready = self._later.pop(0)
+        else:
+            self._applying = True
+
+    def _consolidate(self) -> Iterable[do.MigrateAttempts]:
+        """Free the emptiest decoding worker when the others can take its attempts for free."""
+        decoding = sorted(
+            (w for w, state in self._workers.items() if state.running),
+            key=lambda w: (len(self._workers[w].running), -w),
+        )
+        total = sum(len(self._workers[w].running) for w in decoding)
+        waiting = sum(self._cost[prompt] for prompt in self._ready)
+        if (
+            not self._rules.stream
+            or len(decoding) < 2
+            or total > self._rules.consolidate_below
+            or waiting < self._config.group_tokens
+        ):
+            return
+        source, target = decoding[0], decoding[-1]
+        moved = tuple(sorted(self._workers[source].running))
+        for attempt in moved:
+            self._move(attempt, target)
+        yield do.MigrateAttempts(attempts=moved, source=source, target=target)
+
+    def _dispatch(self) -> Iterable[do.AccumulateGradients]:
+        if self._rules.ordered:
+            if self._rollout_over:
+                yield from self._dispatch_in_order()
+            return
+        while self._ready:
+            free = [
+                (state.tasks, worker)
+                for worker, state in self._workers.items()
+                if state.tasks < self._config.lookahead and self._may_train(state)
+            ]
+            if not free:
+                return
+            worker = min(free)[1]
+            yield self._assign(worker, self._take())
+
+    def _may_train(self, worker: _Worker) -> bool:
+        return self._rollout_over or (self._rules.stream and not worker.running)
+
+    def _dispatch_in_order(self) -> Iterable[do.AccumulateGradients]:
+        """A fixed share for each worker: the k-th group goes to worker k modulo workers."""
+        workers = sorted(self._workers)
+        for place, worker in enumerate(workers):
+            share = tuple(self._ready[place :: len(workers)])
+            if share:
+                yield self._assign(worker, share)
+        self._ready.clear()
+
+    def _assign(self, worker: WorkerId, prompts: tuple[PromptId, ...]) -> do.AccumulateGradients:
+        self._workers[worker].tasks += 1
+        self._workers[worker].groups.extend(prompts)
+        return do.AccumulateGradients(worker=worker, prompts=prompts)
+
+    def _take(self) -> tuple[PromptId, ...]:
+        """The next task: one large group, or small ones together.
+
+        When the rollout is over the largest go first and tasks shrink, so that all workers end
+        together.
+        """
+        budget = self._config.group_tokens
+        if self._rollout_over:
+            self._ready.sort(key=lambda prompt: (-self._cost[prompt], self._order[prompt]))
+            left = sum(self._cost[prompt] for prompt in self._ready)
+            budget = min(budget, left // (2 * len(self._workers)))
+        taken = [self._ready.pop(0)]
+        tokens = self._cost[taken[0]]
+        while self._ready and tokens + self._cost[self._ready[0]] <= budget:
+            tokens += self._cost[self._ready[0]]
+            taken.append(self._ready.pop(0))
+        return tuple(taken)

@@ -1,0 +1,166 @@
+"""Busy and idle time of workers, from attempts and gradient tasks. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+Intervals = NDArray[np.float64]
+"""Shape (N, 2): start and end in seconds; sorted and disjoint where so said."""
+
+SEGMENT_COLUMNS = {
+    "step": pl.Int64,
+    "attempt": pl.Int64,
+    "worker": pl.Int64,
+    "start_s": pl.Float64,
+    "end_s": pl.Float64,
+}
+
+
+def union(intervals: Iterable[tuple[float, float]] | Intervals) -> Intervals:
+    """Merge intervals into sorted, disjoint ones; empty ones vanish."""
+    array = np.asarray(list(intervals), np.float64).reshape(-1, 2)
+    array = array[array[:, 1] > array[:, 0]]
+    array = array[np.argsort(array[:, 0], kind="stable")]
+    if not len(array):
+        return array
+    reach = np.maximum.accumulate(array[:, 1])
+    first = np.r_[True, array[1:, 0] > reach[:-1]]
+    last = np.r_[first[1:], True]
+    return np.column_stack([array[first, 0], reach[last]])
+
+
+def gaps(busy: Intervals, start: float, end: float) -> Intervals:
+    """What ``busy`` (sorted, disjoint) leaves free of ``[start, end]``."""
+    inside = np.clip(busy, start, end)
+    edges = np.r_[start, inside.ravel(), end].reshape(-1, 2)
+    return edges[edges[:, 1] > edges[:, 0]]
+
+
+def total(intervals: Intervals) -> float:
+    """Summed length in seconds."""
+    return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
+    """The lowest free lane for each interval, so that none overlap within a lane.
+
+    Intervals that start together take lanes from the longest down, which draws a round as a
+    staircase. At most as many lanes as intervals that overlap at one time.
+    """
+    order = sorted(range(len(intervals)), key=lambda i: (intervals[i][0], -intervals[i][1]))
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    lane_of = [0] * len(intervals)
+    for i in order:
+        start, end = intervals[i]
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, lane))
+        lane_of[i] = lane
+    return lane_of
+
+
+def segments(samples: pl.DataFrame, moves: pl.DataFrame) -> pl.DataFrame:
+    """Where each attempt ran and when: one row per stay on a worker.
+
+    Args:
+        samples: columns ``step, attempt, worker, start_s, end_s``.
+        moves: columns ``attempt, worker, t``: start and migrations, in the order of time, of
+            attempts that changed workers; the others ran on the worker that ``samples`` names.
+    """
+    stays = samples.select(SEGMENT_COLUMNS.keys())
+    route: dict[int, list[tuple[float, int]]] = {}
+    for attempt, worker, t in moves.select("attempt", "worker", "t").iter_rows():
+        route.setdefault(attempt, []).append((t, worker))
+    still = stays.filter(~pl.col("attempt").is_in(list(route)))
+    rows = [
+        (step, attempt, worker, start, end)
+        for step, attempt, _, s, e in stays.filter(pl.col("attempt").is_in(list(route))).iter_rows()
+        for worker, start, end in _cut(route[attempt], s, e)
+    ]
+    split = pl.DataFrame(rows, schema=SEGMENT_COLUMNS, orient="row")
+    return pl.concat([still, split]).sort("step", "worker", "start_s", "attempt")
+
+
+def _cut(
+    route: Sequence[tuple[float, int]], start: float, end: float
+) -> list[tuple[int, float, float]]:
+    times = [start, *(min(max(t, start), end) for t, _ in route[1:]), end]
+    stays = [(w, times[i], times[i + 1]) for i, (_, w) in enumerate(route)]
+    return [stay for stay in stays if stay[2] > stay[1]] or [(route[-1][1], start, end)]
+
+
+def step_windows(
+    samples: pl.DataFrame, tasks: pl.DataFrame, rounds: pl.DataFrame
+) -> dict[int, tuple[float, float, float]]:
+    """``{step: (start, end of the rollout, end)}`` in seconds.
+
+    The rollout ends when its last response is decided (journal) or, without a journal entry, when
+    its last attempt ends; the step ends with its last attempt or gradient task.
+    """
+    spans = samples.group_by("step").agg(pl.min("start_s"), pl.max("end_s").alias("rollout_end_s"))
+    ends = tasks.group_by("step").agg(pl.max("end_s").alias("tasks_end_s"))
+    joined = spans.join(rounds, on="step", how="left", suffix="_j").join(ends, "step", "left")
+    table = joined.select(
+        "step",
+        pl.min_horizontal("start_s", "start_s_j").alias("start"),
+        pl.max_horizontal("rollout_end_s", "rollout_end_s_j").alias("rollout_end"),
+        pl.max_horizontal("rollout_end_s", "rollout_end_s_j", "tasks_end_s").alias("end"),
+    ).sort("step")
+    return {step: (start, rollout_end, end) for step, start, rollout_end, end in table.iter_rows()}
+
+
+def worker_bubbles(
+    stays: pl.DataFrame, tasks: pl.DataFrame, windows: dict[int, tuple[float, float, float]]
+) -> pl.DataFrame:
+    """Busy and idle seconds of every worker in every step.
+
+    A worker is busy while it decodes at least one attempt or runs a gradient task.
+
+    Args:
+        stays: of ``segments``.
+        tasks: columns ``step, worker, start_s, end_s``.
+        windows: of ``step_windows``.
+
+    Returns:
+        Columns ``step, worker, rollout_s, rollout_idle_s, step_s, step_idle_s, decode_s,
+        gradient_s``; ``rollout_s`` and ``step_s`` are the lengths of the windows.
+    """
+    decoding, training = _by_worker(stays), _by_worker(tasks)
+    workers = sorted({worker for _, worker in (*decoding, *training)})
+    rows: list[tuple[float, ...]] = []
+    for step, (start, rollout_end, end) in windows.items():
+        for worker in workers:
+            decode = union(decoding.get((step, worker), ()))
+            train = union(training.get((step, worker), ()))
+            busy = union(np.concatenate([decode, train]))
+            rollout_idle, step_idle = gaps(busy, start, rollout_end), gaps(busy, start, end)
+            in_rollout = (rollout_end - start, total(rollout_idle))
+            in_step = (end - start, total(step_idle), total(decode), total(train))
+            rows.append((step, worker, *in_rollout, *in_step))
+    names = ["rollout_s", "rollout_idle_s", "step_s", "step_idle_s", "decode_s", "gradient_s"]
+    schema = {"step": pl.Int64, "worker": pl.Int64} | dict.fromkeys(names, pl.Float64)
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def bubble_fractions(bubbles: pl.DataFrame) -> pl.DataFrame:
+    """Idle shares by step: columns ``step, rollout_fraction, step_fraction``, each 0 to 1."""
+    sums = bubbles.group_by("step").agg(pl.exclude("worker").sum()).sort("step")
+    return sums.select(
+        "step",
+        (pl.col("rollout_idle_s") / pl.col("rollout_s")).fill_nan(0.0).alias("rollout_fraction"),
+        (pl.col("step_idle_s") / pl.col("step_s")).fill_nan(0.0).alias("step_fraction"),
+    )
+
+
+def _by_worker(frame: pl.DataFrame) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for step, worker, start, end in frame.select("step", "worker", "start_s", "end_s").iter_rows():
+        found.setdefault((step, worker), []).append((start, end))
+    return found

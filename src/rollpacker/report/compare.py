@@ -1,0 +1,246 @@
+"""The report of several runs that differ in their tail-batching mode: the demo's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from rollpacker.report import figures, page
+from rollpacker.report.figures import MODES, Figure, number, present
+from rollpacker.report.gantt import Gantt
+from rollpacker.report.page import Page, Section, Table, Tile, count, plain, seconds, share
+from rollpacker.report.run_folder import ReportError, RunFolder, load_run
+
+BASELINE = "off"
+"""The mode that speed-ups are relative to."""
+EARLY_STEP = 1
+"""The step whose charts are compared: early, when the modes' weights hardly differ, and after the
+first, which also warms caches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mode:
+    name: str
+    run: RunFolder
+    result: Mapping[str, Any]
+    gantt: Gantt
+
+    def mean_step_s(self) -> float | None:
+        values = present(self.run.metrics, "step_time")
+        return sum(values) / len(values) if values else None
+
+
+def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: Path) -> Path:
+    """Write a self-contained page that shows modes beside each other.
+
+    Args:
+        runs: the run folder of each mode, ``off`` among them.
+        summary: ``before`` (accuracies before training), ``modes`` (results by mode),
+            ``speedup`` (``wall``, ``decode_steps``), ``recommended_mode`` and, where known,
+            ``packing_bound`` (``speedup``: the most that perfect packing of the baseline's work
+            onto the workers could win in wall time).
+        out: the HTML file to write.
+
+    Raises ``ReportError`` (a ``ValueError``) with one line when a run cannot be read or the
+    summary lacks a mode.
+    """
+    lacking = [name for name in (BASELINE, *runs) if name not in summary.get("modes", {})]
+    if lacking or BASELINE not in runs:
+        raise ReportError(f"{out}: no results of mode '{(lacking or [BASELINE])[0]}' to compare")
+    names = [BASELINE, *(name for name in runs if name != BASELINE)]
+    loaded = {name: load_run(runs[name]) for name in names}
+    modes = [
+        _Mode(name=name, run=run, result=summary["modes"][name], gantt=Gantt(run))
+        for name, run in loaded.items()
+    ]
+    return page.write_page(_page(modes, summary), out)
+
+
+def _page(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Page:
+    best = summary["recommended_mode"]
+    return Page(
+        title="Tail batching, mode by mode",
+        subtitle="The same prompts, seeds and model, trained in each mode · "
+        + ", ".join(mode.name for mode in modes)
+        + f" · recommended: {best}",
+        tiles=_tiles(modes, summary),
+        sections=[
+            _results(modes, summary),
+            _gantts(modes),
+            _curves(modes, summary),
+            _times(modes),
+        ],
+        facts={"summary": dict(summary), "early_step": _early_step(modes)},
+    )
+
+
+def _early_step(modes: Sequence[_Mode]) -> int:
+    common = sorted(set.intersection(*(set(mode.gantt.windows) for mode in modes)))
+    if not common:
+        raise ReportError("the runs have no step in common to compare")
+    return common[min(EARLY_STEP, len(common) - 1)]
+
+
+def _tiles(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> list[Tile]:
+    best = summary["recommended_mode"]
+    results = summary["modes"]
+    speedup, bound = summary.get("speedup", {}), number(summary.get("packing_bound", {}), "speedup")
+    tiles = [
+        Tile(
+            name=f"Speed-up of {best}",
+            value=_times_text(number(speedup, "wall")),
+            note="wall time, off / "
+            + best
+            + (f"; perfect packing {_times_text(bound)}" if bound is not None else ""),
+        ),
+        Tile(
+            name="Decode steps",
+            value=_times_text(number(speedup, "decode_steps")),
+            note=f"off / {best}",
+        ),
+    ]
+    before = number(summary["before"], "sampled_accuracy")
+    for mode in modes:
+        after = number(mode.result, "sampled_accuracy")
+        tiles.append(
+            Tile(
+                name=f"Accuracy, {mode.name}",
+                value=f"{plain(before)} → {plain(after)}",
+                note="sampled, held out",
+            )
+        )
+    kept = number(results[best], "kept_vs_true_len") if best in results else None
+    note = "1 means no length bias"
+    tiles.append(Tile(name=f"Kept / true length, {best}", value=plain(kept), note=note))
+    return tiles
+
+
+def _times_text(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
+    before = summary["before"]
+    rows: list[list[str]] = [
+        _row("wall time", modes, "train_wall_s", seconds),
+        ["wall time a step", *(seconds(mode.mean_step_s()) for mode in modes)],
+        _row("wall time of rollouts", modes, "rollout_wall_s", seconds),
+        _row("processor time of rollouts", modes, "rollout_cpu_s", seconds),
+        ["rollout bubble", *(share(_bubble(mode)) for mode in modes)],
+        _row("decode steps", modes, "decode_steps", count),
+        _row("decoded tokens", modes, "decoded_tokens", count),
+        _row("kept tokens", modes, "kept_tokens", count),
+        _row("kept / true length", modes, "kept_vs_true_len", plain),
+        _row("truncated", modes, "clipped_ratio", share),
+        _row("prompts trained", modes, "prompts_trained", count),
+        _accuracy("sampled accuracy", before, modes, "sampled_accuracy"),
+        _accuracy("greedy accuracy", before, modes, "greedy_accuracy"),
+    ]
+    text = (
+        "Read down a column for one mode, along a row for the difference. A mode is better when "
+        "wall time falls, accuracy does not, and kept / true length stays at 1: below it the "
+        "updates see shorter responses than the model writes."
+    )
+    bound = number(summary.get("packing_bound", {}), "speedup")
+    if bound is not None:
+        text += (
+            f" Packing the work of off onto all workers without any gap would be {bound:.2f} "
+            "times as fast: no schedule of the same work can win more."
+        )
+    table = Table(header=["", *(mode.name for mode in modes)], rows=rows)
+    return Section(id="results", title="Results", text=text, table=table)
+
+
+def _row(label: str, modes: Sequence[_Mode], key: str, shown: Any) -> list[str]:
+    return [label, *(shown(number(mode.result, key)) for mode in modes)]
+
+
+def _accuracy(label: str, before: Mapping[str, Any], modes: Sequence[_Mode], key: str) -> list[str]:
+    start = plain(number(before, key))
+    return [label, *(f"{start} → {plain(number(mode.result, key))}" for mode in modes)]
+
+
+def _bubble(mode: _Mode) -> float:
+    bubbles = mode.gantt.bubbles
+    return float(bubbles["rollout_idle_s"].sum()) / max(float(bubbles["rollout_s"].sum()), 1e-9)
+
+
+def _gantts(modes: Sequence[_Mode]) -> Section:
+    step = _early_step(modes)
+    charts = [mode.gantt.chart(step) | {"name": mode.name} for mode in modes]
+    text = (
+        f"Step {step} in each mode on one time axis: the shorter, the faster. Each bar is a "
+        "response in its decode slot, the strip on top of a worker its gradient work, yellow the "
+        "time in which it had neither. In off, gradients wait for the last response; the other "
+        "modes fill that time or cut it."
+    )
+    gantt = {"charts": charts, "select": False}
+    return Section(id="gantt", title="The same early step in each mode", text=text, gantt=gantt)
+
+
+def _curves(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
+    accuracy = number(summary["before"], "sampled_accuracy")
+    text = (
+        "On the left, modes that learn alike lie on each other: a mode that falls below off pays "
+        "for its speed with learning. On the right, the mode furthest to the left is ahead in "
+        "wall time."
+    )
+    if accuracy is not None:
+        text += f" Held-out sampled accuracy was {accuracy:.3f} before training."
+    return Section(
+        id="learning",
+        title="Learning over steps and over wall time",
+        text=text,
+        figure=learning_curves({mode.name: mode.run.metrics for mode in modes}),
+    )
+
+
+def learning_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Smoothed reward of each mode by step (left) and by wall time (right)."""
+    data: list[Figure] = []
+    for (name, lines), colour in zip(metrics.items(), _colours(len(metrics)), strict=True):
+        window = max(3, len(lines) // 12) | 1
+        reward = figures.smooth(figures.column(lines, "reward"), window)
+        wall = list(accumulate(value or 0.0 for value in figures.column(lines, "step_time")))
+        steps = [line["step"] for line in lines]
+        data.append(figures.line(steps, reward, name, colour, legendgroup=name))
+        right = {"xaxis": "x2", "yaxis": "y2", "legendgroup": name, "showlegend": False}
+        data.append(figures.line(wall, reward, name, colour, **right))
+    layout = {
+        "height": 340,
+        "xaxis": {"title": "step", "domain": [0.0, 0.47]},
+        "yaxis": {"title": "reward (moving mean)"},
+        "xaxis2": {"title": "seconds of training", "domain": [0.53, 1.0], "anchor": "y2"},
+        "yaxis2": {"anchor": "x2", "matches": "y", "showticklabels": False},
+    }
+    return {"data": data, "layout": layout}
+
+
+def _colours(needed: int) -> list[str]:
+    return [MODES[i % len(MODES)] for i in range(needed)]
+
+
+def _times(modes: Sequence[_Mode]) -> Section:
+    data = [
+        figures.line(
+            [line["step"] for line in mode.run.metrics],
+            figures.column(mode.run.metrics, "step_time"),
+            mode.name,
+            colour,
+        )
+        for mode, colour in zip(modes, _colours(len(modes)), strict=True)
+    ]
+    layout = {
+        "height": 300,
+        "xaxis": {"title": "step"},
+        "yaxis": {"title": "seconds a step", "rangemode": "tozero"},
+    }
+    text = (
+        "Lines that stay apart show a gain that lasts; lines that meet as responses grow shorter "
+        "or longer show one that depends on the lengths."
+    )
+    figure = {"data": data, "layout": layout}
+    return Section(id="times", title="Time of each step", text=text, figure=figure)

@@ -1,0 +1,145 @@
+"""Who ran what when in one step, as compact data that the page draws. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from rollpacker.report import bubbles
+from rollpacker.report.run_folder import RunFolder
+
+MAX_BARS = 24_000
+"""Bars in one page; steps beyond it are left out evenly."""
+MAX_BARS_PER_STEP = 4_000
+"""Bars of one step; beyond it every k-th lane is drawn."""
+MAX_WORKERS = 16
+"""Workers drawn; beyond it the first ones."""
+STATES = ("kept", "aborted", "dropped", "failed", "moved")
+"""What became of a response; ``moved``: kept, and decoded here after a migration."""
+
+
+class Gantt:
+    """Charts of a run's steps."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.windows = bubbles.step_windows(run.samples, run.tasks, run.rounds)
+        self.stays = bubbles.segments(run.samples, run.moves)
+        self.bubbles = bubbles.worker_bubbles(self.stays, run.tasks, self.windows)
+        self.fractions = bubbles.bubble_fractions(self.bubbles)
+        self.workers: list[int] = self.bubbles["worker"].unique().sort().to_list()
+        self._stays = self.stays.partition_by("step", as_dict=True)
+        self._samples = run.samples.partition_by("step", as_dict=True)
+        self._tasks = run.tasks.partition_by("step", as_dict=True)
+
+    def duration(self, step: int) -> float:
+        """Seconds from the start of a step to the end of its last task."""
+        start, _, end = self.windows[step]
+        return end - start
+
+    def marked(self) -> dict[str, int]:
+        """The first, the median and the longest step."""
+        ranked = sorted(self.windows, key=lambda step: (self.duration(step), step))
+        return {"first": min(ranked), "median": ranked[len(ranked) // 2], "longest": ranked[-1]}
+
+    def chosen(self) -> list[int]:
+        """Steps to draw: the marked ones and as many others, evenly, as ``MAX_BARS`` allows."""
+        always = set(self.marked().values())
+        counts = {s: min(len(self._stays[(s,)]), MAX_BARS_PER_STEP) for s in self.windows}
+        others = [step for step in sorted(self.windows) if step not in always]
+        left = MAX_BARS - sum(counts[step] for step in always)
+        mean = max(1.0, sum(counts[step] for step in others) / max(1, len(others)))
+        room = min(len(others), max(0, int(left / mean)))
+        picked = {others[i * len(others) // room] for i in range(room)} if room else set()
+        return sorted(always | picked)
+
+    def chart(self, step: int) -> dict[str, Any]:
+        """One step; times are seconds after its start.
+
+        Returns:
+            ``step, kind, end, rollout_end, bubble`` (idle share of the rollout), ``prompts`` (their
+            ids), ``workers``: each with ``worker, lanes, task_lanes, bubble, idle`` (pairs),
+            ``attempts`` (lane, start, end, index into ``STATES``, tokens, reward, index into
+            ``prompts``, sample index) and ``tasks`` (lane, start, end, kind, prompts); ``drawn``
+            and ``attempts_total`` count stays on workers.
+        """
+        start, rollout_end, end = self.windows[step]
+        stays, prompts = self._described(step)
+        every = -(-len(stays) // MAX_BARS_PER_STEP)
+        tasks = self._tasks.get((step,), self.run.tasks.clear())
+        rows = [
+            self._worker(step, worker, stays, tasks, every) for worker in self.workers[:MAX_WORKERS]
+        ]
+        fraction = self.fractions.filter(pl.col("step") == step)["rollout_fraction"]
+        return {
+            "step": step,
+            "kind": self._samples[(step,)]["round_kind"][0],
+            "end": _ms(end - start),
+            "rollout_end": _ms(rollout_end - start),
+            "bubble": round(float(fraction[0]), 4),
+            "prompts": prompts,
+            "workers": rows,
+            "drawn": sum(len(row["attempts"]) for row in rows),
+            "attempts_total": len(stays),
+        }
+
+    def _described(self, step: int) -> tuple[pl.DataFrame, list[str]]:
+        """Stays of a step with what is known of their attempts, and its prompts."""
+        samples = self._samples[(step,)]
+        prompts: list[str] = samples["prompt"].unique(maintain_order=True).to_list()
+        about = samples.select(
+            "attempt",
+            pl.col("start_s").alias("began_s"),
+            pl.col("state").replace_strict(dict(zip(STATES, range(5), strict=True)), default=3),
+            "tokens",
+            "reward",
+            pl.col("prompt").replace_strict(prompts, list(range(len(prompts)))),
+            "sample_index",
+        )
+        moved = (pl.col("state") == STATES.index("kept")) & (pl.col("start_s") > pl.col("began_s"))
+        state = pl.when(moved).then(STATES.index("moved")).otherwise(pl.col("state"))
+        stays = self._stays[(step,)].join(about, on="attempt", how="left", maintain_order="left")
+        return stays.with_columns(state.alias("state")), prompts
+
+    def _worker(
+        self, step: int, worker: int, stays: pl.DataFrame, tasks: pl.DataFrame, every: int
+    ) -> dict[str, Any]:
+        start, rollout_end, end = self.windows[step]
+        mine = stays.filter(pl.col("worker") == worker)
+        work = tasks.filter(pl.col("worker") == worker)
+        spans = list(zip(mine["start_s"], mine["end_s"], strict=True))
+        work_spans = list(zip(work["start_s"], work["end_s"], strict=True))
+        attempt_lanes, task_lanes = bubbles.lanes(spans), bubbles.lanes(work_spans)
+        idle = bubbles.gaps(bubbles.union([*spans, *work_spans]), start, end)
+        in_rollout = bubbles.gaps(bubbles.union([*spans, *work_spans]), start, rollout_end)
+        columns = ("start_s", "end_s", "state", "tokens", "reward", "prompt", "sample_index")
+        attempts = [
+            (lane, _ms(a - start), _ms(b - start), state, *rest)
+            for lane, (a, b, state, *rest) in zip(
+                attempt_lanes, mine.select(columns).iter_rows(), strict=True
+            )
+            if lane % every == 0
+        ]
+        task_rows = [
+            (lane, _ms(a - start), _ms(b - start), kind, prompts)
+            for lane, (a, b, kind, prompts) in zip(
+                task_lanes,
+                work.select("start_s", "end_s", "kind", "prompts").iter_rows(),
+                strict=True,
+            )
+        ]
+        return {
+            "worker": worker,
+            "lanes": max(attempt_lanes, default=0) + 1,
+            "task_lanes": max(task_lanes, default=0) + 1,
+            "bubble": round(bubbles.total(in_rollout) / max(rollout_end - start, 1e-9), 4),
+            "idle": [(_ms(a - start), _ms(b - start)) for a, b in idle.tolist()],
+            "attempts": attempts,
+            "tasks": task_rows,
+        }
+
+
+def _ms(seconds: float) -> float:
+    """Seconds to a tenth of a millisecond: finer is not seen and costs bytes."""
+    return round(seconds, 4)

@@ -1,0 +1,48 @@
+"""Response lengths: what was kept against what sampling would give without aborts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from rollpacker.policy.censoring import CENSORED, FINISHED, TRUNCATED, KaplanMeier, Observations
+
+_ENDS = {"stop": FINISHED, "length": TRUNCATED, "abort": CENSORED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LengthCurves:
+    """Lengths of a run's kept responses, and the estimate without aborts."""
+
+    kept: KaplanMeier
+    true: KaplanMeier
+
+    def ratio(self) -> float:
+        """Kept mean length / estimated true mean length."""
+        return self.kept.mean() / max(self.true.mean(), 1e-9)
+
+
+def length_curves(samples: pl.DataFrame, cap: int | None) -> LengthCurves:
+    """Curves of all steps together; aborted attempts count as right-censored.
+
+    Args:
+        samples: columns ``tokens, state, finish_reason, round_kind``; some of them kept.
+        cap: longest response in tokens; None where the config leaves it to the model.
+    """
+    ended = samples.filter(
+        (pl.col("state") != "failed") & pl.col("finish_reason").is_in(list(_ENDS))
+    )
+    long = pl.col("round_kind") == "long"
+    kept = _observed(ended.filter(pl.col("state") == "kept"))
+    fresh, rerun = _observed(ended.filter(~long)), _observed(ended.filter(long))
+    return LengthCurves(
+        kept=KaplanMeier.fit(kept, Observations.of([]), cap),
+        true=KaplanMeier.fit(fresh, rerun, cap),
+    )
+
+
+def _observed(samples: pl.DataFrame) -> Observations:
+    ends = [_ENDS[reason] for reason in samples["finish_reason"]]
+    return Observations.of(samples["tokens"].to_numpy().astype(np.int64), ends)

@@ -1,0 +1,139 @@
+"""One self-contained HTML page: template, style, script and plotly inlined once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+except ImportError as error:
+    raise ImportError(
+        f"the report needs jinja2 and plotly ({error}): pip install 'rollpacker[report]'"
+    ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A headline number with its name and a short note."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text under a header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the page.
+
+    Args:
+        id: anchor and name of its data in the page.
+        title: heading.
+        text: plain sentences that say what to look at.
+        figure: plotly ``data`` and ``layout``.
+        gantt: charts for the script (``charts``, ``marked``, ``shown``, ``select``).
+        table: shown below the plot.
+        code: shown as it is, folded.
+    """
+
+    id: str
+    title: str
+    text: str
+    figure: Mapping[str, Any] | None = None
+    gantt: Mapping[str, Any] | None = None
+    table: Table | None = None
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a page shows; ``facts`` are its numbers unrounded, for scripts."""
+
+    title: str
+    subtitle: str
+    tiles: Sequence[Tile]
+    sections: Sequence[Section]
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def write_page(page: Page, path: Path) -> Path:
+    """Render and write ``path``; a reader never sees half of it."""
+    environment = Environment(
+        loader=PackageLoader("rollpacker.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    data = {
+        "facts": page.facts,
+        "figures": {s.id: s.figure for s in page.sections if s.figure is not None},
+        "gantts": {s.id: s.gantt for s in page.sections if s.gantt is not None},
+    }
+    html = environment.get_template("page.html.j2").render(
+        page=page, data=Markup(embed(data)), plotly=Markup(get_plotlyjs())
+    )
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(html, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def embed(data: Any) -> str:
+    """JSON that is safe inside a script element; what is not finite becomes null."""
+    text = json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def seconds(value: float | None) -> str:
+    """``0.84 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if value is None:
+        return "–"
+    if value < 0.0995:
+        return f"{value * 1e3:.3g} ms"
+    if value < 120:
+        return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def share(value: float | None) -> str:
+    """``13.2%``."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def count(value: float | None) -> str:
+    """``12,345``; ``1.2 M`` from a million on."""
+    if value is None:
+        return "–"
+    return f"{value / 1e6:.3g} M" if abs(value) >= 1e6 else f"{value:,.0f}"
+
+
+def plain(value: float | None) -> str:
+    """Three decimals."""
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,290 @@
+"""The report of one run: ``report.html`` from the files of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rollpacker.report import figures, page
+from rollpacker.report.figures import number, present
+from rollpacker.report.gantt import Gantt
+from rollpacker.report.lengths import LengthCurves, length_curves
+from rollpacker.report.page import Page, Section, Table, Tile, count, plain, seconds, share
+from rollpacker.report.run_folder import RunFolder, load_run
+
+MAX_TABLE_ROWS = 1_500
+"""Rows of the per-step table; beyond it they are thinned evenly."""
+
+
+def write_report(run: Path) -> Path:
+    """Write ``RUN/report.html``, self-contained, and return its path.
+
+    Raises ``ReportError`` (a ``ValueError``) with one line on a missing or damaged file.
+    """
+    return page.write_page(_page(load_run(run)), run / "report.html")
+
+
+def _page(run: RunFolder) -> Page:
+    gantt = Gantt(run)
+    curves = length_curves(run.samples, config_value(run, "rollout", "max_completion_length"))
+    lost = figures.lost_tokens(run.samples)
+    facts = run_facts(run, gantt, curves, lost)
+    return Page(
+        title=f"Run report: {run.path.resolve().name}",
+        subtitle=_subtitle(run),
+        tiles=_tiles(run, facts),
+        sections=[
+            _learning(run),
+            _time(run, facts),
+            _gantt(gantt, facts),
+            _lengths(curves, facts),
+            _aborted(lost, facts),
+            _steps(run, gantt),
+            _config(run),
+        ],
+        facts=facts,
+    )
+
+
+def config_value(run: RunFolder, *keys: str) -> Any:
+    """A value of the run's config; None where a key is missing."""
+    node: Any = run.config
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
+def mode_of(run: RunFolder) -> str:
+    """The run's tail-batching mode, ``exact`` where the config does not say."""
+    return config_value(run, "rollout", "tail_batching", "mode") or "exact"
+
+
+def ends(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Means of the first and of the last tenth."""
+    if not values:
+        return None, None
+    tenth = max(1, len(values) // 10)
+    return sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
+
+
+def run_facts(
+    run: RunFolder, gantt: Gantt, curves: LengthCurves, lost: pl.DataFrame
+) -> dict[str, Any]:
+    """The report's numbers, unrounded: seconds, tokens and shares from 0 to 1."""
+    step_s = present(run.metrics, "step_time")
+    bubbles = gantt.bubbles
+    kept = run.samples.filter(pl.col("state") == "kept")
+    lost_tokens = sum(int(lost[name].sum()) for name in figures.LOST)
+    kept_tokens = int(kept["tokens"].sum())
+    reward = ends(present(run.metrics, "reward"))
+    accuracy = [value for _, value in figures.accuracies(run.metrics, run.summary)]
+    return {
+        "steps": len(run.metrics),
+        "prompts_trained": kept.select("step", "prompt").n_unique(),
+        "reward_first": reward[0],
+        "reward_last": reward[1],
+        "accuracy_first": accuracy[0] if accuracy else None,
+        "accuracy_last": accuracy[-1] if len(accuracy) > 1 else None,
+        "wall_s": sum(step_s),
+        "mean_step_s": sum(step_s) / len(step_s) if step_s else None,
+        "rollout_s": sum(present(run.metrics, "timing_s/rollout")),
+        "train_s": sum(present(run.metrics, "timing_s/train")),
+        "rollout_idle_s": _sum(bubbles, "rollout_idle_s"),
+        "rollout_bubble": _ratio(_sum(bubbles, "rollout_idle_s"), _sum(bubbles, "rollout_s")),
+        "step_bubble": _ratio(_sum(bubbles, "step_idle_s"), _sum(bubbles, "step_s")),
+        "workers": len(gantt.workers),
+        "kept_tokens": kept_tokens,
+        "lost_tokens": lost_tokens,
+        "lost_share": _ratio(lost_tokens, lost_tokens + kept_tokens),
+        "kept_mean_tokens": curves.kept.mean(),
+        "true_mean_tokens": curves.true.mean(),
+        "kept_vs_true_len": curves.ratio(),
+        "kept_truncated": curves.kept.truncated,
+        "true_truncated": curves.true.truncated,
+        "marked_steps": gantt.marked(),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _sum(frame: pl.DataFrame, name: str) -> float:
+    return float(frame[name].sum())
+
+
+def _subtitle(run: RunFolder) -> str:
+    parts = [
+        f"tail batching: {mode_of(run)}",
+        f"model {config_value(run, 'model', 'path')}",
+        f"data {config_value(run, 'data', 'path')}",
+        f"{config_value(run, 'train', 'algorithm', 'kind') or 'grpo'}",
+    ]
+    return " · ".join(parts) + ("" if run.summary else " · this run has not finished")
+
+
+def _tiles(run: RunFolder, facts: dict[str, Any]) -> list[Tile]:
+    first, last = facts["accuracy_first"], facts["accuracy_last"]
+    accuracy = Tile(
+        name="Held-out accuracy", value=f"{plain(first)} → {plain(last)}", note="sampled"
+    )
+    lag = max(present(run.metrics, "policy_version_max_lag"), default=0)
+    return [
+        Tile(
+            name="Reward",
+            value=f"{plain(facts['reward_first'])} → {plain(facts['reward_last'])}",
+            note="first and last tenth of the steps",
+        ),
+        *([accuracy] if last is not None else []),
+        Tile(
+            name="Steps",
+            value=count(facts["steps"]),
+            note=f"{count(facts['prompts_trained'])} groups, policy lag {lag:.0f}",
+        ),
+        Tile(
+            name="Wall time",
+            value=seconds(facts["wall_s"]),
+            note=f"{seconds(facts['mean_step_s'])} a step",
+        ),
+        Tile(
+            name="Rollout bubble",
+            value=share(facts["rollout_bubble"]),
+            note=f"idle time of {facts['workers']} worker{'s' * (facts['workers'] > 1)}",
+        ),
+        Tile(
+            name="Kept / true length",
+            value=plain(facts["kept_vs_true_len"]),
+            note="1 means no length bias",
+        ),
+        Tile(
+            name="Tokens thrown away",
+            value=share(facts["lost_share"]),
+            note=f"{count(facts['lost_tokens'])} of "
+            f"{count(facts['lost_tokens'] + facts['kept_tokens'])}",
+        ),
+    ]
+
+
+def _learning(run: RunFolder) -> Section:
+    accuracy = figures.accuracies(run.metrics, run.summary)
+    text = "The bold line should rise and the faint one should not fall off suddenly. "
+    if accuracy:
+        text += (
+            "Accuracy is measured on held-out problems: trust it over the reward, which is that "
+            "of the responses that were kept."
+        )
+    else:
+        text += "No held-out accuracy was measured in this run: set eval.every to see it here."
+    return Section(id="learning", title="Learning", text=text, figure=figures.learning(run.metrics))
+
+
+def _time(run: RunFolder, facts: dict[str, Any]) -> Section:
+    rollout, train, wall = facts["rollout_s"], facts["train_s"], facts["wall_s"]
+    text = (
+        f"Rollout took {share(_ratio(rollout, wall))} of the wall time and training after it "
+        f"{share(_ratio(train, wall))}. A step that sticks out above its neighbours waited for "
+        "something: look it up below. Gradients that were streamed during the rollout are inside "
+        "its bar."
+    )
+    return Section(
+        id="time",
+        title="Where each step's time went",
+        text=text,
+        figure=figures.time_split(run.metrics),
+    )
+
+
+def _gantt(gantt: Gantt, facts: dict[str, Any]) -> Section:
+    marked = facts["marked_steps"]
+    text = (
+        "Each bar is a response in its decode slot; the strip on top of each worker is its "
+        "gradient work. Yellow is time in which a worker had neither: over the whole run "
+        f"{share(facts['rollout_bubble'])} of the rollouts' worker time "
+        f"({seconds(facts['rollout_idle_s'])}) and {share(facts['step_bubble'])} of the steps'. "
+        "The long bars are the tail; pale bars were moved here to finish it on fewer workers. "
+        f"The longest step is step {marked['longest']}."
+    )
+    charts = [gantt.chart(step) for step in gantt.chosen()]
+    if len(charts) < len(gantt.windows):
+        text += f" {len(charts)} of {len(gantt.windows)} steps can be chosen."
+    data = {"charts": charts, "marked": marked, "shown": marked["median"], "select": True}
+    return Section(id="gantt", title="Workers and the bubble", text=text, gantt=data)
+
+
+def _lengths(curves: LengthCurves, facts: dict[str, Any]) -> Section:
+    ratio = facts["kept_vs_true_len"]
+    verdict = (
+        "The curves agree: what is trained on is as long as what the model writes."
+        if ratio >= 0.95
+        else "The kept curve falls faster: long responses are missing from the updates. "
+        "Modes 'exact' and 'prompts' (rollout.tail_batching.mode) lower this bias."
+    )
+    text = (
+        f"Kept responses have {facts['kept_mean_tokens']:.1f} tokens on average, all responses "
+        f"an estimated {facts['true_mean_tokens']:.1f} (ratio {ratio:.3f}); truncated are "
+        f"{share(facts['kept_truncated'])} of the kept and an estimated "
+        f"{share(facts['true_truncated'])} of all. {verdict} The estimate is Kaplan-Meier: an "
+        "aborted response counts as at least as long as it got."
+    )
+    return Section(
+        id="lengths",
+        title="Response lengths: kept and estimated true",
+        text=text,
+        figure=figures.lengths(curves),
+    )
+
+
+def _aborted(lost: pl.DataFrame, facts: dict[str, Any]) -> Section:
+    title = "What was thrown away"
+    if facts["lost_tokens"] == 0:
+        return Section(
+            id="aborted", title=title, text="Nothing: every generated token was trained on."
+        )
+    text = (
+        f"{count(facts['lost_tokens'])} generated tokens ({share(facts['lost_share'])}) reached "
+        "no update. Short rounds abort the responses that lose the race, long rounds re-run them "
+        "and abort nothing: high bars without lower step times mean that racing does not pay here."
+    )
+    return Section(id="aborted", title=title, text=text, figure=figures.aborted(lost))
+
+
+def _steps(run: RunFolder, gantt: Gantt) -> Section:
+    bubble = dict(gantt.fractions.select("step", "rollout_fraction").iter_rows())
+    every = max(1, -(-len(run.metrics) // MAX_TABLE_ROWS))
+    header = ("step", "round", "reward", "accuracy", "step time", "rollout", "train", "bubble")
+    header += ("length", "clipped", "kept/true", "lost tokens", "queue")
+    rows: list[tuple[str, ...]] = []
+    for line in run.metrics[::every]:
+        value = {name: number(line, name) for name in line}
+        rows.append(
+            (
+                str(line["step"]),
+                str(line.get("tail/round_kind", "–")),
+                plain(value.get("reward")),
+                share(value.get("eval/sampled_accuracy")),
+                seconds(value.get("step_time")),
+                seconds(value.get("timing_s/rollout")),
+                seconds(value.get("timing_s/train")),
+                share(bubble.get(line["step"])),
+                count(value.get("completions/mean_length")),
+                share(value.get("completions/clipped_ratio")),
+                plain(value.get("tail/kept_vs_true_len")),
+                count(value.get("tail/aborted_tokens")),
+                count(value.get("tail/long_queue")),
+            )
+        )
+    text = (
+        "One row a step, with the numbers of metrics.jsonl; the bubble is that of the charts. "
+        "length: mean of the kept responses; queue: prompts that wait for a long round."
+    )
+    if every > 1:
+        text += f" Every {every}th step is listed."
+    return Section(id="steps", title="Steps", text=text, table=Table(header=header, rows=rows))
+
+
+def _config(run: RunFolder) -> Section:
+    text = "The resolved configuration: running it again with this file repeats the run."
+    return Section(id="config", title="Configuration", text=text, code=run.config_text)

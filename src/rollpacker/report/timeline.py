@@ -1,0 +1,187 @@
+"""``timeline.json``: a run as a Chrome trace, which opens in ui.perfetto.dev.
+
+The format is the Trace Event Format of Chromium: metadata ``M``, complete ``X`` and counter ``C``
+events, times in microseconds. Processes are the run's steps, the workers and the rewards; threads
+are decode slots and gradient lanes, so events of a thread nest or follow each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rollpacker.report import bubbles
+from rollpacker.report.run_folder import RunFolder, load_run
+
+Event = dict[str, Any]
+
+MAX_ATTEMPTS = 300_000
+"""Attempts in a timeline; of a longer run the last steps are shown."""
+
+_STEPS, _REWARDS, _WORKERS = 1, 2, 10
+"""Process ids: the steps, the rewards, and the first worker."""
+_SLOT, _TASK = 100, 1
+"""Thread ids: the first decode slot, and the first gradient lane, which sorts above it."""
+
+
+def write_timeline(run: Path) -> Path:
+    """Write ``RUN/timeline.json`` and return its path.
+
+    Raises ``ReportError`` (a ``ValueError``) with one line on a missing or damaged file.
+    """
+    path = run / "timeline.json"
+    partial = path.with_name(path.name + ".part")
+    loaded = _recent(load_run(run))
+    with partial.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for i, event in enumerate(trace_events(loaded)):
+            file.write((",\n" if i else "") + json.dumps(event, separators=(",", ":")))
+        file.write("\n]}\n")
+    partial.replace(path)
+    return path
+
+
+def trace_events(run: RunFolder) -> Iterator[Event]:
+    """All events of a run, metadata first within each process."""
+    stays = bubbles.segments(run.samples, run.moves)
+    yield from _steps(run)
+    workers = sorted(set(stays["worker"]) | set(run.tasks["worker"]))
+    for worker in workers:
+        yield from _process(_WORKERS + worker, f"worker {worker}")
+        yield from _decoding(_WORKERS + worker, stays.filter(pl.col("worker") == worker), run)
+        yield from _tasks(_WORKERS + worker, run.tasks.filter(pl.col("worker") == worker))
+    yield from _grading(run)
+
+
+def _recent(run: RunFolder) -> RunFolder:
+    if len(run.samples) <= MAX_ATTEMPTS:
+        return run
+    counts = run.samples.group_by("step").len().sort("step", descending=True)
+    fits = counts.filter(pl.col("len").cum_sum() <= MAX_ATTEMPTS)["step"]
+    first = fits.min() if len(fits) else counts["step"][0]
+    return RunFolder(
+        path=run.path,
+        config_text=run.config_text,
+        config=run.config,
+        metrics=[line for line in run.metrics if line["step"] >= first],
+        summary=run.summary,
+        **{
+            name: getattr(run, name).filter(pl.col("step") >= first)
+            for name in ("samples", "tasks", "moves", "rounds")
+        },
+    )
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _process(pid: int, name: str) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    order = {"sort_index": pid}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": order}
+
+
+def _thread(pid: int, tid: int, name: str) -> Iterator[Event]:
+    yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+    order = {"sort_index": tid}
+    yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": order}
+
+
+def _complete(
+    pid: int, tid: int, name: str, category: str, start: float, end: float, args: Event
+) -> Event:
+    begin = _us(start)
+    place = {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category}
+    return place | {"ts": begin, "dur": max(0, _us(end) - begin), "args": args}
+
+
+def _steps(run: RunFolder) -> Iterator[Event]:
+    yield from _process(_STEPS, "steps")
+    yield from _thread(_STEPS, 1, "step")
+    kinds = dict(run.samples.select("step", "round_kind").unique("step").iter_rows())
+    metrics = {line["step"]: line for line in run.metrics}
+    windows = bubbles.step_windows(run.samples, run.tasks, run.rounds)
+    for step, (start, rollout_end, end) in windows.items():
+        line = metrics.get(step, {})
+        args = {name: line[name] for name in ("reward", "step_time") if name in line}
+        name = f"step {step} ({kinds[step]})"
+        yield _complete(_STEPS, 1, name, "step", start, end, args)
+        yield _complete(_STEPS, 1, "rollout", "phase", start, rollout_end, {})
+        if end > rollout_end:
+            yield _complete(_STEPS, 1, "train", "phase", rollout_end, end, {})
+
+
+def _spans(frame: pl.DataFrame) -> list[tuple[float, float]]:
+    return list(zip(frame["start_s"], frame["end_s"], strict=True))
+
+
+def _decoding(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]:
+    columns = ("prompt", "sample_index", "tokens", "reward", "state", "finish_reason", "step")
+    about = run.samples.select("attempt", *columns)
+    rows = stays.select("attempt", "start_s", "end_s").join(
+        about, on="attempt", how="left", maintain_order="left"
+    )
+    slots = bubbles.lanes(_spans(rows))
+    for slot in range(max(slots, default=-1) + 1):
+        yield from _thread(pid, _SLOT + slot, f"slot {slot}")
+    for slot, (attempt, start, end, *values) in zip(slots, rows.iter_rows(), strict=True):
+        args = {"attempt": attempt} | dict(zip(columns, values, strict=True))
+        name = f"{args['prompt']} #{args['sample_index']}"
+        yield _complete(pid, _SLOT + slot, name, args["state"], start, end, args)
+    yield from _running(pid, _spans(rows))
+
+
+def _running(pid: int, spans: Sequence[tuple[float, float]]) -> Iterator[Event]:
+    """How many attempts a worker decodes, at every change."""
+    changes: dict[int, int] = {}
+    for start, end in spans:
+        changes[_us(start)] = changes.get(_us(start), 0) + 1
+        changes[_us(end)] = changes.get(_us(end), 0) - 1
+    running = 0
+    for at in sorted(changes):
+        running += changes[at]
+        yield {
+            "ph": "C",
+            "name": "running attempts",
+            "pid": pid,
+            "tid": 0,
+            "ts": at,
+            "args": {"running": running},
+        }
+
+
+def _tasks(pid: int, tasks: pl.DataFrame) -> Iterator[Event]:
+    lanes = bubbles.lanes(_spans(tasks))
+    for lane in range(max(lanes, default=-1) + 1):
+        yield from _thread(pid, _TASK + lane, "gradients" if lane == 0 else f"gradients {lane}")
+    rows = tasks.select("start_s", "end_s", "kind", "step", "prompts").iter_rows()
+    for lane, (start, end, kind, step, prompts) in zip(lanes, rows, strict=True):
+        args = {"step": step, "prompts": prompts}
+        yield _complete(pid, _TASK + lane, kind, "gradient", start, end, args)
+
+
+def _grading(run: RunFolder) -> Iterator[Event]:
+    """From the end of each response until its reward is back."""
+    yield from _process(_REWARDS, "rewards")
+    graded = run.samples.filter(pl.col("grade_s").is_not_null())
+    rows = graded.select(
+        pl.col("end_s").alias("begin_s"),
+        (pl.col("end_s") + pl.col("grade_s")).alias("done_s"),
+        "attempt",
+        "prompt",
+        "sample_index",
+        "reward",
+    ).sort("begin_s")
+    lanes = bubbles.lanes(list(zip(rows["begin_s"], rows["done_s"], strict=True)))
+    for lane in range(max(lanes, default=-1) + 1):
+        yield from _thread(_REWARDS, 1 + lane, f"grading {lane}")
+    for lane, (start, end, attempt, prompt, index, reward) in zip(
+        lanes, rows.iter_rows(), strict=True
+    ):
+        args = {"attempt": attempt, "reward": reward}
+        yield _complete(_REWARDS, 1 + lane, f"{prompt} #{index}", "grading", start, end, args)

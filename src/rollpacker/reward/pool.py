@@ -1,0 +1,400 @@
+"""Grading in processes that may hang, crash or be killed without harm to other samples.
+
+The pool belongs to one event loop (or to a caller that waits): responses are queued by
+``submit``, sent to idle processes in batches and answered through a callback. A call that raises,
+hangs or takes its process down is repeated ``grading.retries`` times; then its response has no
+reward, and an error says why. What was queued behind it is sent again and not charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from rollpacker.config.tree import GradingConfig, RewardConfig
+from rollpacker.core.types import AttemptId
+from rollpacker.reward.base import Grade, GradeRequest
+from rollpacker.reward.functions import one_line, reward_names
+from rollpacker.reward.process import GradingProcess, Job, start
+from rollpacker.reward.replies import Reply, read_reply
+from rollpacker.reward.wire import WireError
+
+OnGrades = Callable[[list[Grade]], None]
+
+_BATCH_S = 0.05
+"""Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
+_LARGEST_BATCH = 256
+_FIRST_GUESS_S = 0.01
+_COLLECT_S = 0.004
+"""Pause after reading and sending, in which responses and replies gather: the first is handled at
+once, those that follow are handled together."""
+_CHECK_S = 0.25
+_START_S = 120.0
+_CANCELLED_GRACE_S = 1.0
+_STARTS = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A response whose grade is not known yet; ``missing`` counts the calls that it waits for."""
+
+    since: float
+    missing: int
+    scores: dict[int, float] = field(default_factory=dict[int, float])
+    seconds: float = 0.0
+
+
+class GradingPool:
+    """Reward processes for one run.
+
+    Args:
+        rewards: the functions and their weights; a response's reward is the weighted sum.
+        config: processes and retries.
+
+    Raises ``ValueError`` when two rewards have one name.
+    """
+
+    def __init__(self, rewards: Sequence[RewardConfig], config: GradingConfig) -> None:
+        self._rewards = tuple(rewards)
+        self._names = reward_names(rewards)
+        self._config = config
+        self._each = [i for i, r in enumerate(rewards) if not r.needs_group]
+        self._grouped = [i for i, r in enumerate(rewards) if r.needs_group]
+        self._held: dict[AttemptId, _Held] = {}
+        self._queue: deque[Job] = deque()
+        self._done: list[Grade] = []
+        self._next_job = 0
+        self._call_s = _FIRST_GUESS_S
+        self._failed_starts = 0
+        self._fatal: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_grades: OnGrades | None = None
+        self._pause: asyncio.Handle | None = None
+        self._checking: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._processes = [self._start() for _ in range(config.workers)]
+
+    # -- what the driver calls
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether all responses of a prompt must be submitted together, with ``group``."""
+        return bool(self._grouped)
+
+    def attach(self, loop: asyncio.AbstractEventLoop, on_grades: OnGrades) -> None:
+        """Read replies in this loop and hand grades to ``on_grades``, many at a time."""
+        assert self._loop is None, "the pool is attached already"
+        self._loop = loop
+        self._on_grades = on_grades
+        self._act()
+
+    def wait_ready(self) -> None:
+        """Wait until every process has loaded its functions.
+
+        Raises ``ValueError`` when a function cannot be found or used.
+        """
+        while self._fatal is None and not all(p.ready for p in self._processes):
+            self._pump(_CHECK_S)
+        if self._fatal is not None:
+            raise ValueError(self._fatal)
+
+    def submit(self, requests: Sequence[GradeRequest], group: bool = False) -> None:
+        """Queue responses; ``group`` says that they are all of one prompt, in order.
+
+        Never waits. Attempts must not be held already.
+        """
+        assert group or not self._grouped, "a reward needs the group: submit whole groups"
+        now = time.monotonic()
+        calls = len(self._each) + len(self._grouped)
+        for request in requests:
+            assert request.attempt not in self._held, f"attempt {request.attempt} is held"
+            self._held[request.attempt] = _Held(since=now, missing=calls)
+            if self._each:
+                self._queue.append(self._job((request,), self._each))
+        if group and self._grouped and requests:
+            self._queue.append(self._job(tuple(requests), self._grouped))
+        if self._pause is None:
+            self._act()
+
+    def cancel(self, attempts: Collection[AttemptId]) -> None:
+        """Forget attempts: no grade comes. Unknown ones are ignored."""
+        for attempt in attempts:
+            self._held.pop(attempt, None)
+
+    def pending(self) -> dict[AttemptId, float]:
+        """Seconds since submission of every attempt whose grade is awaited."""
+        now = time.monotonic()
+        return {attempt: now - held.since for attempt, held in self._held.items()}
+
+    def grade_now(self, requests: Sequence[GradeRequest], group: bool = False) -> list[Grade]:
+        """Grade and wait; in the order of ``requests``. Grades of others are kept for their own
+        callback."""
+        wanted = {request.attempt for request in requests}
+        own: dict[AttemptId, Grade] = {}
+        others: list[Grade] = []
+        attached, self._on_grades = self._on_grades, None
+        try:
+            self.submit(requests, group)
+            while True:
+                for grade in self._done:
+                    if grade.attempt in wanted:
+                        own[grade.attempt] = grade
+                    else:
+                        others.append(grade)
+                self._done = []
+                if len(own) == len(wanted):
+                    return [own[request.attempt] for request in requests]
+                self._pump(_CHECK_S)
+        finally:
+            self._on_grades = attached
+            self._done = others
+            if others and self._loop is not None:
+                self._loop.call_soon(self._deliver)
+
+    def close(self) -> None:
+        """Kill the processes and forget everything that is pending."""
+        self._closed = True
+        for timer in (self._checking, self._pause):
+            if timer is not None:
+                timer.cancel()
+        for process in self._processes:
+            self._unlisten(process)
+            process.kill()
+        self._processes = []
+        self._queue.clear()
+        self._held.clear()
+
+    # -- jobs and results
+
+    def _job(self, requests: tuple[GradeRequest, ...], functions: list[int]) -> Job:
+        self._next_job += 1
+        return Job(self._next_job, requests, list(functions))
+
+    def _dispatch(self) -> None:
+        if self._fatal is not None:
+            self._give_up(self._fatal)
+        idle = [p for p in self._processes if p.ready and not p.jobs]
+        if idle and self._queue:
+            most = min(_LARGEST_BATCH, max(1, int(_BATCH_S / self._call_s)))
+            share = min(most, math.ceil(len(self._queue) / len(idle)))
+            for process in idle:
+                self._send(process, share)
+        if self._held:
+            self._check_later()
+        self._deliver()
+
+    def _send(self, process: GradingProcess, count: int) -> None:
+        frames: list[bytes] = []
+        while self._queue and len(frames) < count:
+            if self._queue[0].failures and frames:
+                break  # a job that failed is sent alone: it may take its process down again
+            job = self._queue.popleft()
+            if not self._wanted(job):
+                continue
+            try:
+                frames.append(job.encode())
+            except Exception as error:  # pickle raises whatever the column's own code raises
+                self._fail(job, f"its data row cannot be sent: {one_line(error)}")
+            else:
+                process.jobs.append(job)
+                if job.failures:
+                    break
+        if frames:
+            process.call_started = time.monotonic()
+            if not process.send(frames):
+                self._flush_later(process)
+
+    def _wanted(self, job: Job) -> bool:
+        return any(request.attempt in self._held for request in job.requests)
+
+    def _on_reply(self, process: GradingProcess, payload: bytes) -> None:
+        job = process.jobs[0] if process.jobs else None
+        reply = read_reply(payload, job)
+        if reply.fatal is not None:
+            self._fatal = reply.fatal
+        elif reply.ready:
+            process.ready = True
+        elif job is not None:
+            self._settle(process, job, reply)
+
+    def _settle(self, process: GradingProcess, job: Job, reply: Reply) -> None:
+        self._call_s += 0.1 * (reply.seconds - self._call_s)
+        self._failed_starts = 0
+        process.call_started = time.monotonic()
+        if reply.error is not None:
+            process.jobs.popleft()
+            self._charge(job, reply.error)
+            return
+        function = job.functions.pop(0)
+        if not job.functions:
+            process.jobs.popleft()
+        for request, score in zip(job.requests, reply.scores, strict=True):
+            held = self._held.get(request.attempt)
+            if held is None:
+                continue
+            held.seconds += reply.seconds
+            held.missing -= 1
+            if score is not None:
+                held.scores[function] = score
+            if held.missing == 0:
+                self._finish(request.attempt, held)
+
+    def _finish(self, attempt: AttemptId, held: _Held) -> None:
+        del self._held[attempt]
+        order = sorted(held.scores)
+        total = sum(self._rewards[i].weight * held.scores[i] for i in order)
+        self._done.append(
+            Grade(
+                attempt=attempt,
+                reward=total if order else None,
+                rewards={self._names[i]: held.scores[i] for i in order},
+                error=None if order else "no reward function applies",
+                seconds=held.seconds,
+            )
+        )
+
+    def _charge(self, job: Job, error: str) -> None:
+        job.failures += 1
+        if job.failures <= self._config.retries:
+            self._queue.append(job)
+        else:
+            self._fail(job, f"reward '{self._names[job.functions[0]]}': {error}")
+
+    def _fail(self, job: Job, error: str) -> None:
+        for request in job.requests:
+            held = self._held.pop(request.attempt, None)
+            if held is not None:
+                grade = Grade(
+                    attempt=request.attempt,
+                    reward=None,
+                    rewards={},
+                    error=error,
+                    seconds=held.seconds,
+                )
+                self._done.append(grade)
+
+    def _give_up(self, error: str) -> None:
+        while self._queue:
+            self._fail(self._queue.popleft(), error)
+
+    def _deliver(self) -> None:
+        if self._done and self._on_grades is not None:
+            grades, self._done = self._done, []
+            self._on_grades(grades)
+
+    # -- processes
+
+    def _start(self) -> GradingProcess:
+        return start([(r.function, r.options) for r in self._rewards])
+
+    def _read(self, process: GradingProcess) -> None:
+        try:
+            replies, alive = process.channel.receive()
+            for reply in replies:
+                self._on_reply(process, reply)
+        except WireError as error:
+            self._replace(process, f"its process wrote nonsense ({error})")
+            return
+        if not alive:
+            self._replace(process, None)
+
+    def _replace(self, process: GradingProcess, reason: str | None) -> None:
+        """Kill a process and start another; its running job is charged, the others wait again."""
+        self._processes.remove(process)
+        self._unlisten(process)
+        ended = process.kill()
+        reason = reason or f"its process was {ended}"
+        if process.jobs:
+            running = process.jobs.popleft()
+            self._queue.extendleft(reversed(process.jobs))
+            self._charge(running, reason)
+        elif not process.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= _STARTS and self._fatal is None:
+                self._fatal = f"rewards: grading processes die as they start: {ended}"
+        if self._fatal is None:
+            self._processes.append(self._start())
+            if self._loop is not None and self._pause is None:
+                self._pause = self._loop.call_soon(self._resume)
+
+    def _check(self) -> None:
+        """Replace processes whose call or start takes too long."""
+        for process in tuple(self._processes):
+            # A driver that was busy itself must not take answers that have come for a hang.
+            self._read(process)
+            if process not in self._processes:
+                continue
+            now = time.monotonic()
+            if not process.ready and now - process.started > _START_S:
+                self._replace(process, None)
+            elif process.jobs and now - process.call_started > self._limit(process.jobs[0]):
+                limit = self._limit(process.jobs[0])
+                self._replace(process, f"timed out after {limit:g} s")
+
+    def _limit(self, job: Job) -> float:
+        limit = self._rewards[job.functions[0]].timeout_s
+        return limit if self._wanted(job) else min(limit, _CANCELLED_GRACE_S)
+
+    def _pump(self, timeout: float) -> None:
+        """Wait for replies without a loop."""
+        channels = [p.channel for p in self._processes]
+        writing = [c for c in channels if c.unsent]
+        select.select(channels, writing, [], timeout)
+        for channel in writing:
+            channel.flush()
+        self._check()
+        self._dispatch()
+
+    # -- the event loop
+
+    def _act(self) -> None:
+        """Send what is queued, then pause; without a loop there is nothing to pause."""
+        if self._loop is not None:
+            # First, since the callback may submit again.
+            self._pause = self._loop.call_later(_COLLECT_S, self._resume)
+            for process in self._processes:
+                self._loop.remove_reader(process.channel)
+        self._dispatch()
+
+    def _resume(self) -> None:
+        assert self._loop is not None
+        self._pause = None
+        if self._queue and any(p.ready and not p.jobs for p in self._processes):
+            self._on_readable()
+            return
+        for process in self._processes:
+            self._loop.add_reader(process.channel, self._on_readable)
+
+    def _on_readable(self) -> None:
+        for process in tuple(self._processes):
+            self._read(process)
+        self._act()
+
+    def _unlisten(self, process: GradingProcess) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(process.channel)
+            self._loop.remove_writer(process.channel)
+
+    def _flush_later(self, process: GradingProcess) -> None:
+        if self._loop is not None:
+            self._loop.add_writer(process.channel, self._on_writable, process)
+
+    def _on_writable(self, process: GradingProcess) -> None:
+        assert self._loop is not None
+        if process.channel.flush():
+            self._loop.remove_writer(process.channel)
+
+    def _check_later(self) -> None:
+        if self._loop is not None and self._checking is None:
+            soon = min(_CHECK_S, *(r.timeout_s / 4 for r in self._rewards))
+            self._checking = self._loop.call_later(soon, self._on_check)
+
+    def _on_check(self) -> None:
+        self._checking = None
+        self._check()
+        self._dispatch()

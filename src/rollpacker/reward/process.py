@@ -1,0 +1,100 @@
+"""A grading process as the driver sees it: started, given jobs, timed, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.wire import JOB, Channel, frame
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One call of each of some functions on the same requests.
+
+    Args:
+        id: unique within the pool.
+        requests: one response, or all of a group.
+        functions: indices of the reward functions still to call.
+        failures: how often it has failed.
+    """
+
+    id: int
+    requests: tuple[GradeRequest, ...]
+    functions: list[int]
+    failures: int = 0
+
+    def encode(self) -> bytes:
+        """The job as a frame. Raises what pickle raises on columns that it cannot write."""
+        requests = [
+            (r.attempt, r.prompt, r.completion, r.completion_ids, r.row) for r in self.requests
+        ]
+        body = pickle.dumps((self.functions, requests), pickle.HIGHEST_PROTOCOL)
+        return frame(JOB.pack(self.id) + body)
+
+
+@dataclass(slots=True, eq=False)
+class GradingProcess:
+    """One process and the jobs that it holds, the running one first.
+
+    It is a plain subprocess rather than ``multiprocessing``'s, which would import the user's main
+    module into it, and in a process group of its own, so that what a reward starts dies with it.
+
+    Args:
+        popen: the process.
+        channel: its socket.
+        started: when it was started.
+        jobs: what it was sent and has not answered.
+        call_started: latest time at which its current call can have begun.
+        ready: whether its functions are loaded.
+    """
+
+    popen: subprocess.Popen[bytes]
+    channel: Channel
+    started: float
+    jobs: deque[Job] = field(default_factory=deque)
+    call_started: float = 0.0
+    ready: bool = False
+
+    def send(self, jobs: Sequence[bytes]) -> bool:
+        """Write frames; false if ``channel.flush`` must follow."""
+        return self.channel.send(b"".join(jobs))
+
+    def kill(self) -> str:
+        """End the process and what it started, and say how it ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.kill()
+        code = self.popen.wait()
+        self.channel.close()
+        return f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
+
+
+def start(functions: Sequence[tuple[str, dict[str, Any]]]) -> GradingProcess:
+    """Start a process that loads these functions (path and options) and then takes jobs."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from rollpacker.reward.worker import main; "
+            f"main({theirs.fileno()}, {os.getpid()})"
+        )
+        popen = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    channel = Channel(ours)
+    channel.send(frame(pickle.dumps(list(functions))))
+    return GradingProcess(popen=popen, channel=channel, started=time.monotonic())

@@ -1,0 +1,69 @@
+"""What the driver knows of each attempt of the step in progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from rollpacker.core.types import AttemptId, PromptId, Sample, WorkerId
+from rollpacker.engine.base import Output, Request
+from rollpacker.runtime.samples import State
+
+
+class Stage(Enum):
+    """Where an attempt is."""
+
+    RUNNING = auto()
+    MIGRATING = auto()
+    STOPPING = auto()
+    GRADING = auto()
+    GRADED = auto()
+    OVER = auto()
+
+
+DECODING = (Stage.RUNNING, Stage.MIGRATING)
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One attempt from start to verdict. Times are seconds of the run's clock."""
+
+    id: AttemptId
+    prompt: PromptId
+    index: int
+    worker: WorkerId
+    request: Request
+    start_s: float
+    stage: Stage = Stage.RUNNING
+    target: WorkerId | None = None
+    """Where a migrating attempt goes."""
+    end_s: float | None = None
+    graded_s: float | None = None
+    output: Output | None = None
+    reward: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    verdict: State = "aborted"
+    """Its state in the samples table; an attempt whose prompt is done without it is aborted."""
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens so far known."""
+        return 0 if self.output is None else len(self.output.tokens)
+
+    def sample(self) -> Sample:
+        """The finished, graded response."""
+        assert self.output is not None
+        assert self.reward is not None
+        return Sample(
+            prompt=self.prompt,
+            index=self.index,
+            attempt=self.id,
+            prompt_tokens=self.request.prompt,
+            tokens=self.output.tokens,
+            logprobs=self.output.logprobs,
+            finish_reason=self.output.finish_reason,
+            weights_version=self.output.weights_version,
+            reward=self.reward,
+            rewards=self.rewards,
+        )

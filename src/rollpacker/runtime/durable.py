@@ -1,0 +1,70 @@
+"""Writes that a crash leaves either complete or absent."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Flush a file's bytes, or a folder's entries, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write and flush a file; a crash may leave it torn. Raises ``OSError``."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Make ``path`` hold ``data``, or, after a crash or ``OSError``, what it held before."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        write_file(temporary, data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+class AppendFile:
+    """Appends whole records: one that does not fit is cut off again and tried with the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._good = self._file.seek(0, os.SEEK_END)
+        self._pending = b""
+
+    def write(self, record: bytes) -> None:
+        """Write a record and those that failed before it. Raises ``OSError``; none is lost."""
+        self._pending += record
+        try:
+            written = self._file.write(self._pending)
+            if written != len(self._pending):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._file.truncate(self._good)
+            raise
+        self._good += len(self._pending)
+        self._pending = b""
+
+    def close(self) -> None:
+        """Close the file; records that never fitted are given up."""
+        self._file.close()
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether an error means that no space is left; native writers only say so in words."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return True
+    text = str(error).lower()
+    return "no space left" in text or "os error 28" in text or "disk quota" in text

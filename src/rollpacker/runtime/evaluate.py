@@ -1,0 +1,162 @@
+"""Accuracy on held-out problems, sampled by the run's own workers and graded by its rewards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollpacker.config import EvalConfig
+from rollpacker.core.types import AttemptId, WorkerId, sampling_seed
+from rollpacker.engine.base import Request, SamplingParams
+from rollpacker.reward.base import Grade
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.pool import WorkerError, WorkerPool
+from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.rewards import Rewards
+
+_EVALUATION = -1
+"""In place of a step in seeds: every evaluation samples with the same random numbers."""
+
+
+class Evaluator:
+    """Samples every held-out problem and grades the answers; between steps only.
+
+    Args:
+        config: what to evaluate.
+        seed: the run's.
+        problems: the held-out problems.
+        pool: the run's workers.
+        rewards: the run's reward processes.
+        params: how answers are sampled.
+        clock: the run's.
+    """
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        seed: int,
+        *,
+        problems: Problems,
+        pool: WorkerPool,
+        rewards: Rewards,
+        params: SamplingParams,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._seed = seed
+        self._problems = problems
+        self._pool = pool
+        self._rewards = rewards
+        self._params = params
+        self._clock = clock
+        self._attempts: dict[AttemptId, Attempt] = {}
+        self._missing = 0
+        self._done: asyncio.Future[None] | None = None
+
+    async def run(self, version: int, *, greedy: bool = False) -> dict[str, float]:
+        """``eval/*`` metrics of the weights in place.
+
+        Args:
+            version: of the weights.
+            greedy: decode greedily, one answer a problem.
+
+        Raises ``WorkerError`` when a worker dies.
+        """
+        params = self._params
+        if greedy:
+            params = SamplingParams(
+                max_tokens=params.max_tokens,
+                temperature=0.0,
+                stop=params.stop,
+                stop_token_ids=params.stop_token_ids,
+            )
+        count = 1 if greedy else self._config.num_generations
+        self._done = asyncio.get_running_loop().create_future()
+        self._pool.on_report, self._pool.on_lost = self._report, self._lose
+        self._rewards.on_grades = self._take_grades
+        self._attempts = {}
+        self._start(version, params, count)
+        await self._done
+        return self._metrics("greedy" if greedy else "sampled")
+
+    def _start(self, version: int, params: SamplingParams, count: int) -> None:
+        workers = self._pool.workers
+        batches: dict[WorkerId, list[Request]] = {worker: [] for worker in workers}
+        for place, (prompt, tokens) in enumerate(self._problems.tokens.items()):
+            worker = workers[place % len(workers)]
+            for index in range(count):
+                attempt = AttemptId(place * count + index)
+                request = Request(
+                    attempt=attempt,
+                    group=prompt,
+                    prompt=tokens,
+                    params=params,
+                    seed=sampling_seed(self._seed, _EVALUATION, prompt, index),
+                )
+                self._attempts[attempt] = Attempt(
+                    id=attempt,
+                    prompt=prompt,
+                    index=index,
+                    worker=worker,
+                    request=request,
+                    start_s=self._clock(),
+                )
+                batches[worker].append(request)
+        self._missing = len(self._attempts)
+        self._pool.broadcast(msg.BeginStep(version=version))
+        for worker, requests in batches.items():
+            self._pool.send(worker, msg.Submit(requests=requests))
+
+    def _report(self, worker: WorkerId, report: msg.Report) -> None:
+        match report:
+            case msg.Finished():
+                finished = [self._attempts[output.attempt] for output in report.outputs]
+                for attempt, output in zip(finished, report.outputs, strict=True):
+                    attempt.output = output
+                self._pool.send(worker, msg.Proceed())
+                self._grade(finished)
+            case msg.Failed():
+                self._fail(report.error)
+            case _:
+                self._fail(f"unexpected report {report!r}")
+
+    def _grade(self, attempts: Sequence[Attempt]) -> None:
+        rows = self._problems.rows
+        if self._rewards.needs_group:
+            for attempt in attempts:
+                self._rewards.grade([attempt], rows)
+        else:
+            self._rewards.grade(attempts, rows)
+
+    def _take_grades(self, grades: Sequence[Grade]) -> None:
+        for grade in grades:
+            self._attempts[grade.attempt].reward = grade.reward
+        self._missing -= len(grades)
+        if self._missing == 0 and self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _lose(self, worker: WorkerId, error: str) -> None:
+        del worker
+        self._fail(error)
+
+    def _fail(self, error: str) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(WorkerError(f"evaluation: {error}"))
+
+    def _metrics(self, kind: str) -> dict[str, float]:
+        attempts = list(self._attempts.values())
+        graded = [a.reward for a in attempts if a.reward is not None]
+        right = [reward >= self._config.threshold for reward in graded]
+        lengths = [attempt.tokens for attempt in attempts]
+        clipped = [a.output is not None and a.output.finish_reason == "length" for a in attempts]
+        return {
+            f"eval/{kind}_accuracy": float(np.mean(right)) if right else 0.0,
+            f"eval/{kind}_mean_length": float(np.mean(lengths)),
+            f"eval/{kind}_clipped_ratio": float(np.mean(clipped)),
+            "eval/problems": float(len(self._problems.tokens)),
+            "eval/ungraded": float(len(attempts) - len(graded)),
+        }

@@ -1,0 +1,173 @@
+"""What the driver and its workers say to each other. Order in a pipe is order of effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollpacker.core.types import AttemptId, Group, PromptId
+from rollpacker.engine.base import EngineStats, Output, Request
+from rollpacker.train.base import Partial, Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginStep:
+    """The weights in place are version ``version``; nothing may be running."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Sample these."""
+
+    requests: Sequence[Request]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Stop these; answered by ``Aborted`` for those that were still there."""
+
+    attempts: Sequence[AttemptId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proceed:
+    """In lockstep: what finished has been dealt with, decode on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulate:
+    """Add the gradients of these groups; answered by ``Accumulated``."""
+
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apply:
+    """Reduce, divide, update; answered by ``Applied``, with a checksum if asked for."""
+
+    total: Partial
+    checksum: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """Throw the gradient sum away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reform:
+    """Join a new process group: ``rank`` of ``world``, meeting at the file ``rendezvous``."""
+
+    rank: int
+    world: int
+    rendezvous: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Write model and optimizer under ``folder``; answered by ``Done``."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Restore model and optimizer from ``folder``; answered by ``Done``."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Leave."""
+
+
+Command = (
+    BeginStep
+    | Submit
+    | Abort
+    | Proceed
+    | Accumulate
+    | Apply
+    | Discard
+    | Reform
+    | Save
+    | Load
+    | Stop
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The worker has its model; ``latency`` is seconds of a decode step by batch size."""
+
+    latency: dict[int, float]
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """These attempts are complete. ``stats`` are the engine's counters by then."""
+
+    outputs: Sequence[Output]
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted:
+    """These attempts have stopped; partial outputs. ``missing`` had ended before."""
+
+    outputs: Sequence[Output]
+    missing: Sequence[AttemptId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The engine could not take or finish these attempts."""
+
+    attempts: Sequence[AttemptId]
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulated:
+    """The gradients of these prompts are in the sum. Times are of the monotonic clock."""
+
+    prompts: tuple[PromptId, ...]
+    partial: Partial
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """The update is done; ``checksum`` is of the new weights (0 when not asked for)."""
+
+    update: Update
+    checksum: int
+    cpu_s: float
+    stats: EngineStats
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A ``Save`` or ``Load`` has ended; ``error`` is None or one line, the user's to mend if
+    ``user_error``."""
+
+    error: str | None = None
+    user_error: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """The worker cannot go on; ``user_error`` when it is the configuration's or model's fault."""
+
+    error: str
+    user_error: bool
+
+
+Report = Ready | Finished | Aborted | Failed | Accumulated | Applied | Done | Died

@@ -1,0 +1,272 @@
+"""What each step is measured by, and the files that it goes to.
+
+Names follow TRL's ``GRPOTrainer`` where they mean the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rollpacker.core.types import Group, RoundKind, Sample
+from rollpacker.runtime.durable import AppendFile, replace_file
+from rollpacker.runtime.trackers import TensorBoard, Tracker
+from rollpacker.train.base import Update
+
+Metrics = dict[str, float | str]
+"""One step: numbers by name, and ``tail/round_kind``. ``step`` is always there."""
+
+_KINDS = tuple(kind.value for kind in RoundKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What tail batching did in a step.
+
+    Args:
+        round_kind: of this step's round.
+        long_queue: prompts that wait for a long round, after this step.
+        deferred: prompts that lost their race in this step.
+        aborted_tokens: tokens generated and thrown away in this step.
+        kept_vs_true_len: mean length of kept responses over that without aborts; 1 is unbiased.
+    """
+
+    round_kind: RoundKind
+    long_queue: int = 0
+    deferred: int = 0
+    aborted_tokens: int = 0
+    kept_vs_true_len: float = 1.0
+
+
+def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Lengths in tokens: ``completions/*``; "terminated" responses are those not cut off."""
+    lengths = np.array([sample.tokens.size for sample in samples], np.float64)
+    ended = np.array([sample.finish_reason == "stop" for sample in samples], bool)
+    result: dict[str, float] = {}
+    for name, some in (("", lengths), ("terminated_", lengths[ended])):
+        some = some if some.size else np.zeros(1)
+        result[f"completions/mean_{name}length"] = float(some.mean())
+        result[f"completions/min_{name}length"] = float(some.min())
+        result[f"completions/max_{name}length"] = float(some.max())
+    result["completions/clipped_ratio"] = float(1 - ended.mean()) if ended.size else 0.0
+    return result
+
+
+def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """``reward``, ``reward_std`` (mean over groups), ``rewards/<name>/*``, zero-variance share.
+
+    Standard deviations are unbiased, as in TRL; a function that does not apply to a response is
+    left out of its mean.
+    """
+    totals = [[s.reward for s in group.samples if s.reward is not None] for group in groups]
+    stds = np.array([_std(rewards) for rewards in totals])
+    flat = [reward for rewards in totals for reward in rewards]
+    result = {"reward": _mean(flat), "reward_std": _mean(stds)}
+    scores: dict[str, list[float]] = {}
+    for group in groups:
+        for sample in group.samples:
+            for name, score in sample.rewards.items():
+                scores.setdefault(name, []).append(score)
+    for name in sorted(scores):
+        result[f"rewards/{name}/mean"] = _mean(scores[name])
+        result[f"rewards/{name}/std"] = _std(scores[name])
+    result["frac_reward_zero_std"] = _mean(np.isclose(stds, 0.0))
+    return result
+
+
+def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
+    """Means over a step's updates; ``learning_rate`` is the last one's."""
+    names = sorted({name for update in updates for name in update.metrics})
+    result = {n: _mean([u.metrics[n] for u in updates if n in u.metrics]) for n in names}
+    result["grad_norm"] = _mean([update.grad_norm for update in updates])
+    result["learning_rate"] = updates[-1].learning_rate if updates else 0.0
+    result["skipped_updates"] = float(sum(not update.applied for update in updates))
+    return result
+
+
+def step_metrics(
+    *,
+    step: int,
+    epoch: float,
+    groups: Sequence[Group],
+    updates: Sequence[Update],
+    tail: Tail,
+    step_time: float,
+    num_tokens: int,
+    timing_s: Mapping[str, float],
+    bubble: Mapping[str, float],
+) -> Metrics:
+    """All metrics of a step.
+
+    Args:
+        step: its number, which is also the weights' version.
+        epoch: passes over the data so far, with its fraction.
+        groups: trained on in this step.
+        updates: made in this step.
+        tail: what tail batching did.
+        step_time: wall time, seconds.
+        num_tokens: prompt and response tokens trained on since the run began.
+        timing_s: seconds of each phase by name (``rollout``, ``train``, ``weights`` ...).
+        bubble: idle share of worker time by phase, 0 to 1; ``total`` is that of the whole step.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    lag = max((step - sample.weights_version for sample in samples), default=0)
+    return {
+        "step": step,
+        "epoch": epoch,
+        **reward_metrics(groups),
+        **completion_metrics(samples),
+        **update_metrics(updates),
+        "num_tokens": num_tokens,
+        "step_time": step_time,
+        **{f"timing_s/{name}": value for name, value in timing_s.items()},
+        "tail/round_kind": tail.round_kind.value,
+        "tail/long_queue": tail.long_queue,
+        "tail/deferred": tail.deferred,
+        "tail/aborted_tokens": tail.aborted_tokens,
+        "tail/kept_vs_true_len": tail.kept_vs_true_len,
+        **{f"bubble/{name}": value for name, value in bubble.items()},
+        "policy_version_max_lag": lag,
+    }
+
+
+class StepWarnings:
+    """Loud lines on steps that cannot teach much.
+
+    Each kind is said at its 1st, 2nd, 4th, 8th ... step.
+
+    Args:
+        max_completion_length: the cap in force, tokens.
+    """
+
+    def __init__(self, max_completion_length: int) -> None:
+        self._cap = max_completion_length
+        self._counts = {"clipped": 0, "flat": 0}
+
+    def check(self, step: int, groups: Sequence[Group]) -> list[str]:
+        """Lines to print for a step; usually none."""
+        samples = [sample for group in groups for sample in group.samples]
+        clipped = completion_metrics(samples)["completions/clipped_ratio"]
+        flat = bool(groups) and not any(np.any(group.advantages) for group in groups)
+        lines: list[str] = []
+        if clipped > 0.5 and self._due("clipped"):
+            lines.append(
+                f"WARNING step {step}: {clipped:.0%} of the completions were cut off at {self._cap}"
+                " tokens; raise 'rollout.max_completion_length'"
+            )
+        if flat and self._due("flat"):
+            lines.append(
+                f"WARNING step {step}: all advantages are zero, nothing is learned: every group has"
+                " equal rewards; check 'rewards' or take problems of another difficulty"
+            )
+        return lines
+
+    def _due(self, kind: str) -> bool:
+        self._counts[kind] += 1
+        count = self._counts[kind]
+        return count & (count - 1) == 0
+
+
+class MetricsLog:
+    """``metrics.jsonl``, TensorBoard and the trackers. A full disk or a tracker never stops a run.
+
+    Args:
+        folder: the run's folder; made if missing.
+        last_step: lines of later steps, left by a crash, are dropped; -1 drops all of them.
+        trackers: from ``open_trackers``.
+        say: told once, in one line, of each target that fails.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        last_step: int = -1,
+        trackers: Sequence[Tracker] = (),
+        say: Callable[[str], None],
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "metrics.jsonl"
+        _cut(self._path, last_step)
+        self._file = AppendFile(self._path)
+        self._say = say
+        self._failing: set[str] = set()
+        self._trackers = [TensorBoard(folder / "tensorboard", last_step + 1), *trackers]
+
+    def write(self, metrics: Metrics) -> None:
+        """Record one step, named by ``metrics["step"]``."""
+        self._try(str(self._path), lambda: self._file.write(_line(metrics)))
+        shown = numbers(metrics)
+        for tracker in self._trackers:
+            step = int(shown["step"])
+            self._try(type(tracker).__name__, lambda t=tracker, s=step: t.log(s, shown))
+
+    def close(self) -> None:
+        """Close the file and finish the trackers."""
+        self._file.close()
+        for tracker in self._trackers:
+            self._try(type(tracker).__name__, tracker.close)
+
+    def _try(self, target: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # third-party trackers raise anything
+            if target not in self._failing:
+                self._say(f"{target}: metrics cannot be written ({error}); the run goes on")
+            self._failing.add(target)
+
+
+def read_metrics(path: Path) -> list[Metrics]:
+    """The objects of a ``metrics.jsonl``, without lines torn by a crash."""
+    rows: list[Metrics] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "step" in row:
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
+
+
+def numbers(metrics: Metrics) -> dict[str, float]:
+    """What can be drawn: finite numbers, and the round kind as 0 full, 1 short, 2 long."""
+    result: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, str):
+            if value in _KINDS:
+                result[name] = float(_KINDS.index(value))
+        elif math.isfinite(value):
+            result[name] = float(value)
+    return result
+
+
+def _cut(path: Path, last_step: int) -> None:
+    if path.exists():
+        rows = [row for row in read_metrics(path) if float(row["step"]) <= last_step]
+        replace_file(path, b"".join(map(_line, rows)))
+
+
+def _line(metrics: Metrics) -> bytes:
+    plain = {name: _plain(value) for name, value in metrics.items()}
+    return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
+
+
+def _plain(value: float | str) -> float | str | None:
+    """JSON has no infinities: they and nan become null. NumPy's numbers become Python's."""
+    if isinstance(value, str | int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def _std(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

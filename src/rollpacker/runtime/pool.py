@@ -1,0 +1,196 @@
+"""The local worker processes: start, talk to, notice the death of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rollpacker.config import RunConfig
+from rollpacker.core.types import WorkerId
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime import worker as worker_process
+
+
+class WorkerError(RuntimeError):
+    """A worker has died or cannot do what it was told."""
+
+
+class WorkerPool:
+    """Processes of one run, by worker id.
+
+    ``on_report(worker, report)`` is called for every message, ``on_lost(worker, error)`` once for
+    a worker whose process has died.
+    """
+
+    def __init__(self, config: RunConfig, *, max_length: int, total_updates: int) -> None:
+        self._config = config
+        self._max_length = max_length
+        self._total_updates = total_updates
+        self._connections: dict[WorkerId, Connection] = {}
+        self._processes: dict[WorkerId, multiprocessing.process.BaseProcess] = {}
+        self._loop = asyncio.get_running_loop()
+        self._answers: dict[WorkerId, asyncio.Future[msg.Report]] = {}
+        self._meetings = tempfile.TemporaryDirectory(prefix="rollpacker-")
+        self._generation = 0
+        self.on_report: Callable[[WorkerId, msg.Report], None] = lambda _worker, _report: None
+        self.on_lost: Callable[[WorkerId, str], None] = lambda _worker, _error: None
+        self.latency: dict[int, float] = {}
+        self.parameters = 0
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """Ids of the live workers."""
+        return tuple(self._connections)
+
+    async def start(self) -> None:
+        """Start all workers and wait for their models.
+
+        Raises ``ValueError`` for the user's mistakes (a wrong model), ``WorkerError`` otherwise.
+        """
+        devices = worker_devices(self._config)
+        context = multiprocessing.get_context("spawn")
+        for rank, (device, cores) in enumerate(devices):
+            spec = worker_process.WorkerSpec(
+                config=self._config,
+                rank=rank,
+                cores=cores,
+                device=device,
+                max_length=self._max_length,
+                total_updates=self._total_updates,
+            )
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=worker_process.main, args=(theirs, spec), name=f"worker-{rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            worker = WorkerId(rank)
+            self._connections[worker], self._processes[worker] = ours, process
+            self._loop.add_reader(ours.fileno(), self._read, worker)
+        for worker, answer in self._expect(self.workers).items():
+            ready = await answer
+            assert isinstance(ready, msg.Ready)
+            if worker == 0:
+                self.latency, self.parameters = ready.latency, ready.parameters
+        self.meet()
+
+    def meet(self) -> None:
+        """Let the live workers form one process group, the lowest id first."""
+        self._generation += 1
+        place = str(Path(self._meetings.name) / f"generation-{self._generation}")
+        world = len(self._connections)
+        for rank, worker in enumerate(self.workers):
+            self.send(worker, msg.Reform(rank=rank, world=world, rendezvous=place))
+
+    def send(self, worker: WorkerId, command: msg.Command) -> None:
+        """Send a command; a dead worker is noticed by its closed pipe, not here."""
+        connection = self._connections.get(worker)
+        if connection is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.send(command)
+
+    def broadcast(self, command: msg.Command) -> None:
+        """Send a command to every live worker."""
+        for worker in self.workers:
+            self.send(worker, command)
+
+    async def ask(self, command: msg.Save | msg.Load, workers: Sequence[WorkerId]) -> None:
+        """Send a command and wait until it is done.
+
+        Raises ``ValueError`` for the user's mistakes, ``OSError`` and ``WorkerError`` otherwise.
+        """
+        answers = self._expect(workers)
+        for worker in workers:
+            self.send(worker, command)
+        for answer in answers.values():
+            done = await answer
+            assert isinstance(done, msg.Done)
+            if done.error:
+                raise (ValueError if done.user_error else OSError)(done.error)
+
+    def _expect(self, workers: Sequence[WorkerId]) -> dict[WorkerId, asyncio.Future[msg.Report]]:
+        answers = {worker: self._loop.create_future() for worker in workers}
+        self._answers.update(answers)
+        return answers
+
+    def _read(self, worker: WorkerId) -> None:
+        connection = self._connections[worker]
+        try:
+            while connection.poll(0):
+                self._dispatch(worker, connection.recv())
+                if worker not in self._connections:
+                    return
+        except (EOFError, ConnectionResetError):
+            self._forget(worker, None)
+
+    def _dispatch(self, worker: WorkerId, report: msg.Report) -> None:
+        match report:
+            case msg.Died():
+                self._forget(worker, report)
+            case msg.Ready() | msg.Done():
+                self._answers.pop(worker).set_result(report)
+            case _:
+                self.on_report(worker, report)
+
+    def _forget(self, worker: WorkerId, died: msg.Died | None) -> None:
+        connection = self._connections.pop(worker)
+        self._loop.remove_reader(connection.fileno())
+        connection.close()
+        process = self._processes[worker]
+        process.join(timeout=5)
+        error = died.error if died else f"exit code {process.exitcode}"
+        text = f"worker {worker} died: {error}"
+        waiting = self._answers.pop(worker, None)
+        if waiting is not None:
+            user = died is not None and died.user_error
+            waiting.set_exception(ValueError(error) if user else WorkerError(text))
+        else:
+            self.on_lost(worker, text)
+
+    def close(self) -> None:
+        """Stop all workers; those that do not listen are killed."""
+        for worker in self.workers:
+            self.send(worker, msg.Stop())
+            self._loop.remove_reader(self._connections[worker].fileno())
+        for process in self._processes.values():
+            process.join(timeout=3)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._meetings.cleanup()
+
+
+def worker_devices(config: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """Device and CPU cores of each worker. Raises ``ValueError`` when there are too few."""
+    workers = config.workers
+    gpus = _gpu_count() if workers.device != "cpu" else 0
+    if workers.device == "cuda" and gpus == 0:
+        raise ValueError("workers.device is 'cuda' but no CUDA device was found")
+    if gpus:
+        count = workers.count or gpus
+        if count > gpus:
+            raise ValueError(f"workers.count is {count} but there are {gpus} CUDA devices")
+        return [(f"cuda:{rank}", ()) for rank in range(count)]
+    cores = sorted(os.sched_getaffinity(0))
+    count = workers.count or max(1, min(2, len(cores) // workers.threads))
+    if not workers.pin or count * workers.threads > len(cores):
+        return [("cpu", ())] * count
+    size = workers.threads
+    return [("cpu", tuple(cores[rank * size : (rank + 1) * size])) for rank in range(count)]
+
+
+def _gpu_count() -> int:
+    if not Path("/dev/nvidiactl").exists():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,40 @@
+"""The run's prompts: rows, their tokens, and the order in which they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import Prompt, PromptId
+from rollpacker.data.base import Row
+from rollpacker.data.source import PromptSource
+
+
+class Problems:
+    """Rows by id, encoded, with the source that draws them.
+
+    Args:
+        rows: the problems.
+        tokens: encoded prompt of each row, shape (P,), int32.
+        source: draws each prompt once an epoch.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        tokens: Mapping[PromptId, NDArray[np.int32]],
+        source: PromptSource,
+    ) -> None:
+        self.rows = {row.id: row for row in rows}
+        self.tokens = tokens
+        self.source = source
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """The next fresh prompts."""
+        return tuple(self.source.draw(counts))
+
+    def remaining(self) -> dict[str, int]:
+        """Fresh prompts of each domain left in this epoch."""
+        return dict(self.source.remaining())

@@ -1,0 +1,360 @@
+"""The real driver of one job's policy: engines, rewards and trainers by way of their processes.
+
+``perform`` never waits: it starts work whose outcome comes back as an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollpacker.config import RunConfig
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.journal import JournalWriter
+from rollpacker.core.types import AttemptId, WorkerId, sampling_seed
+from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.reward.base import Grade
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.attempts import DECODING, Attempt, Stage
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.pool import WorkerError, WorkerPool
+from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.pump import Pump
+from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.updates import Updates
+
+
+class Rollout:
+    """Performs the policy's decisions and tells it what happened.
+
+    Args:
+        config: the run's.
+        policy: decides.
+        pool: the workers.
+        problems: prompts, rows and the order in which they are drawn.
+        rewards: grades responses.
+        updates: sums gradients and changes the weights.
+        params: how responses are sampled.
+        journal: records every event.
+        clock: seconds since the run began.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: RolloutPolicy,
+        *,
+        pool: WorkerPool,
+        problems: Problems,
+        rewards: Rewards,
+        updates: Updates,
+        params: SamplingParams,
+        journal: JournalWriter,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._policy = policy
+        self._pool = pool
+        self._problems = problems
+        self._rewards = rewards
+        self._updates = updates
+        self._params = params
+        self._clock = clock
+        self._pump = Pump(policy, self._perform, journal, clock)
+        self._lockstep = config.deterministic
+        self._held: set[WorkerId] = set()
+        self._grades: list[Grade] = []
+        self._outbox: dict[WorkerId, list[Request]] = defaultdict(list)
+        self._stopping: dict[WorkerId, list[AttemptId]] = defaultdict(list)
+        self._to_grade: list[Attempt] = []
+        self._done: asyncio.Future[None] | None = None
+        self.record = StepRecord(step=0, start_s=0.0)
+
+    async def run_step(self, step: int) -> StepRecord:
+        """One synchronous step: every token is sampled from the weights of this step.
+
+        Raises ``WorkerError`` when a worker dies and no other can take over.
+        """
+        self.record = StepRecord(step=step, start_s=self._clock())
+        self._done = asyncio.get_running_loop().create_future()
+        self._pool.on_report = self._guarded(self._report)
+        self._pool.on_lost = self._guarded(self._lose)
+        self._rewards.on_grades = self._guarded(self._take_grades)
+        self._updates.begin(self.record, self._finish_update)
+        self._pool.broadcast(msg.BeginStep(version=step))
+        self._pump.post(
+            ev.StepStarted(
+                step=step, workers=self._pool.workers, remaining=self._problems.remaining()
+            )
+        )
+        await self._done
+        self.record.end_s = self._clock()
+        return self.record
+
+    def end_epoch(self, epoch: int) -> None:
+        """The data is used up; what is still queued is dropped."""
+        self._pump.post(ev.EpochEnded(epoch=epoch))
+
+    # What the policy decided ------------------------------------------------------------------
+
+    def _perform(self, decisions: Sequence[do.Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case do.StartAttempt():
+                    self._start(decision)
+                case do.AbortAttempt():
+                    self._abort(self.record.attempts[decision.attempt])
+                case do.GradeAttempt():
+                    self._to_grade.append(self.record.attempts[decision.attempt])
+                case do.MigrateAttempts():
+                    self._migrate(decision)
+                case do.AccumulateGradients():
+                    self._updates.accumulate(decision.worker, decision.prompts)
+                case _:
+                    self._perform_rare(decision)
+        self._flush()
+
+    def _perform_rare(self, decision: do.Decision) -> None:
+        record = self.record
+        match decision:
+            case do.DrawPrompts():
+                prompts = self._problems.draw(decision.counts)
+                self._pump.post(ev.PromptsDrawn(prompts=prompts))
+            case do.BeginRound():
+                record.kind = decision.kind
+            case do.AcceptGroup():
+                self._updates.accept(record.accept(decision))
+            case do.DropGroup():
+                record.drop(decision)
+            case do.DeferPrompt():
+                record.deferred.append(decision.prompt.id)
+            case do.FinishRollout():
+                record.rollout_end_s = self._clock()
+                self._updates.rollout_over()
+            case do.ApplyUpdate():
+                self._updates.apply(decision)
+            case _:
+                raise AssertionError(f"unknown decision {decision!r}")
+
+    def _start(self, decision: do.StartAttempt) -> None:
+        step = self.record.step
+        request = Request(
+            attempt=decision.attempt,
+            group=decision.prompt,
+            prompt=self._problems.tokens[decision.prompt],
+            params=self._params,
+            seed=sampling_seed(self._config.seed, step, decision.prompt, decision.index),
+        )
+        self.record.attempts[decision.attempt] = Attempt(
+            id=decision.attempt,
+            prompt=decision.prompt,
+            index=decision.index,
+            worker=decision.worker,
+            request=request,
+            start_s=self._clock(),
+        )
+        self._outbox[decision.worker].append(request)
+
+    def _abort(self, attempt: Attempt) -> None:
+        if attempt.stage in DECODING:
+            if attempt.stage is Stage.RUNNING:
+                self._stopping[attempt.worker].append(attempt.id)
+            attempt.stage = Stage.STOPPING
+            return
+        self._rewards.cancel(attempt.id)
+        self._aborted(attempt)
+
+    def _migrate(self, decision: do.MigrateAttempts) -> None:
+        for id_ in decision.attempts:
+            attempt = self.record.attempts[id_]
+            if attempt.stage is Stage.RUNNING:
+                attempt.stage, attempt.target = Stage.MIGRATING, decision.target
+                self._stopping[decision.source].append(id_)
+
+    def _flush(self) -> None:
+        """Send what the decisions of one event gathered, one message for each process."""
+        for worker, requests in self._outbox.items():
+            self._pool.send(worker, msg.Submit(requests=requests))
+        for worker, attempts in self._stopping.items():
+            self._pool.send(worker, msg.Abort(attempts=attempts))
+        self._outbox.clear()
+        self._stopping.clear()
+        self._grade_waiting()
+
+    def _grade_waiting(self) -> None:
+        """Grade what has finished; whole groups where a reward compares responses."""
+        if not self._to_grade:
+            return
+        rows = self._problems.rows
+        if not self._rewards.needs_group:
+            self._rewards.grade(self._to_grade, rows)
+            self._to_grade.clear()
+            return
+        unfinished = {a.prompt for a in self.record.attempts.values() if a.stage in DECODING}
+        for prompt in {attempt.prompt: None for attempt in self._to_grade}:
+            if prompt not in unfinished:
+                group = [a for a in self._to_grade if a.prompt == prompt]
+                self._rewards.grade(group, rows)
+                self._to_grade = [a for a in self._to_grade if a.prompt != prompt]
+
+    # What happened ----------------------------------------------------------------------------
+
+    def _guarded(self, react: Callable[..., None]) -> Callable[..., None]:
+        """Callbacks of the event loop: what they raise ends the step."""
+
+        def call(*args: Any) -> None:
+            try:
+                react(*args)
+            except Exception as error:
+                assert self._done is not None
+                if not self._done.done():
+                    self._done.set_exception(error)
+
+        return call
+
+    def _report(self, worker: WorkerId, report: msg.Report) -> None:
+        match report:
+            case msg.Finished():
+                if self._lockstep:
+                    self._held.add(worker)
+                self.record.stats[worker] = report.stats
+                self._pump.post(*(self._finished(output) for output in report.outputs))
+                self._settle()
+            case msg.Aborted():
+                self._pump.post(*(e for output in report.outputs for e in self._stopped(output)))
+                self._flush()
+            case msg.Failed():
+                self._pump.post(*(self._failed(a, report.error) for a in report.attempts))
+            case msg.Accumulated():
+                self._updates.accumulated(worker, report)
+                seconds = report.end_s - report.start_s
+                self._pump.post(
+                    ev.GradientsAccumulated(
+                        worker=worker, prompts=report.prompts, seconds=round(seconds, 6)
+                    )
+                )
+            case msg.Applied():
+                self._updates.applied(worker, report)
+            case _:
+                raise AssertionError(f"unexpected report {report!r}")
+
+    def _finished(self, output: Output) -> ev.Event:
+        attempt = self.record.attempts[output.attempt]
+        if output.weights_version != self.record.step:
+            raise AssertionError(
+                f"attempt {attempt.id} was sampled by weights {output.weights_version} "
+                f"in step {self.record.step}"
+            )
+        attempt.output, attempt.end_s = output, self._clock()
+        if attempt.stage is Stage.STOPPING:
+            return self._abort_event(attempt)
+        attempt.stage = Stage.GRADING
+        return ev.AttemptFinished(
+            attempt=attempt.id, tokens=attempt.tokens, finish_reason=output.finish_reason
+        )
+
+    def _stopped(self, output: Output) -> list[ev.Event]:
+        attempt = self.record.attempts[output.attempt]
+        if attempt.stage is Stage.STOPPING:
+            attempt.output, attempt.end_s = output, self._clock()
+            return [self._abort_event(attempt)]
+        assert attempt.target is not None
+        return [self._continue(attempt, output, attempt.target)]
+
+    def _continue(self, attempt: Attempt, output: Output, target: WorkerId) -> ev.Event:
+        """A migrating attempt has left its old worker: hand it to the new one."""
+        if target not in self._pool.workers:
+            return self._failed(attempt.id, f"worker {target} died")
+        attempt.stage, attempt.worker, attempt.target = Stage.RUNNING, target, None
+        old = attempt.request
+        request = Request(
+            attempt=old.attempt,
+            group=old.group,
+            prompt=old.prompt,
+            params=old.params,
+            seed=old.seed,
+            generated=output.tokens,
+            logprobs=output.logprobs,
+        )
+        self._outbox[target].append(request)
+        return ev.AttemptMigrated(attempt=attempt.id, worker=target, tokens=len(output.tokens))
+
+    def _failed(self, id_: AttemptId, error: str) -> ev.Event:
+        attempt = self.record.attempts[id_]
+        attempt.end_s = self._clock()
+        if attempt.stage is Stage.STOPPING:
+            return self._abort_event(attempt)
+        attempt.stage, attempt.verdict = Stage.OVER, "failed"
+        self.record.faults.append(f"attempt {id_} of prompt {attempt.prompt}: {error}")
+        return ev.AttemptFailed(attempt=id_, error=error)
+
+    def _abort_event(self, attempt: Attempt) -> ev.AttemptAborted:
+        attempt.stage, attempt.verdict = Stage.OVER, "aborted"
+        return ev.AttemptAborted(attempt=attempt.id, tokens=attempt.tokens)
+
+    def _aborted(self, attempt: Attempt) -> None:
+        self._pump.post(self._abort_event(attempt))
+
+    def _take_grades(self, grades: Sequence[Grade]) -> None:
+        if self._lockstep:
+            self._grades.extend(grades)
+            self._settle()
+        else:
+            self._pump.post(*(e for grade in grades for e in self._graded(grade)))
+
+    def _graded(self, grade: Grade) -> list[ev.Event]:
+        attempt = self.record.attempts.get(grade.attempt)
+        if attempt is None or attempt.stage is not Stage.GRADING:
+            return []
+        attempt.graded_s = self._clock()
+        if grade.reward is None:
+            attempt.stage, attempt.verdict = Stage.OVER, "failed"
+            error = grade.error or "no reward"
+            self.record.faults.append(f"reward of prompt {attempt.prompt}: {error}")
+            return [ev.GradingFailed(attempt=attempt.id, error=error)]
+        attempt.stage = Stage.GRADED
+        attempt.reward, attempt.rewards = grade.reward, grade.rewards
+        return [ev.AttemptGraded(attempt=attempt.id, reward=grade.reward)]
+
+    def _settle(self) -> None:
+        """In lockstep, decoding goes on when all that finished is graded, in a fixed order."""
+        if not self._lockstep or self._rewards.pending():
+            return
+        grades = sorted(self._grades, key=lambda grade: grade.attempt)
+        self._grades.clear()
+        self._pump.post(*(e for grade in grades for e in self._graded(grade)))
+        if self._rewards.pending():
+            return
+        for worker in sorted(self._held):
+            self._pool.send(worker, msg.Proceed())
+        self._held.clear()
+
+    def _finish_update(self, update: int, last: bool) -> None:
+        self._pump.post(ev.UpdateApplied(step=self.record.step, update=update))
+        assert self._done is not None
+        if last and not self._done.done():
+            self._done.set_result(None)
+
+    def _lose(self, worker: WorkerId, error: str) -> None:
+        assert self._done is not None
+        self.record.faults.append(error)
+        if not self._pool.workers or self._updates.applying:
+            if not self._done.done():
+                self._done.set_exception(WorkerError(error))
+            return
+        self._updates.lose(worker)
+        self._pool.meet()
+        stopping = [
+            self._abort_event(attempt)
+            for attempt in self.record.attempts.values()
+            if attempt.worker == worker and attempt.stage is Stage.STOPPING
+        ]
+        for attempt in self.record.attempts.values():
+            if attempt.worker == worker and attempt.stage in DECODING:
+                attempt.stage, attempt.verdict = Stage.OVER, "failed"
+        self._pump.post(*stopping, ev.WorkerLost(worker=worker))

@@ -1,0 +1,156 @@
+"""Everything that a run writes while it runs: metrics, samples, worker times, the journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollpacker.config import RunConfig
+from rollpacker.core.journal import JournalWriter
+from rollpacker.core.types import Group, WorkerId
+from rollpacker.runtime.durable import AppendFile
+from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.samples import SampleLog
+from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.trackers import open_trackers
+
+ENGINE_COUNTERS = ("steps", "generated_tokens", "prefill_tokens", "preemptions")
+
+
+class RunLog:
+    """The run's files and its view on the terminal.
+
+    Args:
+        folder: the run's.
+        config: the run's.
+        last_step: what was written for later steps is dropped; -1 starts anew.
+        max_length: longest response, tokens.
+        progress: the view.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        *,
+        last_step: int,
+        max_length: int,
+        progress: Progress,
+    ) -> None:
+        self.progress = progress
+        self.journal = JournalWriter(folder / "journal.jsonl")
+        self._samples = SampleLog(folder, last_step=last_step, say=progress.note)
+        trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
+        self._metrics = MetricsLog(
+            folder, last_step=last_step, trackers=trackers, say=progress.note
+        )
+        self._tasks = AppendFile(folder / "workers.jsonl")
+        self._warnings = StepWarnings(max_length)
+        self._counters: dict[tuple[WorkerId, str], int] = {}
+        self._cpu: dict[WorkerId, float] = {}
+
+    def step(
+        self,
+        record: StepRecord,
+        groups: Sequence[Group],
+        *,
+        epoch: float,
+        tail: Tail,
+        num_tokens: int,
+        extra: Metrics,
+    ) -> Metrics:
+        """Write one step to every file; returns its metrics."""
+        metrics = step_metrics(
+            step=record.step,
+            epoch=epoch,
+            groups=groups,
+            updates=record.updates,
+            tail=tail,
+            step_time=record.end_s - record.start_s,
+            num_tokens=num_tokens,
+            timing_s=record.timing_s(),
+            bubble=record.bubble(),
+        )
+        metrics |= self._engine_metrics(record) | extra
+        for line in self._warnings.check(record.step, groups):
+            self.progress.note(line)
+        for fault in record.faults:
+            self.progress.note(f"step {record.step}: {fault}")
+        self._add_samples(record)
+        self._add_tasks(record)
+        self._metrics.write(metrics)
+        self.progress.step(metrics)
+        self.journal.flush()
+        return metrics
+
+    def _engine_metrics(self, record: StepRecord) -> Metrics:
+        """Counters of this step: the engines' sums less those at its beginning."""
+        result: Metrics = {}
+        for name in ENGINE_COUNTERS:
+            total = 0
+            for worker, stats in record.stats.items():
+                value = int(getattr(stats, name))
+                total += value - self._counters.get((worker, name), 0)
+                self._counters[worker, name] = value
+            result[f"engine/{name}"] = total
+        cpu = 0.0
+        for worker, seconds in record.cpu_s.items():
+            cpu += seconds - self._cpu.get(worker, seconds)
+            self._cpu[worker] = seconds
+        result["timing_s/worker_cpu"] = cpu
+        return result
+
+    def _add_samples(self, record: StepRecord) -> None:
+        for attempt in record.attempts.values():
+            output = attempt.output
+            end_s = record.end_s if attempt.end_s is None else attempt.end_s
+            self._samples.add(
+                prompt=attempt.prompt,
+                attempt=attempt.id,
+                sample_index=attempt.index,
+                step=record.step,
+                round_kind=record.kind,
+                worker=attempt.worker,
+                weights_version=record.step if output is None else output.weights_version,
+                prompt_tokens=len(attempt.request.prompt),
+                tokens=attempt.tokens,
+                finish_reason=None if output is None else output.finish_reason,
+                state=attempt.verdict,
+                start_s=attempt.start_s,
+                end_s=end_s,
+                reward=attempt.reward,
+                grade_s=None if attempt.graded_s is None else attempt.graded_s - end_s,
+            )
+
+    def _add_tasks(self, record: StepRecord) -> None:
+        lines = [
+            json.dumps(
+                {
+                    "step": task.step,
+                    "worker": task.worker,
+                    "prompts": len(task.prompts),
+                    "start_s": round(task.start_s, 6),
+                    "end_s": round(task.end_s, 6),
+                    "kind": task.kind,
+                }
+            )
+            for task in record.tasks
+        ]
+        try:
+            self._tasks.write("".join(f"{line}\n" for line in lines).encode())
+        except OSError as error:
+            self.progress.note(f"workers.jsonl cannot be written ({error}); the run goes on")
+
+    def flush(self) -> None:
+        """Before a checkpoint: nothing that it counts on may be in memory only."""
+        self._samples.flush()
+        self.journal.flush()
+
+    def close(self) -> None:
+        """Close every file; the samples' parts are merged."""
+        self._samples.close()
+        self._metrics.close()
+        self._tasks.close()
+        self.journal.close()

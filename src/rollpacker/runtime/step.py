@@ -1,0 +1,108 @@
+"""The record of one step: what was run, kept, thrown away, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rollpacker.core import decisions as do
+from rollpacker.core.types import AttemptId, PromptId, RoundKind, Sample, WorkerId
+from rollpacker.engine.base import EngineStats
+from rollpacker.runtime.attempts import Attempt
+from rollpacker.train.base import Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTask:
+    """A stretch of time that a worker spent on gradients or on an update, run-clock seconds."""
+
+    step: int
+    worker: WorkerId
+    kind: str
+    prompts: tuple[PromptId, ...]
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """Filled in while the step runs."""
+
+    step: int
+    start_s: float
+    kind: RoundKind = RoundKind.FULL
+    rollout_end_s: float = 0.0
+    end_s: float = 0.0
+    attempts: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
+    kept: list[Attempt] = field(default_factory=list[Attempt])
+    trained: list[PromptId] = field(default_factory=list[PromptId])
+    dropped: dict[PromptId, str] = field(default_factory=dict[PromptId, str])
+    deferred: list[PromptId] = field(default_factory=list[PromptId])
+    faults: list[str] = field(default_factory=list[str])
+    tasks: list[WorkerTask] = field(default_factory=list[WorkerTask])
+    updates: list[Update] = field(default_factory=list[Update])
+    stats: dict[WorkerId, EngineStats] = field(default_factory=dict[WorkerId, EngineStats])
+    cpu_s: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
+
+    def accept(self, decision: do.AcceptGroup) -> list[Attempt]:
+        """Note a kept group; returns its attempts by sample index."""
+        group = [self.attempts[attempt] for attempt in decision.attempts]
+        for attempt in group:
+            attempt.verdict = "kept"
+        self.kept.extend(group)
+        self.trained.append(decision.prompt)
+        return group
+
+    def drop(self, decision: do.DropGroup) -> None:
+        """Note a group that is not trained on."""
+        self.dropped[decision.prompt] = decision.reason
+        for attempt in decision.attempts:
+            self.attempts[attempt].verdict = "dropped"
+
+    def samples(self) -> list[Sample]:
+        """The kept samples, by prompt in order of acceptance."""
+        return [attempt.sample() for attempt in self.kept]
+
+    def aborted_tokens(self) -> int:
+        """Tokens that were decoded and thrown away."""
+        return sum(a.tokens for a in self.attempts.values() if a.verdict != "kept")
+
+    def timing_s(self) -> dict[str, float]:
+        """Seconds of the step's phases; ``grade_wait`` is that after the last response."""
+        ends = [a.end_s for a in self.attempts.values() if a.end_s is not None]
+        applies = [task.end_s - task.start_s for task in self.tasks if task.kind == "apply"]
+        return {
+            "rollout": self.rollout_end_s - self.start_s,
+            "train": self.end_s - self.rollout_end_s,
+            "grade_wait": max(0.0, self.rollout_end_s - max(ends, default=self.rollout_end_s)),
+            "gradients": sum(t.end_s - t.start_s for t in self.tasks if t.kind == "accumulate"),
+            "apply": max(applies, default=0.0),
+        }
+
+    def bubble(self) -> dict[str, float]:
+        """Share of worker time in which a worker neither decoded nor trained."""
+        spans: dict[WorkerId, list[tuple[float, float]]] = {w: [] for w in self.stats}
+        for attempt in self.attempts.values():
+            if attempt.end_s is not None:
+                spans.setdefault(attempt.worker, []).append((attempt.start_s, attempt.end_s))
+        for task in self.tasks:
+            spans.setdefault(task.worker, []).append((task.start_s, task.end_s))
+        return {
+            "rollout": _idle(spans, self.start_s, self.rollout_end_s),
+            "train": _idle(spans, self.rollout_end_s, self.end_s),
+            "total": _idle(spans, self.start_s, self.end_s),
+        }
+
+
+def _idle(spans: dict[WorkerId, list[tuple[float, float]]], begin: float, end: float) -> float:
+    """Idle share of all workers between two times."""
+    if end <= begin or not spans:
+        return 0.0
+    busy = 0.0
+    for intervals in spans.values():
+        covered = begin
+        for start, stop in sorted(intervals):
+            start, stop = max(start, covered), min(stop, end)
+            if stop > start:
+                busy += stop - start
+                covered = stop
+    return 1.0 - busy / (len(spans) * (end - begin))

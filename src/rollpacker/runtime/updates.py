@@ -1,0 +1,163 @@
+"""From kept groups to new weights: advantages, gradient sums on workers, one division, one update.
+
+Streaming changes where and when gradients are summed, never the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rollpacker.core import decisions as do
+from rollpacker.core.types import Group, PromptId, WorkerId
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.pool import WorkerError, WorkerPool
+from rollpacker.runtime.step import StepRecord, WorkerTask
+from rollpacker.train.algorithms import Algorithm
+from rollpacker.train.base import Partial
+
+NOTHING = Partial(normaliser=0.0, tokens=0, sums={})
+
+
+class Updates:
+    """Runs the updates of one step on the workers.
+
+    Args:
+        pool: the workers.
+        algorithm: gives advantages.
+        max_length: longest response in tokens (reward shaping, constant normalisers).
+        clock: the run's.
+        weigh: weights of the kept responses, by length, that undo censoring; None for none.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        algorithm: Algorithm,
+        *,
+        max_length: int,
+        clock: Clock,
+        weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
+    ) -> None:
+        self._pool = pool
+        self._algorithm = algorithm
+        self._max_length = max_length
+        self._clock = clock
+        self._weigh = weigh
+        self._checksums = True
+
+    def begin(self, record: StepRecord, on_applied: Callable[[int, bool], None]) -> None:
+        """Start a step; ``on_applied(update, last)`` is called after each update."""
+        self._record = record
+        self._on_applied = on_applied
+        self._groups: dict[PromptId, Group] = {}
+        self._partials: dict[WorkerId, Partial] = {}
+        self._applied: dict[WorkerId, msg.Applied] = {}
+        self._decision: do.ApplyUpdate | None = None
+
+    @property
+    def groups(self) -> list[Group]:
+        """The step's groups, in order of acceptance."""
+        return list(self._groups.values())
+
+    @property
+    def applying(self) -> bool:
+        """Whether an update is under way on the workers."""
+        return self._decision is not None
+
+    def accept(self, attempts: Sequence[Attempt]) -> None:
+        """A group is complete."""
+        samples = tuple(attempt.sample() for attempt in attempts)
+        advantages = self._algorithm.advantages(
+            np.array([sample.reward for sample in samples], np.float64),
+            np.array([len(sample.tokens) for sample in samples], np.int64),
+            self._max_length,
+        )
+        group = Group(prompt=attempts[0].prompt, samples=samples, advantages=advantages)
+        self._groups[group.prompt] = group
+
+    def rollout_over(self) -> None:
+        """All groups are known: finish advantages that depend on the whole batch."""
+        groups = list(self._groups.values())
+        scaled = [group.advantages for group in groups]
+        if self._algorithm.needs_batch and groups:
+            scaled = self._algorithm.batch_advantages(scaled)
+        if self._weigh is not None and groups:
+            lengths = [len(sample.tokens) for group in groups for sample in group.samples]
+            weights = np.array(self._weigh(lengths), np.float32)
+            ends = np.cumsum([len(group.samples) for group in groups])[:-1]
+            parts = np.split(weights, ends)
+            scaled = [a * w for a, w in zip(scaled, parts, strict=True)]
+        for group, advantages in zip(groups, scaled, strict=True):
+            self._groups[group.prompt] = replace(group, advantages=advantages)
+
+    def accumulate(self, worker: WorkerId, prompts: Sequence[PromptId]) -> None:
+        """Send groups to a worker's gradient sum."""
+        groups = [self._groups[prompt] for prompt in prompts]
+        self._pool.send(worker, msg.Accumulate(groups=groups))
+
+    def accumulated(self, worker: WorkerId, report: msg.Accumulated) -> None:
+        """A worker has summed some groups."""
+        self._partials[worker] = self._partials.get(worker, NOTHING) + report.partial
+        self._task(worker, "accumulate", report.prompts, report.start_s, report.end_s)
+
+    def lose(self, worker: WorkerId) -> None:
+        """A worker's sum is gone with it."""
+        self._partials.pop(worker, None)
+
+    def apply(self, decision: do.ApplyUpdate) -> None:
+        """Divide and update on every worker at once; nothing to do where nothing was kept."""
+        if not self._partials:
+            self._on_applied(decision.update, decision.last)
+            return
+        total = NOTHING
+        for worker in sorted(self._partials):
+            total = total + self._partials[worker]
+        self._decision = decision
+        self._pool.broadcast(msg.Apply(total=total, checksum=self._checksums))
+
+    def applied(self, worker: WorkerId, report: msg.Applied) -> None:
+        """A worker has updated; when all have, the weights must agree."""
+        self._applied[worker] = report
+        self._record.stats[worker] = report.stats
+        self._record.cpu_s[worker] = report.cpu_s
+        self._task(worker, "apply", (), report.start_s, report.end_s)
+        if len(self._applied) < len(self._pool.workers):
+            return
+        sums = {report.checksum for report in self._applied.values()}
+        if len(sums) > 1:
+            raise WorkerError(f"the workers' weights differ after step {self._record.step}")
+        self._checksums = False
+        self._record.updates.append(self._applied[min(self._applied)].update)
+        decision, self._decision = self._decision, None
+        assert decision is not None
+        self._partials.clear()
+        self._applied.clear()
+        self._on_applied(decision.update, decision.last)
+
+    def check_next(self) -> None:
+        """Compare the workers' weights after the next update."""
+        self._checksums = True
+
+    def _task(
+        self,
+        worker: WorkerId,
+        kind: str,
+        prompts: tuple[PromptId, ...],
+        start_s: float,
+        end_s: float,
+    ) -> None:
+        self._record.tasks.append(
+            WorkerTask(
+                step=self._record.step,
+                worker=worker,
+                kind=kind,
+                prompts=prompts,
+                start_s=self._clock.at(start_s),
+                end_s=self._clock.at(end_s),
+            )
+        )

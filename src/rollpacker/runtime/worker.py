@@ -1,0 +1,246 @@
+"""A worker: one process, one device, an engine and a training replica over the same weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from select import POLLIN, poll
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config import MiniEngineConfig, RunConfig
+from rollpacker.core.types import AttemptId
+from rollpacker.runtime import messages as msg
+
+if TYPE_CHECKING:
+    from rollpacker.engine.base import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """How to build a worker.
+
+    Args:
+        config: the run's.
+        rank: 0 to world - 1.
+        cores: CPU cores to stay on; empty for any.
+        device: ``cpu`` or ``cuda:N``.
+        max_length: longest response in tokens.
+        total_updates: updates of the whole run.
+    """
+
+    config: RunConfig
+    rank: int
+    cores: tuple[int, ...]
+    device: str
+    max_length: int
+    total_updates: int
+
+
+def main(connection: Connection, spec: WorkerSpec) -> None:
+    """Entry point of the process: serve until told to stop or the driver is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+    try:
+        Worker(connection, spec).serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except ValueError as error:
+        connection.send(msg.Died(error=str(error), user_error=True))
+    except Exception:
+        connection.send(msg.Died(error=traceback.format_exc(), user_error=False))
+
+
+class Worker:
+    """Decodes while it has attempts, accumulates gradients while it has none."""
+
+    def __init__(self, connection: Connection, spec: WorkerSpec) -> None:
+        import torch
+
+        from rollpacker.train.local import LocalTrainer
+        from rollpacker.train.model import load_model
+
+        config = spec.config
+        torch.set_num_threads(config.workers.threads)
+        torch.manual_seed(config.seed)
+        self._connection = connection
+        self._poll = poll()
+        self._poll.register(connection.fileno(), POLLIN)
+        self._tasks: deque[msg.Accumulate] = deque()
+        self._lockstep = config.deterministic
+        self._held = False
+        self._stopped = False
+        self._model, tokenizer = load_model(config.model, spec.device)
+        self._engine, latency = build_engine(config, self._model, tokenizer)
+        self._trainer = LocalTrainer(
+            self._model,
+            tokenizer,
+            config.train,
+            temperature=config.rollout.temperature,
+            max_length=spec.max_length,
+            total_updates=spec.total_updates,
+            lora=config.model,
+        )
+        self._send(
+            msg.Ready(
+                latency=latency, parameters=sum(p.numel() for p in self._model.parameters())
+            )
+        )
+
+    def serve(self) -> None:
+        """Answer commands; between them decode, or accumulate when nothing decodes."""
+        while not self._stopped:
+            decoding = self._engine.busy() and not self._held
+            if self._poll.poll(0 if decoding or self._tasks else None):
+                self._handle(self._connection.recv())
+            elif decoding:
+                self._decode()
+            elif self._tasks:
+                self._accumulate(self._tasks.popleft())
+
+    def _send(self, report: msg.Report) -> None:
+        self._connection.send(report)
+
+    def _handle(self, command: msg.Command) -> None:
+        match command:
+            case msg.Submit():
+                self._submit(command)
+            case msg.Abort():
+                self._abort(command.attempts)
+            case msg.Proceed():
+                self._held = False
+            case msg.Accumulate():
+                self._tasks.append(command)
+            case msg.Stop():
+                self._stopped = True
+            case _:
+                self._handle_update(command)
+
+    def _handle_update(self, command: msg.Command) -> None:
+        """Commands that come while nothing decodes."""
+        match command:
+            case msg.BeginStep():
+                weights = None if self._trainer.shares_weights else self._trainer.weights()
+                self._engine.load_weights(weights, command.version)
+            case msg.Apply():
+                self._apply(command)
+            case msg.Discard():
+                self._tasks.clear()
+                self._trainer.discard()
+            case msg.Reform():
+                self._trainer.world = join(command)
+            case msg.Save():
+                self._answer(self._trainer.save, command.folder)
+            case msg.Load():
+                self._answer(self._trainer.load, command.folder)
+            case _:
+                raise AssertionError(f"unknown command {command!r}")
+
+    def _submit(self, command: msg.Submit) -> None:
+        for request in command.requests:
+            try:
+                self._engine.submit([request])
+            except ValueError as error:
+                self._send(msg.Failed(attempts=[request.attempt], error=str(error)))
+
+    def _abort(self, attempts: Any) -> None:
+        outputs = self._engine.abort(attempts)
+        held = {output.attempt for output in outputs}
+        missing: list[AttemptId] = [a for a in attempts if a not in held]
+        self._send(msg.Aborted(outputs=outputs, missing=missing))
+
+    def _decode(self) -> None:
+        outputs = self._engine.step()
+        if outputs:
+            self._held = self._lockstep
+            self._send(msg.Finished(outputs=outputs, stats=self._engine.stats()))
+
+    def _accumulate(self, task: msg.Accumulate) -> None:
+        start = time.monotonic()
+        partial = self._trainer.accumulate(task.groups)
+        self._send(
+            msg.Accumulated(
+                prompts=tuple(group.prompt for group in task.groups),
+                partial=partial,
+                start_s=start,
+                end_s=time.monotonic(),
+            )
+        )
+
+    def _apply(self, command: msg.Apply) -> None:
+        start = time.monotonic()
+        update = self._trainer.apply(command.total)
+        self._send(
+            msg.Applied(
+                update=update,
+                checksum=self._checksum() if command.checksum else 0,
+                cpu_s=time.process_time(),
+                stats=self._engine.stats(),
+                start_s=start,
+                end_s=time.monotonic(),
+            )
+        )
+
+    def _checksum(self) -> int:
+        """CRC-32 of all weights; replicas must agree."""
+        import torch
+
+        total = 0
+        for parameter in self._model.parameters():
+            data = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            total = zlib.crc32(data.numpy(), total)
+        return total
+
+    def _answer(self, action: Any, folder: str) -> None:
+        try:
+            action(Path(folder))
+        except ValueError as error:
+            self._send(msg.Done(error=str(error), user_error=True))
+        except OSError as error:
+            self._send(msg.Done(error=f"{type(error).__name__}: {error}"))
+        else:
+            self._send(msg.Done())
+
+
+def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> tuple[Engine, dict[int, float]]:
+    """The configured engine over ``model``, and its seconds a decode step by batch size."""
+    if isinstance(config.engine, MiniEngineConfig):
+        from rollpacker.engine.mini import MiniEngine, measure_latency
+
+        engine = MiniEngine(
+            model, config=config.engine, tokenizer=tokenizer, deterministic=config.deterministic
+        )
+        return engine, measure_latency(engine, (1, 4, 16, 32, 64), context=128)
+    from rollpacker.engine.fake import FakeEngine
+
+    return FakeEngine(config.engine), {1: 1e-3, 64: 1e-3}
+
+
+def join(command: msg.Reform) -> Any:
+    """Meet the other workers; None when there is no other.
+
+    Raises ``RuntimeError`` when they do not come within a minute.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if command.world == 1:
+        return None
+    store = dist.FileStore(command.rendezvous, command.world)
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=command.rank,
+        world_size=command.world,
+        timeout=timedelta(seconds=60),
+    )
+    return dist.group.WORLD

@@ -1,0 +1,44 @@
+"""DAPO (Yu et al., 2025, arXiv 2503.14476): clip-higher, token-level loss, overlong shaping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollpacker.config.tree import DAPOConfig
+from rollpacker.train.algorithms.base import (
+    Algorithm,
+    Floats,
+    Responses,
+    standardised,
+    token_surrogate,
+)
+
+
+@dataclass(frozen=True)
+class DAPO(Algorithm):
+    """GRPO's advantage of shaped rewards, with a wider upper clip range.
+
+    Dynamic sampling is the rollout's part: it drops groups that are not informative.
+    """
+
+    config: DAPOConfig
+
+    def advantages(self, rewards: Floats, lengths: NDArray[np.int64], max_length: int) -> Floats:
+        """See ``Algorithm``; the overlong punishment is added to the rewards first."""
+        return standardised(rewards + self.punishment(lengths, max_length))
+
+    def punishment(self, lengths: NDArray[np.int64], max_length: int) -> Floats:
+        """Soft overlong punishment, equation 13: 0 down to ``-overlong_penalty`` at the cap."""
+        buffer = self.config.overlong_buffer
+        if buffer == 0:
+            return np.zeros(len(lengths), np.float32)
+        share = (np.asarray(lengths) - (max_length - buffer)) / buffer
+        return (-self.config.overlong_penalty * np.clip(share, 0.0, 1.0)).astype(np.float32)
+
+    def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Algorithm``."""
+        return token_surrogate(responses, self.config.epsilon, self.config.epsilon_high)

@@ -1,0 +1,39 @@
+"""Dr. GRPO (Liu et al., 2025, arXiv 2503.20783): GRPO without its two length and scale biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollpacker.config.tree import DrGRPOConfig
+from rollpacker.train.algorithms.base import (
+    Algorithm,
+    Floats,
+    Responses,
+    centred,
+    token_surrogate,
+)
+
+
+@dataclass(frozen=True)
+class DrGRPO(Algorithm):
+    """Advantage ``r - mean``; token sums over the constant ``samples * max_length``."""
+
+    config: DrGRPOConfig
+
+    def advantages(self, rewards: Floats, lengths: NDArray[np.int64], max_length: int) -> Floats:
+        """See ``Algorithm``."""
+        del lengths, max_length
+        return centred(rewards)
+
+    def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Algorithm``."""
+        return token_surrogate(responses, self.config.epsilon, self.config.epsilon)
+
+    def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
+        """A constant for each response, whatever its length."""
+        del tokens
+        return float(samples * max_length)

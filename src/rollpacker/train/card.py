@@ -1,0 +1,58 @@
+"""What the driver needs of a checkpoint without loading its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from rollpacker.config import ModelConfig
+from rollpacker.train.model import check_architecture, first_line, require_chat_template, source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A checkpoint's facts.
+
+    Args:
+        tokenizer: of transformers.
+        context: longest sequence, tokens.
+        stop_token_ids: ids that end a response.
+    """
+
+    tokenizer: Any
+    context: int
+    stop_token_ids: tuple[int, ...]
+
+
+def read_card(config: ModelConfig) -> Card:
+    """Read configuration and tokenizer. Raises ``ValueError`` in one line."""
+    place = source(config.path)
+    check_architecture(place, config.path)
+    try:
+        model = AutoConfig.from_pretrained(**place)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path={config.path}: {first_line(error)}") from error
+    if config.chat_template_kwargs:
+        require_chat_template(tokenizer, config.path)
+    return Card(
+        tokenizer=tokenizer,
+        context=model.max_position_embeddings,
+        stop_token_ids=_stop_token_ids(place, model, tokenizer),
+    )
+
+
+def _stop_token_ids(place: dict[str, Any], model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """End ids of the generation configuration, the model's and the tokenizer's."""
+    try:
+        found = _ids(GenerationConfig.from_pretrained(**place).eos_token_id)
+    except OSError:
+        found = set()
+    return tuple(sorted(found | _ids(model.eos_token_id) | _ids(tokenizer.eos_token_id)))
+
+
+def _ids(value: Any) -> set[int]:
+    values = value if isinstance(value, list) else [value]
+    return {int(item) for item in values if item is not None}

@@ -1,0 +1,253 @@
+"""The trainer that holds a whole replica of the model in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from rollpacker.config.tree import ModelConfig, TrainConfig
+from rollpacker.core.types import Group
+from rollpacker.train import algorithms, checkpoint, packing
+from rollpacker.train.algorithms import Responses
+from rollpacker.train.base import Partial, Update
+from rollpacker.train.forward import hidden_states
+from rollpacker.train.loss import k3, token_logprobs
+from rollpacker.train.optimizer import Optimizer
+from rollpacker.train.packing import Item, MicroBatch
+from rollpacker.train.reference import SwappedReference
+from rollpacker.train.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SUMS = ("loss", "entropy", "kl", "clip_ratio", "ratio", "abs_logprob_difference")
+_RUN = "tokens_run"
+"""Response tokens that were run: those of samples without a gradient are left out."""
+
+
+class LocalTrainer:
+    """One replica; several hold the same weights by reducing over ``world``.
+
+    Weights change in place, in ``apply`` only, so an engine in the same process may share their
+    storage (build it first if it re-points parameters; with LoRA give it a copy instead).
+
+    Args:
+        model: Qwen2, Qwen3 or Llama, on its device, in the type to train in.
+        tokenizer: saved beside the model.
+        config: the update.
+        temperature: sampling temperature; logits are divided by it (0 counts as 1).
+        max_length: longest response, Dr. GRPO's constant.
+        total_updates: updates of the whole run, for decaying schedules.
+        lora: the model's configuration, when ``lora_rank`` asks for adapters.
+        world: process group of all replicas; None when there is one.
+
+    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: TrainConfig,
+        *,
+        temperature: float,
+        max_length: int = 0,
+        total_updates: int = 0,
+        lora: ModelConfig | None = None,
+        world: dist.ProcessGroup | None = None,
+    ) -> None:
+        _check(config, max_length, total_updates)
+        self.algorithm = algorithms.build(config.algorithm)
+        self._model: Any = model
+        self._tokenizer = tokenizer
+        self._config = config
+        self._temperature = temperature or 1.0
+        self._max_length = max_length
+        self._total_updates = total_updates
+        self._world = world
+        self._adapted = None
+        if lora is not None and lora.lora_rank > 0:
+            from rollpacker.train.lora import add_adapters
+
+            self._adapted = add_adapters(model, lora)
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._optimizer = Optimizer(trained, config)
+        self._reference = None
+        if config.beta > 0 and self._adapted is None:
+            self._reference = SwappedReference([p for _, p in trained])
+        self._costs = _costs(model)
+        self._updates = 0
+        self._skipped = 0
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether ``weights`` yields the live tensors (false with LoRA: merged copies)."""
+        return self._adapted is None
+
+    def accumulate(self, groups: Sequence[Group]) -> Partial:
+        """Add the groups' un-normalised gradients to this replica's sum.
+
+        Samples with advantage 0 are not run unless there is a KL term, but count in the
+        normaliser.
+        """
+        items = [
+            Item(sample, float(advantage), number)
+            for number, group in enumerate(groups)
+            for sample, advantage in zip(group.samples, group.advantages, strict=True)
+        ]
+        tokens = sum(len(i.sample.tokens) for i in items)
+        normaliser = self.algorithm.normaliser(tokens, len(items), self._max_length)
+        run = [i for i in items if i.advantage != 0.0 or self._config.beta > 0]
+        sums = self._run(run) if run else {}
+        return Partial(normaliser=normaliser, tokens=tokens, sums=sums)
+
+    def _run(self, items: list[Item]) -> dict[str, float]:
+        config = self._config
+        plans, shared = packing.plan(items, config.micro_batch_tokens, config.packing, self._costs)
+        device = self._optimizer.sums.device
+        batches = [packing.build(p, shared, device) for p in plans]
+        references: list[torch.Tensor] | list[None] = [None] * len(batches)
+        if config.beta > 0:
+            with torch.no_grad(), self._as_reference():
+                references = [self._logprobs(b)[0] for b in batches]
+        sums = torch.zeros(len(_SUMS), device=device)
+        for batch, reference in zip(batches, references, strict=True):
+            sums += self._backward(batch, reference)
+        result = dict(zip(_SUMS, sums.tolist(), strict=True))
+        return result | {_RUN: float(sum(len(i.sample.tokens) for i in items))}
+
+    def _backward(self, batch: MicroBatch, reference: torch.Tensor | None) -> torch.Tensor:
+        """Add one micro-batch's gradients; the sums of its metrics, in the order of ``_SUMS``."""
+        logprobs, entropy = self._logprobs(batch)
+        now = logprobs.detach()
+        # With one update a step the sampler's weights are these very weights.
+        old = now if self._config.updates_per_step == 1 else batch.sampler_logprobs
+        responses = Responses(
+            logprobs=logprobs,
+            old=old,
+            advantages=batch.advantages,
+            lengths=batch.lengths,
+            owner=batch.owner,
+        )
+        losses, clipped = self.algorithm.surrogate(responses)
+        kl = now.new_zeros(())
+        if reference is not None:
+            divergence = k3(logprobs, reference)
+            losses = losses + self._config.beta * divergence
+            kl = divergence.detach().sum()
+        loss = torch.dot(losses, self.algorithm.weights(batch.lengths)[batch.owner])
+        loss.backward()
+        ratio = torch.exp(now - old).sum()
+        difference = (now - batch.sampler_logprobs).abs().sum()
+        return torch.stack((loss.detach(), entropy.sum(), kl, clipped.sum(), ratio, difference))
+
+    def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = hidden_states(self._model, batch, recompute=self._config.gradient_checkpointing)
+        weight = self._model.lm_head.weight
+        return token_logprobs(hidden, weight, batch.targets, self._temperature)
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        if self._adapted is not None:
+            return self._adapted.disable_adapter()
+        assert self._reference is not None
+        return self._reference.active()
+
+    def apply(self, total: Partial) -> Update:
+        """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
+
+        Raises ``RuntimeError`` after ``max_skipped_updates`` updates in a row that were skipped
+        because the loss or the gradient was not finite.
+        """
+        assert total.normaliser > 0, "nothing was accumulated"
+        sums = self._optimizer.sums
+        if self._world is not None:
+            dist.all_reduce(sums, group=self._world)
+        sums.div_(total.normaliser)
+        norm = float(torch.linalg.vector_norm(sums))
+        rate = learning_rate(self._config, self._updates, self._total_updates)
+        applied = math.isfinite(norm) and math.isfinite(total.sums.get("loss", 0.0))
+        if applied:
+            self._clip(norm)
+            self._optimizer.step(rate)
+            self._updates += 1
+        self._skipped = 0 if applied else self._skipped + 1
+        sums.zero_()
+        if self._skipped >= self._config.max_skipped_updates:
+            raise RuntimeError(
+                f"{self._skipped} updates in a row had a loss or gradient that is not finite; "
+                "lower train.learning_rate or start from an earlier checkpoint"
+            )
+        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=_metrics(total))
+
+    def _clip(self, norm: float) -> None:
+        limit = self._config.max_grad_norm
+        if 0 < limit < norm:
+            self._optimizer.sums.mul_(limit / norm)
+
+    def discard(self) -> None:
+        """Throw the accumulated gradients away."""
+        self._optimizer.sums.zero_()
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights by the checkpoint's names, adapters merged."""
+        if self._adapted is not None:
+            from rollpacker.train.lora import merged_weights
+
+            return merged_weights(self._model)
+        return ((name, p.detach()) for name, p in self._model.named_parameters())
+
+    def save(self, folder: Path) -> None:
+        """Write ``model/`` (and ``adapter/`` with LoRA) and ``optimizer/`` into ``folder``."""
+        checkpoint.save_model(folder / "model", self._model, self._tokenizer, self.weights())
+        if self._adapted is not None:
+            self._adapted.save_pretrained(str(folder / "adapter"))
+        checkpoint.save_state(folder / "optimizer", self._state())
+
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote, exactly; with LoRA over the same base model.
+
+        Raises ``ValueError`` on another architecture.
+        """
+        checkpoint.check_architecture(folder / "model", self._model)
+        state = self._state()
+        checkpoint.load_state(folder / "optimizer", state)
+        self._optimizer.restored()
+        self._updates, self._skipped = (int(v) for v in state["trainer"]["counts"])
+        self.discard()
+
+    def _state(self) -> checkpoint.State:
+        counts = torch.tensor([self._updates, self._skipped])
+        return {**self._optimizer.state(), "trainer": {"counts": counts}}
+
+
+def _check(config: TrainConfig, max_length: int, total_updates: int) -> None:
+    if config.lr_scheduler_type != "constant" and total_updates <= 0:
+        raise ValueError(
+            f"train.lr_scheduler_type={config.lr_scheduler_type} needs the number of updates; "
+            "set steps, or use constant"
+        )
+    if config.algorithm.kind == "dr_grpo" and max_length <= 0:
+        raise ValueError("train.algorithm.kind=dr_grpo needs rollout.max_completion_length")
+
+
+def _costs(model: Any) -> packing.Costs:
+    """Multiply-adds of a forward pass, outside the embeddings."""
+    config = model.config
+    linear = sum(p.numel() for p in model.model.layers.parameters())
+    heads = config.num_attention_heads * model.model.layers[0].self_attn.head_dim
+    return packing.Costs(linear=linear, attention=2 * heads * config.num_hidden_layers)
+
+
+def _metrics(total: Partial) -> dict[str, float]:
+    """Loss over the normaliser; the others are means over the tokens that were run."""
+    run = total.sums.get(_RUN, 0.0)
+    metrics = {"loss": total.sums.get("loss", 0.0) / total.normaliser}
+    if run > 0:
+        metrics |= {name: total.sums[name] / run for name in _SUMS[1:]}
+    return metrics

@@ -1,0 +1,55 @@
+"""LoRA adapters (Hu et al., 2021) through peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+
+from rollpacker.config.tree import ModelConfig
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+_ADAPTER = "default"
+
+
+def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
+    """Put adapters on all linear layers of ``model``, in place, and freeze its own weights.
+
+    Every replica draws the same initial adapters.
+    """
+    settings = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # pyright: ignore[reportArgumentType]
+        target_modules="all-linear",
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        adapted: Any = get_peft_model(model, settings)
+    return adapted.eval()
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights by the base model's names, adapters merged into copies."""
+    adapted = {n: m for n, m in model.named_modules() if isinstance(m, LoraLayer)}
+    for name, parameter in model.named_parameters():
+        owner, _, leaf = name.rpartition(".base_layer.")
+        if owner in adapted:
+            yield f"{owner}.{leaf}", _merged(adapted[owner], leaf, parameter)
+        elif ".lora_" not in name:
+            yield name, parameter.detach()
+
+
+def _merged(layer: Any, leaf: str, parameter: torch.Tensor) -> torch.Tensor:
+    if leaf != "weight":
+        return parameter.detach()
+    delta = layer.get_delta_weight(_ADAPTER)
+    return (parameter.float() + delta.float()).to(parameter.dtype)

@@ -1,0 +1,91 @@
+"""Loading checkpoints of the supported architectures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from rollpacker.config.tree import ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+"""Model types (``config.json``) that the engines and trainers run."""
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(
+    config: ModelConfig, device: torch.device | str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in evaluation mode (no dropout) on ``device``, and its tokenizer.
+
+    Raises ``ValueError``, in one line, when there is no checkpoint, no tokenizer, or an
+    architecture that is not supported.
+    """
+    source = _source(config.path)
+    _check_architecture(source, config.path)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=_DTYPES[config.dtype], attn_implementation="sdpa"
+        )
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path={config.path}: {_first_line(error)}") from error
+    if config.chat_template_kwargs:
+        require_chat_template(tokenizer, config.path)
+    return model.to(device).eval(), tokenizer
+
+
+def require_chat_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Raise ``ValueError`` when chat prompts cannot be rendered."""
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"model.path={path}: the tokenizer has no chat template; "
+            "set data.chat=false or use an instruct model"
+        )
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a response: those of the generation configuration and the tokenizer's."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    found = set(configured if isinstance(configured, list) else [configured])
+    found.add(tokenizer.eos_token_id)
+    return tuple(sorted(i for i in found if i is not None))
+
+
+def _source(path: str) -> dict[str, Any]:
+    """Arguments of ``from_pretrained``; local folders never reach for the network."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ValueError(f"model.path={path}: the folder has no config.json, not a checkpoint")
+        return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ValueError(f"model.path={path}: there is no such folder")
+    return {"pretrained_model_name_or_path": path}
+
+
+def _check_architecture(source: dict[str, Any], path: str) -> None:
+    try:
+        config = AutoConfig.from_pretrained(**source)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path={path}: {_first_line(error)}") from error
+    if config.model_type not in SUPPORTED:
+        raise ValueError(
+            f"model.path={path}: {config.model_type} models are not supported; "
+            f"supported: {', '.join(SUPPORTED)}"
+        )
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ValueError(
+            f"model.path={path}: sliding-window attention is not supported; "
+            "set use_sliding_window to false in its config.json"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

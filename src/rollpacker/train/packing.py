@@ -1,0 +1,291 @@
+"""Micro-batches without padding in the linear layers.
+
+A micro-batch is a flat run of tokens. Only attention sees rectangles: it gathers rows from the
+flat tokens and scatters its output back. ``padded`` gives every response a row with its own
+copy of the prompt; ``prompt_shared`` runs a prompt once, causally, and lets the rows of its
+responses attend to the prompt's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollpacker.core.types import Sample
+
+Packing = Literal["auto", "padded", "prompt_shared"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """One response to train on; ``group`` numbers the samples that share its prompt."""
+
+    sample: Sample
+    advantage: float
+    group: int
+
+    @property
+    def prompt_length(self) -> int:
+        """Prompt tokens."""
+        return len(self.sample.prompt_tokens)
+
+    @property
+    def inputs(self) -> int:
+        """Response tokens that are run: nothing is predicted from the last one."""
+        return len(self.sample.tokens) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CausalRows:
+    """Rows that attend causally to themselves.
+
+    Args:
+        gather: flat index of each cell, shape (S, L); cells beyond a row's end hold any index.
+        scatter: cell of each flat token that takes its output here, shape (n,).
+    """
+
+    gather: torch.Tensor
+    scatter: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefixRows:
+    """Rows of responses that attend to their prompt and causally to themselves.
+
+    Args:
+        queries: flat index of each query, shape (S, R).
+        keys: flat index of each key, prompts left, responses right, shape (S, P + R).
+        mask: which keys a query sees, shape (S, 1, R, P + R), bool.
+        scatter: cell of each response token, shape (n,).
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    mask: torch.Tensor
+    scatter: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroBatch:
+    """What one forward and backward needs.
+
+    Args:
+        tokens: flat inputs, shape (N,), int64; the outputs of ``causal`` come first, then those
+            of ``prefix``.
+        positions: their positions, shape (N,).
+        causal: rows of whole sequences, or of prompts only when there is a ``prefix``.
+        prefix: rows of responses, in ``prompt_shared`` packing.
+        sources: flat index from which each response token is predicted, shape (T,).
+        targets: response tokens, responses one after the other, shape (T,), int64.
+        owner: response of each target, shape (T,), int64.
+        lengths: tokens of each response, shape (S,), int64.
+        advantages: of each response, shape (S,), float32.
+        sampler_logprobs: of ``targets``, shape (T,), float32.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    causal: CausalRows
+    prefix: PrefixRows | None
+    sources: torch.Tensor
+    targets: torch.Tensor
+    owner: torch.Tensor
+    lengths: torch.Tensor
+    advantages: torch.Tensor
+    sampler_logprobs: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Work of a token in the linear layers, and of a query-key pair in attention (any unit)."""
+
+    linear: float
+    attention: float
+
+
+def plan(
+    items: Sequence[Item], budget: int, packing: Packing, costs: Costs
+) -> tuple[list[list[Item]], bool]:
+    """Split responses into micro-batches of about ``budget`` tokens; second: prompts are shared.
+
+    ``auto`` takes the packing with the lower predicted cost.
+    """
+    if packing == "padded":
+        return _padded(items, budget), False
+    shared = _shared(items, budget)
+    if packing == "prompt_shared":
+        return shared, True
+    padded = _padded(items, budget)
+    cheaper = sum(_shared_cost(b, costs) for b in shared) < sum(
+        _padded_cost(b, costs) for b in padded
+    )
+    return (shared, True) if cheaper else (padded, False)
+
+
+def _padded(items: Sequence[Item], budget: int) -> list[list[Item]]:
+    """Rows sorted by length, cut where rows times the longest row would exceed the budget."""
+    batches: list[list[Item]] = []
+    for item in sorted(items, key=lambda i: i.prompt_length + i.inputs):
+        length = item.prompt_length + item.inputs
+        if not batches or (len(batches[-1]) + 1) * length > budget:
+            batches.append([])
+        batches[-1].append(item)
+    return batches
+
+
+def _shared(items: Sequence[Item], budget: int) -> list[list[Item]]:
+    """Whole groups sorted by length; a group over the budget is split and its prompt repeated."""
+    groups: dict[int, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.group, []).append(item)
+    units: list[tuple[int, list[Item]]] = []
+    for members in groups.values():
+        units.extend(_split_group(members, budget))
+    batches: list[list[Item]] = []
+    used = 0
+    for size, unit in sorted(units, key=lambda u: u[1][-1].inputs):
+        if not batches or used + size > budget:
+            batches.append([])
+            used = 0
+        batches[-1].extend(unit)
+        used += size
+    return batches
+
+
+def _split_group(members: list[Item], budget: int) -> list[tuple[int, list[Item]]]:
+    """``(flat tokens, responses)`` of each part of a group, responses sorted by length."""
+    units: list[tuple[int, list[Item]]] = []
+    for item in sorted(members, key=lambda i: i.inputs):
+        if units and units[-1][0] + item.inputs <= budget:
+            size, unit = units[-1]
+            units[-1] = (size + item.inputs, [*unit, item])
+        else:
+            units.append((item.prompt_length + item.inputs, [item]))
+    return units
+
+
+def _padded_cost(batch: list[Item], costs: Costs) -> float:
+    lengths = [i.prompt_length + i.inputs for i in batch]
+    pairs = len(lengths) * max(lengths) ** 2 / 2
+    return costs.linear * sum(lengths) + costs.attention * pairs
+
+
+def _shared_cost(batch: list[Item], costs: Costs) -> float:
+    prompts = {i.group: i.prompt_length for i in batch}
+    longest_prompt = max(prompts.values())
+    longest = max(i.inputs for i in batch)
+    tokens = sum(prompts.values()) + sum(i.inputs for i in batch)
+    pairs = len(prompts) * longest_prompt**2 / 2
+    pairs += len(batch) * longest * (longest_prompt + longest)
+    return costs.linear * tokens + costs.attention * pairs
+
+
+def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBatch:
+    """The tensors of one micro-batch."""
+    layout = _shared_layout(batch) if shared else _padded_layout(batch)
+    lengths = np.array([len(i.sample.tokens) for i in batch])
+
+    def put(array: NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    targets = np.concatenate([i.sample.tokens for i in batch]).astype(np.int64)
+    logprobs = np.concatenate([i.sample.logprobs for i in batch]).astype(np.float32)
+    prefix = layout.prefix
+    return MicroBatch(
+        tokens=put(layout.tokens),
+        positions=put(layout.positions),
+        causal=CausalRows(gather=put(layout.gather), scatter=put(layout.scatter)),
+        prefix=None if prefix is None else PrefixRows(**{k: put(v) for k, v in prefix.items()}),
+        sources=put(layout.sources),
+        targets=put(targets),
+        owner=put(np.repeat(np.arange(len(batch)), lengths)),
+        lengths=put(lengths),
+        advantages=put(np.array([i.advantage for i in batch], np.float32)),
+        sampler_logprobs=put(logprobs),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    gather: NDArray[np.int64]
+    scatter: NDArray[np.int64]
+    prefix: dict[str, NDArray[np.generic]] | None
+    sources: NDArray[np.int64]
+
+
+def _rows(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
+    """Cells of ragged rows: flat index (S, L), 0 where not ``inside``, and ``inside`` (S, L)."""
+    columns = np.arange(lengths.max(initial=0))
+    inside = columns < lengths[:, None]
+    return np.where(inside, starts[:, None] + columns, 0), inside
+
+
+def _starts(lengths: NDArray[np.int64], first: int = 0) -> NDArray[np.int64]:
+    return first + np.concatenate(([0], np.cumsum(lengths[:-1])))
+
+
+def _padded_layout(batch: Sequence[Item]) -> _Layout:
+    prompts = np.array([i.prompt_length for i in batch])
+    inputs = np.array([i.inputs for i in batch])
+    lengths = prompts + inputs
+    starts = _starts(lengths)
+    gather, inside = _rows(starts, lengths)
+    pieces = [p for i in batch for p in (i.sample.prompt_tokens, i.sample.tokens[:-1])]
+    first = starts + prompts - 1
+    sources = np.concatenate([np.arange(f, f + n + 1) for f, n in zip(first, inputs, strict=True)])
+    return _Layout(
+        tokens=np.concatenate(pieces).astype(np.int64),
+        positions=np.nonzero(inside)[1],
+        gather=gather,
+        scatter=np.flatnonzero(inside),
+        prefix=None,
+        sources=sources,
+    )
+
+
+def _shared_layout(batch: Sequence[Item]) -> _Layout:
+    """Prompts first, one after the other, then the responses."""
+    first_of: dict[int, int] = {}
+    for number, item in enumerate(batch):
+        first_of.setdefault(item.group, number)
+    groups = {group: row for row, group in enumerate(first_of)}
+    prompt_items = [batch[n] for n in first_of.values()]
+    prompt_lengths = np.array([i.prompt_length for i in prompt_items])
+    prompt_starts = _starts(prompt_lengths)
+    gather, inside = _rows(prompt_starts, prompt_lengths)
+
+    row = np.array([groups[i.group] for i in batch])
+    inputs = np.array([i.inputs for i in batch])
+    starts = _starts(inputs, first=int(prompt_lengths.sum()))
+    queries, real = _rows(starts, inputs)
+    own, longest = prompt_lengths[row], queries.shape[1]
+    seen = np.broadcast_to(inside[row][:, None], (len(batch), longest, inside.shape[1]))
+    causal = np.broadcast_to(np.tri(longest, dtype=bool), (len(batch), longest, longest))
+    last = prompt_starts[row] + own - 1
+    sources = [
+        np.concatenate(([p], np.arange(s, s + n)))
+        for p, s, n in zip(last, starts, inputs, strict=True)
+    ]
+    pieces = [i.sample.prompt_tokens for i in prompt_items]
+    pieces += [i.sample.tokens[:-1] for i in batch]
+    positions = [np.nonzero(inside)[1], np.nonzero(real)[1] + np.repeat(own, inputs)]
+    return _Layout(
+        tokens=np.concatenate(pieces).astype(np.int64),
+        positions=np.concatenate(positions),
+        gather=gather,
+        scatter=np.flatnonzero(inside),
+        prefix={
+            "queries": queries,
+            "keys": np.concatenate((gather[row], queries), axis=1),
+            "mask": np.concatenate((seen, causal), axis=2)[:, None],
+            "scatter": np.flatnonzero(real),
+        },
+        sources=np.concatenate(sources),
+    )

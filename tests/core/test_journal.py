@@ -1,0 +1,220 @@
+"""The journal: what is written is read back, and a replay finds every difference."""
+
+import json
+import random
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollpacker.core import decisions, events, journal
+from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
+
+
+def _values(hint: Any) -> st.SearchStrategy[Any]:
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    return st.from_type(hint)
+
+
+def _instances(cls: type) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{field.name: _values(hints[field.name]) for field in fields(cls)})
+
+
+EVENTS = get_args(events.Event)
+DECISIONS = get_args(decisions.Decision)
+any_event = st.one_of([_instances(cls) for cls in EVENTS])
+any_decision = st.one_of([_instances(cls) for cls in DECISIONS])
+record = st.tuples(
+    st.floats(min_value=0, max_value=1e9), any_event, st.lists(any_decision, max_size=3)
+)
+
+
+def finished(attempt: int, tokens: int = 5) -> events.AttemptFinished:
+    return events.AttemptFinished(attempt=AttemptId(attempt), tokens=tokens, finish_reason="stop")
+
+
+def through_json(item: events.Event | decisions.Decision) -> dict[str, Any]:
+    """What the item looks like after a real write and read."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        writer = journal.JournalWriter(path)
+        if isinstance(item, events.Event):
+            writer.record(0.0, item, [])
+        else:
+            writer.record(0.0, finished(0), [item])
+        writer.close()
+        line = json.loads(path.read_text(encoding="utf-8"))
+    return line["event"] if isinstance(item, events.Event) else line["decisions"][0]
+
+
+@pytest.mark.parametrize("cls", EVENTS, ids=lambda cls: cls.__name__)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_every_event_survives_a_write_and_a_read(cls: type, data: st.DataObject) -> None:
+    event = data.draw(_instances(cls))
+    assert journal.decode_event(through_json(event)) == event
+
+
+@pytest.mark.parametrize("cls", DECISIONS, ids=lambda cls: cls.__name__)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_every_decision_survives_a_write_and_a_read(cls: type, data: st.DataObject) -> None:
+    decision = data.draw(_instances(cls))
+    assert journal.decode_decision(through_json(decision)) == decision
+
+
+def test_events_and_decisions_share_no_name() -> None:
+    names = [cls.__name__ for cls in (*EVENTS, *DECISIONS)]
+    assert len(names) == len(set(names))
+
+
+@settings(max_examples=30, deadline=None)
+@given(records=st.lists(record, max_size=6))
+def test_a_whole_journal_reads_back_in_order(
+    records: list[tuple[float, events.Event, list[decisions.Decision]]],
+) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        writer = journal.JournalWriter(path)
+        writer.meta({"config": {"a": 1}})
+        for now, event, made in records:
+            writer.record(now, event, made)
+        writer.close()
+        lines = list(journal.read(path))
+    assert [number for number, _ in lines] == list(range(1, len(records) + 2))
+    assert lines[0][1] == {"meta": {"config": {"a": 1}}}
+    for (now, event, made), (_, line) in zip(records, lines[1:], strict=True):
+        assert line["t"] == pytest.approx(now, abs=1e-6)
+        assert journal.decode_event(line["event"]) == event
+        assert [journal.decode_decision(d) for d in line["decisions"]] == made
+
+
+def test_an_unknown_kind_is_named_and_the_known_ones_are_listed() -> None:
+    data = json.loads(json.dumps(through_json(finished(1))).replace("AttemptFinished", "Nope"))
+    with pytest.raises(ValueError, match=r"'Nope'.*AttemptFinished") as error:
+        journal.decode_event(data)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="'AttemptFinished'"):
+        journal.decode_decision(through_json(finished(1)))
+
+
+def test_what_is_no_plain_data_is_refused(tmp_path: Path) -> None:
+    writer = journal.JournalWriter(tmp_path / "journal.jsonl")
+    with pytest.raises(TypeError, match="cannot write Random to a journal"):
+        writer.meta({"state": random.Random(0)})
+    writer.close()
+
+
+@dataclass
+class Echo:
+    """A policy of a few lines: it numbers the responses of each prompt that is drawn."""
+
+    started: int = 0
+    short: bool = True
+
+    def handle(self, now: float, event: events.Event) -> list[decisions.Decision]:
+        match event:
+            case events.StepStarted(step=step):
+                kind = RoundKind.SHORT if self.short else RoundKind.FULL
+                return [decisions.BeginRound(step=step, kind=kind)]
+            case events.AttemptFinished(attempt=attempt):
+                self.started += 1
+                return [decisions.GradeAttempt(attempt=attempt)]
+            case events.PromptsDrawn(prompts=prompts):
+                return [decisions.DeferPrompt(prompt=prompt) for prompt in prompts]
+            case _:
+                return []
+
+
+def build(meta: dict[str, Any]) -> Echo:
+    return Echo(short=meta["short"])
+
+
+def write_run(path: Path, policy: Echo, moments: list[tuple[float, events.Event]]) -> None:
+    writer = journal.JournalWriter(path)
+    writer.meta({"short": policy.short})
+    for now, event in moments:
+        writer.record(now, event, policy.handle(now, event))
+    writer.close()
+
+
+MOMENTS: list[tuple[float, events.Event]] = [
+    (0.0, events.StepStarted(step=1, workers=(WorkerId(0),), remaining={"math": 3})),
+    (0.5, events.PromptsDrawn(prompts=(Prompt(id=PromptId("p"), domain="math", tokens=7),))),
+    (1.0, finished(1)),
+    (2.0, finished(2)),
+]
+
+
+def test_a_replay_of_an_untouched_journal_has_no_difference(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path, Echo(), MOMENTS)
+    result = journal.replay(path, build)
+    assert (result.events, result.decisions, result.differences) == (4, 4, [])
+
+
+def test_a_replay_names_the_line_whose_decisions_differ(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path, Echo(), MOMENTS)
+    lines = path.read_text().splitlines()
+    lines[3] = lines[3].replace("GradeAttempt", "AbortAttempt")
+    path.write_text("\n".join(lines) + "\n")
+    (difference,) = journal.replay(path, build).differences
+    assert difference["line"] == 4
+    attempt = AttemptId(1)
+    (written,), (replayed,) = difference["written"], difference["replayed"]
+    assert journal.decode_decision(written) == decisions.AbortAttempt(attempt=attempt)
+    assert journal.decode_decision(replayed) == decisions.GradeAttempt(attempt=attempt)
+
+
+def test_every_meta_line_builds_the_policy_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path, Echo(short=True), MOMENTS)
+    write_run(path, Echo(short=False), MOMENTS)
+    result = journal.replay(path, build)
+    assert (result.events, result.differences) == (8, [])
+
+
+def test_a_line_torn_by_a_crash_is_ignored_and_cut_off_by_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path, Echo(), MOMENTS)
+    whole = path.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for size in range(last + 1, len(whole)):
+        path.write_bytes(whole[:size])
+        complete = size == len(whole) - 1
+        assert len(list(journal.read(path))) == (5 if complete else 4)
+        journal.JournalWriter(path).close()
+        assert path.read_bytes() == whole[:last]
+
+
+def test_a_bad_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path, Echo(), MOMENTS)
+    lines = path.read_text().splitlines()
+    lines[2] = lines[2][:-4]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(journal.JournalError, match=r"journal\.jsonl, line 3: not JSON") as error:
+        journal.replay(path, build)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty, no meta line"),
+        ('{"t":0,"event":{},"decisions":[]}\n', "line 1: expected"),
+        ('{"meta":{"short":true}}\n{"t":0}\n', "line 2: expected"),
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(text)
+    with pytest.raises(journal.JournalError, match=message):
+        journal.replay(path, build)

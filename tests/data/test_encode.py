@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from rollpacker.config import DataConfig
+from rollpacker.core.types import PromptId
+from rollpacker.data.base import DataError, Row
+from rollpacker.data.encode import encode_prompts
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}{% if thinking %} <think>{% endif %}"
+)
+
+
+def tokenizer(template: str | None = TEMPLATE):
+    words = ["<unk>", "<bos>", "<end>", "<system>", "<user>", "<assistant>", "<think>"]
+    words += ["one", "two", "three", "be", "brief", "Q:"]
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", bos_token="<bos>")
+    fast.chat_template = template
+    return fast
+
+
+def row(prompt, name="r") -> Row:
+    return Row(id=PromptId(name), prompt=prompt, answer="1", domain="default", columns={})
+
+
+CHAT = [{"role": "user", "content": "one two"}]
+
+
+def encode(prompt, tok=None, max_context=100, kwargs=None, **settings) -> str:
+    tok = tok or tokenizer()
+    config = DataConfig(path="x", **settings)
+    encoded = encode_prompts([row(prompt)], tok, config, max_context, 1, kwargs)
+    ids = encoded.tokens[PromptId("r")]
+    assert ids.dtype == np.int32
+    return " ".join(tok.convert_ids_to_tokens(ids.tolist()))
+
+
+def test_strings_take_the_chat_template_when_there_is_one():
+    assert encode("one two") == "<user> one two <end> <assistant>"
+    assert encode("one two", tokenizer(None)) == "<bos> one two"
+    assert encode("one two", chat=False) == "<bos> one two"
+    assert encode("one two", chat=True) == "<user> one two <end> <assistant>"
+
+
+def test_messages_system_prompt_and_shots():
+    assert encode(CHAT) == "<user> one two <end> <assistant>"
+    shots = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "three"}]
+    expected = (
+        "<system> be brief <end> <user> two <end> <assistant> three <end> "
+        "<user> one two <end> <assistant>"
+    )
+    assert encode(CHAT, system_prompt="be brief", shots=shots) == expected
+    own = [{"role": "system", "content": "three"}, *CHAT]
+    assert encode(own, system_prompt="be brief", shots=shots) == expected
+    assert encode(own, shots=shots).startswith("<system> three <end> <user> two")
+
+
+def test_template_arguments_and_the_prompt_template():
+    assert encode(CHAT, kwargs={"thinking": True}).endswith("<assistant> <think>")
+    assert encode("one", prompt_template="Q: {prompt} {}", chat=False) == "<bos> Q: one <unk>"
+    assert encode(CHAT, prompt_template="Q: {prompt}") == "<user> one two <end> <assistant>"
+
+
+def test_rows_of_both_kinds_keep_their_order():
+    rows = [row("one", "a"), row(CHAT, "b"), row("two", "c")]
+    tok = tokenizer()
+    encoded = encode_prompts(rows, tok, DataConfig(path="x", chat=False), 100, 1)
+    assert list(encoded.tokens) == ["a", "b", "c"]
+    assert encoded.tokens[PromptId("c")].tolist() == tok("two")["input_ids"]
+
+
+def message(prompt, tok=None, **settings) -> str:
+    with pytest.raises(DataError) as caught:
+        encode(prompt, tok, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_needs_a_template_says_so():
+    assert message(CHAT, tokenizer(None)) == (
+        "row 'r': its prompt is chat messages but the tokenizer has no chat template: "
+        "use one that has, or string prompts with data.chat: false"
+    )
+    assert message("one", tokenizer(None), chat=True) == (
+        "data.chat: true, but the tokenizer has no chat template: set it to false"
+    )
+    assert message("one", tokenizer(None), system_prompt="be").startswith(
+        "data.system_prompt needs a chat template"
+    )
+    assert message("one", prompt_template="Q:") == (
+        "data.prompt_template: it does not contain {prompt}"
+    )
+    refusing = tokenizer("{{ raise_exception('roles must\nalternate') }}")
+    assert message(CHAT, refusing) == (
+        "row 'r': the chat template refuses it: roles must alternate"
+    )
+
+
+def test_long_prompts_are_refused_or_skipped():
+    assert message("one " * 50, chat=False, max_context=51) == (
+        "row 'r': its prompt of 51 tokens leaves no room for a response in the context of 51: "
+        "set data.overlong: skip to leave it out"
+    )
+    rows = [row("one " * 50, "long"), row("one", "short")]
+    config = DataConfig(path="x", overlong="skip", chat=False)
+    encoded = encode_prompts(rows, tokenizer(), config, 51, 1)
+    assert (list(encoded.tokens), encoded.skipped) == (["short"], ("long",))
+    assert list(encode_prompts(rows, tokenizer(), config, 52, 1).tokens) == ["long", "short"]
+    with pytest.raises(DataError, match="no prompt fits the context of 40 tokens"):
+        encode_prompts(rows, tokenizer(), config, 40, 39)

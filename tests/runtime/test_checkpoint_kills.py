@@ -1,0 +1,109 @@
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from checkpoint_files import child, intact, saved, writer
+
+from rollpacker.runtime.checkpoint import Checkpoints, search, verify
+
+TRACED = ("runtime/checkpoint.py", "runtime/durable.py")
+
+
+def trace_lines(at_line):
+    """Call ``at_line(count)`` before each executed line of the save, in every thread."""
+    count = 0
+
+    def tracer(frame, event, arg):
+        nonlocal count
+        if not frame.f_code.co_filename.endswith(TRACED):
+            return None
+        if event == "line":
+            count += 1
+            at_line(count)
+        return tracer
+
+    threading.settrace(tracer)
+    sys.settrace(tracer)
+
+
+def kill_at(line):
+    def at_line(count):
+        if count == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trace_lines(at_line)
+
+
+def killed_save(run, step, line):
+    checkpoints = Checkpoints(run)
+
+    def act():
+        kill_at(line)
+        checkpoints.save(step, writer(step + 100 * (step == 2)), {"seed": step + 100 * (step == 2)})
+
+    return child(act)
+
+
+@pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [3, 2], ids=["new", "replaced"])
+def test_kill_at_lines_of_save(tmp_path, step, stride):
+    base = tmp_path / "base"
+    saved(base, 1, 2)
+    outcomes = set()
+    for line in range(1, 10_000, stride):
+        run = shutil.copytree(base, tmp_path / "run")
+        code = killed_save(run, step, line)
+        good = [p for p in run.glob("checkpoint-*") if verify(p) is None]
+        assert len(good) >= 2 or step == 2, line
+        found = Checkpoints(run).latest()
+        assert found is not None, line
+        assert found.step in (2, step), line
+        assert intact(found), line
+        assert not list(run.glob(".*")), line
+        outcomes.add(found.state["seed"])
+        again = saved(run, 4).latest()
+        assert again is not None
+        assert again.step == 4, line
+        assert intact(again), line
+        shutil.rmtree(run)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, line
+    assert line > 60
+    assert outcomes == ({2, 3} if step == 3 else {2, 102})
+
+
+@pytest.mark.slow
+def test_kill_at_random_times(tmp_path):
+    """Hundreds of kills of one run that saves all the time; each start must go on from before."""
+    script = (
+        "import sys, random; from pathlib import Path\n"
+        "from rollpacker.runtime.checkpoint import Checkpoints\n"
+        "c = Checkpoints(Path(sys.argv[1])); f = c.latest(); s = f.step if f else 0\n"
+        "print(s, c.problems, flush=True)\n"
+        "while True:\n"
+        "    s += 1; b = random.Random(s).randbytes(200000)\n"
+        "    c.save(s, lambda p: (p / 'w').write_bytes(b) and None, {'seed': s})\n"
+        "    print(s, flush=True)\n"
+    )
+    numbers = random.Random(0)
+    last = 0
+    for _ in range(200):
+        command = [sys.executable, "-c", script, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert int(process.stdout.readline().split()[0]) >= last
+        time.sleep(numbers.uniform(0, 0.1))
+        process.kill()
+        said = [int(line) for line in process.communicate()[0].splitlines()]
+        last = max([last, *said])
+        found, problems = search(tmp_path)
+        assert not problems
+        assert last == 0 or (found is not None and found.step >= last)
+    assert last > 200

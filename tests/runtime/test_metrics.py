@@ -1,0 +1,270 @@
+import json
+import math
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from checkpoint_files import child
+
+from rollpacker.core.types import AttemptId, Group, PromptId, RoundKind, Sample
+from rollpacker.runtime.metrics import (
+    MetricsLog,
+    StepWarnings,
+    Tail,
+    completion_metrics,
+    numbers,
+    read_metrics,
+    reward_metrics,
+    step_metrics,
+    update_metrics,
+)
+from rollpacker.runtime.trackers import open_trackers
+from rollpacker.train.base import Update
+
+
+def sample(length=3, reward=1.0, finish="stop", version=5, **rewards):
+    return Sample(
+        prompt=PromptId("p"),
+        index=0,
+        attempt=AttemptId(0),
+        prompt_tokens=np.zeros(2, np.int32),
+        tokens=np.zeros(length, np.int32),
+        logprobs=np.zeros(length, np.float32),
+        finish_reason=finish,
+        weights_version=version,
+        reward=reward,
+        rewards=rewards,
+    )
+
+
+def group(*samples, advantages=None):
+    chosen = np.ones(len(samples)) if advantages is None else np.array(advantages)
+    return Group(prompt=PromptId("p"), samples=samples, advantages=chosen.astype(np.float32))
+
+
+def update(**other):
+    plain = {"applied": True, "grad_norm": 2.0, "learning_rate": 0.1, "metrics": {"loss": 1.0}}
+    return Update(**(plain | other))
+
+
+def test_completion_metrics():
+    lengths = completion_metrics([sample(2), sample(4), sample(9, finish="length")])
+    assert lengths == {
+        "completions/mean_length": 5,
+        "completions/min_length": 2,
+        "completions/max_length": 9,
+        "completions/mean_terminated_length": 3,
+        "completions/min_terminated_length": 2,
+        "completions/max_terminated_length": 4,
+        "completions/clipped_ratio": pytest.approx(1 / 3),
+    }
+
+
+def test_reward_metrics_follow_trl():
+    """TRL: unbiased deviation in each group, then the mean over groups; names over all samples."""
+    groups = [
+        group(sample(reward=0.0, math=0.0, style=1.0), sample(reward=2.0, math=2.0)),
+        group(sample(reward=1.0, math=1.0), sample(reward=1.0, math=1.0)),
+    ]
+    assert reward_metrics(groups) == {
+        "reward": 1.0,
+        "reward_std": pytest.approx(math.sqrt(2) / 2),
+        "rewards/math/mean": 1.0,
+        "rewards/math/std": pytest.approx(np.std([0, 2, 1, 1], ddof=1)),
+        "rewards/style/mean": 1.0,
+        "rewards/style/std": 0.0,
+        "frac_reward_zero_std": 0.5,
+    }
+
+
+def test_update_metrics():
+    skipped = update(applied=False, grad_norm=4.0, learning_rate=0.2, metrics={"loss": 3.0})
+    assert update_metrics([update(), skipped]) == {
+        "loss": 2.0,
+        "grad_norm": 3.0,
+        "learning_rate": 0.2,
+        "skipped_updates": 1.0,
+    }
+
+
+def test_step_metrics():
+    metrics = step_metrics(
+        step=5,
+        epoch=0.5,
+        groups=[group(sample(), sample(version=4))],
+        updates=[update(metrics={"loss": 1.0, "entropy": 0.3})],
+        tail=Tail(round_kind=RoundKind.LONG, long_queue=3, deferred=2, aborted_tokens=70),
+        step_time=1.5,
+        num_tokens=1234,
+        timing_s={"rollout": 1.0, "train": 0.5},
+        bubble={"total": 0.1},
+    )
+    assert (
+        metrics.items()
+        >= {
+            "step": 5,
+            "epoch": 0.5,
+            "entropy": 0.3,
+            "loss": 1.0,
+            "num_tokens": 1234,
+            "step_time": 1.5,
+            "timing_s/rollout": 1.0,
+            "tail/round_kind": "long",
+            "tail/long_queue": 3,
+            "tail/deferred": 2,
+            "tail/aborted_tokens": 70,
+            "tail/kept_vs_true_len": 1.0,
+            "bubble/total": 0.1,
+            "policy_version_max_lag": 1,
+        }.items()
+    )
+    assert numbers(metrics)["tail/round_kind"] == 2.0
+
+
+def test_a_step_without_groups_has_numbers_only():
+    metrics = step_metrics(
+        step=0,
+        epoch=0.0,
+        groups=[],
+        updates=[],
+        tail=Tail(round_kind=RoundKind.FULL),
+        step_time=0.0,
+        num_tokens=0,
+        timing_s={},
+        bubble={},
+    )
+    assert all(math.isfinite(v) for v in metrics.values() if not isinstance(v, str))
+
+
+def test_warnings_are_loud_and_not_endless():
+    bad = [group(sample(finish="length"), sample(finish="length"), advantages=[0, 0])]
+    good = [group(sample(finish="length"), sample(), advantages=[-1, 1])]
+    warnings = StepWarnings(256)
+    assert warnings.check(0, good) == []
+    first = warnings.check(1, bad)
+    assert "100% of the completions were cut off at 256 tokens" in first[0]
+    assert "rollout.max_completion_length" in first[0]
+    assert "all advantages are zero" in first[1]
+    said = [bool(warnings.check(step, bad)) for step in range(2, 9)]
+    assert said == [True, False, True, False, False, False, True]
+    assert StepWarnings(256).check(0, []) == []
+
+
+def log(folder, steps, last_step=-1, **other):
+    said = []
+    metrics = MetricsLog(folder, last_step=last_step, say=said.append, **other)
+    for step in steps:
+        metrics.write({"step": step, "loss": step / 2, "tail/round_kind": "short"})
+    metrics.close()
+    return said
+
+
+def written(folder):
+    return [row["step"] for row in read_metrics(folder / "metrics.jsonl")]
+
+
+def test_one_object_per_step(tmp_path):
+    metrics = MetricsLog(tmp_path, say=[].append)
+    metrics.write({"step": 0, "loss": math.nan, "n": np.float32(0.5), "m": np.int64(3)})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0], parse_constant=pytest.fail) == {
+        "step": 0,
+        "loss": None,
+        "n": 0.5,
+        "m": 3,
+    }
+    metrics.close()
+    assert math.isnan(float(read_metrics(tmp_path / "metrics.jsonl")[0]["loss"]))
+
+
+def test_resume_cuts_torn_and_later_lines(tmp_path):
+    log(tmp_path, range(6))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')
+    log(tmp_path, [4, 5], last_step=3)
+    assert written(tmp_path) == [0, 1, 2, 3, 4, 5]
+    log(tmp_path, [0])
+    assert written(tmp_path) == [0]
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log(tmp_path, range(6))
+    log(tmp_path, [4], last_step=3)
+    reader = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    reader.Reload()
+    points = [(point.step, point.value) for point in reader.Scalars("loss")]
+    assert points == [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
+    assert reader.Scalars("tail/round_kind")[0].value == 1.0
+
+
+class Broken:
+    """A tracker whose server is gone."""
+
+    def __init__(self):
+        self.seen = []
+
+    def log(self, step, numbers):
+        self.seen.append(step)
+        raise ConnectionError("no route")
+
+    def close(self):
+        raise ConnectionError("no route")
+
+
+def test_a_broken_tracker_is_said_once(tmp_path):
+    broken = Broken()
+    said = log(tmp_path, range(4), trackers=[broken])
+    assert broken.seen == [0, 1, 2, 3]
+    assert said == ["Broken: metrics cannot be written (no route); the run goes on"]
+    assert written(tmp_path) == [0, 1, 2, 3]
+
+
+def test_full_disk_is_said_once_and_the_file_stays_whole(tmp_path):
+    """With a real limit of the kernel: every line in the file is whole, the run goes on."""
+    size = 400
+
+    def act():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        said = []
+        metrics = MetricsLog(tmp_path, say=said.append)
+        for step in range(30):
+            metrics.write({"step": step, "loss": 0.5})
+        assert sorted(line.split(":")[0] for line in said) == sorted(
+            [str(tmp_path / "metrics.jsonl"), "TensorBoard"]
+        )
+        before = written(tmp_path)
+        assert before == list(range(len(before)))
+        assert 5 < len(before) < 30
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        metrics.write({"step": 30, "loss": 0.5})
+        metrics.close()
+
+    assert child(act) == 0
+    assert written(tmp_path) == list(range(31))
+
+
+def test_a_missing_tracker_names_the_package(tmp_path):
+    for name in ("wandb", "trackio", "mlflow"):
+        try:
+            __import__(name)
+        except ImportError:
+            with pytest.raises(ValueError, match=f"'pip install {name}'"):
+                open_trackers([name], tmp_path, {})
+    assert open_trackers([], tmp_path, {}) == []
+
+
+def test_no_torch_is_imported(tmp_path):
+    script = (
+        "import sys; from pathlib import Path\n"
+        "import rollpacker.runtime.checkpoint, rollpacker.runtime.lock\n"
+        "import rollpacker.runtime.samples, rollpacker.runtime.progress\n"
+        "from rollpacker.runtime.metrics import MetricsLog\n"
+        "MetricsLog(Path(sys.argv[1]), say=print).write({'step': 0})\n"
+        "print('torch' in sys.modules, 'tensorflow' in sys.modules, 'accelerate' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == "False False False\n"

@@ -1,0 +1,142 @@
+"""The house rules that no linter knows: sizes, leftovers, docstrings, a light base install.
+
+McCabe complexity, naming and formatting are ruff's; who may import whom is import-linter's.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from rollpacker import config
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "rollpacker"
+FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+MODULES = [path for path in FILES if SOURCE in path.parents]
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+# Spelled apart, so that this file does not hold them itself.
+LEFTOVERS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK", "NotImplemented" + "Error")
+MAY_PRINT = ("cli.py", "cli/", "runtime/progress.py", "demo/")
+NO_TORCH = ("rollpacker", "rollpacker.config", "rollpacker.core", "rollpacker.policy")
+NO_TORCH += ("rollpacker.report", "rollpacker.runtime.doctor")
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def calls(tree: ast.Module, function: str) -> list[int]:
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == function
+    ]
+
+
+def test_the_rules_look_at_the_package() -> None:
+    assert SOURCE / "core" / "journal.py" in MODULES
+    assert Path(__file__).resolve() in FILES
+
+
+def test_files_have_at_most_400_lines() -> None:
+    sizes = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {each: size for each, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+def test_functions_have_at_most_60_lines() -> None:
+    sizes = {
+        f"{name(path)}:{each.lineno} {each.name}": (each.end_lineno or 0) - each.lineno + 1
+        for path in FILES
+        for each in functions(parse(path))
+    }
+    assert {each: size for each, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
+
+
+def test_nothing_is_left_over() -> None:
+    found = {
+        f"{name(path)}: {word}"
+        for path in FILES
+        for word in LEFTOVERS
+        if word in path.read_text(encoding="utf-8")
+    }
+    assert found == set()
+
+
+def test_only_what_speaks_to_the_user_prints() -> None:
+    silent = [p for p in MODULES if not p.relative_to(SOURCE).as_posix().startswith(MAY_PRINT)]
+    printing = {name(path): calls(parse(path), "print") for path in silent}
+    assert {each: lines for each, lines in printing.items() if lines} == {}
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [name(path) for path in MODULES if not ast.get_docstring(parse(path))] == []
+
+
+BLOCKER = """
+import importlib, sys
+
+class Blocker:
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.partition(".")[0] in {"torch", "transformers", "datasets", "ray", "vllm"}:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+sys.meta_path.insert(0, Blocker())
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+
+
+def imports_without_torch(*modules: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCKER, *modules]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def base_modules() -> list[str]:
+    pure = [path for path in MODULES if path.relative_to(SOURCE).parts[0] in {"core", "policy"}]
+    dotted = [".".join(path.relative_to(ROOT / "src").with_suffix("").parts) for path in pure]
+    return [*NO_TORCH, *(each.removesuffix(".__init__") for each in dotted)]
+
+
+def test_the_base_install_needs_no_torch() -> None:
+    done = imports_without_torch(*base_modules())
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_blocker_blocks() -> None:
+    done = imports_without_torch("torch")
+    assert done.returncode != 0
+    assert "No module named 'torch'" in done.stderr
+
+
+def test_the_configuration_reference_is_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "gen_config.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_configurations_in_the_documentation_are_valid() -> None:
+    """Parts of a configuration are put into the smallest whole one."""
+    smallest = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+    blocks = [block for text in texts for block in re.findall(r"```yaml\n(.*?)```", text, re.S)]
+    assert len(blocks) >= 4
+    for block in blocks:
+        config.parse(smallest | yaml.safe_load(block))

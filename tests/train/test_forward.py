@@ -1,0 +1,92 @@
+"""Flat micro-batches give the logits of transformers' own forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import FAMILIES, group_batch, make_model, naive_logprobs
+
+from rollpacker.config.tree import GRPOConfig
+from rollpacker.train import packing
+from rollpacker.train.forward import hidden_states
+from rollpacker.train.loss import token_logprobs
+from rollpacker.train.packing import Costs, Item
+
+CPU = torch.device("cpu")
+COSTS = Costs(linear=1000.0, attention=100.0)
+
+
+def _items(groups):
+    return [
+        Item(s, float(a), n)
+        for n, g in enumerate(groups)
+        for s, a in zip(g.samples, g.advantages, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", ["padded", "prompt_shared", "auto"])
+@pytest.mark.parametrize("budget", [1, 60, 10_000])
+def test_logprobs_and_entropy_are_those_of_transformers(family, mode, budget):
+    model = make_model(family)
+    items = _items(group_batch(model, GRPOConfig()))
+    batches, shared = packing.plan(items, budget, mode, COSTS)
+    assert sorted(id(i) for b in batches for i in b) == sorted(map(id, items))
+    for plan in batches:
+        batch = packing.build(plan, shared, CPU)
+        with torch.no_grad():
+            hidden = hidden_states(model, batch)
+            weight = model.lm_head.weight
+            found, entropy = token_logprobs(hidden, weight, batch.targets, 0.7)
+            expected = torch.cat(
+                [
+                    naive_logprobs(model, i.sample.prompt_tokens, i.sample.tokens, 0.7)
+                    for i in plan
+                ]
+            )
+            torch.testing.assert_close(found, expected, atol=4e-5, rtol=1e-5)
+            p = torch.softmax(hidden @ weight.T / 0.7, -1)
+            torch.testing.assert_close(entropy, -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-4)
+
+
+def test_micro_batches_keep_to_the_budget():
+    model = make_model()
+    items = _items(group_batch(model, GRPOConfig(), count=8, size=6))
+    longest = max(i.prompt_length + i.inputs for i in items)
+    for budget in (longest, 100, 300):
+        for plan in packing.plan(items, budget, "padded", COSTS)[0]:
+            rows = [i.prompt_length + i.inputs for i in plan]
+            assert len(rows) * max(rows) <= max(budget, longest)
+        for plan in packing.plan(items, budget, "prompt_shared", COSTS)[0]:
+            assert len(packing.build(plan, True, CPU).tokens) <= max(budget, longest)
+
+
+def test_sharing_runs_a_prompt_once_and_auto_takes_it_for_long_prompts():
+    model = make_model()
+    groups = group_batch(model, GRPOConfig(), count=3, size=8)
+    items = _items(groups)
+    batches, _ = packing.plan(items, 10_000, "prompt_shared", COSTS)
+    (batch,) = [packing.build(b, True, CPU) for b in batches]
+    prompts = sum(len(g.samples[0].prompt_tokens) for g in groups)
+    responses = sum(len(s.tokens) - 1 for g in groups for s in g.samples)
+    assert len(batch.tokens) == prompts + responses
+    long_prompts = Costs(linear=1.0, attention=0.0)
+    assert packing.plan(items, 10_000, "auto", long_prompts)[1]
+    long_attention = Costs(linear=1.0, attention=1000.0)
+    assert not packing.plan(items, 10_000, "auto", long_attention)[1]
+
+
+@pytest.mark.parametrize("chunk", [VOCAB := 23, 5 * 23, 1 << 20])
+def test_chunked_logprobs_have_the_gradient_of_log_softmax(chunk):
+    torch.manual_seed(0)
+    hidden = torch.randn(17, 8, dtype=torch.float32, requires_grad=True)
+    weight = torch.randn(VOCAB, 8, requires_grad=True)
+    targets = torch.randint(0, VOCAB, (17,))
+    scale = torch.randn(17)
+    expected = torch.log_softmax(hidden @ weight.T / 0.5, -1).gather(1, targets[:, None])[:, 0]
+    wanted = torch.autograd.grad(expected @ scale, (hidden, weight))
+    found, _ = token_logprobs(hidden, weight, targets, 0.5, chunk)
+    got = torch.autograd.grad(found @ scale, (hidden, weight))
+    torch.testing.assert_close(found, expected)
+    for g, w in zip(got, wanted, strict=True):
+        torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-5)

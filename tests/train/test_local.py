@@ -1,0 +1,299 @@
+"""The trainer: sums, updates, guards and state."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import MAX_LENGTH, clone, group_batch, make_model
+from test_algorithms import CONFIGS
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rollpacker.config.tree import GRPOConfig, ModelConfig, TrainConfig
+from rollpacker.train.base import Partial
+from rollpacker.train.local import LocalTrainer
+
+
+def _trainer(model, tokenizer, lora=None, total_updates=0, **settings):
+    config = TrainConfig(**({"learning_rate": 1e-2, "micro_batch_tokens": 100} | settings))
+    return LocalTrainer(
+        model,
+        tokenizer,
+        config,
+        temperature=1.0,
+        max_length=MAX_LENGTH,
+        total_updates=total_updates,
+        lora=lora,
+    )
+
+
+def _gradient(trainer):
+    return trainer._optimizer.sums.clone()
+
+
+def _weights(trainer):
+    return {n: w.clone() for n, w in trainer.weights()}
+
+
+def _assert_same(one, two):
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+
+
+def _total(partials):
+    total = partials[0]
+    for partial in partials[1:]:
+        total = total + partial
+    return total
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("updates", [1, 2])
+def test_any_split_of_the_groups_gives_the_gradient_of_the_batch(name, updates, tokenizer):
+    model = make_model()
+    groups = group_batch(model, CONFIGS[name], off=0.2)
+    settings = {"algorithm": CONFIGS[name], "updates_per_step": updates}
+    whole = _trainer(clone(model), tokenizer, packing="padded", **settings)
+    total = whole.accumulate(groups)
+    expected = _gradient(whole)
+
+    streamed = _trainer(clone(model), tokenizer, packing="prompt_shared", **settings)
+    parts = [streamed.accumulate([g]) for g in groups]
+    replicas = [_trainer(clone(model), tokenizer, **settings) for _ in range(2)]
+    halves = [replicas[0].accumulate(groups[:2]), replicas[1].accumulate(groups[2:])]
+    split = _gradient(replicas[0]) + _gradient(replicas[1])
+
+    for found, partial in ((_gradient(streamed), _total(parts)), (split, _total(halves))):
+        assert (found - expected).norm() / expected.norm() < 1e-5
+        assert partial.normaliser == pytest.approx(total.normaliser, rel=1e-9)
+        assert partial.tokens == total.tokens
+        for key, value in total.sums.items():
+            assert partial.sums[key] == pytest.approx(value, rel=1e-4, abs=1e-3), key
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_streamed_and_batched_updates_are_the_same_for_several_mini_batches(name, tokenizer):
+    model = make_model()
+    groups = group_batch(model, CONFIGS[name], count=6, off=0.1)
+    settings = {"algorithm": CONFIGS[name], "updates_per_step": 2, "learning_rate": 1e-3}
+    batched = _trainer(clone(model), tokenizer, **settings)
+    streamed = _trainer(clone(model), tokenizer, **settings)
+    for half in (groups[:3], groups[3:]):
+        one = batched.apply(batched.accumulate(half))
+        two = streamed.apply(_total([streamed.accumulate([g]) for g in half]))
+        assert one.applied
+        assert two.applied
+        assert one.grad_norm == pytest.approx(two.grad_norm, rel=1e-4)
+    before = dict(model.named_parameters())
+    one, two = _weights(batched), _weights(streamed)
+    moved = math.sqrt(sum(float((one[n] - before[n]).square().sum()) for n in one))
+    apart = math.sqrt(sum(float((one[n] - two[n]).square().sum()) for n in one))
+    assert moved > 0.01
+    assert apart / moved < 1e-2  # AdamW divides near-zero gradients by their own size
+
+
+def test_groups_without_variance_are_not_run_but_count_in_the_normaliser(tokenizer):
+    model = make_model()
+    groups = group_batch(model, GRPOConfig())
+    trainer = _trainer(model, tokenizer)
+    partial = trainer.accumulate(groups[-1:])
+    assert not _gradient(trainer).any()
+    assert partial.sums == {}
+    assert partial.normaliser == sum(len(s.tokens) for s in groups[-1].samples)
+    update = trainer.apply(partial)
+    assert update.applied
+    assert update.grad_norm == 0.0
+    assert update.metrics == {"loss": 0.0}
+
+
+def test_update_is_adamw_on_the_clipped_mean_gradient(tokenizer):
+    model = make_model()
+    groups = group_batch(model, GRPOConfig())
+    plain = clone(model)
+    settings = {"max_grad_norm": 0.01, "weight_decay": 0.1, "adam_beta2": 0.99}
+    trainer = _trainer(model, tokenizer, **settings)
+    partial = trainer.accumulate(groups)
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        a.grad = b.grad / partial.normaliser
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+    matrices = [p for p in plain.parameters() if p.ndim > 1]
+    vectors = [p for p in plain.parameters() if p.ndim == 1]
+    torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+        lr=1e-2,
+        betas=(0.9, 0.99),
+        weight_decay=0.1,
+    ).step()
+    update = trainer.apply(partial)
+    assert update.grad_norm == pytest.approx(float(norm), rel=1e-5)
+    assert float(norm) > 0.01
+    for (name, wanted), found in zip(plain.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4, msg=name)
+    assert not _gradient(trainer).any()
+
+
+def test_weights_change_in_place(tokenizer):
+    model = make_model()
+    layer = model.model.layers[0].self_attn
+    fused = torch.cat([layer.q_proj.weight.data, layer.k_proj.weight.data])
+    layer.q_proj.weight.data = fused[: len(layer.q_proj.weight)]
+    layer.k_proj.weight.data = fused[len(layer.q_proj.weight) :]
+    before = fused.clone()
+    trainer = _trainer(model, tokenizer)
+    trainer.apply(trainer.accumulate(group_batch(model, GRPOConfig())))
+    assert trainer.shares_weights
+    assert (fused != before).all(dim=1).all()
+    live = dict(trainer.weights())["model.layers.0.self_attn.k_proj.weight"]
+    assert live.data_ptr() == fused[len(layer.q_proj.weight) :].data_ptr()
+
+
+def test_gradient_checkpointing_and_temperature(tokenizer):
+    model = make_model()
+    groups = group_batch(model, GRPOConfig(), temperature=0.5)
+    config = TrainConfig(gradient_checkpointing=True)
+    one = LocalTrainer(clone(model), tokenizer, config, temperature=0.5)
+    two = LocalTrainer(clone(model), tokenizer, TrainConfig(), temperature=0.5)
+    three = LocalTrainer(clone(model), tokenizer, TrainConfig(), temperature=1.0)
+    partials = [t.accumulate(groups) for t in (one, two, three)]
+    assert torch.equal(_gradient(one), _gradient(two))
+    metrics = [t.apply(p).metrics for t, p in zip((one, two, three), partials, strict=True)]
+    assert metrics[1]["abs_logprob_difference"] < 1e-5
+    assert metrics[2]["abs_logprob_difference"] > 0.1
+
+
+def test_nan_is_skipped_reported_and_stops_the_run_when_it_stays(tokenizer):
+    model = make_model()
+    groups = group_batch(model, GRPOConfig())
+    trainer = _trainer(model, tokenizer, max_skipped_updates=2)
+    partial = trainer.accumulate(groups)
+    before = _weights(trainer)
+    trainer._optimizer.sums[3] = float("nan")
+    update = trainer.apply(partial)
+    assert not update.applied
+    assert math.isnan(update.grad_norm)
+    _assert_same(before, _weights(trainer))
+    assert trainer.apply(trainer.accumulate(groups)).applied
+    infinite = Partial(normaliser=1.0, tokens=1, sums={"loss": float("inf")})
+    assert not trainer.apply(infinite).applied
+    with pytest.raises(RuntimeError, match="2 updates in a row"):
+        trainer.apply(infinite)
+
+
+def test_discard_forgets(tokenizer):
+    model = make_model()
+    groups = group_batch(model, GRPOConfig())
+    trainer, other = _trainer(clone(model), tokenizer), _trainer(clone(model), tokenizer)
+    trainer.accumulate(groups[:2])
+    trainer.discard()
+    trainer.apply(trainer.accumulate(groups))
+    other.apply(other.accumulate(groups))
+    _assert_same(_weights(trainer), _weights(other))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_loaded_trainer_continues_bit_for_bit(dtype, rank, tokenizer, tmp_path):
+    model = make_model().to(dtype)
+    groups = group_batch(model, GRPOConfig())
+    lora = ModelConfig(path=".", lora_rank=rank)
+    settings = {"lora": lora, "lr_scheduler_type": "linear", "warmup_steps": 2}
+    settings |= {"total_updates": 9, "beta": 0.01}
+    trainer = _trainer(clone(model), tokenizer, **settings)
+    for _ in range(2):
+        trainer.apply(trainer.accumulate(groups))
+    trainer.accumulate(groups[:1])
+    trainer.save(tmp_path)
+    trainer.discard()
+    other = _trainer(clone(model), tokenizer, **settings)
+    other.accumulate(groups[:1])
+    other.load(tmp_path)
+    _assert_same(_weights(trainer), _weights(other))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    assert saved.dtype == dtype
+    _assert_same(dict(saved.named_parameters()), _weights(trainer))
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token_id == 1
+    assert (tmp_path / "adapter" / "adapter_config.json").exists() == (rank > 0)
+    for _ in range(2):
+        one, two = (t.apply(t.accumulate(groups)) for t in (trainer, other))
+        assert one == two
+    _assert_same(_weights(trainer), _weights(other))
+
+
+def test_loading_another_model_is_refused_by_name(tokenizer, tmp_path):
+    trainer = _trainer(make_model("qwen2"), tokenizer)
+    trainer.save(tmp_path)
+    with pytest.raises(ValueError, match=r"holds qwen2 .* trainer has llama"):
+        _trainer(make_model("llama"), tokenizer).load(tmp_path)
+    with pytest.raises(ValueError, match=r"hidden_size=32.*hidden_size=64"):
+        _trainer(make_model(hidden_size=64), tokenizer).load(tmp_path)
+    lora = ModelConfig(path=".", lora_rank=2)
+    with pytest.raises(ValueError, match="lora_rank"):
+        _trainer(make_model(), tokenizer, lora=lora).load(tmp_path)
+
+
+def test_bfloat16_weights_follow_float32_masters(tokenizer):
+    model = make_model().to(torch.bfloat16)
+    groups = group_batch(model, GRPOConfig())
+    wide = _trainer(clone(model).float(), tokenizer)
+    expected = wide.accumulate(groups)
+    trainer = _trainer(model, tokenizer, learning_rate=1e-5)
+    partial = trainer.accumulate(groups)
+    assert all(p.grad is None for p in model.parameters())
+    assert partial.normaliser == expected.normaliser
+    a, b = _gradient(trainer), _gradient(wide)
+    assert torch.dot(a, b) / (a.norm() * b.norm()) > 0.98
+    # Steps too small for bfloat16 add up in the masters.
+    first = _weights(trainer)
+    masters = [m.clone() for m in trainer._optimizer.state()["master"].values()]
+    for _ in range(5):
+        trainer.apply(trainer.accumulate(groups))
+    after = trainer._optimizer.state()["master"]
+    for old, (name, new) in zip(masters, after.items(), strict=True):
+        moved = (new - old).abs().max()
+        assert 2e-5 < moved < 6e-5
+        assert torch.equal(new.to(torch.bfloat16), dict(trainer.weights())[name])
+    same = np.mean([float((w == first[n]).float().mean()) for n, w in trainer.weights()])
+    assert same > 0.5
+
+
+def test_lora_trains_adapters_only_and_yields_merged_weights(tokenizer):
+    model = make_model()
+    base = {n: p.detach().clone() for n, p in model.named_parameters()}
+    plain = clone(model)
+    groups = group_batch(model, GRPOConfig())
+    trainer = _trainer(model, tokenizer, lora=ModelConfig(path=".", lora_rank=4))
+    assert not trainer.shares_weights
+    _assert_same(_weights(trainer), base)
+    for _ in range(3):
+        trainer.apply(trainer.accumulate(groups))
+    merged = _weights(trainer)
+    changed = {n for n in base if not torch.equal(base[n], merged[n])}
+    assert changed == {n for n in base if "_proj.weight" in n}
+    plain.load_state_dict(merged, strict=False)
+    follow = _trainer(plain, tokenizer)
+    one = trainer.accumulate(groups).sums["entropy"]
+    assert follow.accumulate(groups).sums["entropy"] == pytest.approx(one, rel=1e-5)
+
+
+def test_reference_is_the_first_weights(tokenizer):
+    model = make_model()
+    groups = group_batch(model, GRPOConfig())
+    for lora in (None, ModelConfig(path=".", lora_rank=4)):
+        trainer = _trainer(clone(model), tokenizer, beta=0.5, lora=lora, learning_rate=0.1)
+        pointers = [p.data_ptr() for p in trainer._model.parameters()]
+        first = trainer.apply(trainer.accumulate(groups)).metrics["kl"]
+        second = trainer.apply(trainer.accumulate(groups)).metrics["kl"]
+        assert first == pytest.approx(0.0, abs=1e-6)
+        assert second > 1e-3
+        assert pointers == [p.data_ptr() for p in trainer._model.parameters()]
+
+
+def test_missing_numbers_are_named(tokenizer):
+    with pytest.raises(ValueError, match="lr_scheduler_type=cosine"):
+        _trainer(make_model(), tokenizer, lr_scheduler_type="cosine")
+    with pytest.raises(ValueError, match="max_completion_length"):
+        config = TrainConfig(algorithm=CONFIGS["dr_grpo"])
+        LocalTrainer(make_model(), tokenizer, config, temperature=1.0)

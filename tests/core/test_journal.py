@@ -122,7 +122,7 @@ class Echo:
         match event:
             case events.StepStarted(step=step):
                 kind = RoundKind.SHORT if self.short else RoundKind.FULL
-                return [decisions.BeginRound(step=step, kind=kind)]
+                return [decisions.BeginRound(step=step, round=kind)]
             case events.AttemptFinished(attempt=attempt):
                 self.started += 1
                 return [decisions.GradeAttempt(attempt=attempt)]

@@ -64,8 +64,9 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.drawn = list(drawn)
         rest = PromptSource(*self.arguments)
         rest.load_state_dict(json.loads(state))
+        resumed = [*drawn, *rest.draw(rest.quotas)]
         for domain in rest.quotas:
-            mine = [p for p in [*drawn, *rest.draw(rest.quotas)] if p.domain == domain]
+            mine = [p for p in resumed if p.domain == domain]
             assert mine == [p for p in whole if p.domain == domain]
 
     @invariant()

@@ -83,15 +83,13 @@ def test_view_before_the_first_step():
     assert "0/0" in text(shown)
 
 
-def test_wait_and_round_end_with_the_step():
+def test_a_wait_ends_with_the_step():
     shown = console(True)
     progress = run(shown)
     progress.waiting("worker 1")
     progress.step(metrics(12))
     progress.close()
-    last = text(shown).split("╭")[-1]
-    assert "waiting" not in last
-    assert "running" not in last
+    assert "waiting" not in text(shown).split("╭")[-1]
 
 
 def test_notes_stay_above_the_view_and_are_taken_literally():

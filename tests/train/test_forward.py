@@ -39,10 +39,7 @@ def test_logprobs_and_entropy_are_those_of_transformers(family, mode, budget):
             weight = model.lm_head.weight
             found, entropy = token_logprobs(hidden, weight, batch.targets, 0.7)
             expected = torch.cat(
-                [
-                    naive_logprobs(model, i.sample.prompt_tokens, i.sample.tokens, 0.7)
-                    for i in plan
-                ]
+                [naive_logprobs(model, i.sample.prompt_tokens, i.sample.tokens, 0.7) for i in plan]
             )
             torch.testing.assert_close(found, expected, atol=4e-5, rtol=1e-5)
             p = torch.softmax(hidden @ weight.T / 0.7, -1)

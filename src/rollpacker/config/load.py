@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -91,5 +91,5 @@ def _keys(location: Sequence[str]) -> list[str]:
 def _models(annotation: Any) -> list[type[Config]]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
-    args = cast(tuple[Any, ...], getattr(annotation, "__args__", ()))
+    args = cast(tuple[Any, ...], get_args(annotation))
     return [model for arg in args for model in _models(arg)]

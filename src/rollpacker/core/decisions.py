@@ -19,7 +19,7 @@ class BeginRound:
     """The kind of this step's round; announced before its first attempt."""
 
     step: int
-    kind: RoundKind
+    round: RoundKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class FinishRollout:
     """No attempt of this step is left running and every group is decided."""
 
     step: int
-    kind: RoundKind
+    round: RoundKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 CONTEXT = 1024
 """Positions that the model knows."""
+PAD_ID, EOS_ID = 0, 1
+"""Token ids of padding and of the end of a response."""
 _PAD, _EOS = "<pad>", "<eos>"
 _PIECES = (
     "Find the Greatest Common Divisor (GCD) of these numbers: ",
@@ -23,6 +25,9 @@ _PIECES = (
 )
 _BYTE_LEVEL = (*"0123456789", "\u0120", "\u010a")
 """Digits, space and newline, as byte-level BPE spells them."""
+
+VOCABULARY = 2 + len(_BYTE_LEVEL) + len(_PIECES)
+"""Tokens in all."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerBase:
@@ -35,7 +40,7 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     tokenizer = Qwen2Tokenizer(
         vocab={word: index for index, word in enumerate(words)},
         merges=[],
-        unk_token=None,
+        unk_token=_PAD,
         eos_token=_EOS,
         pad_token=_PAD,
         model_max_length=CONTEXT,
@@ -44,10 +49,10 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+def build_model(seed: int) -> Qwen2ForCausalLM:
     """An untrained float32 model; leaves torch's global generator as it was."""
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=VOCABULARY,
         hidden_size=96,
         intermediate_size=256,
         num_hidden_layers=2,
@@ -56,8 +61,8 @@ def build_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausal
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

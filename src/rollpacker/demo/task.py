@@ -18,7 +18,7 @@ END_OF_THOUGHT = "</think>"
 """Separates the chain of thought from the answer."""
 _BUCKETS = 10
 _SEED_STRIDE = 1_000_003
-_MOST_DRAWS = 200_000
+_MOST_DRAWS = 60_000
 
 
 def is_heldout(first: int, second: int) -> bool:

@@ -7,6 +7,7 @@ often, so reinforcement learning has something to find.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 
 from rollpacker.demo import model as model_file
 from rollpacker.demo import task
-from rollpacker.demo.model import build_model, build_tokenizer
+from rollpacker.demo.model import EOS_ID, PAD_ID, build_model, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
@@ -38,7 +39,7 @@ class Recipe:
         steps: updates.
         step_tokens: padded tokens of one update, about.
         problems: distinct training problems, each seen with and without thought.
-        learning_rate: peak; decays to a tenth along a cosine.
+        learning_rate: peak of AdamW's; decays to a tenth along a cosine.
         warmup_steps: of linear warm-up.
     """
 
@@ -101,14 +102,14 @@ def train(
     tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe, progress: Progress | None = None
 ) -> Qwen2ForCausalLM:
     """Train a fresh model; the same seed gives the same weights."""
-    model = build_model(tokenizer, seed)
+    model = build_model(seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _schedule(step, recipe))
     batches = _batches(_examples(tokenizer, seed, recipe), random.Random(seed), recipe)
     for step in range(recipe.steps):
-        loss = _loss(model, next(batches), tokenizer.pad_token_id)
+        loss = _loss(model, next(batches))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -121,8 +122,7 @@ def train(
 
 def _schedule(step: int, recipe: Recipe) -> float:
     warmup = min(1.0, (step + 1) / recipe.warmup_steps)
-    cosine = torch.pi * step / recipe.steps
-    return warmup * (0.55 + 0.45 * float(torch.cos(torch.tensor(cosine))))
+    return warmup * (0.55 + 0.45 * math.cos(math.pi * step / recipe.steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +133,14 @@ class _Example:
 
 
 def _examples(tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe) -> list[_Example]:
-    end = [tokenizer.eos_token_id]
-
     def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     return [
         _Example(
             encode(row["prompt"]),
-            encode(task.chain_of_thought(*row["metadata"]["numbers"])) + end,
-            encode(task.answer_at_once(*row["metadata"]["numbers"])) + end,
+            [*encode(task.chain_of_thought(*row["metadata"]["numbers"])), EOS_ID],
+            [*encode(task.answer_at_once(*row["metadata"]["numbers"])), EOS_ID],
         )
         for row in task.train_rows(recipe.problems, seed)
     ]
@@ -165,20 +163,18 @@ def _batches(
         yield from batches
 
 
-def _loss(model: Qwen2ForCausalLM, batch: list[_Example], pad: int) -> torch.Tensor:
+def _loss(model: Qwen2ForCausalLM, batch: list[_Example]) -> torch.Tensor:
     """Mean cross entropy over the response tokens of both answers to each problem."""
     thoughts = [(example.prompt, example.thought) for example in batch]
     answers = [(example.prompt, example.answer) for example in batch]
-    total = _sum_loss(model, thoughts, pad) + _sum_loss(model, answers, pad)
+    total = _sum_loss(model, thoughts) + _sum_loss(model, answers)
     return total / sum(len(response) for _, response in (*thoughts, *answers))
 
 
-def _sum_loss(
-    model: Qwen2ForCausalLM, pairs: list[tuple[list[int], list[int]]], pad: int
-) -> torch.Tensor:
+def _sum_loss(model: Qwen2ForCausalLM, pairs: list[tuple[list[int], list[int]]]) -> torch.Tensor:
     # Padding is on the right: a causal model does not see it.
     width = max(len(prompt) + len(response) for prompt, response in pairs)
-    tokens = torch.full((len(pairs), width), pad)
+    tokens = torch.full((len(pairs), width), PAD_ID)
     labels = torch.full((len(pairs), width), _IGNORED)
     for row, (prompt, response) in enumerate(pairs):
         end = len(prompt) + len(response)

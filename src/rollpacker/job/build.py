@@ -209,9 +209,7 @@ def rollout_settings(
         or updates_per(config) > 1
         or config.rollout.tail_batching.censoring_weights
     )
-    stream = (
-        streaming.enabled and config.rollout.tail_batching.mode != "off" and not whole_batch
-    )
+    stream = streaming.enabled and config.rollout.tail_batching.mode != "off" and not whole_batch
     below = streaming.consolidate_below
     if below == "auto":
         curve = LatencyCurve(pool.latency)
@@ -242,5 +240,3 @@ def total_steps(config: RunConfig, problems: Problems) -> int:
     per_epoch = sum(problems.source.quotas.values()) / config.rollout.prompts_per_step
     rounded = int(per_epoch) if config.data.drop_last else -int(-per_epoch // 1)
     return config.steps or max(1, rounded * config.epochs)
-
-

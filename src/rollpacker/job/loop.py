@@ -17,6 +17,7 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.job.build import Parts, build, total_steps
 from rollpacker.job.resume import Start, choose_start
+from rollpacker.report.run_folder import ReportError
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.durable import replace_file
@@ -45,6 +46,7 @@ class Counters:
     train_s: float = 0.0
     step_s: float = 0.0
     worker_cpu_s: float = 0.0
+    decode_cpu_s: float = 0.0
     true_tokens: float = 0.0
 
 
@@ -54,9 +56,23 @@ def train(config: RunConfig, *, resume: bool = False, progress: Progress | None 
     Raises ``ValueError`` for the user's mistakes and ``WorkerError`` when workers are lost.
     """
     folder = Path(config.output)
+    progress = progress or Progress()
     with RunLock(folder):
-        asyncio.run(_train(config, folder, resume, progress or Progress()))
+        asyncio.run(_train(config, folder, resume, progress))
+        write_reports(folder, progress)
     return folder
+
+
+def write_reports(folder: Path, progress: Progress) -> None:
+    """``report.html`` and ``timeline.json``; without the report extra, a line that says so."""
+    try:
+        from rollpacker.report.run_report import write_report
+        from rollpacker.report.timeline import write_timeline
+
+        write_timeline(folder)
+        write_report(folder)
+    except (ImportError, ReportError) as error:
+        progress.note(f"no report: {error}")
 
 
 async def _train(config: RunConfig, folder: Path, resume: bool, progress: Progress) -> None:
@@ -197,6 +213,7 @@ class Job:
         count.decode_steps += int(metrics["engine/steps"])
         count.generated_tokens += int(metrics["engine/generated_tokens"])
         count.worker_cpu_s += float(metrics["timing_s/worker_cpu"])
+        count.decode_cpu_s += float(metrics["timing_s/decode_cpu"])
 
     async def _evaluate(self, *, greedy: bool = False) -> dict[str, float]:
         """Sampled accuracy on the held-out problems, with ``greedy`` the greedy one too."""
@@ -252,6 +269,7 @@ class Job:
                 "train": count.train_s,
                 "steps": count.step_s,
                 "worker_cpu": count.worker_cpu_s,
+                "decode_cpu": count.decode_cpu_s,
             },
             "tail": {
                 "short_rounds": count.short_rounds,

@@ -22,10 +22,16 @@ from rollpacker.policy.lengths import LengthHistory, shrunk_mean
 
 Mode = Literal["exact", "off", "race", "prompts", "auto"]
 
-_KNOBS = {
-    "race": "rollout.tail_batching.eta_responses",
-    "prompts": "rollout.tail_batching.eta_prompts",
-    "auto": "rollout.tail_batching.bias_limit",
+_FIRST_AUDITS, _FIRST_LIMIT = 6, 0.85
+_LATER_AUDITS, _LATER_LIMIT = 20, 0.95
+_UNRACED = 256
+_P90_RISE = 1.25
+_LONG_ROUNDS = 8
+_MOST_LONG = 256
+_ADVICE = {
+    "race": "lower rollout.tail_batching.eta_responses",
+    "prompts": "lower rollout.tail_batching.eta_prompts",
+    "auto": "raise rollout.tail_batching.bias_limit",
 }
 
 
@@ -101,8 +107,8 @@ class _Unraced:
     truncated: list[bool] = field(default_factory=list[bool])
 
     def add(self, prompt: Audited) -> None:
-        self.lengths = [*self.lengths, *prompt.lengths][-_UNRACED:]
-        self.truncated = [*self.truncated, *prompt.truncated][-_UNRACED:]
+        self.lengths = [*self.lengths, *map(int, prompt.lengths)][-_UNRACED:]
+        self.truncated = [*self.truncated, *map(bool, prompt.truncated)][-_UNRACED:]
 
     def cut(self) -> _Share:
         return _Share(len(self.truncated), sum(self.truncated))
@@ -131,10 +137,15 @@ class BiasMeter:
         mode: of tail batching; says which knob an alarm names.
         history: has observed every attempt of a step before the step is measured.
         window: steps that a measurement pools; several cycles of short and long rounds.
+        limit: lowest ratio over twenty audits without an alarm; mode ``auto`` gives its
+            ``bias_limit`` where that is lower.
     """
 
-    def __init__(self, mode: Mode, history: LengthHistory, window: int = 20) -> None:
+    def __init__(
+        self, mode: Mode, history: LengthHistory, window: int = 20, limit: float = _LATER_LIMIT
+    ) -> None:
         self._mode: Mode = mode
+        self._limit = limit
         self._history = history
         self._kept: deque[NDArray[np.int64]] = deque(maxlen=window)
         self._truncated: deque[int] = deque(maxlen=window)
@@ -153,12 +164,14 @@ class BiasMeter:
     ) -> Bias:
         """Measure a step: the lengths that it trains on, which were cut, and its audit if any."""
         lengths = np.asarray(kept, np.int64)
+        cut = sum(map(bool, truncated))
         self._kept.append(lengths)
-        self._truncated.append(sum(truncated))
+        self._truncated.append(cut)
         if kind == RoundKind.LONG and lengths.size:
-            self._long = _merged([*self._long, _Share(lengths.size, sum(truncated))])
-        if audited:
-            self._audit(audited)
+            self._long = _merged([*self._long, _Share(lengths.size, cut)])
+        heard = [prompt for prompt in audited if prompt.lengths]
+        if heard:
+            self._audit(heard)
         everything = np.concatenate(self._kept)
         share = sum(self._truncated) / max(1, everything.size)
         if not everything.size or not np.any(self._history.seen().ends == CENSORED):
@@ -213,13 +226,14 @@ class BiasMeter:
             part.add(prompt)
 
     def _alarms(self) -> tuple[str, ...]:
-        knob = _KNOBS.get(self._mode, "rollout.tail_batching.mode")
+        advice = _ADVICE.get(self._mode, "change rollout.tail_batching.mode")
+        first_limit = min(_FIRST_LIMIT, self._limit)
         found = [
-            _audit_alarm(self._latest, _LATER_AUDITS, _LATER_LIMIT, knob)
+            _audit_alarm(self._latest, _LATER_AUDITS, self._limit, advice)
             if len(self._latest) == _LATER_AUDITS
-            else _audit_alarm(self._first, _FIRST_AUDITS, _FIRST_LIMIT, knob),
-            _drift_alarm(self._old, self._new, knob),
-            _long_alarm(self._long, knob),
+            else _audit_alarm(self._first, _FIRST_AUDITS, first_limit, advice),
+            _drift_alarm(self._old, self._new, advice),
+            _long_alarm(self._long, advice),
         ]
         return tuple(alarm for alarm in found if alarm)
 
@@ -253,28 +267,26 @@ def _ratio(audits: Sequence[_Audit]) -> float | None:
     return math.fsum(audit.kept for audit in audits) / true if true > 0.0 else None
 
 
-def _audit_alarm(audits: Sequence[_Audit], least: int, limit: float, knob: str) -> str | None:
+def _audit_alarm(audits: Sequence[_Audit], least: int, limit: float, advice: str) -> str | None:
     ratio = _ratio(audits)
     if len(audits) < least or ratio is None or ratio >= limit:
         return None
-    return f"audited kept/true length {ratio:.2f} < {limit} over {least} audits: lower {knob}"
+    return f"audited kept/true length {ratio:.3f} < {limit} over {least} audits: {advice}"
 
 
-def _drift_alarm(old: _Unraced, new: _Unraced, knob: str) -> str | None:
+def _drift_alarm(old: _Unraced, new: _Unraced, advice: str) -> str | None:
     if min(len(old.lengths), len(new.lengths)) < _UNRACED:
         return None
     if _risen(old.cut(), new.cut()):
         share = f"{old.cut().value:.1%} to {new.cut().value:.1%}"
-        return f"truncated share of un-raced responses rose from {share}: lower {knob}"
+        return f"truncated share of un-raced responses rose from {share}: {advice}"
     before, after = (float(np.quantile(part.lengths, 0.9)) for part in (old, new))
     if after > _P90_RISE * before and _risen(old.longer_than(before), new.longer_than(before)):
-        return (
-            f"p90 length of un-raced responses rose from {before:.0f} to {after:.0f}: lower {knob}"
-        )
+        return f"p90 length of un-raced responses rose from {before:.0f} to {after:.0f}: {advice}"
     return None
 
 
-def _long_alarm(rounds: Sequence[_Share], knob: str) -> str | None:
+def _long_alarm(rounds: Sequence[_Share], advice: str) -> str | None:
     if len(rounds) < _LONG_ROUNDS:
         return None
     ends = [len(rounds) * quarter // 4 for quarter in range(5)]
@@ -284,7 +296,7 @@ def _long_alarm(rounds: Sequence[_Share], knob: str) -> str | None:
     if not _risen(parts[0], parts[-1]):
         return None
     shares = ", ".join(f"{part.value:.1%}" for part in parts)
-    return f"truncation in long rounds rises from quarter to quarter ({shares}): lower {knob}"
+    return f"truncation in long rounds rises from quarter to quarter ({shares}): {advice}"
 
 
 def _risen(old: _Share, new: _Share) -> bool:
@@ -303,11 +315,3 @@ def _merged(rounds: list[_Share]) -> list[_Share]:
     if len(rounds) <= _MOST_LONG:
         return rounds
     return [_total(rounds[i : i + 2]) for i in range(0, len(rounds), 2)]
-
-
-_FIRST_AUDITS, _FIRST_LIMIT = 6, 0.85
-_LATER_AUDITS, _LATER_LIMIT = 20, 0.95
-_UNRACED = 256
-_P90_RISE = 1.25
-_LONG_ROUNDS = 8
-_MOST_LONG = 256

@@ -165,7 +165,8 @@ def censoring_weights(
     got = counts / max(1, recent.size)
     ratio = np.divide(share, got, out=np.ones(share.shape), where=got > 0)
     ratio = np.minimum(ratio, clip)
-    ratio = ratio / max(float(ratio @ got), 1e-12)
+    mean = float(ratio @ got)
+    ratio = ratio / mean if mean > 0.0 else np.ones(share.shape)
     return ratio[np.searchsorted(edges, np.asarray(lengths, np.int64))]
 
 

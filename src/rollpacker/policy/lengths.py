@@ -35,12 +35,17 @@ class _Round:
     source: str
     lengths: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
     ends: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
+    _joined: Observations | None = None
 
     def observations(self) -> Observations:
-        return Observations.of(
-            [length for group in self.lengths.values() for length in group],
-            [end for group in self.ends.values() for end in group],
-        )
+        """All attempts; a round that is over is put together once."""
+        count = sum(map(len, self.ends.values()))
+        if self._joined is None or len(self._joined) != count:
+            self._joined = Observations.of(
+                [length for group in self.lengths.values() for length in group],
+                [end for group in self.ends.values() for end in group],
+            )
+        return self._joined
 
 
 @dataclass(slots=True)
@@ -72,7 +77,7 @@ class LengthHistory:
         self._rounds: dict[tuple[int, str], _Round] = {}
         self._visits: OrderedDict[PromptId, list[_Visit]] = OrderedDict()
         self._cache: dict[str, Any] = {}
-        self._before: KaplanMeier | None = None
+        self._whole: NDArray[np.float64] = np.zeros(0)
         self._step = -1
 
     def observe(
@@ -93,20 +98,18 @@ class LengthHistory:
         end = CENSORED if censored else TRUNCATED if truncated else FINISHED
         seen.lengths.setdefault(prompt, []).append(length)
         seen.ends.setdefault(prompt, []).append(end)
-        self._visit(prompt, step, self._whole(length) if censored else float(length))
+        whole = censored and length < self._whole.size
+        self._visit(prompt, step, float(self._whole[length]) if whole else float(length))
 
     def _begin(self, step: int) -> None:
         for key in [key for key in self._rounds if key[0] <= step - self._window]:
             del self._rounds[key]
         self._cache.clear()
         # Aborted attempts are completed by what was known before this step.
-        self._before = self.distribution() if self._rounds else None
+        if self._rounds:
+            curve = self.distribution()
+            self._whole = curve.expected_given_longer(np.arange(curve.survival.size))
         self._step = step
-
-    def _whole(self, length: int) -> float:
-        if self._before is None:
-            return float(length)
-        return float(self._before.expected_given_longer(length))
 
     def _visit(self, prompt: PromptId, step: int, length: float) -> None:
         visits = self._visits.setdefault(prompt, [])
@@ -209,7 +212,7 @@ class LengthHistory:
         """Restore what ``state_dict`` returned."""
         rounds = {(seen["step"], seen["source"]): _Round(**seen) for seen in state["rounds"]}
         self._rounds = {key: seen for key, seen in rounds.items() if seen.step < state["step"]}
-        self._step = -1
+        self._whole = np.zeros(0)
         self._begin(state["step"])
         self._rounds = rounds
         self._cache.clear()

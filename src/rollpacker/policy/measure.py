@@ -116,7 +116,7 @@ class Measurements:
         """Follow what was decided."""
         match decision:
             case do.BeginRound():
-                self._kind = decision.kind
+                self._kind = decision.round
             case do.StartAttempt():
                 self._prompt[decision.attempt] = decision.prompt
             case do.AcceptGroup():

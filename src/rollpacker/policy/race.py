@@ -25,8 +25,10 @@ class Race:
     audit: bool = False
     decoding: dict[AttemptId, int] = field(default_factory=dict[AttemptId, int])
     """Running attempts and their sample index."""
+    waiting: dict[AttemptId, int] = field(default_factory=dict[AttemptId, int])
+    """Finished attempts that are graded when the whole round has finished."""
     grading: dict[AttemptId, int] = field(default_factory=dict[AttemptId, int])
-    """Finished attempts whose reward is not known yet."""
+    """Finished attempts whose reward is on its way."""
     graded: dict[AttemptId, tuple[int, float]] = field(
         default_factory=dict[AttemptId, tuple[int, float]]
     )
@@ -38,7 +40,14 @@ class Race:
     @property
     def live(self) -> list[AttemptId]:
         """Attempts that still cost something, oldest first."""
-        return sorted([*self.decoding, *self.grading])
+        return sorted([*self.decoding, *self.waiting, *self.grading])
+
+    def forget(self, attempt: AttemptId) -> int | None:
+        """Take an attempt out of the race; its sample index, None if it was not live."""
+        for stage in (self.decoding, self.waiting, self.grading):
+            if attempt in stage:
+                return stage.pop(attempt)
+        return None
 
     @property
     def complete(self) -> bool:

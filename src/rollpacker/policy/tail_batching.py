@@ -91,7 +91,7 @@ class TailBatching:
         )
         self._round = _Round(step=event.step, plan=plan)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
-        yield do.BeginRound(step=event.step, kind=plan.kind)
+        yield do.BeginRound(step=event.step, round=plan.kind)
         queued = [self.queue.popleft() for _ in range(plan.queued)]
         yield from self._start_prompts(self._round, queued)
         if plan.draws:
@@ -125,10 +125,12 @@ class TailBatching:
         yield from self._settle(current)
 
     def _settle(self, current: _Round) -> Iterable[do.Decision]:
+        if not self._asynchronous:
+            yield from self._grade_all(current)
         yield from self._top_up(current)
         if current.done():
             current.finished = True
-            yield do.FinishRollout(step=current.step, kind=current.plan.kind)
+            yield do.FinishRollout(step=current.step, round=current.plan.kind)
 
     def _draw(self, current: _Round, counts: dict[str, int]) -> do.DrawPrompts:
         current.waiting_for_prompts = True
@@ -168,13 +170,20 @@ class TailBatching:
         index = race.decoding.pop(attempt)
         if race.done:
             return
-        race.grading[attempt] = index
         if self._asynchronous:
+            race.grading[attempt] = index
             yield do.GradeAttempt(attempt=attempt)
-        elif not any(other.decoding for other in current.races.values()):
-            for other in current.races.values():
-                for waiting in sorted(other.grading):
-                    yield do.GradeAttempt(attempt=waiting)
+        else:
+            race.waiting[attempt] = index
+
+    def _grade_all(self, current: _Round) -> Iterable[do.GradeAttempt]:
+        """Synchronous grading: when nothing decodes any more, everything is graded."""
+        if current.waiting_for_prompts or any(race.decoding for race in current.races.values()):
+            return
+        for race in current.races.values():
+            for attempt in sorted(race.waiting):
+                race.grading[attempt] = race.waiting.pop(attempt)
+                yield do.GradeAttempt(attempt=attempt)
 
     def _grade(self, current: _Round, event: ev.AttemptGraded) -> Iterable[do.Decision]:
         race = current.owner.get(event.attempt)
@@ -219,8 +228,7 @@ class TailBatching:
 
     def _abort(self, current: _Round, race: Race) -> Iterable[do.AbortAttempt]:
         for attempt in race.live:
-            race.decoding.pop(attempt, None)
-            race.grading.pop(attempt, None)
+            race.forget(attempt)
             current.owner.pop(attempt)
             current.aborting.add(attempt)
             self._placement.ended(attempt)
@@ -236,8 +244,7 @@ class TailBatching:
         if race is None:
             return
         self._placement.ended(attempt)
-        index = race.decoding.pop(attempt, None)
-        index = race.grading.pop(attempt, None) if index is None else index
+        index = race.forget(attempt)
         if race.done or index is None:
             return
         race.failures += 1

@@ -186,7 +186,8 @@ def _curves(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
     text = (
         "On the left, modes that learn alike lie on each other: a mode that falls below off pays "
         "for its speed with learning. On the right, the mode furthest to the left is ahead in "
-        "wall time."
+        "wall time. The reward is that of kept responses, which racing selects: the held-out "
+        "accuracies above decide."
     )
     if accuracy is not None:
         text += f" Held-out sampled accuracy was {accuracy:.3f} before training."

@@ -62,7 +62,7 @@ class Gantt:
             ids), ``workers``: each with ``worker, lanes, task_lanes, bubble, idle`` (pairs),
             ``attempts`` (lane, start, end, index into ``STATES``, tokens, reward, index into
             ``prompts``, sample index) and ``tasks`` (lane, start, end, kind, prompts); ``drawn``
-            and ``attempts_total`` count stays on workers.
+            and ``attempts_total`` count stays on workers, ``workers_total`` workers.
         """
         start, rollout_end, end = self.windows[step]
         stays, prompts = self._described(step)
@@ -80,6 +80,7 @@ class Gantt:
             "bubble": round(float(fraction[0]), 4),
             "prompts": prompts,
             "workers": rows,
+            "workers_total": len(self.workers),
             "drawn": sum(len(row["attempts"]) for row in rows),
             "attempts_total": len(stays),
         }

@@ -177,8 +177,9 @@ def _learning(run: RunFolder) -> Section:
             "of the responses that were kept."
         )
     else:
-        text += "No held-out accuracy was measured in this run: set eval.every to see it here."
-    return Section(id="learning", title="Learning", text=text, figure=figures.learning(run.metrics))
+        text += "No held-out accuracy was measured: name problems in eval.data to see it here."
+    figure = figures.learning(run.metrics, accuracy)
+    return Section(id="learning", title="Learning", text=text, figure=figure)
 
 
 def _time(run: RunFolder, facts: dict[str, Any]) -> Section:

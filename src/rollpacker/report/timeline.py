@@ -19,8 +19,8 @@ from rollpacker.report.run_folder import RunFolder, load_run
 
 Event = dict[str, Any]
 
-MAX_ATTEMPTS = 300_000
-"""Attempts in a timeline; of a longer run the last steps are shown."""
+MAX_ATTEMPTS = 100_000
+"""Attempts in a timeline: the viewer gets slow beyond it."""
 
 _STEPS, _REWARDS, _WORKERS = 1, 2, 10
 """Process ids: the steps, the rewards, and the first worker."""
@@ -28,14 +28,15 @@ _SLOT, _TASK = 100, 1
 """Thread ids: the first decode slot, and the first gradient lane, which sorts above it."""
 
 
-def write_timeline(run: Path) -> Path:
+def write_timeline(run: Path, max_attempts: int = MAX_ATTEMPTS) -> Path:
     """Write ``RUN/timeline.json`` and return its path.
 
+    A run of more than ``max_attempts`` shows its last steps only.
     Raises ``ReportError`` (a ``ValueError``) with one line on a missing or damaged file.
     """
     path = run / "timeline.json"
     partial = path.with_name(path.name + ".part")
-    loaded = _recent(load_run(run))
+    loaded = _recent(load_run(run), max_attempts)
     with partial.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         for i, event in enumerate(trace_events(loaded)):
@@ -57,11 +58,11 @@ def trace_events(run: RunFolder) -> Iterator[Event]:
     yield from _grading(run)
 
 
-def _recent(run: RunFolder) -> RunFolder:
-    if len(run.samples) <= MAX_ATTEMPTS:
+def _recent(run: RunFolder, limit: int) -> RunFolder:
+    if len(run.samples) <= limit:
         return run
     counts = run.samples.group_by("step").len().sort("step", descending=True)
-    fits = counts.filter(pl.col("len").cum_sum() <= MAX_ATTEMPTS)["step"]
+    fits = counts.filter(pl.col("len").cum_sum() <= limit)["step"]
     first = fits.min() if len(fits) else counts["step"][0]
     return RunFolder(
         path=run.path,

@@ -7,7 +7,6 @@ async) and verl's ``compute_score(data_source, solution_str, ground_truth, extra
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.reward.base import GradeRequest, GradingError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rollpacker.config.tree import RewardConfig
 
 Scorer = Callable[[Sequence[GradeRequest]], list[float | None]]
@@ -216,6 +217,8 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def _run(result: Awaitable[Any]) -> Any:
+    import asyncio
+
     # One loop per process, so that a function may keep its connections between calls.
     global _loop
     if _loop is None:

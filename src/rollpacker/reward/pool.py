@@ -22,7 +22,7 @@ from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.functions import one_line, reward_names
 from rollpacker.reward.process import GradingProcess, Job, start
 from rollpacker.reward.replies import Reply, read_reply
-from rollpacker.reward.wire import WireError
+from rollpacker.reward.wire import State, WireError
 
 OnGrades = Callable[[list[Grade]], None]
 
@@ -36,7 +36,7 @@ once, those that follow are handled together."""
 _CHECK_S = 0.25
 _START_S = 120.0
 _CANCELLED_GRACE_S = 1.0
-_STARTS = 3
+_STARTS = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,6 @@ class GradingPool:
         self._on_grades: OnGrades | None = None
         self._pause: asyncio.Handle | None = None
         self._checking: asyncio.TimerHandle | None = None
-        self._closed = False
         self._processes = [self._start() for _ in range(config.workers)]
 
     # -- what the driver calls
@@ -158,7 +157,6 @@ class GradingPool:
 
     def close(self) -> None:
         """Kill the processes and forget everything that is pending."""
-        self._closed = True
         for timer in (self._checking, self._pause):
             if timer is not None:
                 timer.cancel()
@@ -176,11 +174,11 @@ class GradingPool:
         return Job(self._next_job, requests, list(functions))
 
     def _dispatch(self) -> None:
-        if self._fatal is not None:
-            self._give_up(self._fatal)
+        while self._fatal is not None and self._queue:
+            self._fail(self._queue.popleft(), self._fatal)
         idle = [p for p in self._processes if p.ready and not p.jobs]
         if idle and self._queue:
-            most = min(_LARGEST_BATCH, max(1, int(_BATCH_S / self._call_s)))
+            most = min(_LARGEST_BATCH, max(1, int(_BATCH_S / max(self._call_s, 1e-6))))
             share = min(most, math.ceil(len(self._queue) / len(idle)))
             for process in idle:
                 self._send(process, share)
@@ -223,7 +221,8 @@ class GradingPool:
             self._settle(process, job, reply)
 
     def _settle(self, process: GradingProcess, job: Job, reply: Reply) -> None:
-        self._call_s += 0.1 * (reply.seconds - self._call_s)
+        # A decaying maximum: behind a call that may be slow, nothing else is put in a batch.
+        self._call_s = max(reply.seconds, 0.95 * self._call_s)
         self._failed_starts = 0
         process.call_started = time.monotonic()
         if reply.error is not None:
@@ -248,15 +247,17 @@ class GradingPool:
         del self._held[attempt]
         order = sorted(held.scores)
         total = sum(self._rewards[i].weight * held.scores[i] for i in order)
-        self._done.append(
-            Grade(
-                attempt=attempt,
-                reward=total if order else None,
-                rewards={self._names[i]: held.scores[i] for i in order},
-                error=None if order else "no reward function applies",
-                seconds=held.seconds,
-            )
+        error = None if order else "no reward function applies"
+        if not math.isfinite(total):
+            error = f"the weighted sum of its rewards is {total}"
+        grade = Grade(
+            attempt=attempt,
+            reward=total if error is None else None,
+            rewards={self._names[i]: held.scores[i] for i in order},
+            error=error,
+            seconds=held.seconds,
         )
+        self._done.append(grade)
 
     def _charge(self, job: Job, error: str) -> None:
         job.failures += 1
@@ -278,10 +279,6 @@ class GradingPool:
                 )
                 self._done.append(grade)
 
-    def _give_up(self, error: str) -> None:
-        while self._queue:
-            self._fail(self._queue.popleft(), error)
-
     def _deliver(self) -> None:
         if self._done and self._on_grades is not None:
             grades, self._done = self._done, []
@@ -293,14 +290,16 @@ class GradingPool:
         return start([(r.function, r.options) for r in self._rewards])
 
     def _read(self, process: GradingProcess) -> None:
+        replies, state = process.channel.receive()
         try:
-            replies, alive = process.channel.receive()
             for reply in replies:
                 self._on_reply(process, reply)
         except WireError as error:
             self._replace(process, f"its process wrote nonsense ({error})")
             return
-        if not alive:
+        if state is State.BROKEN:
+            self._replace(process, "its process wrote nonsense (no frame)")
+        elif state is State.CLOSED:
             self._replace(process, None)
 
     def _replace(self, process: GradingProcess, reason: str | None) -> None:
@@ -308,7 +307,7 @@ class GradingPool:
         self._processes.remove(process)
         self._unlisten(process)
         ended = process.kill()
-        reason = reason or f"its process was {ended}"
+        reason = reason or f"its process {ended}"
         if process.jobs:
             running = process.jobs.popleft()
             self._queue.extendleft(reversed(process.jobs))
@@ -316,7 +315,7 @@ class GradingPool:
         elif not process.ready:
             self._failed_starts += 1
             if self._failed_starts >= _STARTS and self._fatal is None:
-                self._fatal = f"rewards: grading processes die as they start: {ended}"
+                self._fatal = f"rewards: grading processes do not start: the last {ended}"
         if self._fatal is None:
             self._processes.append(self._start())
             if self._loop is not None and self._pause is None:

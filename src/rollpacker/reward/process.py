@@ -78,7 +78,7 @@ class GradingProcess:
         self.popen.kill()
         code = self.popen.wait()
         self.channel.close()
-        return f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
 def start(functions: Sequence[tuple[str, dict[str, Any]]]) -> GradingProcess:

@@ -45,7 +45,7 @@ def read_reply(payload: bytes, job: Job | None) -> Reply:
         return Reply(fatal=fatal[:1000])
     if data.get("ready") is True:
         return Reply(ready=True)
-    if job is None or data.get("job") != job.id or not _finite(data.get("s")):
+    if job is None or data.get("job") != job.id or not _seconds(data.get("s")):
         raise WireError("no answer to the running job")
     if isinstance(error := data.get("error"), str):
         return Reply(error=error[:1000], seconds=data["s"])
@@ -59,3 +59,7 @@ def read_reply(payload: bytes, job: Job | None) -> Reply:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
+
+
+def _seconds(value: Any) -> bool:
+    return _finite(value) and value >= 0

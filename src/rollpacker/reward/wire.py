@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from enum import Enum
 
 HEADER = struct.Struct("<I")
 JOB = struct.Struct("<Q")
@@ -11,7 +12,16 @@ LARGEST_REPLY = 1 << 20
 
 
 class WireError(RuntimeError):
-    """The other side wrote something that is no frame."""
+    """The other side wrote something that no grading process writes."""
+
+
+class State(Enum):
+    """Of the other side."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    BROKEN = "broken"
+    """It wrote something that is no frame."""
 
 
 def frame(payload: bytes) -> bytes:
@@ -53,39 +63,35 @@ class Channel:
             self._unsent.clear()
         return True
 
-    def receive(self) -> tuple[list[bytes], bool]:
-        """Complete frames that have arrived, and whether the other side is still there.
-
-        Raises ``WireError`` on a frame that no grading process writes.
-        """
-        alive = True
+    def receive(self) -> tuple[list[bytes], State]:
+        """Complete frames that have arrived, and what the other side is like after them."""
+        state = State.OPEN
         try:
             while data := self._sock.recv(1 << 16):
                 self._unread += data
                 if len(self._unread) > LARGEST_REPLY:
                     break
             else:
-                alive = False
+                state = State.CLOSED
         except BlockingIOError:
             pass
         except OSError:
-            alive = False
-        return self._frames(), alive
+            state = State.CLOSED
+        return self._frames(), State.BROKEN if self._next_is_too_large() else state
 
     def _frames(self) -> list[bytes]:
         frames: list[bytes] = []
-        start = 0
-        while len(self._unread) - start >= HEADER.size:
-            (length,) = HEADER.unpack_from(self._unread, start)
-            if length > LARGEST_REPLY:
-                raise WireError(f"a reply of {length} bytes")
-            end = start + HEADER.size + length
+        while len(self._unread) >= HEADER.size and not self._next_is_too_large():
+            end = HEADER.size + HEADER.unpack_from(self._unread)[0]
             if end > len(self._unread):
                 break
-            frames.append(bytes(self._unread[start + HEADER.size : end]))
-            start = end
-        del self._unread[:start]
+            frames.append(bytes(self._unread[HEADER.size : end]))
+            del self._unread[:end]
         return frames
+
+    def _next_is_too_large(self) -> bool:
+        size = HEADER.size
+        return len(self._unread) >= size and HEADER.unpack_from(self._unread)[0] > LARGEST_REPLY
 
     def close(self) -> None:
         """Close the socket."""

@@ -38,6 +38,10 @@ class Attempt:
     stage: Stage = Stage.RUNNING
     target: WorkerId | None = None
     """Where a migrating attempt goes."""
+    stays: list[tuple[WorkerId, float, float]] = field(
+        default_factory=list[tuple[WorkerId, float, float]]
+    )
+    """Where it decoded before it last moved, from and to when."""
     end_s: float | None = None
     graded_s: float | None = None
     output: Output | None = None
@@ -50,6 +54,18 @@ class Attempt:
     def tokens(self) -> int:
         """Response tokens so far known."""
         return 0 if self.output is None else len(self.output.tokens)
+
+    def move(self, worker: WorkerId, now: float) -> None:
+        """It goes on elsewhere."""
+        began = self.stays[-1][2] if self.stays else self.start_s
+        self.stays.append((self.worker, began, now))
+        self.worker, self.target, self.stage = worker, None, Stage.RUNNING
+
+    def decoding(self, end: float) -> list[tuple[WorkerId, float, float]]:
+        """Where and when it decoded, until ``end`` at the latest."""
+        began = self.stays[-1][2] if self.stays else self.start_s
+        stop = end if self.end_s is None else self.end_s
+        return [*self.stays, (self.worker, began, stop)]
 
     def sample(self) -> Sample:
         """The finished, graded response."""

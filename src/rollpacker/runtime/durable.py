@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -34,6 +35,21 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def cut_jsonl(path: Path, last_step: int) -> None:
+    """Drop the lines of later steps, and torn ones, that a crash has left."""
+    if not path.exists():
+        return
+    kept: list[bytes] = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and row.get("step", 0) <= last_step:
+            kept.append(line)
+    replace_file(path, b"".join(kept))
 
 
 class AppendFile:

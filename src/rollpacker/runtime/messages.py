@@ -143,11 +143,15 @@ class Accumulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """The update is done; ``checksum`` is of the new weights (0 when not asked for)."""
+    """The update is done; ``checksum`` is of the new weights (0 when not asked for).
+
+    CPU seconds are the process's since its start, ``decode_cpu_s`` those spent decoding.
+    """
 
     update: Update
     checksum: int
     cpu_s: float
+    decode_cpu_s: float
     stats: EngineStats
     start_s: float
     end_s: float

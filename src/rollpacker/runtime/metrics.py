@@ -202,9 +202,9 @@ class MetricsLog:
         """Record one step, named by ``metrics["step"]``."""
         self._try(str(self._path), lambda: self._file.write(_line(metrics)))
         shown = numbers(metrics)
+        step = int(shown.pop("step"))
         for tracker in self._trackers:
-            step = int(shown["step"])
-            self._try(type(tracker).__name__, lambda t=tracker, s=step: t.log(s, shown))
+            self._try(type(tracker).__name__, lambda t=tracker: t.log(step, shown))
 
     def close(self) -> None:
         """Close the file and finish the trackers."""

@@ -18,7 +18,7 @@ from rollpacker.runtime.metrics import Metrics, numbers
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
-_KIND_STYLES = {"short": "bold cyan", "long": "bold magenta", "full": "bold blue"}
+_KIND_STYLES = {"short": "cyan", "long": "magenta", "full": "blue"}
 _REFRESH_HZ = 5
 _TREND = 32
 _PHASE_BAR = 30
@@ -116,7 +116,7 @@ class Progress:
         shown = numbers(metrics)
         self._last = shown
         self._done += 1
-        self._waiting = self._round = None
+        self._waiting = None
         self._rewards = (*self._rewards, shown.get("reward", 0.0))[-_TREND:]
         self._times = (*self._times, shown.get("step_time", 0.0))[-_TREND:]
         if self._live is None:
@@ -161,13 +161,14 @@ class Progress:
 
     def _rows(self) -> list[tuple[str, RenderableType]]:
         doing = min(self._done + 1, self._total)
-        rows = [("step", _bar(self._done, self._total, Text(f"{doing}/{self._total}")))]
+        rows = [("step", _bar(self._done, self._total, Text(f"{doing}/{self._total}"), "green"))]
         if (state := self._round) is not None:
             kind, done, total, graded, started, running, queue = state
-            style = _KIND_STYLES.get(kind, "bold")
-            rows.append(("prompts", _bar(done, total, Text(f"{done}/{total} {kind} round", style))))
+            style = _KIND_STYLES.get(kind, "white")
+            label = Text.assemble(f"{done}/{total} ", (f"{kind} round", f"bold {style}"))
+            rows.append(("prompts", _bar(done, total, label, style)))
             counts = Text(f"{graded}/{started}  {running} running")
-            rows.append(("responses", _bar(graded, started, counts)))
+            rows.append(("responses", _bar(graded, started, counts, style)))
             if queue:
                 rows.append(("long queue", Text(f"{queue} prompts", "magenta")))
         if self._last:
@@ -185,11 +186,19 @@ class Progress:
         return Text(text + " ", style="dim")
 
 
-def _bar(done: int, total: int, label: Text) -> RenderableType:
+def _bar(done: int, total: int, label: Text, style: str) -> RenderableType:
+    total = max(total, 1)
+    bar = ProgressBar(
+        total=total,
+        completed=min(done, total),
+        style="bright_black",
+        complete_style=style,
+        finished_style=style,
+    )
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(ratio=3)
     row.add_column(ratio=2, no_wrap=True)
-    row.add_row(ProgressBar(total=max(total, 1), completed=min(done, max(total, 1))), label)
+    row.add_row(bar, label)
     return row
 
 

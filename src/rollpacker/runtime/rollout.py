@@ -126,7 +126,7 @@ class Rollout:
                 prompts = self._problems.draw(decision.counts)
                 self._pump.post(ev.PromptsDrawn(prompts=prompts))
             case do.BeginRound():
-                record.kind = decision.kind
+                record.kind = decision.round
             case do.AcceptGroup():
                 self._updates.accept(record.accept(decision))
             case do.DropGroup():
@@ -270,7 +270,7 @@ class Rollout:
         """A migrating attempt has left its old worker: hand it to the new one."""
         if target not in self._pool.workers:
             return self._failed(attempt.id, f"worker {target} died")
-        attempt.stage, attempt.worker, attempt.target = Stage.RUNNING, target, None
+        attempt.move(target, self._clock())
         old = attempt.request
         request = Request(
             attempt=old.attempt,

@@ -9,7 +9,7 @@ from pathlib import Path
 from rollpacker.config import RunConfig
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import Group, WorkerId
-from rollpacker.runtime.durable import AppendFile
+from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.samples import SampleLog
@@ -46,10 +46,11 @@ class RunLog:
         self._metrics = MetricsLog(
             folder, last_step=last_step, trackers=trackers, say=progress.note
         )
+        cut_jsonl(folder / "workers.jsonl", last_step)
         self._tasks = AppendFile(folder / "workers.jsonl")
         self._warnings = StepWarnings(max_length)
         self._counters: dict[tuple[WorkerId, str], int] = {}
-        self._cpu: dict[WorkerId, float] = {}
+        self._cpu: dict[tuple[WorkerId, str], float] = {}
 
     def step(
         self,
@@ -95,11 +96,12 @@ class RunLog:
                 total += value - self._counters.get((worker, name), 0)
                 self._counters[worker, name] = value
             result[f"engine/{name}"] = total
-        cpu = 0.0
-        for worker, seconds in record.cpu_s.items():
-            cpu += seconds - self._cpu.get(worker, seconds)
-            self._cpu[worker] = seconds
-        result["timing_s/worker_cpu"] = cpu
+        for name, seconds in (("worker_cpu", record.cpu_s), ("decode_cpu", record.decode_cpu_s)):
+            spent = 0.0
+            for worker, value in seconds.items():
+                spent += value - self._cpu.get((worker, name), value)
+                self._cpu[worker, name] = value
+            result[f"timing_s/{name}"] = spent
         return result
 
     def _add_samples(self, record: StepRecord) -> None:

@@ -42,6 +42,7 @@ class StepRecord:
     updates: list[Update] = field(default_factory=list[Update])
     stats: dict[WorkerId, EngineStats] = field(default_factory=dict[WorkerId, EngineStats])
     cpu_s: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
+    decode_cpu_s: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
 
     def accept(self, decision: do.AcceptGroup) -> list[Attempt]:
         """Note a kept group; returns its attempts by sample index."""
@@ -82,8 +83,8 @@ class StepRecord:
         """Share of worker time in which a worker neither decoded nor trained."""
         spans: dict[WorkerId, list[tuple[float, float]]] = {w: [] for w in self.stats}
         for attempt in self.attempts.values():
-            if attempt.end_s is not None:
-                spans.setdefault(attempt.worker, []).append((attempt.start_s, attempt.end_s))
+            for worker, began, stopped in attempt.decoding(self.end_s):
+                spans.setdefault(worker, []).append((began, stopped))
         for task in self.tasks:
             spans.setdefault(task.worker, []).append((task.start_s, task.end_s))
         return {

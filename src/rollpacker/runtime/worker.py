@@ -64,10 +64,12 @@ class Worker:
 
     def __init__(self, connection: Connection, spec: WorkerSpec) -> None:
         import torch
+        from transformers.utils import logging
 
         from rollpacker.train.local import LocalTrainer
         from rollpacker.train.model import load_model
 
+        logging.disable_progress_bar()
         config = spec.config
         torch.set_num_threads(config.workers.threads)
         torch.manual_seed(config.seed)
@@ -77,6 +79,7 @@ class Worker:
         self._tasks: deque[msg.Accumulate] = deque()
         self._lockstep = config.deterministic
         self._held = False
+        self._decode_cpu_s = 0.0
         self._stopped = False
         self._model, tokenizer = load_model(config.model, spec.device)
         self._engine, latency = build_engine(config, self._model, tokenizer)
@@ -90,9 +93,7 @@ class Worker:
             lora=config.model,
         )
         self._send(
-            msg.Ready(
-                latency=latency, parameters=sum(p.numel() for p in self._model.parameters())
-            )
+            msg.Ready(latency=latency, parameters=sum(p.numel() for p in self._model.parameters()))
         )
 
     def serve(self) -> None:
@@ -158,7 +159,9 @@ class Worker:
         self._send(msg.Aborted(outputs=outputs, missing=missing))
 
     def _decode(self) -> None:
+        before = time.process_time()
         outputs = self._engine.step()
+        self._decode_cpu_s += time.process_time() - before
         if outputs:
             self._held = self._lockstep
             self._send(msg.Finished(outputs=outputs, stats=self._engine.stats()))
@@ -183,6 +186,7 @@ class Worker:
                 update=update,
                 checksum=self._checksum() if command.checksum else 0,
                 cpu_s=time.process_time(),
+                decode_cpu_s=self._decode_cpu_s,
                 stats=self._engine.stats(),
                 start_s=start,
                 end_s=time.monotonic(),

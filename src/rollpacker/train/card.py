@@ -47,7 +47,8 @@ def read_card(config: ModelConfig) -> Card:
 def _stop_token_ids(place: dict[str, Any], model: Any, tokenizer: Any) -> tuple[int, ...]:
     """End ids of the generation configuration, the model's and the tokenizer's."""
     try:
-        found = _ids(GenerationConfig.from_pretrained(**place).eos_token_id)
+        generation = GenerationConfig.from_pretrained(place["pretrained_model_name_or_path"])
+        found = _ids(generation.eos_token_id)
     except OSError:
         found = set()
     return tuple(sorted(found | _ids(model.eos_token_id) | _ids(tokenizer.eos_token_id)))

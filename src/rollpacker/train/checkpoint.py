@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,12 +45,12 @@ def save_model(
 
 def save_state(folder: Path, state: State) -> None:
     """Write tensors by name; one replica does it for all."""
-    dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+    save(state, checkpoint_id=str(folder), no_dist=True)
 
 
 def load_state(folder: Path, state: State) -> None:
     """Read into the tensors of ``state``. Raises ``ValueError`` when the names differ."""
-    saved = set(dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata)
+    saved = set(FileSystemReader(str(folder)).read_metadata().state_dict_metadata)
     wanted = {f"{kind}.{name}" for kind, tensors in state.items() for name in tensors}
     if saved != wanted:
         odd = sorted(saved ^ wanted)[0]
@@ -56,7 +58,7 @@ def load_state(folder: Path, state: State) -> None:
             f"{folder}: holds other weights than this trainer ({odd}, for one); "
             "were model.lora_rank or model.path changed?"
         )
-    dcp.load(state, checkpoint_id=str(folder), no_dist=True)
+    load(state, checkpoint_id=str(folder), no_dist=True)
 
 
 def check_architecture(folder: Path, model: PreTrainedModel) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from rollpacker.train.kernels import pad, rms_norm, rotate, unpad
 from rollpacker.train.packing import MicroBatch
 
 if TYPE_CHECKING:
@@ -28,21 +29,28 @@ def hidden_states(
     decoder: Any = model.model
     x = decoder.embed_tokens(batch.tokens)
     cos, sin = decoder.rotary_emb(x[None], batch.positions[None])
-    rope = cos[0, :, None], sin[0, :, None]
+    half = sin.shape[-1] // 2
+    rope = cos[0, :, None], sin[0, :, None, :half].contiguous()
     for layer in decoder.layers:
         if recompute and torch.is_grad_enabled():
-            x = checkpoint(_layer, layer, x, rope, batch, use_reentrant=False)
+            x = checkpoint(
+                _layer, layer, x, rope, batch, use_reentrant=False, preserve_rng_state=False
+            )
         else:
             x = _layer(layer, x, rope, batch)
-    return decoder.norm(x[batch.sources])
+    return _norm(decoder.norm, x[batch.sources])
+
+
+def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
 def _layer(
     layer: Any, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: MicroBatch
 ) -> torch.Tensor:
-    x = x + _attention(layer.self_attn, layer.input_layernorm(x), rope, batch)
+    x = x + _attention(layer.self_attn, _norm(layer.input_layernorm, x), rope, batch)
     mlp = layer.mlp
-    h = layer.post_attention_layernorm(x)
+    h = _norm(layer.post_attention_layernorm, x)
     return x + mlp.down_proj(mlp.act_fn(mlp.gate_proj(h)) * mlp.up_proj(h))
 
 
@@ -53,45 +61,29 @@ def _attention(
     q, k = attention.q_proj(h).view(shape), attention.k_proj(h).view(shape)
     v = attention.v_proj(h).view(shape)
     if hasattr(attention, "q_norm"):
-        q, k = attention.q_norm(q), attention.k_norm(k)
-    q, k = _rotate(q, *rope), _rotate(k, *rope)
-    rows = batch.causal
-    out = _attend(q, k, v, rows.gather, rows.gather, None, attention.scaling)[rows.scatter]
+        q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
+    q, k = rotate(q, *rope), rotate(k, *rope)
+    rows, scale = batch.causal, attention.scaling
+    padded = [pad(x, rows.gather, rows.scatter) for x in (q, k, v)]
+    out = unpad(_attend(*padded, None, scale), rows.scatter)
     if batch.prefix is not None and batch.prefix.queries.numel():
         p = batch.prefix
-        more = _attend(q, k, v, p.queries, p.keys, p.mask, attention.scaling)[p.scatter]
-        out = torch.cat((out, more))
+        more = _attend(q[p.queries], k[p.keys], v[p.keys], p.mask, scale)
+        out = torch.cat((out, unpad(more, p.scatter)))
     return attention.o_proj(out)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of x (N, heads, D); rotation by halves."""
-    a, b = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-b, a), dim=-1) * sin
-
-
 def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Attention of gathered rows: output (cells, heads * D), causal where there is no mask."""
+    """Attention of rows (S, L, heads, D), causal without a mask; output (S * L, heads * D)."""
     out = F.scaled_dot_product_attention(
-        _gather(q, queries),
-        _gather(k, keys),
-        _gather(v, keys),
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
         attn_mask=mask,
         is_causal=mask is None,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=q.shape[2] != k.shape[2],
     )
-    return out.transpose(1, 2).reshape(queries.numel(), -1)
-
-
-def _gather(x: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
-    """Rows of x (N, heads, D) as (S, heads, L, D)."""
-    return x[cells].transpose(1, 2)
+    return out.transpose(1, 2).reshape(q.shape[0] * q.shape[1], -1)

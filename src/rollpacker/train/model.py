@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """Model types (``config.json``) that the engines and trainers run."""
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -27,15 +29,15 @@ def load_model(
     Raises ``ValueError``, in one line, when there is no checkpoint, no tokenizer, or an
     architecture that is not supported.
     """
-    source = _source(config.path)
-    _check_architecture(source, config.path)
+    place = source(config.path)
+    check_architecture(place, config.path)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=_DTYPES[config.dtype], attn_implementation="sdpa"
+            **place, dtype=_DTYPES[config.dtype], attn_implementation="sdpa"
         )
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.path={config.path}: {_first_line(error)}") from error
+        raise ValueError(f"model.path={config.path}: {first_line(error)}") from error
     if config.chat_template_kwargs:
         require_chat_template(tokenizer, config.path)
     return model.to(device).eval(), tokenizer
@@ -58,23 +60,26 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return tuple(sorted(i for i in found if i is not None))
 
 
-def _source(path: str) -> dict[str, Any]:
+def source(path: str) -> dict[str, Any]:
     """Arguments of ``from_pretrained``; local folders never reach for the network."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ValueError(f"model.path={path}: the folder has no config.json, not a checkpoint")
+        if not any((folder / name).exists() for name in _TOKENIZER_FILES):
+            raise ValueError(f"model.path={path}: the folder has no tokenizer")
         return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ValueError(f"model.path={path}: there is no such folder")
     return {"pretrained_model_name_or_path": path}
 
 
-def _check_architecture(source: dict[str, Any], path: str) -> None:
+def check_architecture(place: dict[str, Any], path: str) -> None:
+    """Raise ``ValueError`` when the checkpoint's architecture is not supported."""
     try:
-        config = AutoConfig.from_pretrained(**source)
+        config = AutoConfig.from_pretrained(**place)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.path={path}: {_first_line(error)}") from error
+        raise ValueError(f"model.path={path}: {first_line(error)}") from error
     if config.model_type not in SUPPORTED:
         raise ValueError(
             f"model.path={path}: {config.model_type} models are not supported; "
@@ -87,5 +92,6 @@ def _check_architecture(source: dict[str, Any], path: str) -> None:
         )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error as one line."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

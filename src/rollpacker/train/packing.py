@@ -171,7 +171,7 @@ def _split_group(members: list[Item], budget: int) -> list[tuple[int, list[Item]
 
 def _padded_cost(batch: list[Item], costs: Costs) -> float:
     lengths = [i.prompt_length + i.inputs for i in batch]
-    pairs = len(lengths) * max(lengths) ** 2 / 2
+    pairs = len(lengths) * max(lengths) ** 2
     return costs.linear * sum(lengths) + costs.attention * pairs
 
 
@@ -180,7 +180,7 @@ def _shared_cost(batch: list[Item], costs: Costs) -> float:
     longest_prompt = max(prompts.values())
     longest = max(i.inputs for i in batch)
     tokens = sum(prompts.values()) + sum(i.inputs for i in batch)
-    pairs = len(prompts) * longest_prompt**2 / 2
+    pairs = len(prompts) * longest_prompt**2
     pairs += len(batch) * longest * (longest_prompt + longest)
     return costs.linear * tokens + costs.attention * pairs
 

@@ -58,7 +58,12 @@ class CpuRunner:
         values = np.zeros(size, self._weights.embed.dtype)
         lanes = self._weights.panels.dtype
         self._cache = (
-            keys, values, keys.view(lanes), values.view(lanes), blocks, self._shape.kv_heads
+            keys,
+            values,
+            keys.view(lanes),
+            values.view(lanes),
+            blocks,
+            self._shape.kv_heads,
         )
 
     def release(self) -> None:
@@ -87,17 +92,34 @@ class CpuRunner:
         for start in range(0, n, _MOST_ROWS):
             cut = slice(start, start + _MOST_ROWS)
             inside = (rows.keep >= start) & (rows.keep < start + _MOST_ROWS)
-            part = Rows(rows.tokens[cut], rows.positions[cut], rows.slots[cut],
-                        rows.keep[inside] - np.int32(start))
+            part = Rows(
+                rows.tokens[cut],
+                rows.positions[cut],
+                rows.slots[cut],
+                rows.keep[inside] - np.int32(start),
+            )
             parts.append(self._forward(part, tables))
         return np.concatenate(parts)
 
     def _forward(self, rows: Rows, tables: Ints) -> Any:
         w = self._weights
         return kernels.forward(
-            rows.tokens, rows.positions, rows.slots, tables, rows.keep, w.embed, w.panels,
-            w.starts, w.vectors, w.splits, self._sizes, self._eps, self._scale, self._group,
-            self._cache, self._rope,
+            rows.tokens,
+            rows.positions,
+            rows.slots,
+            tables,
+            rows.keep,
+            w.embed,
+            w.panels,
+            w.starts,
+            w.vectors,
+            w.splits,
+            self._sizes,
+            self._eps,
+            self._scale,
+            self._group,
+            self._cache,
+            self._rope,
         )
 
     def join(self, parts: list[Any]) -> Any:
@@ -116,8 +138,13 @@ class CpuRunner:
                 self._draw(logits, draws, tokens, logprobs)
                 break
             mine = np.flatnonzero((draws.rows >= start) & (draws.rows < start + most))
-            part = Draws(draws.rows[mine] - np.int32(start), draws.uniforms[mine],
-                         draws.temperatures[mine], draws.top_k[mine], draws.top_p[mine])
+            part = Draws(
+                draws.rows[mine] - np.int32(start),
+                draws.uniforms[mine],
+                draws.temperatures[mine],
+                draws.top_k[mine],
+                draws.top_p[mine],
+            )
             some, their = np.empty(len(mine), np.int32), np.empty(len(mine), np.float32)
             self._draw(logits, part, some, their)
             tokens[mine], logprobs[mine] = some, their
@@ -130,12 +157,13 @@ class CpuRunner:
 
     def _draw(self, logits: Floats, draws: Draws, tokens: Ints, logprobs: Floats) -> None:
         size = self._shape.vocabulary
-        kernels.draw(
-            logits, size, draws.rows, draws.uniforms, draws.temperatures, tokens, logprobs
-        )
+        kernels.draw(logits, size, draws.rows, draws.uniforms, draws.temperatures, tokens, logprobs)
         limited = (draws.top_p < 1) | (draws.top_k > 0)
         for i in np.flatnonzero(limited & (draws.temperatures > 0)):
             tokens[i], logprobs[i] = restricted_draw(
-                logits[draws.rows[i], :size], float(draws.temperatures[i]),
-                int(draws.top_k[i]), float(draws.top_p[i]), float(draws.uniforms[i]),
+                logits[draws.rows[i], :size],
+                float(draws.temperatures[i]),
+                int(draws.top_k[i]),
+                float(draws.top_p[i]),
+                float(draws.uniforms[i]),
             )

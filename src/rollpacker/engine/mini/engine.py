@@ -62,6 +62,7 @@ class MiniEngine:
         tokenizer: decodes for stop strings; needed only for those.
         deterministic: results independent of batch composition and arrival order, bit by bit;
             always so on a CPU, where it costs nothing.
+        runner: how the model runs; default: numba kernels on a CPU, torch elsewhere.
 
     Raises ``ValueError`` for an architecture that it cannot run.
     """
@@ -73,11 +74,12 @@ class MiniEngine:
         config: MiniEngineConfig,
         tokenizer: Any = None,
         deterministic: bool = False,
+        runner: Runner | None = None,
     ) -> None:
         self._model = model
         self._shape = shape_of(model)
         self._tokenizer = tokenizer
-        self._runner: Runner = _runner(model, config.block_size, deterministic)
+        self._runner = runner or _runner(model, config.block_size, deterministic)
         self._most_running = config.max_running
         self._capacity = _capacity(config, self._runner, self._shape.context)
         self._blocks = Blocks(self._capacity)

@@ -25,6 +25,7 @@ from rollpacker.engine.mini.lanes import (
     bits_float,
     float_bits,
     madd,
+    madd_packed,
 )
 
 _SUMS = {"reassoc", "contract", "nsz", "arcp"}
@@ -81,23 +82,73 @@ def exp(x: Any) -> Any:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def multiply(a: Any, depth: int, w: Any, start: int, columns: int, out: Any, rows: int) -> None:
-    """``out[:rows, :columns] += a[:rows] @ w`` with packed ``w``; ``depth`` counts lanes."""
+def interleave(a: Any, depth: int, rows: int) -> Any:
+    """Rows ``a`` (rows, depth) as chunks ``[depth][rows of the chunk]`` of the large tile's size."""
+    size = len(_LARGE)
+    out = np.empty(rows // size * size * depth, a.dtype)
+    for r in range(len(out) // depth):
+        base = r // size * size * depth + r % size
+        for k in range(depth):
+            out[base + k * size] = a[r, k]
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def multiply(a: Any, w: Any, start: int, out: Any) -> None:
+    """``out += a @ w`` for lanes ``a`` (rows, depth) and packed ``w`` of out's columns."""
+    rows, depth = a.shape
     ld = out.shape[1]
-    for first in range(0, columns, COLUMNS):
+    tiled = interleave(a, depth, rows)
+    for first in range(0, ld, COLUMNS):
         base = start + first * depth
         r = 0
         while rows - r >= len(_LARGE):
-            madd(_LARGE, a, r * depth, depth, w, base, base + LANES, COLUMNS,
-                 out, r * ld + first, ld, depth)
+            madd_packed(
+                _LARGE,
+                tiled,
+                r * depth,
+                len(_LARGE),
+                w,
+                base,
+                base + LANES,
+                COLUMNS,
+                out,
+                r * ld + first,
+                ld,
+                depth,
+            )
             r += len(_LARGE)
         while rows - r >= len(_MIDDLE):
-            madd(_MIDDLE, a, r * depth, depth, w, base, base + LANES, COLUMNS,
-                 out, r * ld + first, ld, depth)
+            madd(
+                _MIDDLE,
+                a,
+                r * depth,
+                depth,
+                w,
+                base,
+                base + LANES,
+                COLUMNS,
+                out,
+                r * ld + first,
+                ld,
+                depth,
+            )
             r += len(_MIDDLE)
         while r < rows:
-            madd(_ONE, a, r * depth, depth, w, base, base + LANES, COLUMNS,
-                 out, r * ld + first, ld, depth)
+            madd(
+                _ONE,
+                a,
+                r * depth,
+                depth,
+                w,
+                base,
+                base + LANES,
+                COLUMNS,
+                out,
+                r * ld + first,
+                ld,
+                depth,
+            )
             r += 1
 
 
@@ -158,8 +209,17 @@ def softmax(scores: Any, length: int, padded: int, out: Any) -> Any:
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_SUMS)
 def attend(
-    group: Any, query: Any, q0: int, keys: Any, values: Any, bases: Any, length: int,
-    scores: Any, weights: Any, lanes: Any, result: Any,
+    group: Any,
+    query: Any,
+    q0: int,
+    keys: Any,
+    values: Any,
+    bases: Any,
+    length: int,
+    scores: Any,
+    weights: Any,
+    lanes: Any,
+    result: Any,
 ) -> None:
     """Attention of one row's query heads over one key-value head's tokens up to ``length``.
 
@@ -178,15 +238,26 @@ def attend(
             result[g, d] = np.float32(0.0)
     for i in range(0, blocks, 2):
         after = bases[min(i + 1, blocks - 1)]
-        madd(group, query, q0, depth, keys, bases[i], after, LANES,
-             scores, i * LANES, width, depth)
+        madd(group, query, q0, depth, keys, bases[i], after, LANES, scores, i * LANES, width, depth)
     for g in range(len(group)):
         total = softmax(scores[g], length, blocks * LANES, weights[g])
         scores[g, 0] = np.float32(1.0) / total
     for i in range(blocks):
         for d in range(0, padded, COLUMNS):
-            madd(group, lanes, i * LANES // p, lanes.shape[1], values, bases[i] + d,
-                 bases[i] + d + LANES, padded, result, d, padded, LANES // p)
+            madd(
+                group,
+                lanes,
+                i * LANES // p,
+                lanes.shape[1],
+                values,
+                bases[i] + d,
+                bases[i] + d + LANES,
+                padded,
+                result,
+                d,
+                padded,
+                LANES // p,
+            )
     for g in range(len(group)):
         factor = scores[g, 0]
         for d in range(padded):
@@ -205,8 +276,19 @@ def gate(x: Any, inner: int, out: Any) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def attention_layer(
-    qkv: Any, attended: Any, slots: Any, positions: Any, tables: Any, cache: Any, layer: int,
-    group: Any, head_dim: int, norms: Any, eps: Any, rope: Any, scale: Any,
+    qkv: Any,
+    attended: Any,
+    slots: Any,
+    positions: Any,
+    tables: Any,
+    cache: Any,
+    layer: int,
+    group: Any,
+    head_dim: int,
+    norms: Any,
+    eps: Any,
+    rope: Any,
+    scale: Any,
 ) -> None:
     """Write the rows' keys and values, then attend; ``qkv`` (n, q + k + v columns)."""
     keys, values, key_lanes, value_lanes, pool, kv_heads = cache
@@ -225,8 +307,15 @@ def attention_layer(
         at = positions[i]
         longest = max(longest, at + 1)
         for h in range(heads):
-            rotate(qkv[i, h * head_dim : (h + 1) * head_dim], norms[0], eps, cos[at], sin[at],
-                   scale, rotated)
+            rotate(
+                qkv[i, h * head_dim : (h + 1) * head_dim],
+                norms[0],
+                eps,
+                cos[at],
+                sin[at],
+                scale,
+                rotated,
+            )
             for d in range(head_dim):
                 query[i * heads + h, d] = encode(query, rotated[d])
         block = (layer * pool + tables[slots[i], at // LANES]) * kv_heads
@@ -234,8 +323,15 @@ def attention_layer(
             k = qkv[i, (heads + h) * head_dim : (heads + h + 1) * head_dim]
             first = (heads + kv_heads + h) * head_dim
             rotate(k, norms[1], eps, cos[at], sin[at], one, rotated)
-            write_kv(rotated, qkv[i, first : first + head_dim], keys, values,
-                     (block + h) * size, at % LANES, p)
+            write_kv(
+                rotated,
+                qkv[i, first : first + head_dim],
+                keys,
+                values,
+                (block + h) * size,
+                at % LANES,
+                p,
+            )
     width = (longest + 2 * COLUMNS - 1) // COLUMNS * COLUMNS
     scores = np.empty((len(group), width), np.float32)
     weights = np.empty((len(group), width), attended.dtype)
@@ -250,8 +346,19 @@ def attention_layer(
                 block = (layer * pool + tables[slots[i], t]) * kv_heads + h
                 bases[t] = block * (size // p)
             first = (i * heads + h * len(group)) * (padded // p)
-            attend(group, query_lanes, first, key_lanes, value_lanes, bases, length,
-                   scores, weights, lanes, result)
+            attend(
+                group,
+                query_lanes,
+                first,
+                key_lanes,
+                value_lanes,
+                bases,
+                length,
+                scores,
+                weights,
+                lanes,
+                result,
+            )
             for g in range(len(group)):
                 column = (h * len(group) + g) * head_dim
                 for d in range(head_dim):
@@ -278,9 +385,22 @@ def add_bias(x: Any, bias: Any, rows: int) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def forward(
-    tokens: Any, positions: Any, slots: Any, tables: Any, keep: Any, embed: Any, packed: Any,
-    starts: Any, vectors: Any, splits: Any, sizes: Any, eps: Any, scale: Any, group: Any,
-    cache: Any, rope: Any,
+    tokens: Any,
+    positions: Any,
+    slots: Any,
+    tables: Any,
+    keep: Any,
+    embed: Any,
+    packed: Any,
+    starts: Any,
+    vectors: Any,
+    splits: Any,
+    sizes: Any,
+    eps: Any,
+    scale: Any,
+    group: Any,
+    cache: Any,
+    rope: Any,
 ) -> Any:
     """Run rows through the model; returns the normed last hidden states of the rows ``keep``.
 
@@ -291,7 +411,6 @@ def forward(
     """
     hidden, head_dim, qkv_columns, inner, layers = sizes
     n = len(tokens)
-    p = 4 // embed.itemsize
     x = np.zeros((n, (hidden + COLUMNS - 1) // COLUMNS * COLUMNS), np.float32)
     normed = np.zeros((n, (hidden + 1) // 2 * 2), embed.dtype)
     normed_lanes = normed.view(packed.dtype)
@@ -311,20 +430,33 @@ def forward(
         for i in range(n):
             normalise(x[i], own[: splits[0]], eps, normed[i])
         start_rows(qkv, own[splits[0] : splits[1]], n)
-        multiply(normed_lanes, normed.shape[1] // p, packed, at[0], qkv.shape[1], qkv, n)
+        multiply(normed_lanes, packed, at[0], qkv)
         norms = (own[splits[1] : splits[2]], own[splits[2] : splits[3]])
-        attention_layer(qkv, attended, slots, positions, tables, cache, layer, group, head_dim,
-                        norms, eps, rope, scale)
+        attention_layer(
+            qkv,
+            attended,
+            slots,
+            positions,
+            tables,
+            cache,
+            layer,
+            group,
+            head_dim,
+            norms,
+            eps,
+            rope,
+            scale,
+        )
         add_bias(x, own[splits[3] : splits[4]], n)
-        multiply(attended_lanes, attended.shape[1] // p, packed, at[1], x.shape[1], x, n)
+        multiply(attended_lanes, packed, at[1], x)
         for i in range(n):
             normalise(x[i], own[splits[4] : splits[5]], eps, normed[i])
         start_rows(up, own[splits[5] : splits[6]], n)
-        multiply(normed_lanes, normed.shape[1] // p, packed, at[2], up.shape[1], up, n)
+        multiply(normed_lanes, packed, at[2], up)
         for i in range(n):
             gate(up[i], inner, gated[i])
         add_bias(x, own[splits[6] : splits[7]], n)
-        multiply(gated_lanes, gated.shape[1] // p, packed, at[3], x.shape[1], x, n)
+        multiply(gated_lanes, packed, at[3], x)
     out = np.zeros((len(keep), normed.shape[1]), embed.dtype)
     for i in range(len(keep)):
         normalise(x[keep[i]], vectors[layers, : splits[0]], eps, out[i])
@@ -335,9 +467,8 @@ def forward(
 def project(hidden: Any, packed: Any, start: int, columns: int) -> Any:
     """Logits (m, ``columns`` rounded up to 32) of hidden states (m, hidden)."""
     lanes = hidden.view(packed.dtype)
-    rows = len(hidden)
-    out = np.zeros((rows, (columns + COLUMNS - 1) // COLUMNS * COLUMNS), np.float32)
-    multiply(lanes, lanes.shape[1], packed, start, out.shape[1], out, rows)
+    out = np.zeros((len(hidden), (columns + COLUMNS - 1) // COLUMNS * COLUMNS), np.float32)
+    multiply(lanes, packed, start, out)
     return out
 
 
@@ -375,7 +506,12 @@ def pick(weights: Any, sums: Any, target: float) -> int:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def draw(
-    logits: Any, vocabulary: int, rows: Any, uniforms: Any, temperatures: Any, tokens: Any,
+    logits: Any,
+    vocabulary: int,
+    rows: Any,
+    uniforms: Any,
+    temperatures: Any,
+    tokens: Any,
     logprobs: Any,
 ) -> None:
     """Sample one token for each entry of ``rows`` by inverse CDF; temperature 0 is greedy."""

@@ -76,20 +76,26 @@ class _Tile:
         """Addresses of the tile's two output vectors of each row."""
         b = self.builder
         starts = [b.add(c0, b.mul(_I64(r), ldc)) for r in range(self.rows)]
-        return [
-            self.pointer(c, b.add(s, _I64(half)), _F32S) for s in starts for half in (0, LANES)
-        ]
+        return [self.pointer(c, b.add(s, _I64(half)), _F32S) for s in starts for half in (0, LANES)]
 
-    def emit(self, a: Any, a0: Any, lda: Any, b: Any, bs: list[Any], ldb: Any, depth: Any,
-             sums: list[Any]) -> list[Any]:
-        """Loop over the depth (at least 1); returns the accumulators."""
+    def emit(
+        self,
+        a: Any,
+        starts: list[Any],
+        step: Any,
+        b: Any,
+        bs: list[Any],
+        ldb: Any,
+        depth: Any,
+        sums: list[Any],
+    ) -> list[Any]:
+        """Loop over the depth (at least 1); ``step`` is a's stride along it."""
         builder = self.builder
         scalar = a.type.pointee
         vector = _F32S if scalar == _F32 else _I32S
         before = builder.block
         body = builder.append_basic_block("tile")
         after = builder.append_basic_block("tile.end")
-        starts = [builder.add(a0, builder.mul(_I64(r), lda)) for r in range(self.rows)]
         builder.branch(body)
         builder.position_at_end(body)
         k = builder.phi(_I64)
@@ -97,14 +103,15 @@ class _Tile:
         phis = [builder.phi(_F32S) for _ in sums]
         for phi, start in zip(phis, sums, strict=True):
             phi.add_incoming(start, before)
-        step = builder.mul(k, ldb)
+        row = builder.mul(k, ldb)
         columns = [
-            builder.load(self.pointer(b, builder.add(start, step), vector), align=4)
-            for start in bs
+            builder.load(self.pointer(b, builder.add(start, row), vector), align=4) for start in bs
         ]
+        along = builder.mul(k, step)
         results = []
         for r in range(self.rows):
-            value = _splat(builder, builder.load(builder.gep(a, [builder.add(starts[r], k)])), vector)
+            element = builder.load(builder.gep(a, [builder.add(starts[r], along)]))
+            value = _splat(builder, element, vector)
             for half, column in enumerate(columns):
                 results.append(_multiply_add(builder, value, column, phis[2 * r + half]))
         following = builder.add(k, _I64(1))
@@ -116,19 +123,20 @@ class _Tile:
         return results
 
 
-@intrinsic
-def madd(
-    typing: Any, rows: Any, a: Any, a0: Any, lda: Any, b: Any, b0: Any, b1: Any, ldb: Any,
-    c: Any, c0: Any, ldc: Any, depth: Any,
-) -> Any:
-    """``c[r, 0:32] += sum_k a[r, k] * (b0[k, 0:16], b1[k, 0:16])`` for ``len(rows)`` rows.
-
-    All offsets and strides count elements of contiguous arrays; ``a`` and ``b`` hold float32, or
-    int32 lanes of two bfloat16 neighbours along the depth; ``c`` holds float32.
-    """
+def _madd(rows: Any, a: Any, b: Any, c: Any, *, packed: bool) -> Any:
     signature = types.void(
-        rows, a, types.int64, types.int64, b, types.int64, types.int64, types.int64,
-        c, types.int64, types.int64, types.int64,
+        rows,
+        a,
+        types.int64,
+        types.int64,
+        b,
+        types.int64,
+        types.int64,
+        types.int64,
+        c,
+        types.int64,
+        types.int64,
+        types.int64,
     )
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -136,16 +144,35 @@ def madd(
             return context.make_array(signature.args[i])(context, builder, args[i]).data
 
         tile = _Tile(builder, rows.count)
+        apart = _I64(1) if packed else args[3]
+        starts = [builder.add(args[2], builder.mul(_I64(r), apart)) for r in range(rows.count)]
+        step = args[3] if packed else _I64(1)
         corners = tile.corners(data(8), args[9], args[10])
         sums = [builder.load(p, align=4) for p in corners]
         sums = tile.emit(
-            data(1), args[2], args[3], data(4), [args[5], args[6]], args[7], args[11], sums
+            data(1), starts, step, data(4), [args[5], args[6]], args[7], args[11], sums
         )
         for pointer, value in zip(corners, sums, strict=True):
             builder.store(value, pointer, align=4)
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+@intrinsic
+def madd(typing, rows, a, a0, lda, b, b0, b1, ldb, c, c0, ldc, depth):
+    """``c[r, 0:32] += sum_k a[r, k] * (b0[k, 0:16], b1[k, 0:16])`` for ``len(rows)`` rows.
+
+    All offsets and strides count elements of contiguous arrays; ``a`` and ``b`` hold float32, or
+    int32 lanes of two bfloat16 neighbours along the depth; ``c`` holds float32.
+    """
+    return _madd(rows, a, b, c, packed=False)
+
+
+@intrinsic
+def madd_packed(typing, rows, a, a0, step, b, b0, b1, ldb, c, c0, ldc, depth):
+    """The same with ``a[r, k]`` at ``a0 + k * step + r``: one address serves many rows."""
+    return _madd(rows, a, b, c, packed=True)
 
 
 @intrinsic

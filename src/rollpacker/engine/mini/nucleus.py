@@ -24,9 +24,7 @@ def restricted_draw(
     return token, float(np.log(weights[token] / mass[-1]))
 
 
-def _most_likely(
-    weights: NDArray[np.float64], top_k: int, top_p: float
-) -> NDArray[np.int64]:
+def _most_likely(weights: NDArray[np.float64], top_k: int, top_p: float) -> NDArray[np.int64]:
     size = len(weights)
     kept = np.arange(size)
     if 0 < top_k < size:

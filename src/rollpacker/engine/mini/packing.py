@@ -81,8 +81,12 @@ class PackedWeights:
         starts = iter(self._starts)
         for index, layer in enumerate(self._layers):
             own = layer.self_attn
-            fused = [(own.q_proj, own.k_proj, own.v_proj), (own.o_proj,),
-                     (layer.mlp.gate_proj, layer.mlp.up_proj), (layer.mlp.down_proj,)]
+            fused = [
+                (own.q_proj, own.k_proj, own.v_proj),
+                (own.o_proj,),
+                (layer.mlp.gate_proj, layer.mlp.up_proj),
+                (layer.mlp.down_proj,),
+            ]
             for modules in fused:
                 self._pack(next(starts), [effective_weight(m) for m in modules])
             self.vectors[index] = np.concatenate(self._vectors(layer))

@@ -41,7 +41,9 @@ def shape_of(model: PreTrainedModel) -> Shape:
             "use another engine.kind"
         )
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise ValueError("engine.kind=mini has no sliding-window attention: use another engine.kind")
+        raise ValueError(
+            "engine.kind=mini has no sliding-window attention: use another engine.kind"
+        )
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"engine.kind=mini needs hidden_act silu, not {config.hidden_act!r}")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -79,6 +81,9 @@ def effective_weight(linear: Any) -> torch.Tensor:
     weight = linear.base_layer.weight.detach()
     if linear.disable_adapters or linear.merged:
         return weight
-    deltas = [linear.get_delta_weight(name).detach() for name in linear.active_adapters
-              if name in linear.lora_A]
+    deltas = [
+        linear.get_delta_weight(name).detach()
+        for name in linear.active_adapters
+        if name in linear.lora_A
+    ]
     return sum(deltas, weight)

@@ -110,8 +110,14 @@ class TorchRunner:
         return self._decoder.norm(x).flatten(0, 1)
 
     def _attend(
-        self, layer: Any, index: int, x: torch.Tensor, at: torch.Tensor, table: torch.Tensor,
-        place: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor,
+        self,
+        layer: Any,
+        index: int,
+        x: torch.Tensor,
+        at: torch.Tensor,
+        table: torch.Tensor,
+        place: tuple[torch.Tensor, torch.Tensor],
+        mask: torch.Tensor,
     ) -> torch.Tensor:
         own, s = layer.self_attn, self._shape
         cos, sin = self._cos[at][:, :, None], self._sin[at][:, :, None]
@@ -125,8 +131,12 @@ class TorchRunner:
         keys = self._keys[index][table].flatten(1, 2).transpose(1, 2)
         values = self._values[index][table].flatten(1, 2).transpose(1, 2)
         out = F.scaled_dot_product_attention(
-            _rotate(q, cos, sin).transpose(1, 2), keys, values,
-            attn_mask=mask, scale=s.scale, enable_gqa=True,
+            _rotate(q, cos, sin).transpose(1, 2),
+            keys,
+            values,
+            attn_mask=mask,
+            scale=s.scale,
+            enable_gqa=True,
         )
         return own.o_proj(out.transpose(1, 2).flatten(2))
 
@@ -138,29 +148,40 @@ class TorchRunner:
     def sample(self, hidden: torch.Tensor, draws: Draws) -> tuple[Ints, Floats]:
         """Tokens and their logprobs, each (d,), by inverse CDF in float64."""
         head = self._model.get_output_embeddings()
+        pieces = hidden.split(1) if self._alone else (hidden,)
+        logits = torch.cat([head(piece) for piece in pieces]).float()
         if self._alone:
-            logits = torch.cat([head(row) for row in hidden.split(1)]).float()
+            single = [self._draw(logits, draws, slice(i, i + 1)) for i in range(len(draws.rows))]
+            tokens, logprobs = (torch.cat(parts) for parts in zip(*single, strict=True))
         else:
-            logits = head(hidden).float()
-        rows = torch.from_numpy(draws.rows.astype(np.int64)).to(self._device)
-        temperatures = torch.from_numpy(draws.temperatures).to(self._device)
+            tokens, logprobs = self._draw(logits, draws, slice(None))
+        out = tokens.int().cpu().numpy(), logprobs.cpu().numpy()
+        self._restrict(logits, draws, *out)
+        return out
+
+    def _draw(
+        self, logits: torch.Tensor, draws: Draws, part: slice
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample without top-k and top-p."""
+        rows = torch.from_numpy(draws.rows[part].astype(np.int64)).to(self._device)
+        temperatures = torch.from_numpy(draws.temperatures[part]).to(self._device)
+        uniforms = torch.from_numpy(draws.uniforms[part]).to(self._device)
         greedy = temperatures == 0
         scaled = logits[rows] / torch.where(greedy, 1.0, temperatures)[:, None]
         logprobs = scaled.log_softmax(-1)
         mass = logprobs.double().exp().cumsum(-1)
-        uniforms = torch.from_numpy(draws.uniforms).to(self._device)
         sampled = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)[:, 0]
         sampled = sampled.clamp(max=logits.shape[1] - 1)
         tokens = torch.where(greedy, scaled.argmax(-1), sampled)
-        chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-        out = tokens.int().cpu().numpy(), chosen.cpu().numpy()
-        self._restrict(logits, draws, *out)
-        return out
+        return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
     def _restrict(self, logits: torch.Tensor, draws: Draws, tokens: Ints, logprobs: Floats) -> None:
         limited = ((draws.top_p < 1) | (draws.top_k > 0)) & (draws.temperatures > 0)
         for i in np.flatnonzero(limited):
             tokens[i], logprobs[i] = restricted_draw(
-                logits[draws.rows[i]].cpu().numpy(), float(draws.temperatures[i]),
-                int(draws.top_k[i]), float(draws.top_p[i]), float(draws.uniforms[i]),
+                logits[draws.rows[i]].cpu().numpy(),
+                float(draws.temperatures[i]),
+                int(draws.top_k[i]),
+                float(draws.top_p[i]),
+                float(draws.uniforms[i]),
             )

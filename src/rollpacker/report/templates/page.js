@@ -124,7 +124,8 @@
 
   function describe(chart) {
     const thinned = chart.drawn < chart.attempts_total
-      ? `; ${chart.drawn} of ${chart.attempts_total} bars drawn` : "";
+      ? `; drawn: ${chart.drawn} of ${chart.attempts_total} responses, ` +
+        `${chart.workers.length} of ${chart.workers_total} workers` : "";
     return ` ${chart.kind} round, ${time(chart.end)}, workers idle ${percent(chart.bubble)} ` +
       `of the rollout${thinned}`;
   }

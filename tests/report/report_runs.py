@@ -21,6 +21,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
 
+MODES = ("off", "exact", "race")
 P0, R0, CAP = 16, 8, 600
 GRADE_S, GRADIENT_S, APPLY_S, SYNC_S = 0.0008, 0.016, 0.012, 0.003
 
@@ -104,7 +105,7 @@ class Maker:
         ]
         drawn = tuple(Prompt(id=PromptId(p), domain="gcd", tokens=12) for p in chosen)
         event = ev.PromptsDrawn(prompts=drawn)
-        self.record(event, do.BeginRound(step=step, kind=kind), *starts)
+        self.record(event, do.BeginRound(step=step, round=kind), *starts)
         return attempts
 
     def rollout(
@@ -133,7 +134,7 @@ class Maker:
             if self.mode == "exact":
                 free_at = self.stream(step, complete, free_at)
         self.lose(step, graded, complete)
-        made = do.FinishRollout(step=step, kind=kind)
+        made = do.FinishRollout(step=step, round=kind)
         self.record(ev.AttemptGraded(attempt=AttemptId(self.next_attempt), reward=0.0), made)
         return complete, idle
 
@@ -311,3 +312,11 @@ def make_run(folder: Path, mode: str, steps: int = 12, seed: int = 0) -> Path:
     for step in range(steps):
         maker.step(step)
     return maker.write()
+
+
+def page_data(html: Path) -> dict[str, Any]:
+    """The data that a page embeds."""
+    text = html.read_text(encoding="utf-8")
+    start = text.index('<script type="application/json" id="data">')
+    start = text.index(">", start) + 1
+    return json.loads(text[start : text.index("</script>", start)])

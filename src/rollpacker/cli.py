@@ -1,0 +1,240 @@
+"""The command line: parse, load the configuration, call one function.
+
+Exit codes: 0 success, 1 failure, 2 the user's mistake (one line on standard error).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rollpacker import __version__, config
+
+app = typer.Typer(
+    help="Fast synchronous, on-policy RL post-training of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+journal_app = typer.Typer(help="Work with a run's journal.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure parts.", no_args_is_help=True)
+app.add_typer(journal_app, name="journal")
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+console = Console()
+errors = Console(stderr=True)
+
+
+def main() -> None:
+    """Entry point of the ``rollpacker`` command."""
+    try:
+        app()
+    except (ValueError, FileNotFoundError, PermissionError) as error:
+        _fail(str(error) if isinstance(error, ValueError) else _os_error(error), 2)
+    except ImportError as error:
+        _fail(f"{error}; install it with: pip install 'rollpacker[all]'", 2)
+    except (RuntimeError, OSError) as error:
+        _fail(str(error), 1)
+
+
+def _fail(text: str, code: int) -> None:
+    print(f"rollpacker: {text}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _os_error(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data))
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Fast synchronous, on-policy RL post-training of language models."""
+    if show:
+        print(f"rollpacker {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path(
+        "runs/demo"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps only.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small reasoning model on this machine, in each mode, and write a report.
+
+    Example: rollpacker demo --out runs/demo
+    """
+    from rollpacker.demo.run import QUICK, Size, run_demo, table
+
+    say: Callable[[str], None] = errors.print
+    summary = run_demo(_fresh(out), QUICK if quick else Size(), say)
+    if as_json:
+        _print_json(summary)
+        return
+    header, *rows = table(summary)
+    view = Table(title="GRPO on two cores, the same prompts in each mode")
+    for column in header:
+        view.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        view.add_row(*row)
+    console.print(view)
+    speedup, bound = summary["speedup"], summary["packing_bound"]
+    console.print(
+        f"{summary['recommended_mode']} against off: {speedup['wall']:.2f}x less wall time "
+        f"(perfect packing would be {bound['speedup']:.2f}x), "
+        f"{speedup['decode_steps']:.2f}x fewer decode steps, the same samples kept"
+    )
+    console.print(f"report: {summary['report']}")
+
+
+def _fresh(out: Path) -> Path:
+    """``out``, or its first numbered neighbour that is not there yet."""
+    number = 1
+    folder = out
+    while (folder / "demo.json").exists() or any((folder / m).exists() for m in ("off", "exact")):
+        number += 1
+        folder = out.with_name(f"{out.name}-{number}")
+    return folder
+
+
+@app.command(context_settings={"ignore_unknown_options": False})
+def train(
+    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE ...]", help="Overrides.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="'auto': go on from the newest good checkpoint.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run one RL job.
+
+    Example: rollpacker train job.yaml train.learning_rate=2e-6 --resume auto
+    """
+    if resume not in (None, "auto"):
+        raise ValueError(f"--resume {resume}: the only value is 'auto'")
+    given = [*(overrides or []), *([f"output={out}"] if out else [])]
+    loaded = config.load(path, given)
+    from rollpacker.job import train as run
+
+    folder = run(loaded, resume=resume == "auto")
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    if as_json:
+        _print_json(summary)
+    else:
+        console.print(f"{summary['steps']} steps, report: {folder / 'report.html'}")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check versions, devices, engines and memory; print the fix for each failure.
+
+    Example: rollpacker doctor
+    """
+    from rollpacker.runtime.doctor import checks
+
+    found = checks()
+    if as_json:
+        _print_json({"checks": [asdict(check) for check in found]})
+    else:
+        for check in found:
+            mark = "[green]ok[/]  " if check.ok else "[red]no[/]  "
+            fix = "" if check.ok else f"\n      fix: {check.fix}"
+            console.print(f"{mark}{check.name}: {check.detail}{fix}", highlight=False)
+    if not all(check.ok for check in found):
+        raise typer.Exit(1)
+
+
+@journal_app.command()
+def replay(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A run's journal.jsonl.")],
+    as_json: Json = False,
+) -> None:
+    """Feed a journal through its policy; every decision must come again.
+
+    Example: rollpacker journal replay runs/demo/exact/journal.jsonl
+    """
+    from rollpacker.core import journal
+    from rollpacker.policy.rollout import from_journal
+
+    result = journal.replay(path, from_journal)
+    if as_json:
+        _print_json(
+            {
+                "events": result.events,
+                "decisions": result.decisions,
+                "differences": len(result.differences),
+            }
+        )
+    else:
+        console.print(
+            f"{result.events} events, {result.decisions} decisions, "
+            f"{len(result.differences)} differences"
+        )
+        for difference in result.differences[:3]:
+            console.print_json(data=difference)
+    if result.differences:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write report.html and timeline.json again from a run's files.
+
+    Example: rollpacker report runs/demo/exact
+    """
+    from rollpacker.report.run_report import write_report
+    from rollpacker.report.timeline import write_timeline
+
+    written = {"report": str(write_report(run)), "timeline": str(write_timeline(run))}
+    if as_json:
+        _print_json(written)
+    else:
+        console.print("\n".join(written.values()))
+
+
+@bench_app.command()
+def engine(
+    engine: Annotated[str, typer.Option(help="mini, vllm or hf.")],
+    model: Annotated[str, typer.Option(help="Checkpoint.")],
+    prompt: Annotated[str, typer.Option(help="Text of every prompt.")],
+    lengths: Annotated[Path, typer.Option(help="One response length a line.")],
+    concurrency: Annotated[int, typer.Option(help="Sequences at a time.", min=1)],
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Generate responses of forced lengths and count tokens per CPU second.
+
+    Example: rollpacker bench engine --engine mini --model M --prompt Hi --lengths l.txt
+    --concurrency 16
+    """
+    from rollpacker.engine import bench
+
+    result = bench.run(engine, model, prompt, bench.read_lengths(lengths), concurrency, dtype)
+    if as_json:
+        _print_json(result)
+    else:
+        for key, value in result.items():
+            console.print(f"{key}: {value}")

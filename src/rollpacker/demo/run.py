@@ -1,0 +1,160 @@
+"""The main job on a laptop: warm start, GRPO in each mode on the same prompts, a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollpacker.config import RunConfig, parse
+from rollpacker.demo.warm_start import default_cache, warm_start
+from rollpacker.job import train
+from rollpacker.report.compare import write_comparison
+from rollpacker.runtime.progress import Progress
+
+RECOMMENDED = "exact"
+MODES = ("off", RECOMMENDED, "race")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much the demo does.
+
+    Args:
+        steps: GRPO updates in each mode.
+        held_out: problems of the evaluation, never trained on.
+    """
+
+    steps: int = 135
+    held_out: int = 500
+
+
+QUICK = Size(steps=12, held_out=200)
+
+
+def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run everything below ``out``; returns the summary, also written to ``out/demo.json``.
+
+    Raises ``ValueError`` when ``out`` holds a demo already.
+    """
+    if (out / "demo.json").exists():
+        raise ValueError(f"{out} holds a demo already: choose another folder with --out")
+    model = _warm_start(say)
+    runs: dict[str, Path] = {}
+    for mode in MODES:
+        say(f"GRPO, mode '{mode}': {size.steps} steps of 16 prompts x 8 responses")
+        runs[mode] = train(demo_config(model, out / mode, mode, size), progress=Progress())
+    summary = compare({mode: _summary(run) for mode, run in runs.items()})
+    summary["report"] = str(write_comparison(runs, summary, out / "report.html"))
+    (out / "demo.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
+
+
+def _warm_start(say: Callable[[str], None]) -> Path:
+    def progress(done: int, steps: int, loss: float) -> None:
+        if done % 500 == 0 or done == steps:
+            say(f"warm start: {done} of {steps} supervised steps, loss {loss:.3f}")
+
+    say("warm start: a 0.2M-parameter model learns to reason about gcd (cached afterwards)")
+    return warm_start(default_cache(), progress=progress)
+
+
+def demo_config(
+    model: Path, out: Path, mode: str, size: Size, overrides: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The demo's job in one mode (the recipe is in docs/benchmarks.md)."""
+    return parse(
+        {
+            "output": str(out),
+            "steps": size.steps,
+            "model": {"path": str(model)},
+            "data": {
+                "path": "rollpacker.demo.task:train_rows",
+                "options": {"size": 16 * size.steps},
+            },
+            "rewards": [{"function": "rg"}],
+            "rollout": {
+                "prompts_per_step": 16,
+                "num_generations": 8,
+                "max_completion_length": 600,
+                "tail_batching": {"mode": mode},
+            },
+            "train": {"learning_rate": 3e-4, "warmup_steps": 5, "micro_batch_tokens": 1000},
+            "eval": {
+                "data": {
+                    "path": "rollpacker.demo.task:heldout_rows",
+                    "options": {"size": size.held_out},
+                }
+            },
+            "checkpoint": {"every": 0},
+            **(overrides or {}),
+        },
+        source="demo",
+    )
+
+
+def compare(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The demo's result from the runs' summaries by mode, ``off`` among them."""
+    modes = {mode: _mode(summary) for mode, summary in summaries.items()}
+    off, best = modes["off"], modes[RECOMMENDED]
+    before = summaries["off"]["before"]
+    workers = 2
+    busy = min(mode["worker_cpu_s"] for mode in (off, best))
+    return {
+        "before": {
+            "sampled_accuracy": before["eval/sampled_accuracy"],
+            "greedy_accuracy": before["eval/greedy_accuracy"],
+        },
+        "modes": modes,
+        "speedup": {
+            "wall": off["train_wall_s"] / best["train_wall_s"],
+            "decode_steps": off["decode_steps"] / best["decode_steps"],
+        },
+        "packing_bound": {"speedup": off["train_wall_s"] * workers / busy},
+        "recommended_mode": RECOMMENDED,
+    }
+
+
+def _mode(summary: Mapping[str, Any]) -> dict[str, Any]:
+    after, timing, tail = summary["after"], summary["timing_s"], summary["tail"]
+    return {
+        "sampled_accuracy": after["eval/sampled_accuracy"],
+        "greedy_accuracy": after["eval/greedy_accuracy"],
+        "train_wall_s": timing["steps"],
+        "rollout_wall_s": timing["rollout"],
+        "rollout_cpu_s": timing["decode_cpu"],
+        "worker_cpu_s": timing["worker_cpu"],
+        "decode_steps": summary["decode_steps"],
+        "decoded_tokens": summary["decoded_tokens"],
+        "kept_tokens": summary["kept_tokens"],
+        "kept_vs_true_len": tail["kept_vs_true_len"],
+        "clipped_ratio": after["eval/sampled_clipped_ratio"],
+        "prompts_trained": summary["prompts_trained"],
+    }
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text(encoding="utf-8"))
+
+
+def table(summary: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
+    """The result as rows of text: a header, then one row per measure."""
+    modes: Mapping[str, Mapping[str, Any]] = summary["modes"]
+    before = summary["before"]
+    rows = [("", "before", *modes)]
+    for key, label in (("sampled_accuracy", "sampled accuracy"), ("greedy_accuracy", "greedy")):
+        rows.append((label, f"{before[key]:.3f}", *(f"{m[key]:.3f}" for m in modes.values())))
+    for key, label, form in (
+        ("train_wall_s", "training wall time, s", "{:.1f}"),
+        ("rollout_wall_s", "of which rollout, s", "{:.1f}"),
+        ("decode_steps", "decode steps", "{:,}"),
+        ("decoded_tokens", "decoded tokens", "{:,}"),
+        ("kept_tokens", "kept tokens", "{:,}"),
+        ("kept_vs_true_len", "kept / true length", "{:.2f}"),
+        ("clipped_ratio", "truncated after", "{:.1%}"),
+        ("prompts_trained", "prompts trained", "{:,}"),
+    ):
+        rows.append((label, "", *(form.format(mode[key]) for mode in modes.values())))
+    return rows

@@ -1,0 +1,81 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rollpacker.demo.model import EOS_ID, build_tokenizer
+from rollpacker.demo.task import END_OF_THOUGHT, heldout_rows
+from rollpacker.demo.warm_start import Recipe, cache_key, train, warm_start
+
+SHORT = Recipe(steps=6, step_tokens=200, problems=64, warmup_steps=2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_checkpoint_is_made_once_and_found_again(tmp_path):
+    steps: list[int] = []
+    first = warm_start(tmp_path, 0, lambda done, total, loss: steps.append(done), SHORT)
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert warm_start(tmp_path, 0, lambda *_: pytest.fail("trained again"), SHORT) == first
+    assert entries(tmp_path) == [first.name]
+    assert AutoTokenizer.from_pretrained(first).eos_token_id == EOS_ID
+    assert AutoModelForCausalLM.from_pretrained(first).config.hidden_size == 96
+
+
+def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
+    def interrupt(done: int, total: int, loss: float) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        warm_start(tmp_path, 0, interrupt, SHORT)
+    assert entries(tmp_path) == []
+    assert (warm_start(tmp_path, 0, None, SHORT) / "model.safetensors").is_file()
+
+
+def test_what_a_killed_run_leaves_is_not_taken_for_a_checkpoint(tmp_path):
+    (tmp_path / "partial-killed").mkdir()
+    (tmp_path / "partial-killed" / "config.json").write_text("{}")
+    made = warm_start(tmp_path, 0, None, SHORT)
+    assert made.name != "partial-killed"
+    assert (made / "model.safetensors").is_file()
+
+
+def test_the_key_follows_seed_and_recipe():
+    keys = {cache_key(0, SHORT), cache_key(1, SHORT), cache_key(0, Recipe())}
+    assert len(keys) == 3
+    assert cache_key(0, SHORT) == cache_key(0, replace(SHORT))
+
+
+def test_the_same_seed_gives_the_same_weights():
+    tokenizer = build_tokenizer()
+    first, second, other = (train(tokenizer, seed, SHORT).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_training_teaches_to_think_about_half_of_the_time():
+    tokenizer = build_tokenizer()
+    losses: list[float] = []
+    recipe = Recipe(steps=200, problems=500, step_tokens=400, learning_rate=2e-3)
+    model = train(tokenizer, 0, recipe, lambda done, total, loss: losses.append(loss))
+    assert sum(losses[-20:]) < 0.5 * sum(losses[:20])
+    prompts = [
+        tokenizer(row["prompt"], return_tensors="pt")["input_ids"] for row in heldout_rows(20)
+    ]
+    end = tokenizer.convert_tokens_to_ids(END_OF_THOUGHT)
+    with torch.no_grad():
+        at_once = [float(model(prompt).logits[0, -1].softmax(-1)[end]) for prompt in prompts]
+    assert 0.25 < sum(at_once) / len(at_once) < 0.75

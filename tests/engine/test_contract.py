@@ -1,0 +1,158 @@
+"""What every engine promises, over all built-in engines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rollpacker.config import FakeEngineConfig, MiniEngineConfig
+from rollpacker.engine.fake import FakeEngine
+from rollpacker.engine.mini import MiniEngine
+from rollpacker.engine.mini.shape import shape_of
+from rollpacker.engine.mini.torch_runner import TorchRunner
+from engine_models import build, drain, prompt, request
+
+
+def _torch_engine(config: MiniEngineConfig, *, alone: bool) -> MiniEngine:
+    model = build("qwen2")
+    runner = TorchRunner(model, shape_of(model), block_size=8, deterministic=alone)
+    return MiniEngine(model, config=config, runner=runner)
+
+
+def make(kind: str):
+    config = MiniEngineConfig(max_running=4, kv_tokens=512)
+    match kind:
+        case "fake":
+            return FakeEngine(FakeEngineConfig(lengths=[9, 30, 17]), concurrency=4)
+        case "mini":
+            return MiniEngine(build("qwen2"), config=config)
+        case "torch":
+            return _torch_engine(config, alone=False)
+        case _:
+            return _torch_engine(config, alone=True)
+
+
+@pytest.fixture(params=["fake", "mini", "torch", "torch-deterministic"])
+def engine(request):
+    return make(request.param)
+
+
+def test_every_attempt_finishes_once(engine):
+    engine.submit([request(i, prompt(5, i % 3), group=str(i % 3), seed=i) for i in range(12)])
+    seen = []
+    while engine.busy():
+        seen += [o.attempt for o in engine.step()]
+    assert sorted(seen) == list(range(12))
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0.0)
+    assert stats.generated_tokens > 0
+    assert stats.steps > 0
+
+
+def test_idle_engine_steps_to_nothing(engine):
+    assert engine.step() == []
+    assert not engine.busy()
+    assert engine.abort([3]) == []
+
+
+def test_a_step_gives_one_token(engine):
+    engine.submit([request(0, prompt(5), ignore_stop=True, max_tokens=3)])
+    for left in (True, True, False):
+        out = engine.step()
+        assert engine.busy() is left
+    assert out[0].finish_reason == "length"
+    assert len(out[0].tokens) == len(out[0].logprobs) == 3
+    assert out[0].tokens.dtype == np.int32
+    assert out[0].logprobs.dtype == np.float32
+
+
+def test_results_do_not_depend_on_company(engine):
+    requests = [request(i, prompt(4 + i % 3, i % 3), group=str(i % 3), seed=i) for i in range(9)]
+    engine.submit(requests)
+    together = drain(engine)
+    for each in requests:
+        engine.submit([each])
+        alone = drain(engine)[each.attempt]
+        assert alone.tokens.tolist() == together[each.attempt].tokens.tolist()
+
+
+def test_seeds_matter(engine):
+    engine.submit([request(i, prompt(5), group="g", seed=i, ignore_stop=True) for i in range(4)])
+    assert len({tuple(o.tokens) for o in drain(engine).values()}) == 4
+
+
+def test_abort_returns_the_partial_response(engine):
+    engine.submit([request(i, prompt(5), group="g", seed=i, ignore_stop=True) for i in range(6)])
+    for _ in range(3):
+        engine.step()
+    aborted = {o.attempt: o for o in engine.abort([0, 5, 77])}
+    assert aborted.keys() == {0, 5}
+    assert (len(aborted[0].tokens), len(aborted[5].tokens)) == (3, 0)
+    assert {o.finish_reason for o in aborted.values()} == {"abort"}
+    rest = drain(engine)
+    assert rest.keys() == {1, 2, 3, 4}
+    assert all(len(o.tokens) == 20 for o in rest.values())
+
+
+@pytest.mark.parametrize("after", [1, 7, 15, 16, 19])
+def test_migrated_attempts_continue_where_they_were(engine, after):
+    whole = request(0, prompt(5), seed=3, ignore_stop=True)
+    engine.submit([whole])
+    expected = drain(engine)[0]
+    engine.submit([whole])
+    for _ in range(after):
+        engine.step()
+    (partial,) = engine.abort([0])
+    assert len(partial.tokens) == after
+    engine.submit(
+        [
+            request(
+                9,
+                prompt(5),
+                seed=3,
+                ignore_stop=True,
+                generated=partial.tokens,
+                logprobs=partial.logprobs,
+            )
+        ]
+    )
+    resumed = drain(engine)[9]
+    assert resumed.tokens.tolist() == expected.tokens.tolist()
+    np.testing.assert_allclose(resumed.logprobs, expected.logprobs, atol=1e-4)
+
+
+def test_versions_are_reported_and_protected(engine):
+    engine.load_weights(None, 4)
+    engine.submit([request(0, prompt(5))])
+    with pytest.raises(RuntimeError, match="held"):
+        engine.load_weights(None, 5)
+    assert drain(engine)[0].weights_version == 4
+    engine.load_weights(None, 5)
+    engine.submit([request(1, prompt(5))])
+    assert drain(engine)[1].weights_version == 5
+
+
+def test_user_mistakes_are_named(engine):
+    engine.submit([request(0, prompt(5))])
+    with pytest.raises(ValueError, match="attempt 0 is already held"):
+        engine.submit([request(0, prompt(5))])
+    done = np.zeros(20, np.int32)
+    with pytest.raises(ValueError, match="attempt 1 has all its max_tokens"):
+        engine.submit([request(1, prompt(5), generated=done, logprobs=done.astype(np.float32))])
+    assert drain(engine).keys() == {0}
+
+
+def test_sleep_and_wake(engine):
+    engine.submit([request(0, prompt(5))])
+    before = drain(engine)[0]
+    engine.sleep()
+    engine.wake()
+    engine.submit([request(0, prompt(5))])
+    assert drain(engine)[0].tokens.tolist() == before.tokens.tolist()
+
+
+def test_concurrency_is_bounded(engine):
+    engine.submit([request(i, prompt(5), group="g", seed=i, ignore_stop=True) for i in range(7)])
+    engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (4, 3)
+    drain(engine)

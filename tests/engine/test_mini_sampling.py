@@ -1,0 +1,185 @@
+"""Distributions, streams and stop conditions of the built-in engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rollpacker.config import MiniEngineConfig
+from rollpacker.engine.mini import MiniEngine
+from rollpacker.engine.mini.shape import shape_of
+from rollpacker.engine.mini.slots import uniforms
+from rollpacker.engine.mini.stops import StopWatcher
+from rollpacker.engine.mini.torch_runner import TorchRunner
+from engine_models import build, drain, prompt, request
+
+MODEL = build("qwen2")
+DRAWS = 3000
+
+
+class Letters:
+    """A tokenizer whose token 7 is two letters and whose token 9 needs its neighbour."""
+
+    def decode(self, tokens: list[int]) -> str:
+        text = bytes(b for t in tokens for b in self._bytes(t))
+        return text.decode("utf-8", errors="replace")
+
+    @staticmethod
+    def _bytes(token: int) -> bytes:
+        match token:
+            case 7:
+                return b"xy"
+            case 8:
+                return "é".encode()[:1]
+            case 9:
+                return "é".encode()[1:]
+            case _:
+                return bytes([97 + token % 26])
+
+
+def make(path: str) -> MiniEngine:
+    config = MiniEngineConfig(max_running=256, kv_tokens=1 << 15)
+    if path == "numba":
+        return MiniEngine(MODEL, config=config, tokenizer=Letters())
+    runner = TorchRunner(MODEL, shape_of(MODEL), block_size=16, deterministic=False)
+    return MiniEngine(MODEL, config=config, tokenizer=Letters(), runner=runner)
+
+
+def first_token_probabilities(tokens, temperature, top_k, top_p):
+    """The renormalised distribution, written down from its definition."""
+    with torch.no_grad():
+        ids = torch.from_numpy(tokens.astype(np.int64))[None]
+        logits = MODEL(ids).logits[0, -1].double() / temperature
+    p = logits.softmax(-1).numpy()
+    order = np.argsort(-p, kind="stable")
+    if top_k:
+        p[order[top_k:]] = 0
+        p /= p.sum()
+    before = np.cumsum(p[order]) - p[order]
+    p[order[before >= top_p]] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1.0), (2.0, 0, 0.8), (1.5, 5, 1.0), (2.5, 12, 0.7)],
+)
+def test_samples_follow_the_distribution(path, temperature, top_k, top_p):
+    engine = make(path)
+    tokens = prompt(6)
+    p = first_token_probabilities(tokens, temperature, top_k, top_p)
+    engine.submit(
+        [
+            request(
+                i,
+                tokens,
+                group="g",
+                seed=i,
+                max_tokens=1,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+            )
+            for i in range(DRAWS)
+        ]
+    )
+    outputs = list(drain(engine).values())
+    counts = np.bincount([o.tokens[0] for o in outputs], minlength=len(p))
+    assert not counts[p == 0].any()
+    expected = p * DRAWS
+    likely = expected > 5
+    chi2 = ((counts - expected)[likely] ** 2 / expected[likely]).sum()
+    degrees = likely.sum()
+    assert chi2 < degrees + 5 * np.sqrt(2 * degrees)
+    for output in outputs[:50]:
+        assert output.logprobs[0] == pytest.approx(np.log(p[output.tokens[0]]), abs=1e-4)
+
+
+def test_inverse_cdf_of_the_seeds_stream():
+    engine = make("numba")
+    tokens = prompt(6)
+    cumulative = np.cumsum(first_token_probabilities(tokens, 1.0, 0, 1.0))
+    engine.submit([request(i, tokens, group="g", seed=i, max_tokens=1) for i in range(50)])
+    for i, output in drain(engine).items():
+        u = np.random.Generator(np.random.Philox(key=i)).random()
+        assert output.tokens[0] == np.searchsorted(cumulative, u, side="right")
+
+
+def test_streams_are_the_generators_in_pieces():
+    whole = np.random.Generator(np.random.Philox(key=2**62 + 5)).random(256)
+    pieces = [uniforms(2**62 + 5, start) for start in (0, 64, 128, 192)]
+    assert np.concatenate(pieces).tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+def test_stop_token_ids_end_a_response(path):
+    engine = make(path)
+    plain = request(0, prompt(6), seed=5, max_tokens=60)
+    engine.submit([plain])
+    free = drain(engine)[0].tokens.tolist()
+    stop = free[20]
+    first = free.index(stop)
+    more = tuple(t for t in range(101) if t not in free)[:6]
+    engine.submit([request(0, prompt(6), seed=5, max_tokens=60, stop_token_ids=(*more, stop))])
+    stopped = drain(engine)[0]
+    assert stopped.tokens.tolist() == free[: first + 1]
+    assert stopped.finish_reason == "stop"
+    engine.submit(
+        [request(0, prompt(6), seed=5, max_tokens=60, stop_token_ids=(stop,), ignore_stop=True)]
+    )
+    forced = drain(engine)[0]
+    assert (forced.tokens.tolist(), forced.finish_reason) == (free, "length")
+
+
+def test_stop_at_the_last_token_is_a_stop():
+    engine = make("numba")
+    engine.submit([request(0, prompt(6), seed=5, max_tokens=3)])
+    last = int(drain(engine)[0].tokens[-1])
+    engine.submit([request(0, prompt(6), seed=5, max_tokens=3, stop_token_ids=(last,))])
+    assert drain(engine)[0].finish_reason == "stop"
+
+
+def test_stop_strings_end_a_response():
+    engine = make("numba")
+    engine.submit([request(0, prompt(6), seed=5, max_tokens=60)])
+    free = drain(engine)[0].tokens
+    text = Letters().decode(free[20:22].tolist())
+    engine.submit([request(0, prompt(6), seed=5, max_tokens=60, stop=("#", text))])
+    stopped = drain(engine)[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.tokens.tolist() == free[: len(stopped.tokens)].tolist()
+    decoded = Letters().decode(stopped.tokens.tolist())
+    assert text in decoded
+    assert text not in Letters().decode(stopped.tokens[:-1].tolist())
+
+
+def test_stop_strings_need_a_tokenizer():
+    engine = MiniEngine(MODEL, config=MiniEngineConfig(max_running=2, kv_tokens=256))
+    with pytest.raises(ValueError, match="tokenizer"):
+        engine.submit([request(0, prompt(4), stop=("x",))])
+
+
+@pytest.mark.parametrize("stop", ["ab", "é", "bcde" * 5, "y"])
+def test_watcher_finds_what_the_whole_text_holds(stop):
+    rng = np.random.default_rng(0)
+    tokenizer = Letters()
+    for _ in range(30):
+        tokens = rng.choice([0, 1, 2, 3, 4, 7], 400).tolist()
+        at = int(rng.integers(0, 300))
+        if stop == "é":
+            tokens[at:at] = [8, 9]
+        elif stop != "y":
+            tokens[at:at] = [ord(c) - 97 for c in stop]
+        found = watched_length(tokenizer, stop, tokens)
+        expected = next(
+            n for n in range(1, len(tokens) + 1) if stop in tokenizer.decode(tokens[:n])
+        )
+        assert found == expected
+
+
+def watched_length(tokenizer, stop, tokens):
+    watcher = StopWatcher(tokenizer, (stop,))
+    array = np.array(tokens, np.int32)
+    return next(n for n in range(1, len(tokens) + 1) if watcher.found(array[:n]))

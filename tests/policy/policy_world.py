@@ -1,0 +1,232 @@
+"""A tiny driver for the rollout policy: performs decisions, lets a caller choose what happens."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from rollpacker.config import RolloutConfig
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.types import AttemptId, Prompt, PromptId, WorkerId
+from rollpacker.policy.rollout import RolloutPolicy, RolloutSettings
+from rollpacker.policy.streaming import StreamingRules
+
+
+def settings(
+    rollout: dict,
+    sizes: dict[str, int],
+    *,
+    stream: bool = True,
+    asynchronous: bool = True,
+    ordered: bool = False,
+    updates: int = 1,
+    consolidate_below: int = 4,
+) -> RolloutSettings:
+    return RolloutSettings(
+        rollout=RolloutConfig.model_validate(rollout),
+        seed=0,
+        sizes=sizes,
+        cap=100,
+        latency={1: 1e-3, 64: 2e-3},
+        asynchronous_grading=asynchronous,
+        rules=StreamingRules(
+            stream=stream,
+            consolidate_below=consolidate_below,
+            ordered=ordered,
+            updates=updates,
+        ),
+    )
+
+
+class World:
+    """Holds what the policy has set going; checks every decision as it comes."""
+
+    def __init__(self, given: RolloutSettings, workers: int = 2) -> None:
+        self.settings = given
+        self.policy = RolloutPolicy(given)
+        self.workers = [WorkerId(i) for i in range(workers)]
+        self.fresh = {d: deque(self._prompts(d, n)) for d, n in given.sizes.items()}
+        self.now = 0.0
+        self.step = -1
+        self.epoch_trained: Counter[PromptId] = Counter()
+        self.dropped: set[PromptId] = set()
+        self.used: set[AttemptId] = set()
+        self.log: list[tuple[ev.Event, list[do.Decision]]] = []
+        self.over = True
+        self.clear()
+
+    def clear(self) -> None:
+        self.running: dict[AttemptId, WorkerId] = {}
+        self.index: dict[AttemptId, tuple[PromptId, int]] = {}
+        self.grading: set[AttemptId] = set()
+        self.graded: dict[AttemptId, float] = {}
+        self.stopping: dict[AttemptId, int] = {}
+        self.moving: dict[AttemptId, WorkerId] = {}
+        self.gradients: list[tuple[WorkerId, tuple[PromptId, ...]]] = []
+        self.summed: dict[PromptId, WorkerId] = {}
+        self.accepted: dict[PromptId, tuple[AttemptId, ...]] = {}
+        self.deferred: list[PromptId] = []
+        self.rollout_over = False
+        self.applying: do.ApplyUpdate | None = None
+        self.updated: set[PromptId] = set()
+
+    @staticmethod
+    def _prompts(domain: str, count: int) -> list[Prompt]:
+        return [Prompt(id=PromptId(f"{domain}{i}"), domain=domain, tokens=5) for i in range(count)]
+
+    @property
+    def responses(self) -> int:
+        return self.settings.rollout.num_generations
+
+    def remaining(self) -> dict[str, int]:
+        return {domain: len(prompts) for domain, prompts in self.fresh.items()}
+
+    def epoch_over(self) -> bool:
+        return not any(self.fresh.values()) and not self.policy.queue
+
+    def start(self) -> None:
+        assert self.over
+        self.step += 1
+        self.clear()
+        self.over = False
+        self.tell(
+            ev.StepStarted(step=self.step, workers=tuple(self.workers), remaining=self.remaining())
+        )
+
+    def tell(self, event: ev.Event) -> None:
+        self.now += 1.0
+        made = self.policy.handle(self.now, event)
+        self.log.append((event, made))
+        answers: list[ev.Event] = []
+        for decision in made:
+            answer = self.perform(decision)
+            if answer is not None:
+                answers.append(answer)
+        for answer in answers:
+            self.tell(answer)
+
+    def perform(self, decision: do.Decision) -> ev.Event | None:
+        match decision:
+            case do.DrawPrompts():
+                drawn: list[Prompt] = []
+                for domain, count in decision.counts.items():
+                    assert count <= len(self.fresh[domain]), "drew more than there is"
+                    drawn += [self.fresh[domain].popleft() for _ in range(count)]
+                return ev.PromptsDrawn(prompts=tuple(drawn))
+            case do.StartAttempt():
+                assert decision.attempt not in self.used, "an attempt id came twice"
+                assert decision.worker in self.workers, "started on a dead worker"
+                self.used.add(decision.attempt)
+                self.running[decision.attempt] = decision.worker
+                self.index[decision.attempt] = (decision.prompt, decision.index)
+            case do.GradeAttempt():
+                assert decision.attempt in self.index
+                assert decision.attempt not in self.running
+                self.grading.add(decision.attempt)
+            case do.AbortAttempt():
+                self._abort(decision.attempt)
+            case do.AcceptGroup():
+                self._accept(decision)
+            case do.DropGroup():
+                self.dropped.add(decision.prompt)
+            case do.DeferPrompt():
+                self.deferred.append(decision.prompt.id)
+            case do.MigrateAttempts():
+                for attempt in decision.attempts:
+                    assert self.running[attempt] == decision.source
+                    self.moving[attempt] = decision.target
+            case do.AccumulateGradients():
+                self._accumulate(decision)
+            case do.FinishRollout():
+                assert not self.running, "the rollout ended with attempts running"
+                assert not self.stopping, "the rollout ended before aborts were confirmed"
+                self.rollout_over = True
+            case do.ApplyUpdate():
+                self._apply(decision)
+            case do.BeginRound():
+                self.kind = decision.round
+        return None
+
+    def _abort(self, attempt: AttemptId) -> None:
+        if attempt in self.running:
+            del self.running[attempt]
+            self.moving.pop(attempt, None)
+        else:
+            waits = not self.settings.asynchronous_grading
+            assert waits or attempt in self.grading, "aborted what was over"
+            self.grading.discard(attempt)
+        self.stopping[attempt] = 3
+
+    def _accept(self, decision: do.AcceptGroup) -> None:
+        assert decision.prompt not in self.accepted
+        owners = {self.index[a][0] for a in decision.attempts}
+        assert owners == {decision.prompt}
+        assert all(a in self.graded for a in decision.attempts)
+        indices = [self.index[a][1] for a in decision.attempts]
+        assert indices == sorted(set(indices)), "samples of a group are distinct and ordered"
+        self.accepted[decision.prompt] = decision.attempts
+        self.epoch_trained[decision.prompt] += 1
+
+    def _accumulate(self, decision: do.AccumulateGradients) -> None:
+        assert decision.worker in self.workers
+        for prompt in decision.prompts:
+            assert prompt in self.accepted, "gradients of a group that was not accepted"
+            assert prompt not in self.summed, "gradients summed twice"
+            assert prompt not in self.updated
+            self.summed[prompt] = decision.worker
+        if not self.settings.rules.stream:
+            assert self.rollout_over, "streamed although streaming is off"
+        self.gradients.append((decision.worker, decision.prompts))
+
+    def _apply(self, decision: do.ApplyUpdate) -> None:
+        assert self.rollout_over
+        assert not self.gradients, "updated before all gradients were summed"
+        self.updated |= self.summed.keys()
+        if decision.last:
+            assert self.updated == self.accepted.keys(), "a kept group missed the update"
+        self.applying = decision
+
+    # What a caller may let happen -----------------------------------------------------------
+
+    def finish(self, attempt: AttemptId, tokens: int = 7, reason: str = "stop") -> None:
+        del self.running[attempt]
+        self.moving.pop(attempt, None)
+        self.tell(ev.AttemptFinished(attempt=attempt, tokens=tokens, finish_reason=reason))
+
+    def grade(self, attempt: AttemptId, reward: float) -> None:
+        self.grading.discard(attempt)
+        self.graded[attempt] = reward
+        self.tell(ev.AttemptGraded(attempt=attempt, reward=reward))
+
+    def confirm_abort(self, attempt: AttemptId) -> None:
+        self.tell(ev.AttemptAborted(attempt=attempt, tokens=self.stopping.pop(attempt)))
+
+    def confirm_move(self, attempt: AttemptId) -> None:
+        target = self.moving.pop(attempt)
+        self.running[attempt] = target
+        self.tell(ev.AttemptMigrated(attempt=attempt, worker=target, tokens=2))
+
+    def sum_gradients(self, place: int) -> None:
+        worker, prompts = self.gradients.pop(place)
+        self.tell(ev.GradientsAccumulated(worker=worker, prompts=prompts, seconds=0.01))
+
+    def apply(self) -> None:
+        assert self.applying is not None
+        done, self.applying = self.applying, None
+        self.summed.clear()
+        self.over = done.last
+        self.tell(ev.UpdateApplied(step=self.step, update=done.update))
+
+    def lose(self, worker: WorkerId) -> None:
+        self.workers.remove(worker)
+        for attempt in [a for a, w in self.running.items() if w == worker]:
+            del self.running[attempt]
+            self.moving.pop(attempt, None)
+        self.gradients = [task for task in self.gradients if task[0] != worker]
+        self.summed = {p: w for p, w in self.summed.items() if w != worker}
+        self.tell(ev.WorkerLost(worker=worker))
+
+    def idle(self) -> bool:
+        return not (
+            self.running or self.grading or self.stopping or self.gradients or self.applying
+        )

@@ -1,0 +1,287 @@
+import itertools
+import json
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollpacker.config import TailBatchingConfig
+from rollpacker.core.types import PromptId, RoundKind
+from rollpacker.policy.admission import (
+    Admission,
+    Choice,
+    LatencyCurve,
+    StepTime,
+    SyntheticRounds,
+    Workload,
+    consolidation_threshold,
+    predict,
+)
+from rollpacker.policy.bias import Bias
+from rollpacker.policy.lengths import LengthHistory, intraclass_correlation
+from tests.policy.synthetic_race import FITS, race, tell
+
+CPU = LatencyCurve({1: 0.17e-3, 4: 0.22e-3, 16: 0.36e-3, 32: 0.59e-3, 64: 1.2e-3, 128: 3.0e-3})
+GPU = LatencyCurve({1: 0.010, 16: 0.011, 64: 0.0135, 128: 0.018, 256: 0.027})
+WORK = Workload(prompts=64, responses=8, workers=8, latency=GPU)
+AUTO = TailBatchingConfig(mode="auto", bias_limit=0.9)
+
+
+def full_rounds(family, prompts=64, steps=10, seed=0):
+    history = LengthHistory(family.cap)
+    for i, group in enumerate(family.sample(prompts * steps, 8, seed)):
+        tell(history, PromptId(str(i)), group, group, RoundKind.FULL, i // prompts, family.cap)
+    return history
+
+
+def near_the_cap():
+    """Long answers that hang on the prompt: nothing to win."""
+    history, rng = LengthHistory(16_000), np.random.default_rng(0)
+    for i in range(160):
+        group = np.clip(rng.uniform(2000, 19_000) * np.exp(rng.normal(0, 0.1, 8)), 1, 16_000)
+        group = group.astype(int)
+        tell(history, PromptId(str(i)), group, group, RoundKind.FULL, i // 16, 16_000)
+    return history
+
+
+def choose(admission, history, work=WORK, step=10, measured=None):
+    return admission.choose(step, history, work, np.random.default_rng(step), measured)
+
+
+def test_the_curve_goes_through_its_points():
+    for batch, seconds in CPU.points.items():
+        assert CPU.at(batch) == pytest.approx(seconds)
+    assert CPU.at(0) == 0.0
+    assert CPU.at(10) == pytest.approx(0.29e-3)
+    assert CPU.at(192) == pytest.approx(4.8e-3)
+    assert LatencyCurve({4: 2.0}).at(100) == 2.0
+
+
+@given(st.dictionaries(st.integers(1, 300), st.floats(1e-5, 1.0), min_size=1), st.floats(0, 500))
+def test_a_noisy_curve_is_made_to_rise(points, batch):
+    curve = LatencyCurve(points)
+    assert curve.at(batch) <= curve.at(batch + 1) + 1e-12
+
+
+@pytest.mark.parametrize("points", [{}, {0: 1.0}, {1: 0.0}, {1: -1.0}])
+def test_a_curve_without_a_measurement_is_refused(points):
+    with pytest.raises(ValueError, match="latency curve"):
+        LatencyCurve(points)
+
+
+@given(st.integers(2, 8), st.floats(0.0, 1.0))
+def test_the_threshold_is_the_largest_batch_within_the_slack(workers, slack):
+    found = consolidation_threshold(CPU.at, workers, 200, slack)
+
+    def free(n):
+        return CPU.at(n) <= (1 + slack) * CPU.at(math.ceil(n / workers))
+
+    assert found == max(n for n in range(201) if n == 0 or free(n))
+    assert found >= 1
+
+
+def test_thresholds_of_known_devices():
+    assert consolidation_threshold(CPU.at, 1, 200) == 0
+    assert 4 <= consolidation_threshold(CPU.at, 2, 256) <= 16
+    assert consolidation_threshold(GPU.at, 8, 256) > 50
+    assert consolidation_threshold(lambda n: n, 2, 256, slack=0.1) == 1
+    assert consolidation_threshold(lambda n: 1.0, 2, 256) == 256
+
+
+def test_step_time_adds_up_ticks():
+    work = Workload(
+        prompts=1,
+        responses=4,
+        workers=2,
+        latency=LatencyCurve({1: 1.0, 2: 2.0, 4: 4.0}),
+        train_seconds_per_token=0.5,
+        streaming=False,
+    )
+    stops = np.array([[3.0, 1.0, 2.0, 10.0]])
+    # Four, three, two attempts on two workers for one tick each, one for seven ticks; 16 tokens.
+    assert StepTime(work, 4).mean(stops, stops.sum(axis=1)) == 2 + 2 + 1 + 7 + 16 * 0.5 / 2
+    streamed = StepTime(replace(work, streaming=True), 4)
+    # The last attempt leaves the other worker 7 seconds for gradients.
+    assert streamed.mean(stops, stops.sum(axis=1)) == pytest.approx(12 + (8 - 7) / 2)
+
+
+@pytest.mark.parametrize("name", sorted(FITS))
+def test_synthetic_rounds_have_the_measured_distribution_and_correlation(name):
+    history = full_rounds(FITS[name])
+    true, icc = history.distribution(), history.icc()
+    rounds = SyntheticRounds.draw(true, icc, (100, 64, 8), np.random.default_rng(0))
+    assert rounds.first.shape == rounds.again.shape == (100, 64, 8)
+    assert rounds.first.mean() == pytest.approx(true.mean(), rel=0.04)
+    assert intraclass_correlation(list(rounds.first.reshape(-1, 8))) == pytest.approx(icc, abs=0.02)
+    both = np.concatenate([rounds.first, rounds.again], axis=2).reshape(-1, 16)
+    assert intraclass_correlation(list(both)) == pytest.approx(icc, abs=0.02)
+
+
+def seconds_of(family, eta_p, eta_r, steps):
+    """Mean decode seconds and kept length of real steps, at one flat tick a token."""
+    kept, ticks = [], []
+    for step in race(family, prompts=64, responses=8, eta_p=eta_p, eta_r=eta_r, steps=steps):
+        kept.append(step.kept.mean())
+        ticks.append(step.kept.max())
+    return np.mean(ticks), np.mean(kept)
+
+
+@pytest.mark.parametrize("name", sorted(FITS))
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(mode="prompts", eta_prompts=1.25),
+        Choice(mode="race", eta_prompts=1.25, eta_responses=1.25),
+        Choice(mode="race", eta_responses=1.25),
+    ],
+)
+def test_predictions_agree_with_real_steps(name, choice):
+    family, history = FITS[name], full_rounds(FITS[name], steps=20)
+    flat = replace(WORK, latency=LatencyCurve({1: 1.0}), streaming=False)
+    rounds = SyntheticRounds.draw(
+        history.distribution(), history.icc(), (100, 80, 10), np.random.default_rng(0)
+    )
+    found = predict(choice, rounds, flat, StepTime(flat, 800))
+    base, _ = seconds_of(family, 1.0, 1.0, 60)
+    ticks, kept = seconds_of(family, choice.eta_prompts, choice.eta_responses, 80)
+    true = family.sample(20_000, 8).mean()
+    # A tail that only some prompts have is more than the copula knows.
+    assert found.kept_vs_true == pytest.approx(
+        kept / true, abs=0.05 if choice.mode == "prompts" else 0.1
+    )
+    assert found.gain == pytest.approx(base / ticks, rel=0.2)
+
+
+def test_exact_changes_nothing():
+    history = full_rounds(FITS["8k"])
+    rounds = SyntheticRounds.draw(
+        history.distribution(), history.icc(), (8, 64, 8), np.random.default_rng(0)
+    )
+    found = predict(Choice(), rounds, WORK, StepTime(WORK, 512))
+    assert found.gain == pytest.approx(1.0)
+    assert found.kept_vs_true == pytest.approx(1.0)
+
+
+def test_it_waits_until_enough_is_known():
+    admission = Admission(AUTO)
+    assert choose(admission, LengthHistory()) == Choice()
+    few = LengthHistory()
+    tell(few, PromptId("a"), np.arange(8), np.arange(8), RoundKind.FULL, 0, 99)
+    assert choose(admission, few, step=20) == Choice()
+    assert choose(admission, full_rounds(FITS["8k"]), step=30) != Choice()
+
+
+def test_it_races_prompts_only_within_the_bias_limit():
+    history = full_rounds(FITS["8k"])
+    found = {}
+    for limit in (0.8, 0.9, 0.95, 0.99):
+        admission = Admission(AUTO.model_copy(update={"bias_limit": limit}))
+        found[limit] = choose(admission, history)
+        assert found[limit].mode in ("exact", "prompts")
+        assert found[limit].eta_responses == 1.0
+        assert admission.prediction.kept_vs_true >= limit
+        assert admission.prediction.gain >= 1.05 or found[limit] == Choice()
+    assert found[0.8].eta_prompts > found[0.9].eta_prompts > 1.0
+    assert found[0.99] == Choice()
+
+
+def test_responses_race_only_where_allowed():
+    history = full_rounds(FITS["8k"])
+    wide = AUTO.model_copy(update={"bias_limit": 0.5, "race_responses": True})
+    assert choose(Admission(wide), history).mode == "race"
+    narrow = wide.model_copy(update={"race_responses": False})
+    assert choose(Admission(narrow), history).mode == "prompts"
+
+
+@pytest.mark.parametrize("train", [0.0, 2e-4])
+def test_it_stays_off_near_the_cap(train):
+    work = replace(WORK, prompts=16, train_seconds_per_token=train)
+    assert choose(Admission(AUTO), near_the_cap(), work) == Choice()
+
+
+def test_it_stays_off_where_latency_grows_with_the_batch():
+    linear = LatencyCurve({1: 0.001, 256: 0.256})
+    assert (
+        choose(Admission(AUTO), full_rounds(FITS["8k"]), replace(WORK, latency=linear)) == Choice()
+    )
+
+
+def test_the_same_inputs_give_the_same_choice():
+    history = full_rounds(FITS["8k"])
+    first, second = Admission(AUTO), Admission(AUTO)
+    assert choose(first, history) == choose(second, history)
+    assert first.state_dict() == second.state_dict()
+
+
+def test_it_does_not_flap():
+    admission = Admission(AUTO)
+    chosen = [
+        choose(admission, full_rounds(FITS["8k"], seed=seed), step=10 * seed) for seed in range(15)
+    ]
+    changes = sum(a != b for a, b in itertools.pairwise(chosen))
+    assert changes <= 4
+
+
+def bias(ratio, audits=20, alarms=()):
+    return Bias(
+        censored=True,
+        kept_vs_true_len=1.0,
+        truncated_kept=0.0,
+        truncated_true=0.0,
+        effective_sample_size=1.0,
+        audited_kept_vs_true=ratio,
+        audits=audits,
+        alarms=alarms,
+    )
+
+
+def test_bad_audits_make_it_careful():
+    history = full_rounds(FITS["8k"])
+    admission = Admission(AUTO)
+    before = choose(admission, history)
+    after = choose(admission, history, step=20, measured=bias(0.80))
+    assert after.eta_prompts < before.eta_prompts
+    lenient = Admission(AUTO)
+    choose(lenient, history)
+    assert choose(lenient, history, step=20, measured=bias(0.97)).eta_prompts >= before.eta_prompts
+
+
+def test_an_alarm_turns_it_off_for_a_while():
+    history = full_rounds(FITS["8k"])
+    admission = Admission(AUTO)
+    assert choose(admission, history) != Choice()
+    assert choose(admission, history, step=13, measured=bias(0.9, alarms=("x",))) == Choice()
+    assert choose(admission, history, step=112) == Choice()
+    assert choose(admission, history, step=113) != Choice()
+
+
+def test_between_decisions_it_costs_nothing_and_on_average_little():
+    history = full_rounds(FITS["8k"], prompts=128, steps=10)
+    work = replace(WORK, prompts=128)
+    admission = Admission(AUTO)
+    choose(admission, history, work, step=0)
+    rng = np.random.default_rng(5)
+    state = rng.bit_generator.state
+    admission.choose(7, history, work, rng)
+    assert rng.bit_generator.state == state
+    start = time.process_time()
+    for step in range(10, 60):
+        choose(admission, history, work, step)
+    assert (time.process_time() - start) / 50 < 0.025
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 50))
+def test_a_restored_admission_goes_on_the_same(seed):
+    history = full_rounds(FITS["8k"], prompts=32, steps=2, seed=seed)
+    admission, restored = Admission(AUTO), Admission(AUTO)
+    choose(admission, history)
+    choose(admission, history, step=20, measured=bias(0.85))
+    restored.load_state_dict(json.loads(json.dumps(admission.state_dict())))
+    for step in (25, 30, 40):
+        assert choose(restored, history, step=step) == choose(admission, history, step=step)
+    assert restored.state_dict() == admission.state_dict()

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from report_runs import MODES, make_run
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> dict[str, Path]:
+    """One run folder of each mode; read only."""
+    root = tmp_path_factory.mktemp("runs")
+    return {mode: make_run(root / mode, mode) for mode in MODES}
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    """A copy of a mode's run folder to damage."""
+
+    def copied(mode: str) -> Path:
+        return Path(shutil.copytree(made[mode], tmp_path / mode))
+
+    return copied

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from rollpacker.report.run_folder import ReportError, load_run
+
+NEEDED = ("config.yaml", "metrics.jsonl", "journal.jsonl", "workers.jsonl", "samples.parquet")
+
+
+def complaint(folder) -> str:
+    with pytest.raises(ReportError) as caught:
+        load_run(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert isinstance(caught.value, ValueError)
+    return message
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_missing_file_is_named(copy, name):
+    folder = copy("exact")
+    (folder / name).unlink()
+    assert name in complaint(folder)
+
+
+def test_no_folder(tmp_path):
+    assert "no such run folder" in complaint(tmp_path / "nowhere")
+
+
+def test_a_torn_parquet_file_is_named(copy):
+    folder = copy("exact")
+    file = folder / "samples.parquet"
+    file.write_bytes(file.read_bytes()[:2000])
+    assert "samples.parquet: not a whole parquet file" in complaint(folder)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "workers.jsonl", "journal.jsonl"])
+def test_a_damaged_line_is_named(copy, name):
+    folder = copy("exact")
+    lines = (folder / name).read_text().splitlines(keepends=True)
+    lines[4] = lines[4][:20] + "\n"
+    (folder / name).write_text("".join(lines))
+    assert f"{name}, line 5: not JSON" in complaint(folder)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "workers.jsonl", "journal.jsonl"])
+def test_a_line_that_is_something_else_is_named(copy, name):
+    folder = copy("exact")
+    with (folder / name).open("a") as file:
+        file.write('{"other": 1}\n')
+    count = len((folder / name).read_text().splitlines())
+    assert f"{name}, line {count}: no" in complaint(folder)
+
+
+def test_the_last_line_may_be_torn(copy):
+    folder = copy("exact")
+    for name in ("metrics.jsonl", "workers.jsonl", "journal.jsonl"):
+        with (folder / name).open("a") as file:
+            file.write('{"step": 12, "wor')
+    assert len(load_run(folder).metrics) == 12
+
+
+def test_missing_columns_are_named(copy):
+    folder = copy("exact")
+    file = folder / "samples.parquet"
+    pl.read_parquet(file).drop("start_s", "state").write_parquet(file)
+    assert complaint(folder).endswith("lacks the columns state, start_s")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("a: [", "cannot be read as YAML"), ("- 1", "expected keys and values")]
+)
+def test_a_config_that_is_none(copy, text, said):
+    folder = copy("exact")
+    (folder / "config.yaml").write_text(text)
+    assert said in complaint(folder)
+
+
+def test_a_summary_that_is_no_json(copy):
+    folder = copy("exact")
+    (folder / "summary.json").write_text("{")
+    assert "summary.json: not JSON" in complaint(folder)
+
+
+def test_a_run_that_is_going_on_has_parts_and_no_summary(copy, made):
+    folder = copy("race")
+    (folder / "summary.json").unlink()
+    whole = pl.read_parquet(folder / "samples.parquet")
+    (folder / "samples.parquet").unlink()
+    (folder / "samples").mkdir()
+    whole[:700].write_parquet(folder / "samples" / "part-000000.parquet")
+    whole[600:].write_parquet(folder / "samples" / "part-000001.parquet")
+    run = load_run(folder)
+    assert run.samples.equals(load_run(made["race"]).samples)
+    assert run.summary == {}
+
+
+def test_the_last_try_of_a_repeated_step_counts(copy):
+    folder = copy("exact")
+    before = load_run(folder)
+    journal = folder / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines + lines))
+    metrics = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(metrics + metrics)
+    again = load_run(folder)
+    assert again.moves.equals(before.moves)
+    assert again.rounds.equals(before.rounds)
+    assert again.metrics == before.metrics
+
+
+def test_migrations_come_from_the_journal(made):
+    assert len(load_run(made["off"]).moves) == 0
+    moves = load_run(made["exact"]).moves
+    assert len(moves) > 50
+    assert set(moves.group_by("attempt").len()["len"]) == {2}

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import plotly.graph_objects as go
+import polars as pl
+import pytest
+from report_runs import MODES, page_data
+
+from rollpacker.report.run_report import write_report
+
+
+@pytest.fixture(scope="module")
+def pages(made):
+    return {mode: page_data(write_report(made[mode])) for mode in MODES}
+
+
+def rows(folder) -> pl.DataFrame:
+    return pl.read_parquet(folder / "samples.parquet")
+
+
+def metrics(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_headline_numbers_are_those_of_the_files(made, pages, mode):
+    facts, samples, lines = pages[mode]["facts"], rows(made[mode]), metrics(made[mode])
+    kept = samples.filter(pl.col("state") == "kept")
+    lost = samples.filter(pl.col("state") != "kept")["tokens"].sum()
+    assert facts["steps"] == 12
+    assert facts["prompts_trained"] == 12 * 16
+    assert facts["wall_s"] == pytest.approx(sum(line["step_time"] for line in lines))
+    assert facts["kept_tokens"] == kept["tokens"].sum()
+    assert facts["lost_tokens"] == lost == sum(line["tail/aborted_tokens"] for line in lines)
+    assert facts["reward_first"] == lines[0]["reward"]
+    assert facts["reward_last"] == lines[-1]["reward"]
+    assert (facts["accuracy_first"], facts["accuracy_last"]) == (0.48, 0.81)
+    assert facts["kept_mean_tokens"] == pytest.approx(kept["tokens"].mean())
+    idle = sum(line["bubble/worker_idle_s"] for line in lines)
+    assert facts["rollout_idle_s"] == pytest.approx(idle, abs=1e-3)
+
+
+def test_length_bias_is_seen_in_race_and_nowhere_else(pages):
+    ratio = {mode: pages[mode]["facts"]["kept_vs_true_len"] for mode in MODES}
+    assert ratio["off"] == pytest.approx(1.0)
+    assert ratio["exact"] == pytest.approx(1.0)
+    assert 0.55 < ratio["race"] < 0.9
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_charts_hold_every_attempt_and_task(made, pages, mode):
+    gantt = pages[mode]["gantts"]["gantt"]
+    samples = rows(made[mode])
+    tasks = [json.loads(line) for line in (made[mode] / "workers.jsonl").read_text().splitlines()]
+    assert [chart["step"] for chart in gantt["charts"]] == list(range(12))
+    for chart in gantt["charts"]:
+        mine = samples.filter(pl.col("step") == chart["step"])
+        drawn = [bar for worker in chart["workers"] for bar in worker["attempts"]]
+        ids = {(chart["prompts"][bar[6]], bar[7]) for bar in drawn}
+        assert ids == set(mine.select("prompt", "sample_index").iter_rows())
+        aborted = sum(bar[3] == 1 for bar in drawn)
+        assert aborted >= len(mine.filter(pl.col("state") == "aborted"))
+        assert (mode == "exact") == any(bar[3] == 4 for bar in drawn), "moved ones are marked"
+        done = sum(len(worker["tasks"]) for worker in chart["workers"])
+        assert done == sum(task["step"] == chart["step"] for task in tasks)
+        line = metrics(made[mode])[chart["step"]]
+        assert chart["end"] == pytest.approx(line["step_time"], abs=1e-3)
+        assert chart["bubble"] == pytest.approx(line["bubble/rollout_fraction"], abs=1e-3)
+
+
+def test_marked_steps(made, pages):
+    times = [line["step_time"] for line in metrics(made["exact"])]
+    marked = pages["exact"]["gantts"]["gantt"]["marked"]
+    assert marked["first"] == 0
+    assert marked["longest"] == times.index(max(times))
+    assert sorted(times).index(times[marked["median"]]) == 6
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_figures_are_valid_and_hold_the_metrics(made, pages, mode):
+    plots, lines = pages[mode]["figures"], metrics(made[mode])
+    for figure in plots.values():
+        go.Figure(figure)
+    reward = plots["learning"]["data"][0]
+    assert reward["y"] == pytest.approx([line["reward"] for line in lines], rel=1e-5)
+    accuracy = plots["learning"]["data"][2]
+    assert accuracy["x"] == [0, 1, 5, 9, 12]
+    bars = {trace["name"]: trace["y"] for trace in plots["time"]["data"]}
+    sums = [sum(parts) for parts in zip(*bars.values(), strict=True)]
+    assert sums == pytest.approx([line["step_time"] for line in lines], rel=1e-4)
+    if mode == "race":
+        lost = zip(*(trace["y"] for trace in plots["aborted"]["data"]), strict=True)
+        assert [sum(parts) for parts in lost] == [line["tail/aborted_tokens"] for line in lines]
+    else:
+        assert "aborted" not in plots
+
+
+def test_the_page_is_one_small_file_that_needs_no_network(made):
+    html = write_report(made["race"])
+    assert html == made["race"] / "report.html"
+    assert html.stat().st_size < 8e6
+    text = html.read_text(encoding="utf-8")
+    assert text.count("<script") == text.count("</script>")
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", own)
+    assert not list(made["race"].glob("*.part"))
+
+
+def test_what_users_name_cannot_break_out_of_the_page(copy):
+    folder = copy("exact")
+    evil = '</script><script>alert("x")</script>'
+    samples = rows(folder).with_columns(prompt=pl.lit(evil) + pl.col("prompt"))
+    samples.write_parquet(folder / "samples.parquet")
+    with (folder / "config.yaml").open("a") as file:
+        file.write(f"note: {json.dumps(evil)}\n")
+    html = write_report(folder)
+    assert "<script>alert" not in html.read_text(encoding="utf-8")
+    assert evil in page_data(html)["gantts"]["gantt"]["charts"][0]["prompts"][0]
+
+
+def test_metrics_may_lack_names_and_hold_nulls(copy):
+    folder = copy("exact")
+    lines = [{"step": step, "reward": None, "step_time": 1.0} for step in range(12)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 12, "reward": NaN}\n')
+    facts = page_data(write_report(folder))["facts"]
+    assert facts["reward_first"] is None
+    assert facts["wall_s"] == 12.0
+
+
+def test_without_the_extra_the_error_says_what_to_install():
+    code = "import sys; sys.modules['plotly'] = None; import rollpacker.report.run_report"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'rollpacker[report]'" in done.stderr.splitlines()[-1]
+    code = "import sys; sys.modules['plotly'] = None; import rollpacker.report.timeline"
+    subprocess.run([sys.executable, "-c", code], check=True)

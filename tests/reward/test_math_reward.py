@@ -1,0 +1,111 @@
+import signal
+import time
+
+import pytest
+
+from rollpacker.reward.base import GradingError
+from rollpacker.reward.math import MathReward, final_answer
+
+RIGHT = [
+    (r"\frac{1}{2}", r"so $\boxed{\frac{1}{2}}$"),
+    (r"\frac{1}{2}", r"\boxed{0.5}"),
+    (r"\frac{1}{2}", "the answer is 1/2"),
+    (r"1/2", r"\boxed{\dfrac12}"),
+    (r"\dfrac{3\pi}{4}", r"\boxed{\frac{3}{4}\pi}"),
+    ("42", "The answer is 42."),
+    ("42", "At first 41, then 42"),
+    (r"362,\!880", r"\boxed{362880}"),
+    ("6290000", r"\boxed{6,290,000}"),
+    (r"\{1,2,3\}", r"\boxed{\{3,2,1\}}"),
+    ("[0,1)", r"\boxed{[0,1)}"),
+    (r"(-\infty,-2) \cup (-1,0)", r"\boxed{(-\infty, -2)\cup(-1, 0)}"),
+    ("(9,11)", r"\boxed{(9, 11)}"),
+    ("x^2+4x+1", r"\boxed{1+4x+x^2}"),
+    (r"5\sqrt{5}", r"\boxed{\sqrt{125}}"),
+    ("2-6i", r"\boxed{-6i+2}"),
+    (r"\text{odd}", r"\boxed{odd}"),
+    (r"\text{(A)}", r"\boxed{A}"),
+    ("Yes", r"\boxed{\text{yes}}"),
+    (r"110^\circ", r"\boxed{110}"),
+    ("37.50", r"\boxed{37.5}"),
+    ("3", r"<think>\boxed{4}</think> \boxed{3}"),
+    ("3", r"no, \boxed{4}; wait, \boxed{3}"),
+    ("She sold 48/2 = 24 in May.\n#### 72", r"\boxed{72}"),
+    ("72", "She sold 72 in all.\n#### 72"),
+]
+WRONG = [
+    ("42", r"\boxed{43}"),
+    ("-1", r"\boxed{1}"),
+    (r"\{1,2,3\}", r"\boxed{\{1,2\}}"),
+    ("[0,1)", r"\boxed{(0,1)}"),
+    ("(9,11)", r"\boxed{(11,9)}"),
+    ("B", r"\boxed{C}"),
+    ("x", r"\boxed{X + 1}"),
+    ("12", r"\boxed{1} \boxed{2}"),
+    ("23", r"\boxed{2(3)}"),
+    ("3", r"\boxed{3} but \boxed{4}"),
+    ("3", r"<think>\boxed{3}</think> \boxed{4}"),
+    ("3", ""),
+    ("3", r"\boxed{}"),
+]
+HOSTILE = [
+    "__import__('os').system('touch {}')",
+    r"\boxed{__import__('os').system('touch {}')}",
+    r"$__import__('pathlib').Path('{}').touch()$",
+    r"\boxed{open('{}','w')}",
+    "1+(lambda: open('{}', 'w'))()",
+]
+
+
+@pytest.fixture(scope="module")
+def score():
+    reward = MathReward()
+    return lambda gold, text: reward(text, {"answer": gold})
+
+
+@pytest.mark.parametrize(("gold", "text"), RIGHT)
+def test_right_answers(score, gold, text):
+    assert score(gold, text) == 1.0
+
+
+@pytest.mark.parametrize(("gold", "text"), WRONG)
+def test_wrong_answers(score, gold, text):
+    assert score(gold, text) == 0.0
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_in_a_response_is_run(score, text, tmp_path):
+    target = tmp_path / "run"
+    assert score("5", text.replace("{}", str(target), 1)) == 0.0
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("text", [r"\boxed{" * 500, "(" * 3000, "\\boxed{" + "{" * 3000 + "5"])
+def test_degenerate_texts_are_wrong(score, text):
+    assert score("5", text) == 0.0
+
+
+def test_an_answer_that_takes_too_long_is_wrong_and_leaves_no_timer():
+    reward = MathReward(time_limit=0.3)
+    start = time.process_time()
+    assert reward(r"\boxed{9^{9^{9^{9}}}}", {"answer": "5"}) == 0.0
+    assert time.process_time() - start < 3
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    assert reward(r"\boxed{5}", {"answer": "5"}) == 1.0
+
+
+def test_boxes_can_be_required():
+    assert MathReward(require_boxed=True)("It is 5", {"answer": "5"}) == 0.0
+    assert MathReward()("It is 5", {"answer": "5"}) == 1.0
+
+
+def test_numbers_as_answers_and_rows_without():
+    assert MathReward()(r"\boxed{5}", {"answer": 5}) == 1.0
+    with pytest.raises(GradingError, match="needs rows with an 'answer'"):
+        MathReward()("5", {"question": "?"})
+
+
+def test_the_last_complete_box_counts():
+    assert final_answer(r"\boxed{1} then \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert final_answer(r"\boxed{1} then \boxed{2") == "1"
+    assert final_answer(r"\fbox{1}") is None

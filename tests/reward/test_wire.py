@@ -1,0 +1,55 @@
+import socket
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollpacker.reward.wire import LARGEST_REPLY, Channel, State, frame
+
+
+@settings(deadline=None)
+@given(
+    payloads=st.lists(st.binary(max_size=40), max_size=8),
+    sizes=st.lists(st.integers(1, 30), max_size=30),
+)
+def test_frames_arrive_whole_however_they_are_cut(payloads, sizes):
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    with theirs:
+        data = b"".join(frame(p) for p in payloads)
+        got: list[bytes] = []
+        for size in [*sizes, len(data)]:
+            theirs.sendall(data[:size])
+            data = data[size:]
+            frames, state = channel.receive()
+            assert state is State.OPEN
+            got += frames
+    frames, state = channel.receive()
+    assert got + frames == payloads
+    assert state is State.CLOSED
+    channel.close()
+
+
+def test_sending_keeps_what_does_not_fit():
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    data = bytes(range(256)) * 20_000
+    with theirs:
+        assert not channel.send(data)
+        got = bytearray()
+        while len(got) < len(data):
+            got += theirs.recv(1 << 16)
+            channel.flush()
+        assert bytes(got) == data
+        assert not channel.unsent
+    channel.send(b"to nobody")
+    assert not channel.unsent
+    channel.close()
+
+
+def test_good_frames_before_a_bad_one_are_kept():
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    with theirs:
+        theirs.sendall(frame(b"good") + (LARGEST_REPLY + 1).to_bytes(4, "little"))
+        assert channel.receive() == ([b"good"], State.BROKEN)
+    channel.close()

@@ -1,0 +1,111 @@
+"""Loading models, and the one-line errors for what cannot be loaded; learning rates."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import FAMILIES, make_model
+
+from rollpacker.config.tree import ModelConfig, TrainConfig
+from rollpacker.train.model import load_model, require_chat_template, stop_token_ids
+from rollpacker.train.schedule import learning_rate
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    make_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def _edit(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checkpoints_of_every_family_load(family, dtype, tmp_path, tokenizer):
+    original = make_model(family)
+    original.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model, loaded = load_model(ModelConfig(path=str(tmp_path), dtype=dtype), "cpu")
+    assert not model.training
+    assert model.dtype == getattr(torch, dtype)
+    assert loaded.convert_tokens_to_ids("w5") == 5
+    for name, weight in model.named_parameters():
+        expected = original.get_parameter(name).to(model.dtype)
+        assert torch.equal(weight, expected), name
+
+
+def test_stop_ids_are_those_of_generation_config_and_tokenizer(folder):
+    model, tokenizer = load_model(ModelConfig(path=str(folder)), "cpu")
+    assert stop_token_ids(model, tokenizer) == (1,)
+    model.generation_config.eos_token_id = [4, 2]
+    assert stop_token_ids(model, tokenizer) == (1, 2, 4)
+    model.generation_config.eos_token_id = None
+    assert stop_token_ids(model, tokenizer) == (1,)
+
+
+def _error(path, **options):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        load_model(ModelConfig(path=str(path), **options), "cpu")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"model.path={path}: ")
+    return message
+
+
+def test_what_cannot_be_loaded_is_named_in_one_line(folder, tmp_path):
+    assert "no such folder" in _error(tmp_path / "nowhere")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no config.json" in _error(empty)
+    assert "chat template" in _error(folder, chat_template_kwargs={"thinking": True})
+    _edit(folder, model_type="gpt2")
+    assert "gpt2 models are not supported" in _error(folder)
+    _edit(folder, model_type="no_such_model")
+    _error(folder)
+    (folder / "config.json").write_text("{")
+    _error(folder)
+
+
+def test_a_missing_tokenizer_is_named(folder):
+    (folder / "tokenizer.json").unlink()
+    assert "no tokenizer" in _error(folder)
+
+
+def test_missing_weights_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    assert "model.safetensors" in _error(folder)
+
+
+def test_sliding_windows_are_refused(folder):
+    _edit(folder, layer_types=["full_attention", "sliding_attention"])
+    assert "sliding-window" in _error(folder)
+
+
+def test_chat_template_is_required_only_where_asked(folder):
+    _, tokenizer = load_model(ModelConfig(path=str(folder)), "cpu")
+    with pytest.raises(ValueError, match=r"data\.chat=false"):
+        require_chat_template(tokenizer, "x")
+    tokenizer.chat_template = "{{ messages }}"
+    require_chat_template(tokenizer, "x")
+
+
+def test_learning_rates():
+    def rates(kind, total=10):
+        config = TrainConfig(learning_rate=1.0, lr_scheduler_type=kind, warmup_steps=3)
+        return [learning_rate(config, u, total) for u in range(total)]
+
+    for kind in ("constant", "linear", "cosine"):
+        assert rates(kind)[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert rates("constant")[4:] == [1.0] * 6
+    assert rates("linear")[4:] == pytest.approx([6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7])
+    cosine = rates("cosine", 11)
+    assert cosine[7] == pytest.approx(0.5)
+    assert cosine == sorted(cosine[:4]) + sorted(cosine[4:], reverse=True)
+    config = TrainConfig(learning_rate=1.0, lr_scheduler_type="linear", warmup_steps=3)
+    assert learning_rate(config, 50, 10) == 0.0

@@ -1,0 +1,63 @@
+"""Two real processes over gloo hold the same weights, and those of a single one."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from conftest import MAX_LENGTH, group_batch, make_model, make_tokenizer
+
+from rollpacker.config.tree import GRPOConfig, TrainConfig
+from rollpacker.train.local import LocalTrainer
+
+STEPS = 3
+
+
+def _steps(model):
+    return [group_batch(model, GRPOConfig(), seed=s, count=6) for s in range(STEPS)]
+
+
+def _trainer(model, world):
+    config = TrainConfig(learning_rate=1e-3, beta=0.01)
+    return LocalTrainer(
+        model, make_tokenizer(), config, temperature=1.0, max_length=MAX_LENGTH, world=world
+    )
+
+
+def _replica(rank, dtype, folder):
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), 2)
+    timeout = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
+    model = make_model().to(dtype)
+    batches = _steps(make_model())
+    trainer = _trainer(model, dist.group.WORLD)
+    for groups in batches:
+        mine = groups[:1] if rank == 0 else groups[1:]
+        partials = [None, None]
+        dist.all_gather_object(partials, trainer.accumulate(mine))
+        assert trainer.apply(partials[0] + partials[1]).applied
+    if rank == 0:
+        trainer.save(folder / "saved")
+    torch.save(dict(trainer.weights()), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_replicas_stay_bit_identical_and_equal_one_trainer(tmp_path):
+    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        folder = tmp_path / str(dtype)
+        folder.mkdir()
+        mp.spawn(_replica, (dtype, folder), nprocs=2)
+        zero, one = (torch.load(folder / f"{rank}.pt") for rank in range(2))
+        single = _trainer(make_model().to(dtype), None)
+        for groups in _steps(make_model()):
+            single.apply(single.accumulate(groups))
+        for name, weight in single.weights():
+            assert torch.equal(zero[name], one[name]), name
+            apart = (weight.float() - zero[name].float()).norm() / weight.float().norm()
+            assert apart < limit, name
+        single.load(folder / "saved")
+        for name, weight in single.weights():
+            assert torch.equal(weight, zero[name]), name

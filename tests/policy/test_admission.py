@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic_race import FITS, race, tell
 
 from rollpacker.config import TailBatchingConfig
 from rollpacker.core.types import PromptId, RoundKind
@@ -23,7 +24,6 @@ from rollpacker.policy.admission import (
 )
 from rollpacker.policy.bias import Bias
 from rollpacker.policy.lengths import LengthHistory, intraclass_correlation
-from tests.policy.synthetic_race import FITS, race, tell
 
 CPU = LatencyCurve({1: 0.17e-3, 4: 0.22e-3, 16: 0.36e-3, 32: 0.59e-3, 64: 1.2e-3, 128: 3.0e-3})
 GPU = LatencyCurve({1: 0.010, 16: 0.011, 64: 0.0135, 128: 0.018, 256: 0.027})

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic_race import FITS, race
 
 from rollpacker.core.types import PromptId, RoundKind
 from rollpacker.policy.bias import Audited, BiasMeter, choose_audited, is_audit_step
@@ -15,7 +16,6 @@ from rollpacker.policy.censoring import (
     effective_sample_size,
 )
 from rollpacker.policy.lengths import LengthHistory
-from tests.policy.synthetic_race import FITS, race
 
 PROMPTS_KNOB = "rollout.tail_batching.eta_prompts"
 RESPONSES_KNOB = "rollout.tail_batching.eta_responses"

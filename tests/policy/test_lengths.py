@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic_race import FITS, race, tell
 
 from rollpacker.core.types import PromptId, RoundKind
 from rollpacker.policy.censoring import CENSORED, FINISHED, TRUNCATED, KaplanMeier, Observations
 from rollpacker.policy.lengths import LengthHistory, intraclass_correlation, shrunk_mean
-from tests.policy.synthetic_race import FITS, race, tell
 
 NONE = Observations.of([])
 lengths = st.lists(st.integers(0, 60), min_size=1, max_size=40)

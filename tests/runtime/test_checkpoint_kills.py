@@ -63,7 +63,7 @@ def test_kill_at_lines_of_save(tmp_path, step, stride):
         assert len(good) >= 2 or step == 2, line
         checkpoints = Checkpoints(run)
         found = checkpoints.latest()
-        assert not checkpoints.problems, line
+        assert all(verify(path) is None for path in run.glob("checkpoint-*")), line
         assert found is not None, line
         assert found.step in (2, step), line
         assert intact(found), line

@@ -70,7 +70,8 @@ def test_sharing_runs_a_prompt_once_and_auto_takes_it_for_long_prompts():
     long_prompts = Costs(linear=1.0, attention=0.0)
     assert packing.plan(items, 10_000, "auto", long_prompts)[1]
     long_attention = Costs(linear=1.0, attention=1000.0)
-    assert not packing.plan(items, 10_000, "auto", long_attention)[1]
+    many = _items(group_batch(model, GRPOConfig(), count=8, size=8))
+    assert not packing.plan(many, 200, "auto", long_attention)[1]
 
 
 @pytest.mark.parametrize("chunk", [VOCAB := 23, 5 * 23, 1 << 20])

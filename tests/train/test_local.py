@@ -211,10 +211,10 @@ def test_a_loaded_trainer_continues_bit_for_bit(dtype, rank, tokenizer, tmp_path
     other.accumulate(groups[:1])
     other.load(tmp_path)
     _assert_same(_weights(trainer), _weights(other))
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert saved.dtype == dtype
     _assert_same(dict(saved.named_parameters()), _weights(trainer))
-    assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token_id == 1
+    assert AutoTokenizer.from_pretrained(tmp_path).eos_token_id == 1
     assert (tmp_path / "adapter" / "adapter_config.json").exists() == (rank > 0)
     for _ in range(2):
         one, two = (t.apply(t.accumulate(groups)) for t in (trainer, other))
@@ -294,6 +294,6 @@ def test_reference_is_the_first_weights(tokenizer):
 def test_missing_numbers_are_named(tokenizer):
     with pytest.raises(ValueError, match="lr_scheduler_type=cosine"):
         _trainer(make_model(), tokenizer, lr_scheduler_type="cosine")
+    config = TrainConfig(algorithm=CONFIGS["dr_grpo"])
     with pytest.raises(ValueError, match="max_completion_length"):
-        config = TrainConfig(algorithm=CONFIGS["dr_grpo"])
         LocalTrainer(make_model(), tokenizer, config, temperature=1.0)

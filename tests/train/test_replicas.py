@@ -13,6 +13,7 @@ from rollpacker.config.tree import GRPOConfig, TrainConfig
 from rollpacker.train.local import LocalTrainer
 
 STEPS = 3
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def _steps(model):
@@ -26,31 +27,28 @@ def _trainer(model, world):
     )
 
 
-def _replica(rank, dtype, folder):
+def _replica(rank, folder):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
-    timeout = datetime.timedelta(seconds=60)
+    timeout = datetime.timedelta(seconds=120)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
-    model = make_model().to(dtype)
-    batches = _steps(make_model())
-    trainer = _trainer(model, dist.group.WORLD)
-    for groups in batches:
-        mine = groups[:1] if rank == 0 else groups[1:]
-        partials = [None, None]
-        dist.all_gather_object(partials, trainer.accumulate(mine))
-        assert trainer.apply(partials[0] + partials[1]).applied
-    if rank == 0:
-        trainer.save(folder / "saved")
-    torch.save(dict(trainer.weights()), folder / f"{rank}.pt")
+    for dtype in DTYPES:
+        trainer = _trainer(make_model().to(dtype), dist.group.WORLD)
+        for groups in _steps(make_model()):
+            mine = groups[:1] if rank == 0 else groups[1:]
+            partials = [None, None]
+            dist.all_gather_object(partials, trainer.accumulate(mine))
+            assert trainer.apply(partials[0] + partials[1]).applied
+        if rank == 0:
+            trainer.save(folder / str(dtype))
+        torch.save(dict(trainer.weights()), folder / f"{dtype}-{rank}.pt")
     dist.destroy_process_group()
 
 
 def test_replicas_stay_bit_identical_and_equal_one_trainer(tmp_path):
-    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        folder = tmp_path / str(dtype)
-        folder.mkdir()
-        mp.spawn(_replica, (dtype, folder), nprocs=2)
-        zero, one = (torch.load(folder / f"{rank}.pt") for rank in range(2))
+    mp.spawn(_replica, (tmp_path,), nprocs=2)
+    for dtype, limit in DTYPES.items():
+        zero, one = (torch.load(tmp_path / f"{dtype}-{rank}.pt") for rank in range(2))
         single = _trainer(make_model().to(dtype), None)
         for groups in _steps(make_model()):
             single.apply(single.accumulate(groups))
@@ -58,6 +56,6 @@ def test_replicas_stay_bit_identical_and_equal_one_trainer(tmp_path):
             assert torch.equal(zero[name], one[name]), name
             apart = (weight.float() - zero[name].float()).norm() / weight.float().norm()
             assert apart < limit, name
-        single.load(folder / "saved")
+        single.load(tmp_path / str(dtype))
         for name, weight in single.weights():
             assert torch.equal(weight, zero[name]), name

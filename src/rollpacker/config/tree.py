@@ -106,9 +106,10 @@ class TailBatchingConfig(Config):
     ``off``: plain synchronous rounds; ``race``: the paper's tail batching; ``prompts``: only
     prompts race; ``auto``: chosen each step by predicted gain under ``bias_limit``."""
     eta_prompts: float = Field(default=1.25, ge=1.0, le=4.0)
-    """Prompts started per prompt kept, in short rounds."""
+    """Prompts started per prompt kept, in short rounds; the most in mode ``auto``."""
     eta_responses: float = Field(default=1.25, ge=1.0, le=4.0)
-    """Responses started per response kept, in short rounds of mode ``race``."""
+    """Responses started per response kept, in short rounds of mode ``race``; the most in
+    mode ``auto``."""
     bias_limit: float = Field(default=0.95, gt=0.0, le=1.0)
     """Lowest kept/true mean length that ``auto`` may cause."""
     race_responses: bool = False

@@ -74,7 +74,7 @@ def demo_config(
                 "path": "rollpacker.demo.task:train_rows",
                 "options": {"size": 16 * size.steps},
             },
-            "rewards": [{"function": "rg"}],
+            "rewards": [{"function": "rg", "options": {"require_think_end": True}}],
             "rollout": {
                 "prompts_per_step": 16,
                 "num_generations": 8,

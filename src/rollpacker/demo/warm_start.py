@@ -43,9 +43,9 @@ class Recipe:
         warmup_steps: of linear warm-up.
     """
 
-    steps: int = 2300
+    steps: int = 1700
     step_tokens: int = 800
-    problems: int = 6000
+    problems: int = 4000
     learning_rate: float = 3e-3
     warmup_steps: int = 50
 

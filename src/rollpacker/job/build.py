@@ -46,9 +46,9 @@ class Parts:
     settings: RolloutSettings
     rollout: Rollout
     updates: Updates
-    evaluator: Evaluator | None
     log: RunLog
     clock: Clock
+    evaluator: Evaluator | None = None
 
     def close(self) -> None:
         """End all processes and close all files."""
@@ -65,15 +65,10 @@ async def build(config: RunConfig, folder: Path, progress: Progress, start: Star
     problems = load_problems(config, config.data, card, progress)
     held_out = load_problems(config, config.eval.data, card, progress) if config.eval else None
     cap = max_completion_length(config, card, problems)
-    params = sampling_params(config, card, cap)
-    replace_file(
-        folder / "config.yaml",
-        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode(),
-    )
+    save_config(config, folder)
     rewards = Rewards(config.rewards, config.grading, card.tokenizer)
-    pool = WorkerPool(
-        config, max_length=cap, total_updates=total_steps(config, problems) * updates_per(config)
-    )
+    updates = total_steps(config, problems) * config.train.updates_per_step
+    pool = WorkerPool(config, max_length=cap, total_updates=updates)
     try:
         rewards.start(asyncio.get_running_loop())
         await pool.start()
@@ -83,6 +78,32 @@ async def build(config: RunConfig, folder: Path, progress: Progress, start: Star
         raise
     clock = Clock(0.0 if start.state is None else start.state["clock_s"])
     log = RunLog(folder, config, last_step=start.step - 1, max_length=cap, progress=progress)
+    params = sampling_params(config, card, cap)
+    parts = assemble(config, cap, pool, problems, rewards, params, log, clock)
+    if config.eval is not None and held_out is not None:
+        parts.evaluator = Evaluator(
+            config.eval,
+            config.seed,
+            problems=held_out,
+            pool=pool,
+            rewards=rewards,
+            params=evaluation_params(params, config.eval),
+            clock=clock,
+        )
+    return parts
+
+
+def assemble(
+    config: RunConfig,
+    cap: int,
+    pool: WorkerPool,
+    problems: Problems,
+    rewards: Rewards,
+    params: SamplingParams,
+    log: RunLog,
+    clock: Clock,
+) -> Parts:
+    """The policy and its driver over started processes."""
     settings = rollout_settings(config, problems, pool, cap)
     policy = RolloutPolicy(settings)
     censoring = config.rollout.tail_batching.censoring_weights
@@ -104,17 +125,6 @@ async def build(config: RunConfig, folder: Path, progress: Progress, start: Star
         journal=log.journal,
         clock=clock,
     )
-    evaluator = None
-    if config.eval is not None and held_out is not None:
-        evaluator = Evaluator(
-            config.eval,
-            config.seed,
-            problems=held_out,
-            pool=pool,
-            rewards=rewards,
-            params=evaluation_params(params, config.eval),
-            clock=clock,
-        )
     return Parts(
         pool=pool,
         problems=problems,
@@ -123,10 +133,15 @@ async def build(config: RunConfig, folder: Path, progress: Progress, start: Star
         settings=settings,
         rollout=rollout,
         updates=updates,
-        evaluator=evaluator,
         log=log,
         clock=clock,
     )
+
+
+def save_config(config: RunConfig, folder: Path) -> None:
+    """Write the resolved configuration."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    replace_file(folder / "config.yaml", text.encode())
 
 
 def check(config: RunConfig) -> None:
@@ -206,7 +221,7 @@ def rollout_settings(
     algorithm = algorithms.build(config.train.algorithm)
     whole_batch = (
         algorithm.needs_batch
-        or updates_per(config) > 1
+        or config.train.updates_per_step > 1
         or config.rollout.tail_batching.censoring_weights
     )
     stream = streaming.enabled and config.rollout.tail_batching.mode != "off" and not whole_batch
@@ -225,14 +240,9 @@ def rollout_settings(
             stream=stream,
             consolidate_below=below if stream else 0,
             ordered=config.deterministic,
-            updates=updates_per(config),
+            updates=config.train.updates_per_step,
         ),
     )
-
-
-def updates_per(config: RunConfig) -> int:
-    """Updates of one step."""
-    return config.train.updates_per_step
 
 
 def total_steps(config: RunConfig, problems: Problems) -> int:

@@ -25,6 +25,7 @@ from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.watch import Watch
 
 
 @dataclass(slots=True)
@@ -128,17 +129,29 @@ class Job:
         parts.log.progress.start(config.output, total_steps(config, parts.problems), count.step)
         if "before" not in self._summary:
             self._summary["before"] = await self._evaluate(greedy=True)
+        watching = asyncio.create_task(self._watch().run())
         while not self._over():
             record = await parts.rollout.run_step(count.step)
             self._count(record)
             await self._finish_step(record)
             if self._interrupted:
                 break
+        watching.cancel()
         if count.step > self._saved:
             await self._save()
         if not self._interrupted:
             self._summary["after"] = await self._evaluate(greedy=True)
         self._write_summary()
+
+    def _watch(self) -> Watch:
+        parts = self._parts
+        return Watch(
+            parts.log.progress,
+            record=lambda: parts.rollout.record,
+            queue=lambda: parts.policy.queue,
+            prompts=self._config.rollout.prompts_per_step,
+            clock=parts.clock,
+        )
 
     def _interrupt(self) -> None:
         if not self._interrupted:

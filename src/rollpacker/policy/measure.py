@@ -60,8 +60,10 @@ class Measurements:
         self._latency = LatencyCurve(latency)
         self._streaming = streaming
         self._history = LengthHistory(cap)
-        self._meter = BiasMeter(config.tail_batching.mode, self._history)
-        self._admission = Admission(config.tail_batching)
+        tail = config.tail_batching
+        limit = tail.bias_limit if tail.mode == "auto" else 1.0
+        self._meter = BiasMeter(tail.mode, self._history, limit=min(0.95, limit))
+        self._admission = Admission(tail)
         self.bias = UNBIASED
         self._train_s = 0.0
         self._train_tokens = 0

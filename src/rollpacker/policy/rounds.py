@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollpacker.core.types import RoundKind
-from rollpacker.policy.quotas import split
+from rollpacker.policy.quotas import over_provision, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +94,11 @@ def plan_round(
         return RoundPlan(
             kind=RoundKind.FULL, quotas=quotas, draws=quotas, queued=0, responses=responses
         )
-    draws = {n: min(_ceil(racing.eta_prompts * q), remaining[n]) for n, q in quotas.items()}
+    draws = {n: min(over_provision(q, racing.eta_prompts), remaining[n]) for n, q in quotas.items()}
     return RoundPlan(
         kind=RoundKind.SHORT,
         quotas=quotas,
         draws=draws,
         queued=0,
-        responses=_ceil(racing.eta_responses * responses),
+        responses=over_provision(responses, racing.eta_responses),
     )
-
-
-def _ceil(value: float) -> int:
-    """Ceiling that is not fooled by 1.1 * 10 = 11.000000000000002."""
-    return math.ceil(value - 1e-9)

@@ -222,7 +222,8 @@ def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> tuple[Engine,
         engine = MiniEngine(
             model, config=config.engine, tokenizer=tokenizer, deterministic=config.deterministic
         )
-        return engine, measure_latency(engine, (1, 4, 16, 32, 64), context=128)
+        context = min(128, model.config.max_position_embeddings // 2)
+        return engine, measure_latency(engine, (1, 4, 16, 32, 64), context)
     from rollpacker.engine.fake import FakeEngine
 
     return FakeEngine(config.engine), {1: 1e-3, 64: 1e-3}

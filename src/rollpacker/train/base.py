@@ -78,7 +78,7 @@ class Trainer(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write ``model/`` in the hub's layout and ``optimizer/`` into ``folder``."""
+        """Write the model in the hub's layout, and ``optimizer/``, into ``folder``."""
         ...
 
     def load(self, folder: Path) -> None:

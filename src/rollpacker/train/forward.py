@@ -63,12 +63,13 @@ def _attention(
     if hasattr(attention, "q_norm"):
         q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
     q, k = rotate(q, *rope), rotate(k, *rope)
-    rows, scale = batch.causal, attention.scaling
-    padded = [pad(x, rows.gather, rows.scatter) for x in (q, k, v)]
-    out = unpad(_attend(*padded, None, scale), rows.scatter)
+    rows = batch.causal
+    cells = rows.gather, rows.scatter
+    wide = pad(q, *cells), pad(k, *cells), pad(v, *cells)
+    out = unpad(_attend(*wide, None, attention.scaling), rows.scatter)
     if batch.prefix is not None and batch.prefix.queries.numel():
         p = batch.prefix
-        more = _attend(q[p.queries], k[p.keys], v[p.keys], p.mask, scale)
+        more = _attend(q[p.queries], k[p.keys], v[p.keys], p.mask, attention.scaling)
         out = torch.cat((out, unpad(more, p.scatter)))
     return attention.o_proj(out)
 

@@ -205,8 +205,8 @@ class LocalTrainer:
         return ((name, p.detach()) for name, p in self._model.named_parameters())
 
     def save(self, folder: Path) -> None:
-        """Write ``model/`` (and ``adapter/`` with LoRA) and ``optimizer/`` into ``folder``."""
-        checkpoint.save_model(folder / "model", self._model, self._tokenizer, self.weights())
+        """Write the model (with LoRA also ``adapter/``) and ``optimizer/`` into ``folder``."""
+        checkpoint.save_model(folder, self._model, self._tokenizer, self.weights())
         if self._adapted is not None:
             self._adapted.save_pretrained(str(folder / "adapter"))
         checkpoint.save_state(folder / "optimizer", self._state())
@@ -216,7 +216,7 @@ class LocalTrainer:
 
         Raises ``ValueError`` on another architecture.
         """
-        checkpoint.check_architecture(folder / "model", self._model)
+        checkpoint.check_architecture(folder, self._model)
         state = self._state()
         checkpoint.load_state(folder / "optimizer", state)
         self._optimizer.restored()

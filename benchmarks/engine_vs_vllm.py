@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-WORDS = [f"w{i}" for i in range(2048)]
-PROMPT = " ".join(WORDS[5:15])
+VOCABULARY = 2048
+PROMPT = "abcdefghij"
 HERE = Path(__file__).resolve().parent.parent / "src"
 
 
@@ -31,23 +31,27 @@ def lognormal_lengths(count: int) -> list[int]:
 
 
 def build_checkpoint(folder: Path) -> None:
-    """A random Qwen2 of 2.9M parameters with a word-level tokenizer."""
+    """A random Qwen2 of 3.2M parameters with a byte-level tokenizer without merges."""
     import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
     torch.manual_seed(0)
     config = Qwen2Config(
-        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=640, vocab_size=len(WORDS), max_position_embeddings=1024,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=640,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token=WORDS[0]))
-    tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=WORDS[0]).save_pretrained(folder)
+    letters = sorted(ByteLevel.alphabet())
+    words = letters + [f"<{i}>" for i in range(VOCABULARY - len(letters) - 1)]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    Qwen2Tokenizer(vocab=vocabulary, merges=[]).save_pretrained(folder)
 
 
 def measure(python: str, engine: str, job: dict) -> dict:
@@ -59,8 +63,11 @@ def measure(python: str, engine: str, job: dict) -> dict:
     )
     one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
     out = subprocess.run(
-        [python, "-c", code, engine, json.dumps(job)], env=os.environ | one,
-        check=True, capture_output=True, text=True,
+        [python, "-c", code, engine, json.dumps(job)],
+        env=os.environ | one,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     line = next(line for line in out.stdout.splitlines() if line.startswith("RESULT"))
     return json.loads(line.removeprefix("RESULT"))
@@ -78,7 +85,7 @@ def compare(engines: dict[str, str], job: dict, repeats: int) -> dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm-python", help="interpreter of the environment that has vLLM")
-    parser.add_argument("--model", help="checkpoint; default: a random Qwen2 of 2.9M parameters")
+    parser.add_argument("--model", help="checkpoint; default: a random Qwen2 of 3.2M parameters")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[16, 128])

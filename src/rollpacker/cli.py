@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -217,7 +217,7 @@ def report(
 
 @bench_app.command()
 def engine(
-    engine: Annotated[str, typer.Option(help="mini, vllm or hf.")],
+    engine: Annotated[Literal["mini", "vllm", "hf"], typer.Option(help="What to measure.")],
     model: Annotated[str, typer.Option(help="Checkpoint.")],
     prompt: Annotated[str, typer.Option(help="Text of every prompt.")],
     lengths: Annotated[Path, typer.Option(help="One response length a line.")],
@@ -232,9 +232,23 @@ def engine(
     """
     from rollpacker.engine import bench
 
-    result = bench.run(engine, model, prompt, bench.read_lengths(lengths), concurrency, dtype)
+    result = bench.run(engine, model, prompt, _read_lengths(lengths), concurrency, dtype)
     if as_json:
         _print_json(result)
     else:
         for key, value in result.items():
             console.print(f"{key}: {value}")
+
+
+def _read_lengths(path: Path) -> list[int]:
+    """Response lengths in tokens. Raises ``ValueError`` on a line that is not one."""
+    lengths: list[int] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        if not line.strip().isdigit() or int(line) == 0:
+            raise ValueError(f"{path}, line {number}: expected a length of 1 or more, got {line!r}")
+        lengths.append(int(line))
+    if not lengths:
+        raise ValueError(f"{path}: no lengths, expected one integer a line")
+    return lengths

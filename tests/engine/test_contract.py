@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_models import build, drain, prompt, request
 
 from rollpacker.config import FakeEngineConfig, MiniEngineConfig
 from rollpacker.engine.fake import FakeEngine
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
-from engine_models import build, drain, prompt, request
 
 
 def _torch_engine(config: MiniEngineConfig, *, alone: bool) -> MiniEngine:

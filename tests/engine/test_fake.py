@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from engine_models import drain, prompt, request
+
 from rollpacker.config import FakeEngineConfig
 from rollpacker.engine.fake import FakeEngine, scripted_length, scripted_token
-from engine_models import drain, prompt, request
 
 
 def test_lengths_and_tokens_follow_from_the_seed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from engine_models import build, drain, prompt, request
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
@@ -12,7 +13,6 @@ from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.slots import uniforms
 from rollpacker.engine.mini.stops import StopWatcher
 from rollpacker.engine.mini.torch_runner import TorchRunner
-from engine_models import build, drain, prompt, request
 
 MODEL = build("qwen2")
 DRAWS = 3000

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from engine_models import build, drain, prompt, reference_logprobs, request
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
-from engine_models import build, drain, prompt, reference_logprobs, request
 
 
 def make(kind: str, path: str, config: MiniEngineConfig):

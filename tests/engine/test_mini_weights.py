@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from engine_models import build, drain, prompt, reference_logprobs, request
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
-from engine_models import build, drain, prompt, reference_logprobs, request
 
 CONFIG = MiniEngineConfig(max_running=4, kv_tokens=512)
 TOKENS = prompt(12)

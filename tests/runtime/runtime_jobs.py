@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -31,33 +30,46 @@ CHAT_TEMPLATE = (
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 REWARDS = """
-import hashlib, os, signal, time
+import json, os, pathlib, signal, time
 
 def ones(completions, **_):
     return [text.count("1") / 4 for text in completions]
 
-def raises(completions, prompts, **_):
-    if prompts[0].endswith("3"):
-        raise RuntimeError("the judge is ill")
-    return ones(completions)
-
-def hangs(completions, prompts, **_):
-    if prompts[0].endswith("4"):
-        time.sleep(1000)
-    return ones(completions)
-
-def nonsense(completions, prompts, **_):
-    return ["great"] if prompts[0].endswith("5") else ones(completions)
-
-def dies(completions, prompts, **_):
-    if prompts[0].endswith("6"):
-        os.kill(os.getpid(), signal.SIGKILL)
+def logged(completions, completion_ids, prompts, log):
+    with open(log, "a") as file:
+        file.write(json.dumps([prompts[0], completion_ids[0]]) + "\\n")
     return ones(completions)
 
 def faulty(completions, prompts, **_):
-    for each in (raises, hangs, nonsense, dies):
-        scores = each(completions, prompts)
-    return nonsense(completions, prompts)
+    number = int(prompts[0])
+    if number == 3:
+        raise RuntimeError("the judge is ill")
+    if number == 4:
+        time.sleep(1000)
+    if number == 5:
+        return ["great"]
+    if number == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ones(completions)
+
+def workers():
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        if parent == os.getppid() and "spawn_main" in command:
+            found.append(int(folder.name))
+    return sorted(found)
+
+def assassin(completions, prompts, marker, victims, at=5):
+    if int(prompts[0]) == at and not os.path.exists(marker):
+        open(marker, "w").close()
+        for pid in workers()[-victims:]:
+            os.kill(pid, signal.SIGKILL)
+    return ones(completions)
 
 def wrong_shape(completions, **_):
     return 0.5
@@ -257,10 +269,3 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("rollpacker: "), done.stderr
     return lines[0].removeprefix("rollpacker: ")
-
-
-Wait = Callable[[], bool]
-
-
-def names(prompts: Sequence[int]) -> list[str]:
-    return [f"p{i}" for i in prompts]

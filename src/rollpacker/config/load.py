@@ -91,5 +91,4 @@ def _keys(location: Sequence[str]) -> list[str]:
 def _models(annotation: Any) -> list[type[Config]]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
-    args = cast(tuple[Any, ...], get_args(annotation))
-    return [model for arg in args for model in _models(arg)]
+    return [model for arg in get_args(annotation) for model in _models(arg)]

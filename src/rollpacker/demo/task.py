@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from reasoning_gym.factory import create_dataset
@@ -70,7 +71,7 @@ def _draw(seed: int, *, heldout: bool) -> Iterator[dict[str, Any]]:
 
 
 def _take(rows: Iterator[dict[str, Any]], size: int) -> list[dict[str, Any]]:
-    taken = [row for row, _ in zip(rows, range(size), strict=False)]
+    taken = list(islice(rows, size))
     if len(taken) < size:
         raise ValueError(f"gcd has only {len(taken)} such problems, asked for size={size}")
     return taken

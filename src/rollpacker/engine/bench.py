@@ -74,17 +74,22 @@ def _mini(
     from rollpacker.engine.base import Request, SamplingParams
     from rollpacker.engine.mini import MiniEngine
 
-    engine = MiniEngine(
-        _load(model_path, dtype), config=MiniEngineConfig(max_running=concurrency)
-    )
+    engine = MiniEngine(_load(model_path, dtype), config=MiniEngineConfig(max_running=concurrency))
     prompt = np.array(ids, np.int32)
 
     def submit(index: int, length: int) -> None:
         params = SamplingParams(max_tokens=length, ignore_stop=True)
-        engine.submit([
-            Request(attempt=AttemptId(index), group=PromptId(str(index)), prompt=prompt,
-                    params=params, seed=index)
-        ])
+        engine.submit(
+            [
+                Request(
+                    attempt=AttemptId(index),
+                    group=PromptId(str(index)),
+                    prompt=prompt,
+                    params=params,
+                    seed=index,
+                )
+            ]
+        )
 
     def drain() -> tuple[int, int]:
         steps = generated = 0
@@ -112,8 +117,15 @@ def _hf(
     def generate(rows: int, tokens: int) -> None:
         prompt = torch.tensor([list(ids)] * rows, device=model.device)
         model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=True, top_k=0, top_p=1.0,
-            max_new_tokens=tokens, min_new_tokens=tokens, eos_token_id=None, pad_token_id=0,
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            eos_token_id=None,
+            pad_token_id=0,
         )
 
     generate(1, 4)

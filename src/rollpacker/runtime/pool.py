@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rollpacker.config import RunConfig
@@ -33,7 +34,7 @@ class WorkerPool:
         self._max_length = max_length
         self._total_updates = total_updates
         self._connections: dict[WorkerId, Connection] = {}
-        self._processes: dict[WorkerId, multiprocessing.process.BaseProcess] = {}
+        self._processes: dict[WorkerId, BaseProcess] = {}
         self._loop = asyncio.get_running_loop()
         self._answers: dict[WorkerId, asyncio.Future[msg.Report]] = {}
         self._meetings = tempfile.TemporaryDirectory(prefix="rollpacker-")

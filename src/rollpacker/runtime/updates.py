@@ -73,7 +73,7 @@ class Updates:
         """A group is complete."""
         samples = tuple(attempt.sample() for attempt in attempts)
         advantages = self._algorithm.advantages(
-            np.array([sample.reward for sample in samples], np.float64),
+            np.array([sample.reward for sample in samples], np.float32),
             np.array([len(sample.tokens) for sample in samples], np.int64),
             self._max_length,
         )

@@ -200,7 +200,7 @@ class Worker:
         total = 0
         for parameter in self._model.parameters():
             data = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            total = zlib.crc32(data.numpy(), total)
+            total = zlib.crc32(data.numpy().data, total)
         return total
 
     def _answer(self, action: Any, folder: str) -> None:
@@ -240,10 +240,9 @@ def join(command: msg.Reform) -> Any:
         dist.destroy_process_group()
     if command.world == 1:
         return None
-    store = dist.FileStore(command.rendezvous, command.world)
     dist.init_process_group(
         "gloo",
-        store=store,
+        init_method=f"file://{command.rendezvous}",
         rank=command.rank,
         world_size=command.world,
         timeout=timedelta(seconds=60),

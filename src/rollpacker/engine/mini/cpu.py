@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from rollpacker.engine.mini import kernels
+from rollpacker.engine.mini.draw import draw
+from rollpacker.engine.mini.forward import forward, project
 from rollpacker.engine.mini.lanes import COLUMNS, LANES
 from rollpacker.engine.mini.nucleus import restricted_draw
 from rollpacker.engine.mini.packing import PackedWeights
@@ -103,7 +104,7 @@ class CpuRunner:
 
     def _forward(self, rows: Rows, tables: Ints) -> Any:
         w = self._weights
-        return kernels.forward(
+        return forward(
             rows.tokens,
             rows.positions,
             rows.slots,
@@ -153,11 +154,11 @@ class CpuRunner:
     def logits(self, hidden: Any) -> Floats:
         """Logits (m, at least vocabulary) of hidden states."""
         w = self._weights
-        return kernels.project(hidden, w.panels, w.head, self._shape.vocabulary)
+        return project(hidden, w.panels, w.head, self._shape.vocabulary)
 
     def _draw(self, logits: Floats, draws: Draws, tokens: Ints, logprobs: Floats) -> None:
         size = self._shape.vocabulary
-        kernels.draw(logits, size, draws.rows, draws.uniforms, draws.temperatures, tokens, logprobs)
+        draw(logits, size, draws.rows, draws.uniforms, draws.temperatures, tokens, logprobs)
         limited = (draws.top_p < 1) | (draws.top_k > 0)
         for i in np.flatnonzero(limited & (draws.temperatures > 0)):
             tokens[i], logprobs[i] = restricted_draw(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.core.types import AttemptId, FinishReason, PromptId
@@ -20,8 +19,10 @@ from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.slots import Slots
 from rollpacker.engine.mini.stops import StopWatcher
 from rollpacker.engine.mini.torch_runner import TorchRunner
+from rollpacker.engine.mini.weights import copy_weights
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 
@@ -149,7 +150,7 @@ class MiniEngine:
         if self._held:
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
         if weights is not None:
-            _copy_weights(self._model, weights)
+            copy_weights(self._model, weights)
         self._runner.refresh(force=True)
         self._version = version
 
@@ -405,18 +406,3 @@ def _capacity(config: MiniEngineConfig, runner: Runner, context: int) -> int:
         return max(1, config.kv_tokens // size)
     wanted = config.max_running * -(-context // size)
     return max(1, min(wanted, runner.free_bytes() // 4 // runner.kv_bytes()))
-
-
-@torch.no_grad()
-def _copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    parameters = dict(model.named_parameters())
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
-    missing = set(parameters)
-    for name, tensor in weights:
-        if name in parameters:
-            parameters[name].copy_(tensor)
-            missing.discard(name)
-        elif name not in tied:
-            raise ValueError(f"weights hold {name!r}, which the model lacks")
-    if missing:
-        raise ValueError(f"weights lack {sorted(missing)[0]!r} ({len(missing)} missing in all)")

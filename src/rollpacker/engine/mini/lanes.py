@@ -5,6 +5,8 @@ other along the depth, so an element's value does not depend on how many rows ra
 is what makes the CPU path bit-identical whatever the batch.
 """
 
+# ruff: noqa: ARG001 - numba matches intrinsics by their arguments' names.
+
 from __future__ import annotations
 
 from typing import Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class TorchRunner:
         if self._alone:
             return [(i, i + 1) for i in range(n)]
         edges = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), n]
-        runs = list(zip(edges[:-1], edges[1:], strict=True))
+        runs = list(pairwise(edges))
         single = next((i for i, (a, b) in enumerate(runs) if b - a > 1), len(runs))
         decoding = [(0, runs[single - 1][1])] if single else []
         return decoding + runs[single:]

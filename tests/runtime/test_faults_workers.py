@@ -1,0 +1,71 @@
+"""Workers and rewards that fail while a job runs."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_jobs import Workshop, checkpoints, kept_groups, metrics, run, table, times_trained
+
+from rollpacker.core import journal
+from rollpacker.policy.rollout import from_journal
+from rollpacker.runtime.pool import WorkerError
+
+ROWS = 11
+HEALTHY = {f"p{i}" for i in range(ROWS)} - {"p3", "p4", "p5", "p6"}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("faults"), rows=ROWS)
+
+
+def assassin(shop: Workshop, victims: int) -> list[dict[str, Any]]:
+    """A reward that kills workers in the middle of a rollout, once."""
+    options = {"marker": str(shop.folder / f"killed-{victims}"), "victims": victims}
+    return [{"function": f"{shop.rewards}:assassin", "options": options}]
+
+
+def test_a_faulty_reward_harms_only_its_own_prompts(shop: Workshop) -> None:
+    """It raises, hangs, returns nonsense or kills its process, for one prompt each."""
+    config = shop.config(
+        "faulty",
+        epochs=1,
+        workers__count=1,
+        rewards=[{"function": f"{shop.rewards}:faulty", "timeout_s": 0.5}],
+        grading={"workers": 2, "retries": 0},
+        rollout__max_retries=0,
+    )
+    folder, said = run(config)
+    assert times_trained(folder) == Counter(HEALTHY)
+    assert set(kept_groups(folder).values()) == {3}
+    assert set(table(folder, "failed")["prompt"]) == {"p3", "p4", "p5", "p6"}
+    for part in ("the judge is ill", "timed out", "str 'great'", "signal 9"):
+        assert part in said
+    for prompt in ("p3", "p4", "p5", "p6"):
+        assert f"reward of prompt {prompt}" in said
+    assert json.loads((folder / "summary.json").read_text())["prompts_trained"] == len(HEALTHY)
+
+
+def test_a_killed_worker_is_survived(shop: Workshop) -> None:
+    config = shop.config("survived", "race", rewards=assassin(shop, 1))
+    folder, said = run(config)
+    assert (shop.folder / "killed-1").exists()
+    assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})
+    assert set(kept_groups(folder).values()) == {3}
+    assert "worker 1 died: exit code -9" in said
+    assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
+    last = metrics(folder)[-1]["step"]
+    rows = table(folder)
+    assert set(rows.filter(rows["step"] == last)["worker"]) == {0}
+
+
+def test_all_workers_killed_ends_the_run(shop: Workshop) -> None:
+    config = shop.config("lost", rewards=assassin(shop, 2), checkpoint__every=1)
+    with pytest.raises(WorkerError, match=r"worker [01] died: exit code -9") as caught:
+        run(config)
+    assert len(str(caught.value).splitlines()) == 1
+    folder, _ = run(config, resume=True)
+    assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})
+    assert checkpoints(folder)[-1] == 6

@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_weights():
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_training_teaches_to_think_about_half_of_the_time():
+def test_training_teaches_both_ways_to_answer():
     tokenizer = build_tokenizer()
     losses: list[float] = []
     recipe = Recipe(steps=200, problems=500, step_tokens=400, learning_rate=2e-3)
@@ -78,4 +78,4 @@ def test_training_teaches_to_think_about_half_of_the_time():
     end = tokenizer.convert_tokens_to_ids(END_OF_THOUGHT)
     with torch.no_grad():
         at_once = [float(model(prompt).logits[0, -1].softmax(-1)[end]) for prompt in prompts]
-    assert 0.25 < sum(at_once) / len(at_once) < 0.75
+    assert 0.4 < sum(at_once) / len(at_once) < 0.8

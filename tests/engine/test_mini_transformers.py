@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -23,22 +25,17 @@ def make(kind: str, path: str, config: MiniEngineConfig):
     return model, MiniEngine(model, config=config, runner=runner)
 
 
-@pytest.mark.parametrize("path", ["numba", "torch", "deterministic"])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
-@pytest.mark.parametrize("kv_tokens", [4096, 176])
-def test_greedy_tokens_and_logprobs_equal_transformers(kind, path, kv_tokens):
-    model, engine = make(kind, path, MiniEngineConfig(max_running=6, kv_tokens=kv_tokens))
-    prompts = [prompt(n, n) for n in (1, 15, 16, 17, 33)]
-    requests = [
-        request(i, prompts[i % 5], group=str(i % 5), temperature=0, max_tokens=40)
-        for i in range(10)
-    ]
-    engine.submit(requests)
-    outputs = drain(engine)
-    assert (engine.stats().preemptions > 0) == (kv_tokens < 1000)
-    for i, tokens in enumerate(prompts):
+PROMPTS = [prompt(n, n) for n in (1, 15, 16, 17, 33)]
+
+
+@cache
+def greedy(kind: str):
+    """Greedy responses of transformers to the prompts, with their log-probabilities."""
+    model = build(kind)
+    found = []
+    for tokens in PROMPTS:
         ids = torch.from_numpy(tokens.astype(np.int64))[None]
-        expected = model.generate(
+        response = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -47,10 +44,29 @@ def test_greedy_tokens_and_logprobs_equal_transformers(kind, path, kv_tokens):
             eos_token_id=None,
             pad_token_id=0,
         )[0, len(tokens) :].numpy()
-        reference = reference_logprobs(model, tokens, expected)
+        found.append((response, reference_logprobs(model, tokens, response)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "kv_tokens"),
+    [("numba", 4096), ("numba", 176), ("torch", 4096), ("torch", 176), ("deterministic", 4096)],
+)
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+def test_greedy_tokens_and_logprobs_equal_transformers(kind, path, kv_tokens):
+    _, engine = make(kind, path, MiniEngineConfig(max_running=6, kv_tokens=kv_tokens))
+    engine.submit(
+        [
+            request(i, PROMPTS[i % 5], group=str(i % 5), temperature=0, max_tokens=40)
+            for i in range(10)
+        ]
+    )
+    outputs = drain(engine)
+    assert (engine.stats().preemptions > 0) == (kv_tokens < 1000)
+    for i, (tokens, logprobs) in enumerate(greedy(kind)):
         for output in (outputs[i], outputs[i + 5]):
-            assert output.tokens.tolist() == expected.tolist()
-            np.testing.assert_allclose(output.logprobs, reference, atol=1e-4)
+            assert output.tokens.tolist() == tokens.tolist()
+            np.testing.assert_allclose(output.logprobs, logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])

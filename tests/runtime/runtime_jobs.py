@@ -135,6 +135,7 @@ class Workshop:
 
     def __init__(self, folder: Path, *, rows: int = 11) -> None:
         self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self.model = write_model(folder / "model")
         self.data = write_rows(folder / "rows.jsonl", rows)
         self.rewards = folder / "judges.py"

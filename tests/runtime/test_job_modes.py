@@ -96,13 +96,15 @@ def test_the_journal_replays(exact: tuple[Path, str]) -> None:
 
 def test_off_and_exact_keep_the_same_tokens(exact: tuple[Path, str], shop: Workshop) -> None:
     """In the first step; later, gradients are summed in another order."""
-    folder, _ = run(shop.config("off", "off", rewards=logged(shop, "off"), steps=1))
+    folder, _ = run(
+        shop.config("off", "off", rewards=logged(shop, "off"), steps=1, workers__count=1)
+    )
     assert checkpoints(folder) == [1]
     assert first_graded(shop, "off", 12) == first_graded(shop, "exact", 12)
 
 
 def test_race_keeps_whole_groups(shop: Workshop) -> None:
-    folder, _ = run(shop.config("race", "race", epochs=3))
+    folder, _ = run(shop.config("race", "race", epochs=3, workers__count=1))
     groups = kept_groups(folder)
     assert set(groups.values()) == {3}
     assert times_trained(folder) == Counter({f"p{i}": 3 for i in range(ROWS)})

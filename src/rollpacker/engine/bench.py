@@ -98,7 +98,7 @@ def _mini(
             steps += 1
         return steps, generated
 
-    submit(-1, 4)
+    submit(len(lengths), 4)
     drain()
     wall, cpu = time.perf_counter(), time.process_time()
     for index, length in enumerate(lengths):

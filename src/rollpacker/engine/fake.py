@@ -99,7 +99,9 @@ class FakeEngine:
         return [self._finish(self._held[a], "abort") for a in attempts if a in self._held]
 
     def load_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]] | None,  # noqa: ARG002 - the protocol's
+        version: int,
     ) -> None:
         """Note the version. Raises ``RuntimeError`` when attempts are held."""
         if self._held:

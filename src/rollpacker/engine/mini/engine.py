@@ -15,7 +15,7 @@ from rollpacker.engine.base import EngineStats, Output, Request
 from rollpacker.engine.mini.blocks import Blocks, Prefix
 from rollpacker.engine.mini.cpu import CpuRunner
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
-from rollpacker.engine.mini.shape import shape_of
+from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.slots import Slots
 from rollpacker.engine.mini.stops import StopWatcher
 from rollpacker.engine.mini.torch_runner import TorchRunner
@@ -81,7 +81,7 @@ class MiniEngine:
         self._model = model
         self._shape = shape_of(model)
         self._tokenizer = tokenizer
-        self._runner = runner or _runner(model, config.block_size, deterministic)
+        self._runner = runner or _runner(model, self._shape, config.block_size, deterministic)
         self._most_running = config.max_running
         self._capacity = _capacity(config, self._runner, self._shape.context)
         self._blocks = Blocks(self._capacity)
@@ -95,8 +95,6 @@ class MiniEngine:
         self._version = 0
         self._preemptions = self._steps = self._generated = self._prefilled = 0
         self._runner.allocate(self._capacity)
-
-    # --- the protocol -------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Raises ``ValueError`` if one can never fit or has no tokenizer."""
@@ -115,12 +113,11 @@ class MiniEngine:
 
     def step(self) -> list[Output]:
         """Admit what fits, decode one token for every running sequence, return what finished."""
-        if not self.busy():
+        if not self._held:
             return []
         self._runner.refresh()
         decoding = self._grow()
-        admitted = self._admit()
-        hidden, slots, rows = self._forward(decoding, admitted)
+        hidden, slots, rows = self._forward(decoding, self._admit())
         tokens, logprobs = self._sample(hidden, slots, rows)
         self._steps += 1
         self._generated += len(slots)
@@ -144,8 +141,7 @@ class MiniEngine:
     ) -> None:
         """Take new weights, by the checkpoint's names; None when they are shared in-process.
 
-        Drops every cached prefix. Raises ``RuntimeError`` when attempts are held and
-        ``ValueError`` when the names are not the model's.
+        Raises ``RuntimeError`` when attempts are held, ``ValueError`` on names not the model's.
         """
         if self._held:
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
@@ -178,8 +174,6 @@ class MiniEngine:
             generated_tokens=self._generated,
             prefill_tokens=self._prefilled,
         )
-
-    # --- scheduling ---------------------------------------------------------------------------
 
     def _check(self, request: Request) -> None:
         params, size = request.params, len(request.prompt)
@@ -291,8 +285,6 @@ class MiniEngine:
         if fresh and self._blocks.free:
             prefix.tail = self._blocks.take(1)[0]
 
-    # --- one step -----------------------------------------------------------------------------
-
     def _forward(self, decoding: Ints, admitted: list[_Admission]) -> tuple[Any, Ints, Ints]:
         """Run the step's rows: hidden states, the slots that sample, and the row of each."""
         s = self._slots
@@ -308,7 +300,8 @@ class MiniEngine:
             parts.append(self._prefill(admission))
             end += len(parts[-1][0])
             keep.append(end - 1)
-        tokens, positions, slots = (np.concatenate(p).astype(np.int32) for p in zip(*parts))
+        columns = zip(*parts, strict=True)
+        tokens, positions, slots = (np.concatenate(c).astype(np.int32) for c in columns)
         self._prefilled += end - len(decoding)
         hidden: Any = None
         if end:
@@ -377,11 +370,11 @@ class MiniEngine:
             self._leave(sequence)
         else:
             self._waiting.remove(sequence)
-        request = sequence.request
+        request, prefix = sequence.request, sequence.prefix
         del self._held[request.attempt]
-        sequence.prefix.members -= 1
-        if not sequence.prefix.members:
-            sequence.prefix.forget(self._blocks)
+        prefix.members -= 1
+        if not prefix.members:
+            prefix.forget(self._blocks)
             del self._prefixes[request.group]
         return Output(
             attempt=request.attempt,
@@ -392,8 +385,7 @@ class MiniEngine:
         )
 
 
-def _runner(model: PreTrainedModel, block_size: int, deterministic: bool) -> Runner:
-    shape = shape_of(model)
+def _runner(model: PreTrainedModel, shape: Shape, block_size: int, deterministic: bool) -> Runner:
     if next(model.parameters()).device.type == "cpu":
         return CpuRunner(model, shape)
     return TorchRunner(model, shape, block_size=block_size, deterministic=deterministic)

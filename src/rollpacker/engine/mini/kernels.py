@@ -77,7 +77,7 @@ def exp(x: Any) -> Any:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def interleave(a: Any, depth: int, rows: int) -> Any:
-    """Rows ``a`` (rows, depth) as chunks ``[depth][rows of the chunk]`` of the large tile's size."""
+    """Rows ``a`` (rows, depth) as chunks ``[depth][row]`` of as many rows as the large tile."""
     size = len(_LARGE)
     out = np.empty(rows // size * size * depth, a.dtype)
     for r in range(len(out) // depth):

@@ -1,0 +1,170 @@
+"""The user's mistakes: one clear line on standard error, exit code 2."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_jobs import Workshop, write_byte_model, write_model
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from rollpacker.cli import main
+
+Capture = pytest.CaptureFixture[str]
+Fails = Callable[..., str]
+HARMLESS = ("prompt <- ", " steps", "step   round")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("mistakes"))
+
+
+@pytest.fixture
+def fails(shop: Workshop, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> Fails:
+    """Run ``rollpacker train`` on a job with a mistake; what it says of it, in one line."""
+
+    def run(*words: str, file: Path | None = None, **changes: Any) -> str:
+        file = file or shop.file("job", **changes)
+        monkeypatch.setattr(sys, "argv", ["rollpacker", "train", str(file), *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capfd.readouterr()
+        assert left.value.code == 2
+        assert out == ""
+        # How the data was read, and what the run is, is said before the mistake that is found then.
+        *before, last = err.splitlines()
+        assert all(any(part in line for part in HARMLESS) for line in before), err
+        assert last.startswith("rollpacker: ")
+        return last.removeprefix("rollpacker: ")
+
+    return run
+
+
+def test_unknown_key(fails: Fails) -> None:
+    assert "did you mean 'train.learning_rate'" in fails("train.learning_rat=1")
+    said = fails(rollout__num_generation=4)
+    assert "unknown key 'rollout.num_generation'" in said
+    assert "did you mean 'rollout.num_generations'" in said
+
+
+def test_wrong_type(fails: Fails) -> None:
+    said = fails("train.learning_rate=fast")
+    assert "'train.learning_rate'" in said
+    assert "'fast'" in said
+    assert "'rollout.tail_batching.mode'" in fails(mode="turbo")
+
+
+def test_no_configuration_file(fails: Fails, tmp_path: Path) -> None:
+    assert "nowhere.yaml" in fails(file=tmp_path / "nowhere.yaml")
+
+
+def test_configuration_that_is_no_yaml(fails: Fails, tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("a: [1, 2\nb: }", encoding="utf-8")
+    assert "broken.yaml" in fails(file=path)
+
+
+def test_an_override_without_a_value(fails: Fails) -> None:
+    assert "train.learning_rate" in fails("train.learning_rate")
+
+
+def test_an_unknown_value_of_resume(fails: Fails) -> None:
+    assert "'auto'" in fails("--resume", "yes")
+
+
+def test_no_data_file(fails: Fails, shop: Workshop) -> None:
+    said = fails(data__path=str(shop.folder / "row.jsonl"))
+    assert "row.jsonl" in said
+    assert "did you mean 'rows.jsonl'" in said
+
+
+def test_empty_data(fails: Fails, tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.touch()
+    assert fails(data__path=str(path)) == f"data.path: '{path}' has no rows"
+
+
+def rows(path: Path, **columns: Any) -> str:
+    path.write_text(json.dumps(columns) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_no_answers(fails: Fails, tmp_path: Path) -> None:
+    data = rows(tmp_path / "d.jsonl", prompt="1 + 1 = ")
+    said = fails(data__path=data, rewards=[{"function": "math"}])
+    assert "no answer column among ['prompt']: set data.label_key" in said
+
+
+def test_messages_without_a_chat_template(fails: Fails, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "12"}]
+    data = rows(tmp_path / "d.jsonl", id="first", prompt=turns, answer="1")
+    said = fails(data__path=data)
+    assert "row 'first'" in said
+    assert "no chat template" in said
+
+
+def test_a_prompt_longer_than_the_context(fails: Fails, tmp_path: Path) -> None:
+    data = rows(tmp_path / "d.jsonl", id="long one", prompt="1" * 300, answer="1")
+    said = fails(data__path=data)
+    assert "'long one'" in said
+    assert "data.overlong" in said
+
+
+def test_another_architecture(fails: Fails, tmp_path: Path) -> None:
+    write_byte_model(tmp_path)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=259, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    ).save_pretrained(tmp_path)
+    said = fails(model__path=str(tmp_path))
+    assert "gpt2 models are not supported; supported: llama, qwen2, qwen3" in said
+
+
+def test_no_model(fails: Fails, tmp_path: Path) -> None:
+    assert "there is no such folder" in fails(model__path=str(tmp_path / "nowhere"))
+    assert "no config.json" in fails(model__path=str(tmp_path))
+    write_model(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    assert "no tokenizer" in fails(model__path=str(tmp_path))
+
+
+def test_unknown_rewards(fails: Fails, shop: Workshop) -> None:
+    said = fails(rewards=[{"function": "maths"}])
+    assert "unknown function 'maths'" in said
+    said = fails(rewards=[{"function": f"{shop.rewards}:twos"}])
+    assert "has no function 'twos'" in said
+    assert "nowhere.py" in fails(rewards=[{"function": "nowhere.py:f"}])
+    said = fails(rewards=[{"function": f"{shop.rewards}:ones", "name": "a"}] * 2)
+    assert "two are named 'a'" in said
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
+def test_a_folder_that_cannot_be_written(fails: Fails, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    assert place in fails("--out", str(tmp_path / place))
+
+
+def test_settings_that_contradict_each_other(fails: Fails) -> None:
+    said = fails(mode="race", grading={"asynchronous": False})
+    assert "grading.asynchronous" in said
+    assert "'cuda'" in fails(workers__device="cuda")
+
+
+def test_a_model_file_that_is_damaged(fails: Fails, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert str(tmp_path) in fails(model__path=str(tmp_path))
+
+
+def test_a_reward_of_the_wrong_shape(fails: Fails, shop: Workshop) -> None:
+    """It stops the run in the first step rather than dropping every prompt."""
+    said = fails("--out", str(shop.folder / "shape"), rewards=wrong_shape(shop))
+    assert "judges.py:wrong_shape' returned float 0.5, expected a list of 1 numbers" in said
+
+
+def wrong_shape(shop: Workshop) -> list[dict[str, str]]:
+    return [{"function": f"{shop.rewards}:wrong_shape"}]

@@ -38,7 +38,7 @@ def main() -> None:
     """Entry point of the ``rollpacker`` command."""
     try:
         app()
-    except (ValueError, FileNotFoundError, PermissionError) as error:
+    except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         _fail(str(error) if isinstance(error, ValueError) else _os_error(error), 2)
     except ImportError as error:
         _fail(f"{error}; install it with: pip install 'rollpacker[all]'", 2)

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, Prompt, PromptId, WorkerId
+from rollpacker.core.types import AttemptId, GroupPart, Prompt, PromptId, WorkerId
 from rollpacker.policy.rollout import RolloutPolicy, RolloutSettings
 from rollpacker.policy.streaming import StreamingRules
 
@@ -62,13 +62,13 @@ class World:
         self.graded: dict[AttemptId, float] = {}
         self.stopping: dict[AttemptId, int] = {}
         self.moving: dict[AttemptId, WorkerId] = {}
-        self.gradients: list[tuple[WorkerId, tuple[PromptId, ...]]] = []
-        self.summed: dict[PromptId, WorkerId] = {}
+        self.gradients: list[tuple[WorkerId, tuple[GroupPart, ...]]] = []
+        self.summed: dict[tuple[PromptId, int], WorkerId] = {}
         self.accepted: dict[PromptId, tuple[AttemptId, ...]] = {}
         self.deferred: list[PromptId] = []
         self.rollout_over = False
         self.applying: do.ApplyUpdate | None = None
-        self.updated: set[PromptId] = set()
+        self.updated: set[tuple[PromptId, int]] = set()
 
     @staticmethod
     def _prompts(domain: str, count: int) -> list[Prompt]:
@@ -169,21 +169,24 @@ class World:
 
     def _accumulate(self, decision: do.AccumulateGradients) -> None:
         assert decision.worker in self.workers
-        for prompt in decision.prompts:
-            assert prompt in self.accepted, "gradients of a group that was not accepted"
-            assert prompt not in self.summed, "gradients summed twice"
-            assert prompt not in self.updated
-            self.summed[prompt] = decision.worker
+        for part in decision.parts:
+            assert part.prompt in self.accepted, "gradients of a group that was not accepted"
+            for place in range(part.start, part.stop):
+                sample = (part.prompt, place)
+                assert sample not in self.summed, "gradients summed twice"
+                assert sample not in self.updated
+                self.summed[sample] = decision.worker
         if not self.settings.rules.stream:
             assert self.rollout_over, "streamed although streaming is off"
-        self.gradients.append((decision.worker, decision.prompts))
+        self.gradients.append((decision.worker, decision.parts))
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
         assert self.rollout_over
         assert not self.gradients, "updated before all gradients were summed"
         self.updated |= self.summed.keys()
         if decision.last:
-            assert self.updated == self.accepted.keys(), "a kept group missed the update"
+            kept = {(p, i) for p, group in self.accepted.items() for i in range(len(group))}
+            assert self.updated == kept, "a kept sample missed the update"
         self.applying = decision
 
     # What a caller may let happen -----------------------------------------------------------
@@ -207,8 +210,8 @@ class World:
         self.tell(ev.AttemptMigrated(attempt=attempt, worker=target, tokens=2))
 
     def sum_gradients(self, place: int) -> None:
-        worker, prompts = self.gradients.pop(place)
-        self.tell(ev.GradientsAccumulated(worker=worker, prompts=prompts, seconds=0.01))
+        worker, parts = self.gradients.pop(place)
+        self.tell(ev.GradientsAccumulated(worker=worker, parts=parts, seconds=0.01))
 
     def apply(self) -> None:
         assert self.applying is not None

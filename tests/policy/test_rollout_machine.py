@@ -8,13 +8,13 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from policy_world import World
+from policy_world import settings as make_settings
 
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, RoundKind
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
-from policy_world import World
-from policy_world import settings as make_settings
 
 
 class RolloutMachine(RuleBasedStateMachine):
@@ -65,7 +65,7 @@ class RolloutMachine(RuleBasedStateMachine):
                     "audit_prompts": 1,
                 },
                 "dynamic_sampling": {"enabled": dynamic, "max_draws": 2},
-                "streaming": {"group_tokens": 10},
+                "streaming": {"group_tokens": 300},
             },
             sizes,
             stream=stream and mode != "off" and updates == 1 and not ordered,

@@ -92,8 +92,9 @@ class GradingConfig(Config):
 
     workers: int = Field(default=1, ge=1)
     """Reward processes."""
-    asynchronous: bool = True
-    """Grade each response as it finishes; false waits for the whole round."""
+    asynchronous: bool | None = None
+    """Grade each response as it finishes; false waits for the whole round. Default: true, but
+    for mode ``off``, whose rounds are plain synchronous ones."""
     retries: int = Field(default=1, ge=0)
     """How often a failed call is repeated before its response is replaced."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, GroupPart, Prompt, PromptId, RoundKind, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,14 @@ class GradeAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptGroup:
-    """These graded attempts are the prompt's group in this step's update."""
+    """These graded attempts are the prompt's group in this step's update.
+
+    ``informative``: their rewards differ; otherwise their advantages are zero.
+    """
 
     prompt: PromptId
     attempts: tuple[AttemptId, ...]
+    informative: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +85,10 @@ class MigrateAttempts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulateGradients:
-    """Add these accepted groups' gradients on ``worker``; answered by ``GradientsAccumulated``."""
+    """Add these parts' gradients on ``worker``; answered by ``GradientsAccumulated``."""
 
     worker: WorkerId
-    prompts: tuple[PromptId, ...]
+    parts: tuple[GroupPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollpacker.core.types import AttemptId, FinishReason, Prompt, PromptId, WorkerId
+from rollpacker.core.types import AttemptId, FinishReason, GroupPart, Prompt, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +78,10 @@ class AttemptMigrated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsAccumulated:
-    """A worker has added the gradients of these groups to its sum, in ``seconds``."""
+    """A worker has added the gradients of these parts to its sum, in ``seconds``."""
 
     worker: WorkerId
-    prompts: tuple[PromptId, ...]
+    parts: tuple[GroupPart, ...]
     seconds: float
 
 

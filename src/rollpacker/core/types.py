@@ -91,6 +91,15 @@ class Group:
     advantages: NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPart:
+    """Samples ``start`` to ``stop`` of a kept group: the unit of gradient work."""
+
+    prompt: PromptId
+    start: int
+    stop: int
+
+
 def sampling_seed(run_seed: int, step: int, prompt: PromptId, index: int) -> int:
     """Seed of one attempt: 63 bits that depend on what is sampled, never on scheduling."""
     text = f"{run_seed}/{step}/{index}/{prompt}".encode()

@@ -148,7 +148,7 @@ def check(config: RunConfig) -> None:
     """Refuse combinations that cannot work. Raises ``ValueError``."""
     mode = config.rollout.tail_batching.mode
     races = mode in ("race", "prompts", "auto")
-    if races and not config.grading.asynchronous:
+    if races and config.grading.asynchronous is False:
         raise ValueError(
             f"grading.asynchronous=false cannot work with rollout.tail_batching.mode={mode}: "
             "a race needs each reward when its response ends; use mode 'exact' or 'off'"
@@ -235,14 +235,21 @@ def rollout_settings(
         sizes=dict(problems.source.quotas),
         cap=cap,
         latency=pool.latency,
-        asynchronous_grading=config.grading.asynchronous,
+        asynchronous_grading=asynchronous_grading(config),
         rules=StreamingRules(
             stream=stream,
             consolidate_below=below if stream else 0,
             ordered=config.deterministic,
             updates=config.train.updates_per_step,
+            train_all=config.train.beta > 0,
         ),
     )
+
+
+def asynchronous_grading(config: RunConfig) -> bool:
+    """Whether responses are graded while others still decode."""
+    chosen = config.grading.asynchronous
+    return config.rollout.tail_batching.mode != "off" if chosen is None else chosen
 
 
 def total_steps(config: RunConfig, problems: Problems) -> int:

@@ -91,6 +91,12 @@ async def _train(config: RunConfig, folder: Path, resume: bool, progress: Progre
         parts.close()
 
 
+def _check_graded(record: StepRecord) -> None:
+    """A step without a single reward: going on would drop every prompt, one after the other."""
+    if record.faults and all(attempt.reward is None for attempt in record.attempts.values()):
+        raise ValueError(f"step {record.step}: no response got a reward: {record.faults[-1]}")
+
+
 class Job:
     """A built job."""
 
@@ -132,6 +138,7 @@ class Job:
         watching = asyncio.create_task(self._watch().run())
         while not self._over():
             record = await parts.rollout.run_step(count.step)
+            _check_graded(record)
             self._count(record)
             await self._finish_step(record)
             if self._interrupted:

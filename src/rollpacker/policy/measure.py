@@ -11,7 +11,7 @@ import numpy as np
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, PromptId, RoundKind
+from rollpacker.core.types import AttemptId, GroupPart, PromptId, RoundKind
 from rollpacker.policy.admission import Admission, LatencyCurve, Workload
 from rollpacker.policy.bias import Audited, Bias, BiasMeter, is_audit_step
 from rollpacker.policy.lengths import LengthHistory
@@ -137,7 +137,7 @@ class Measurements:
                     self._history.observe(prompt, event.tokens, True, self._kind, self._step)
             case ev.GradientsAccumulated():
                 self._train_s += event.seconds
-                self._train_tokens += sum(map(self._tokens, event.prompts))
+                self._train_tokens += sum(map(self._tokens, event.parts))
             case _:
                 pass
 
@@ -151,8 +151,9 @@ class Measurements:
         source = "audit" if any(race.prompt.id == prompt for race in audited) else self._kind
         self._history.observe(prompt, tokens, False, source, self._step, truncated)
 
-    def _tokens(self, prompt: PromptId) -> int:
-        return sum(self._ends[attempt].tokens for attempt in self._kept[prompt])
+    def _tokens(self, part: GroupPart) -> int:
+        attempts = self._kept[part.prompt][part.start : part.stop]
+        return sum(self._ends[attempt].tokens for attempt in attempts)
 
     def finish(self, audited: Sequence[Race]) -> None:
         """The rollout is over: measure its bias."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, PromptId, WorkerId
+from rollpacker.core.types import AttemptId, GroupPart, PromptId, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,18 @@ class StreamingRules:
         ordered: gradients are summed in the order in which prompts were started, so that the
             sum is the same to the bit in every run.
         updates: updates of a step; more than one needs all groups first.
+        train_all: groups whose advantages are zero have a gradient too (that of a KL term).
     """
 
     stream: bool
     consolidate_below: int
     ordered: bool = False
     updates: int = 1
+    train_all: bool = False
+
+
+_SMALLEST_TASK = 256
+"""Tokens below which cutting a task costs more than it balances."""
 
 
 @dataclass(slots=True)
@@ -41,8 +47,8 @@ class _Worker:
     running: set[AttemptId] = field(default_factory=set[AttemptId])
     tasks: int = 0
     """Gradient tasks in flight."""
-    groups: list[PromptId] = field(default_factory=list[PromptId])
-    """Groups whose gradients are in this worker's sum or on their way into it."""
+    parts: list[GroupPart] = field(default_factory=list[GroupPart])
+    """What is in this worker's gradient sum or on its way into it."""
 
 
 class Streaming:
@@ -55,10 +61,10 @@ class Streaming:
         self._workers: dict[WorkerId, _Worker] = {}
         self._at: dict[AttemptId, WorkerId] = {}
         self._tokens: dict[AttemptId, int] = {}
-        self._cost: dict[PromptId, int] = {}
+        self._lengths: dict[PromptId, list[int]] = {}
         self._order: dict[PromptId, int] = {}
-        self._ready: list[PromptId] = []
-        self._later: list[list[PromptId]] = []
+        self._ready: list[GroupPart] = []
+        self._later: list[list[GroupPart]] = []
         self._update = 0
         self._rollout_over = False
         self._applying = False
@@ -67,7 +73,7 @@ class Streaming:
         """Begin a step with all workers decoding."""
         self._step = event.step
         self._workers = {worker: _Worker() for worker in event.workers}
-        self._at, self._tokens, self._cost, self._order = {}, {}, {}, {}
+        self._at, self._tokens, self._lengths, self._order = {}, {}, {}, {}
         self._ready, self._later = [], []
         self._update = 0
         self._rollout_over = False
@@ -83,8 +89,7 @@ class Streaming:
             case do.AbortAttempt():
                 self._end(decision.attempt)
             case do.AcceptGroup():
-                self._cost[decision.prompt] = sum(self._tokens[a] for a in decision.attempts)
-                self._ready.append(decision.prompt)
+                self._accept(decision)
             case do.FinishRollout():
                 self._rollout_over = True
                 self._split_updates()
@@ -123,6 +128,19 @@ class Streaming:
             self._applying = True
             yield do.ApplyUpdate(step=self._step, update=self._update, last=not self._later)
 
+    def _accept(self, decision: do.AcceptGroup) -> None:
+        counts = decision.informative or self._rules.train_all
+        lengths = [self._tokens[attempt] if counts else 0 for attempt in decision.attempts]
+        self._lengths[decision.prompt] = lengths
+        self._ready.append(GroupPart(prompt=decision.prompt, start=0, stop=len(lengths)))
+
+    def _cost(self, part: GroupPart) -> int:
+        """Tokens that have a gradient."""
+        return sum(self._lengths[part.prompt][part.start : part.stop])
+
+    def _place(self, part: GroupPart) -> tuple[int, int]:
+        return self._order[part.prompt], part.start
+
     def _end(self, attempt: AttemptId) -> None:
         worker = self._at.pop(attempt, None)
         if worker is not None:
@@ -138,12 +156,12 @@ class Streaming:
         """The worker's gradient sum is gone: other workers must repeat its groups."""
         lost = self._workers.pop(worker, None)
         if lost is not None:
-            self._ready = [*lost.groups, *self._ready]
+            self._ready = [*lost.parts, *self._ready]
             for attempt in lost.running:
                 self._at.pop(attempt, None)
 
     def _split_updates(self) -> None:
-        self._ready.sort(key=lambda prompt: self._order[prompt])
+        self._ready.sort(key=self._place)
         count = self._rules.updates
         if count > 1 and self._ready:
             size = -(-len(self._ready) // count)
@@ -153,7 +171,7 @@ class Streaming:
     def _next_update(self) -> None:
         self._applying = False
         for worker in self._workers.values():
-            worker.groups.clear()
+            worker.parts.clear()
         self._update += 1
         if self._later:
             self._ready = self._later.pop(0)
@@ -167,7 +185,7 @@ class Streaming:
             key=lambda w: (len(self._workers[w].running), -w),
         )
         total = sum(len(self._workers[w].running) for w in decoding)
-        waiting = sum(self._cost[prompt] for prompt in self._ready)
+        waiting = sum(map(self._cost, self._ready))
         if (
             not self._rules.stream
             or len(decoding) < 2
@@ -209,25 +227,38 @@ class Streaming:
                 yield self._assign(worker, share)
         self._ready.clear()
 
-    def _assign(self, worker: WorkerId, prompts: tuple[PromptId, ...]) -> do.AccumulateGradients:
+    def _assign(self, worker: WorkerId, parts: tuple[GroupPart, ...]) -> do.AccumulateGradients:
         self._workers[worker].tasks += 1
-        self._workers[worker].groups.extend(prompts)
-        return do.AccumulateGradients(worker=worker, prompts=prompts)
+        self._workers[worker].parts.extend(parts)
+        return do.AccumulateGradients(worker=worker, parts=parts)
 
-    def _take(self) -> tuple[PromptId, ...]:
-        """The next task: one large group, or small ones together.
+    def _take(self) -> tuple[GroupPart, ...]:
+        """The next task: small groups together, a large one cut when the rollout is over.
 
-        When the rollout is over the largest go first and tasks shrink, so that all workers end
-        together.
+        Then the largest go first and tasks shrink with what is left, so that all workers end
+        together (guided self-scheduling).
         """
         budget = self._config.group_tokens
         if self._rollout_over:
-            self._ready.sort(key=lambda prompt: (-self._cost[prompt], self._order[prompt]))
-            left = sum(self._cost[prompt] for prompt in self._ready)
-            budget = min(budget, left // (2 * len(self._workers)))
+            self._ready.sort(key=lambda part: (-self._cost(part), self._place(part)))
+            left = sum(map(self._cost, self._ready))
+            budget = min(budget, max(_SMALLEST_TASK, left // (2 * len(self._workers))))
+            self._cut_first(budget)
         taken = [self._ready.pop(0)]
-        tokens = self._cost[taken[0]]
-        while self._ready and tokens + self._cost[self._ready[0]] <= budget:
-            tokens += self._cost[self._ready[0]]
+        tokens = self._cost(taken[0])
+        while self._ready and tokens + self._cost(self._ready[0]) <= budget:
+            tokens += self._cost(self._ready[0])
             taken.append(self._ready.pop(0))
         return tuple(taken)
+
+    def _cut_first(self, budget: int) -> None:
+        """Cut the first part where it reaches ``budget`` tokens, between samples."""
+        first = self._ready[0]
+        tokens = 0
+        for place in range(first.start, first.stop - 1):
+            tokens += self._lengths[first.prompt][place]
+            if tokens >= budget:
+                head = GroupPart(prompt=first.prompt, start=first.start, stop=place + 1)
+                rest = GroupPart(prompt=first.prompt, start=place + 1, stop=first.stop)
+                self._ready[0:1] = [head, rest]
+                return

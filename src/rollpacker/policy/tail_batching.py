@@ -18,6 +18,9 @@ from rollpacker.policy.placement import Placement
 from rollpacker.policy.race import Race
 from rollpacker.policy.rounds import Racing, RoundPlan, domain_quotas, plan_round
 
+NO_VARIANCE = "no reward variance"
+"""Why dynamic sampling drops a group."""
+
 
 @dataclass(slots=True)
 class _Round:
@@ -202,10 +205,12 @@ class TailBatching:
             yield from self._abort(current, race)
         if self._config.dynamic_sampling.enabled and not race.informative():
             yield do.DropGroup(
-                prompt=race.prompt.id, attempts=race.kept(), reason="no reward variance"
+                prompt=race.prompt.id, attempts=race.kept(), reason=NO_VARIANCE
             )
             return
-        yield do.AcceptGroup(prompt=race.prompt.id, attempts=race.kept())
+        yield do.AcceptGroup(
+            prompt=race.prompt.id, attempts=race.kept(), informative=race.informative()
+        )
         domain = race.prompt.domain
         current.accepted[domain] = current.accepted.get(domain, 0) + 1
         if self._config.dynamic_sampling.enabled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollpacker.core.types import AttemptId, Group, PromptId
+from rollpacker.core.types import AttemptId, Group, GroupPart
 from rollpacker.engine.base import EngineStats, Output, Request
 from rollpacker.train.base import Partial, Update
 
@@ -38,8 +38,9 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulate:
-    """Add the gradients of these groups; answered by ``Accumulated``."""
+    """Add the gradients of these groups, cut to ``parts``; answered by ``Accumulated``."""
 
+    parts: tuple[GroupPart, ...]
     groups: Sequence[Group]
 
 
@@ -133,9 +134,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulated:
-    """The gradients of these prompts are in the sum. Times are of the monotonic clock."""
+    """The gradients of these parts are in the sum. Times are of the monotonic clock."""
 
-    prompts: tuple[PromptId, ...]
+    parts: tuple[GroupPart, ...]
     partial: Partial
     start_s: float
     end_s: float

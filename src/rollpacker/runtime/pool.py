@@ -74,11 +74,9 @@ class WorkerPool:
             worker = WorkerId(rank)
             self._connections[worker], self._processes[worker] = ours, process
             self._loop.add_reader(ours.fileno(), self._read, worker)
-        for worker, answer in self._expect(self.workers).items():
-            ready = await answer
-            assert isinstance(ready, msg.Ready)
-            if worker == 0:
-                self.latency, self.parameters = ready.latency, ready.parameters
+        ready, *_ = await asyncio.gather(*self._expect(self.workers).values())
+        assert isinstance(ready, msg.Ready)
+        self.latency, self.parameters = ready.latency, ready.parameters
         self.meet()
 
     def meet(self) -> None:
@@ -109,8 +107,7 @@ class WorkerPool:
         answers = self._expect(workers)
         for worker in workers:
             self.send(worker, command)
-        for answer in answers.values():
-            done = await answer
+        for done in await asyncio.gather(*answers.values()):
             assert isinstance(done, msg.Done)
             if done.error:
                 raise (ValueError if done.user_error else OSError)(done.error)

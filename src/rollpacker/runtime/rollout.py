@@ -114,7 +114,7 @@ class Rollout:
                 case do.MigrateAttempts():
                     self._migrate(decision)
                 case do.AccumulateGradients():
-                    self._updates.accumulate(decision.worker, decision.prompts)
+                    self._updates.accumulate(decision.worker, decision.parts)
                 case _:
                     self._perform_rare(decision)
         self._flush()
@@ -235,7 +235,7 @@ class Rollout:
                 seconds = report.end_s - report.start_s
                 self._pump.post(
                     ev.GradientsAccumulated(
-                        worker=worker, prompts=report.prompts, seconds=round(seconds, 6)
+                        worker=worker, parts=report.parts, seconds=round(seconds, 6)
                     )
                 )
             case msg.Applied():

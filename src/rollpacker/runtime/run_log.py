@@ -9,6 +9,7 @@ from pathlib import Path
 from rollpacker.config import RunConfig
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import Group, WorkerId
+from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
 from rollpacker.runtime.progress import Progress
@@ -17,6 +18,8 @@ from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.trackers import open_trackers
 
 ENGINE_COUNTERS = ("steps", "generated_tokens", "prefill_tokens", "preemptions")
+_FAULTS = 10
+"""Faults of one step that are said one by one."""
 
 
 class RunLog:
@@ -77,8 +80,8 @@ class RunLog:
         metrics |= self._engine_metrics(record) | extra
         for line in self._warnings.check(record.step, groups):
             self.progress.note(line)
-        for fault in record.faults:
-            self.progress.note(f"step {record.step}: {fault}")
+        for line in _troubles(record):
+            self.progress.note(f"step {record.step}: {line}")
         self._add_samples(record)
         self._add_tasks(record)
         self._metrics.write(metrics)
@@ -156,3 +159,12 @@ class RunLog:
         self._metrics.close()
         self._tasks.close()
         self.journal.close()
+
+
+def _troubles(record: StepRecord) -> list[str]:
+    """What went wrong, and every prompt that was lost by it."""
+    faults = record.faults[:_FAULTS]
+    if len(record.faults) > _FAULTS:
+        faults.append(f"and {len(record.faults) - _FAULTS} more faults, all in journal.jsonl")
+    lost = [p for p, reason in record.dropped.items() if reason != NO_VARIANCE]
+    return [*faults, *(f"prompt {p} is dropped: {record.dropped[p]}" for p in lost)]

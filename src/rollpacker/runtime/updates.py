@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollpacker.core import decisions as do
-from rollpacker.core.types import Group, PromptId, WorkerId
+from rollpacker.core.types import Group, GroupPart, PromptId, WorkerId
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.clock import Clock
@@ -95,15 +95,15 @@ class Updates:
         for group, advantages in zip(groups, scaled, strict=True):
             self._groups[group.prompt] = replace(group, advantages=advantages)
 
-    def accumulate(self, worker: WorkerId, prompts: Sequence[PromptId]) -> None:
-        """Send groups to a worker's gradient sum."""
-        groups = [self._groups[prompt] for prompt in prompts]
-        self._pool.send(worker, msg.Accumulate(groups=groups))
+    def accumulate(self, worker: WorkerId, parts: tuple[GroupPart, ...]) -> None:
+        """Send parts of groups to a worker's gradient sum."""
+        groups = [_cut(self._groups[part.prompt], part) for part in parts]
+        self._pool.send(worker, msg.Accumulate(parts=parts, groups=groups))
 
     def accumulated(self, worker: WorkerId, report: msg.Accumulated) -> None:
         """A worker has summed some groups."""
         self._partials[worker] = self._partials.get(worker, NOTHING) + report.partial
-        self._task(worker, "accumulate", report.prompts, report.start_s, report.end_s)
+        self._task(worker, "accumulate", report.parts, report.start_s, report.end_s)
 
     def lose(self, worker: WorkerId) -> None:
         """A worker's sum is gone with it."""
@@ -148,7 +148,7 @@ class Updates:
         self,
         worker: WorkerId,
         kind: str,
-        prompts: tuple[PromptId, ...],
+        parts: tuple[GroupPart, ...],
         start_s: float,
         end_s: float,
     ) -> None:
@@ -157,8 +157,16 @@ class Updates:
                 step=self._record.step,
                 worker=worker,
                 kind=kind,
-                prompts=prompts,
+                prompts=tuple(dict.fromkeys(part.prompt for part in parts)),
                 start_s=self._clock.at(start_s),
                 end_s=self._clock.at(end_s),
             )
         )
+
+
+def _cut(group: Group, part: GroupPart) -> Group:
+    return replace(
+        group,
+        samples=group.samples[part.start : part.stop],
+        advantages=group.advantages[part.start : part.stop],
+    )

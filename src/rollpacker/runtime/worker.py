@@ -171,7 +171,7 @@ class Worker:
         partial = self._trainer.accumulate(task.groups)
         self._send(
             msg.Accumulated(
-                prompts=tuple(group.prompt for group in task.groups),
+                parts=task.parts,
                 partial=partial,
                 start_s=start,
                 end_s=time.monotonic(),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.config.tree import ModelConfig
@@ -36,7 +37,7 @@ def load_model(
             **place, dtype=_DTYPES[config.dtype], attn_implementation="sdpa"
         )
         tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"model.path={config.path}: {first_line(error)}") from error
     if config.chat_template_kwargs:
         require_chat_template(tokenizer, config.path)

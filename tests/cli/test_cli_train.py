@@ -13,7 +13,15 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "runtime"))
 
-from runtime_jobs import Workshop, checkpoints, cli, start_cli, table, times_trained, write_byte_model
+from runtime_jobs import (
+    Workshop,
+    checkpoints,
+    cli,
+    start_cli,
+    table,
+    times_trained,
+    write_byte_model,
+)
 
 ROWS = 7
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."

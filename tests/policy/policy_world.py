@@ -82,7 +82,7 @@ class World:
         return {domain: len(prompts) for domain, prompts in self.fresh.items()}
 
     def epoch_over(self) -> bool:
-        return not any(self.fresh.values()) and not self.policy.queue
+        return not any(self.fresh.values()) and not self.policy.held
 
     def start(self) -> None:
         assert self.over

@@ -34,6 +34,7 @@ class RolloutMachine(RuleBasedStateMachine):
         asynchronous=st.booleans(),
         workers=st.integers(1, 3),
         retries=st.integers(0, 2),
+        buckets=st.sampled_from([1, 1, 3]),
     )
     def begin(
         self,
@@ -50,6 +51,7 @@ class RolloutMachine(RuleBasedStateMachine):
         asynchronous: bool,
         workers: int,
         retries: int,
+        buckets: int,
     ) -> None:
         sizes = {"a": first} | ({"b": second} if second else {})
         given = make_settings(
@@ -61,6 +63,7 @@ class RolloutMachine(RuleBasedStateMachine):
                     "mode": mode,
                     "eta_prompts": eta,
                     "eta_responses": eta,
+                    "bucket_rounds": buckets,
                     "audit_every": 2,
                     "audit_prompts": 1,
                 },

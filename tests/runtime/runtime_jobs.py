@@ -1,5 +1,6 @@
 """Small real jobs: a random Qwen2, a few prompts, reward files, and ways to run them."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -92,7 +93,7 @@ def write_byte_model(folder: Path, *, context: int = 1024, chat: bool = True) ->
     tokenizer = Qwen2Tokenizer(
         vocab={word: index for index, word in enumerate(words)},
         merges=[],
-        unk_token=None,
+        unk_token="<|endoftext|>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         model_max_length=context,
@@ -215,10 +216,8 @@ def cli(*words: object, timeout: float = 120, **options: Any) -> subprocess.Comp
 
 def kill_group(process: subprocess.Popen[str]) -> None:
     """kill -9 of a driver and its workers at once."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.communicate()
 
 

@@ -157,12 +157,12 @@ def test_a_model_file_that_is_damaged(fails: Fails, tmp_path: Path) -> None:
     write_model(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    assert str(tmp_path) in fails(model__path=str(tmp_path))
+    assert str(tmp_path) in fails(model__path=str(tmp_path), workers__count=1)
 
 
 def test_a_reward_of_the_wrong_shape(fails: Fails, shop: Workshop) -> None:
     """It stops the run in the first step rather than dropping every prompt."""
-    said = fails("--out", str(shop.folder / "shape"), rewards=wrong_shape(shop))
+    said = fails("--out", str(shop.folder / "shape"), rewards=wrong_shape(shop), workers__count=1)
     assert "judges.py:wrong_shape' returned float 0.5, expected a list of 1 numbers" in said
 
 

@@ -5,6 +5,7 @@ import resource
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from runtime_jobs import Workshop, checkpoints, cli, metrics, times_trained
 
 LARGEST = 60_000
@@ -12,7 +13,9 @@ LARGEST = 60_000
 
 
 def full_disk() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (LARGEST, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    )
 
 
 def test_a_run_goes_on_until_its_last_checkpoint_is_lost(tmp_path: Path) -> None:
@@ -32,6 +35,13 @@ def test_a_run_goes_on_until_its_last_checkpoint_is_lost(tmp_path: Path) -> None
     assert checkpoints(folder) == []
     assert list(folder.glob(".tmp-*")) == []
 
+
+@pytest.mark.slow
+def test_it_is_resumed_when_there_is_room(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path, rows=5)
+    file = shop.file("full", epochs=1, workers__count=1, checkpoint={"every": 1})
+    folder = tmp_path / "full"
+    cli("train", file, preexec_fn=full_disk)
     done = cli("train", file, "--resume", "auto", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prompts_trained"] == 5

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +60,7 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
     assert set(rows.filter(rows["step"] == last)["worker"]) == {0}
 
 
+@pytest.mark.slow
 def test_all_workers_killed_ends_the_run(shop: Workshop) -> None:
     config = shop.config("lost", rewards=assassin(shop, 2), checkpoint__every=1)
     with pytest.raises(WorkerError, match=r"worker [01] died: exit code -9") as caught:

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_jobs import Workshop, checkpoints, kept_groups, metrics, run, table, times_trained
+from runtime_jobs import (
+    Workshop,
+    checkpoints,
+    kept_groups,
+    metrics,
+    run,
+    table,
+    times_trained,
+    write_rows,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.core import journal
@@ -36,15 +45,21 @@ def logged(shop: Workshop, name: str) -> list[dict[str, Any]]:
     return [{"function": f"{shop.rewards}:logged", "options": {"log": log}}]
 
 
-def first_graded(shop: Workshop, name: str, count: int) -> list[Any]:
+def first_graded(shop: Workshop, name: str, count: int, skip: int = 0) -> list[Any]:
     """Prompt and token ids of the first responses that were graded."""
     lines = (shop.folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
-    return sorted(json.loads(line) for line in lines[:count])
+    return sorted(json.loads(line) for line in lines[skip : skip + count])
 
 
 @pytest.fixture(scope="module")
 def exact(shop: Workshop) -> tuple[Path, str]:
-    config = shop.config("exact", rewards=logged(shop, "exact"), checkpoint__every=2)
+    held_out = {"path": str(write_rows(shop.folder / "held_out.jsonl", 3))}
+    config = shop.config(
+        "exact",
+        rewards=logged(shop, "exact"),
+        checkpoint__every=2,
+        eval={"data": held_out, "every": 3},
+    )
     return run(config)
 
 
@@ -77,6 +92,18 @@ def test_files_of_a_run(exact: tuple[Path, str]) -> None:
     assert (summary["steps"], summary["epochs"], summary["prompts_trained"]) == (6, 2, 2 * ROWS)
     assert summary["tail"]["kept_vs_true_len"] == 1.0
     assert summary["kept_tokens"] == table(folder)["tokens"].sum()
+    assert summary["decoded_tokens"] == summary["kept_tokens"]
+
+
+def test_evaluations(exact: tuple[Path, str]) -> None:
+    """Before, after, and every third step; held-out samples are in no table."""
+    summary = json.loads((exact[0] / "summary.json").read_text())
+    names = {"eval/sampled_accuracy", "eval/greedy_accuracy", "eval/problems"}
+    assert names <= set(summary["before"])
+    assert names <= set(summary["after"])
+    evaluated = [row["step"] for row in metrics(exact[0]) if "eval/sampled_accuracy" in row]
+    assert evaluated == [2, 5]
+    assert summary["before"]["eval/problems"] == 3
 
 
 def test_checkpoints_load_as_models(exact: tuple[Path, str]) -> None:
@@ -100,7 +127,7 @@ def test_off_and_exact_keep_the_same_tokens(exact: tuple[Path, str], shop: Works
         shop.config("off", "off", rewards=logged(shop, "off"), steps=1, workers__count=1)
     )
     assert checkpoints(folder) == [1]
-    assert first_graded(shop, "off", 12) == first_graded(shop, "exact", 12)
+    assert first_graded(shop, "off", 12) == first_graded(shop, "exact", 12, skip=2 * 3)
 
 
 def test_race_keeps_whole_groups(shop: Workshop) -> None:
@@ -118,4 +145,5 @@ def test_race_keeps_whole_groups(shop: Workshop) -> None:
     assert summary["tail"]["deferred"] > 0
     aborted = table(folder, "aborted")["tokens"].sum()
     assert summary["tail"]["aborted_tokens"] == aborted
+    assert summary["decoded_tokens"] == table(folder)["tokens"].sum()
     assert journal.replay(folder / "journal.jsonl", from_journal).differences == []

@@ -85,10 +85,15 @@ def test_resume_is_exact_and_passes_over_a_damaged_checkpoint(
     assert replay.differences == []
 
 
-def test_a_folder_with_a_run_is_not_overwritten(race: tuple[Path, Path]) -> None:
-    done = cli("train", race[0])
-    assert done.returncode == 2
-    assert "holds a run already: continue it with --resume auto" in one_line(done)
+def test_a_folder_with_a_run_is_not_overwritten(race: tuple[Path, Path], shop: Workshop) -> None:
+    with pytest.raises(ValueError, match="holds a run already: continue it with --resume auto"):
+        run(shop.config("race", "race", **FIXED))
+
+
+def test_another_configuration_is_refused(race: tuple[Path, Path], shop: Workshop) -> None:
+    config = shop.config("race", "race", **FIXED, train__learning_rate=0.5)
+    with pytest.raises(ValueError, match=r"'train\.learning_rate' was 0\.01, now 0\.5"):
+        run(config, resume=True)
 
 
 def test_a_second_start_is_refused(race: tuple[Path, Path]) -> None:
@@ -96,12 +101,6 @@ def test_a_second_start_is_refused(race: tuple[Path, Path]) -> None:
         done = cli("train", race[0], "--resume", "auto")
     assert done.returncode == 2
     assert "another run (pid " in one_line(done)
-
-
-def test_another_configuration_is_refused(race: tuple[Path, Path]) -> None:
-    done = cli("train", race[0], "--resume", "auto", "train.learning_rate=0.5")
-    assert done.returncode == 2
-    assert "'train.learning_rate' was 0.01, now 0.5" in one_line(done)
 
 
 @pytest.mark.slow

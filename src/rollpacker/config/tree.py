@@ -111,6 +111,9 @@ class TailBatchingConfig(Config):
     eta_responses: float = Field(default=1.25, ge=1.0, le=4.0)
     """Responses started per response kept, in short rounds of mode ``race``; the most in
     mode ``auto``."""
+    bucket_rounds: int = Field(default=1, ge=1)
+    """Rounds of mode ``exact`` that are drawn together and sorted by the lengths of earlier
+    visits, so that short rounds are short; 1 keeps the order of the data."""
     bias_limit: float = Field(default=0.95, gt=0.0, le=1.0)
     """Lowest kept/true mean length that ``auto`` may cause."""
     race_responses: bool = False

@@ -55,14 +55,23 @@ def _decode(data: dict[str, Any], classes: dict[str, type]) -> Any:
     return _ADAPTERS[classes[kind]].validate_python(body)
 
 
+_PARTS: dict[type, tuple[str, ...]] = {}
+
+
 def _plain(value: object) -> object:
     if is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
+        names = _PARTS.get(type(value)) or _PARTS.setdefault(
+            type(value), tuple(f.name for f in fields(value))
+        )
+        return {name: getattr(value, name) for name in names}
     raise TypeError(f"cannot write {type(value).__name__} to a journal")
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain, check_circular=False)
+
+
 def _dumps(data: dict[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":"), default=_plain)
+    return _ENCODER.encode(data)
 
 
 class JournalWriter:

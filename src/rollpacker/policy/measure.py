@@ -175,6 +175,10 @@ class Measurements:
             kept=None if kept is None else tuple(self._ends[a].tokens for a in kept),
         )
 
+    def predicted(self, prompt: PromptId) -> float | None:
+        """Expected length of a prompt's responses; None if it was never visited."""
+        return self._history.predicted(prompt)
+
     def weights(self, lengths: Sequence[int]) -> list[float]:
         """Censoring weights of the kept responses of the step just measured (mode ``prompts``)."""
         return [float(weight) for weight in self._meter.weights(lengths)]

@@ -50,6 +50,11 @@ class Race:
         return None
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing of it costs anything any more."""
+        return not (self.decoding or self.waiting or self.grading)
+
+    @property
     def complete(self) -> bool:
         """Whether enough attempts are graded."""
         return len(self.graded) >= self.wanted

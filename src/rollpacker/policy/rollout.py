@@ -67,11 +67,6 @@ class RolloutPolicy:
     """Tail batching, streaming and what they know of lengths, as one policy."""
 
     def __init__(self, settings: RolloutSettings) -> None:
-        self._tail = TailBatching(
-            settings.rollout,
-            settings.sizes,
-            asynchronous_grading=settings.asynchronous_grading,
-        )
         self._streaming = Streaming(settings.rollout.streaming, settings.rules)
         self._measure = Measurements(
             settings.rollout,
@@ -79,6 +74,12 @@ class RolloutPolicy:
             latency=settings.latency,
             cap=settings.cap,
             streaming=settings.rules.stream,
+        )
+        self._tail = TailBatching(
+            settings.rollout,
+            settings.sizes,
+            asynchronous_grading=settings.asynchronous_grading,
+            predict=self._measure.predicted,
         )
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
@@ -108,6 +109,11 @@ class RolloutPolicy:
     def queue(self) -> int:
         """Prompts waiting for a long round."""
         return len(self._tail.queue)
+
+    @property
+    def held(self) -> int:
+        """Prompts that were drawn and wait: queued, or bucketed for a later round."""
+        return self._tail.held
 
     def bias(self) -> Bias:
         """How far the last rounds' kept responses are from all responses."""

@@ -180,18 +180,14 @@ class Streaming:
 
     def _consolidate(self) -> Iterable[do.MigrateAttempts]:
         """Free the emptiest decoding worker when the others can take its attempts for free."""
+        if not self._rules.stream or len(self._at) > self._rules.consolidate_below:
+            return
         decoding = sorted(
             (w for w, state in self._workers.items() if state.running),
             key=lambda w: (len(self._workers[w].running), -w),
         )
-        total = sum(len(self._workers[w].running) for w in decoding)
         waiting = sum(map(self._cost, self._ready))
-        if (
-            not self._rules.stream
-            or len(decoding) < 2
-            or total > self._rules.consolidate_below
-            or waiting < self._config.group_tokens
-        ):
+        if len(decoding) < 2 or waiting < self._config.group_tokens:
             return
         source, target = decoding[0], decoding[-1]
         moved = tuple(sorted(self._workers[source].running))

@@ -14,6 +14,7 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
+from rollpacker.policy.buckets import Buckets, Predict
 from rollpacker.policy.placement import Placement
 from rollpacker.policy.race import Race
 from rollpacker.policy.rounds import Racing, RoundPlan, domain_quotas, plan_round
@@ -38,8 +39,9 @@ class _Round:
 
     def done(self) -> bool:
         """Every race is decided and every told-to-stop attempt has stopped."""
-        idle = all(race.done and not race.live for race in self.races.values())
-        return idle and not self.aborting and not self.waiting_for_prompts
+        if self.aborting or self.waiting_for_prompts:
+            return False
+        return all(race.done and race.idle for race in self.races.values())
 
 
 class TailBatching:
@@ -49,16 +51,24 @@ class TailBatching:
         config: the rollout's configuration.
         sizes: prompts of each domain in the data.
         asynchronous_grading: grade each response when it finishes, else all at the end.
+        predict: expected lengths, for length-bucketed rounds.
     """
 
     def __init__(
-        self, config: RolloutConfig, sizes: Mapping[str, int], *, asynchronous_grading: bool = True
+        self,
+        config: RolloutConfig,
+        sizes: Mapping[str, int],
+        *,
+        asynchronous_grading: bool,
+        predict: Predict,
     ) -> None:
         self._config = config
         self._sizes = dict(sizes)
         self._asynchronous = asynchronous_grading
         self._next_attempt = 0
         self.queue: deque[Prompt] = deque()
+        tail = config.tail_batching
+        self._buckets = Buckets(tail.bucket_rounds if tail.mode == "exact" else 1, predict)
         self._placement = Placement(())
         self._remaining: dict[str, int] = {}
         self._audits = 0
@@ -66,16 +76,28 @@ class TailBatching:
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
-        return {"next_attempt": self._next_attempt, "queue": [asdict(p) for p in self.queue]}
+        return {
+            "next_attempt": self._next_attempt,
+            "queue": [asdict(prompt) for prompt in self.queue],
+            "buckets": self._buckets.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
         self._next_attempt = state["next_attempt"]
         self.queue = deque(Prompt(**item) for item in state["queue"])
+        self._buckets.load_state_dict(state["buckets"])
+
+    @property
+    def held(self) -> int:
+        """Prompts that were drawn and wait for a later round."""
+        return len(self.queue) + sum(self._buckets.held().values())
 
     def audited(self) -> list[Race]:
         """Prompts of this round that run without aborts."""
-        return [race for race in self._round.races.values() if race.audit] if self._round else []
+        if self._round is None or self._round.plan.kind is not RoundKind.SHORT:
+            return []
+        return [race for race in self._round.races.values() if race.audit]
 
     def start(
         self, event: ev.StepStarted, racing: Racing, audits: int = 0
@@ -84,33 +106,37 @@ class TailBatching:
         assert self._round is None or self._round.finished, "the last round is not over"
         self._remaining = dict(event.remaining)
         self._placement = Placement(event.workers)
+        held = self._buckets.held()
         plan = plan_round(
             prompts=self._config.prompts_per_step,
             responses=self._config.num_generations,
             racing=racing,
             queued=len(self.queue),
             sizes=self._sizes,
-            remaining=event.remaining,
+            remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
         )
         self._round = _Round(step=event.step, plan=plan)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
         yield do.BeginRound(step=event.step, round=plan.kind)
         queued = [self.queue.popleft() for _ in range(plan.queued)]
         yield from self._start_prompts(self._round, queued)
-        if plan.draws:
-            yield self._draw(self._round, plan.draws)
+        missing = self._buckets.missing(plan.draws, event.remaining)
+        if missing:
+            yield self._draw(self._round, missing)
+        else:
+            yield from self._start_prompts(self._round, self._buckets.take(plan.draws))
 
     def handle(self, event: ev.Event) -> Iterable[do.Decision]:
         """Take one event of the round in progress."""
         if isinstance(event, ev.EpochEnded):
             self.queue.clear()
+            self._buckets.clear()
         current = self._round
         if current is None or current.finished:
             return
         match event:
             case ev.PromptsDrawn():
-                current.waiting_for_prompts = False
-                yield from self._start_prompts(current, event.prompts)
+                yield from self._start_drawn(current, event.prompts)
             case ev.AttemptFinished():
                 yield from self._finish_attempt(current, event.attempt)
             case ev.AttemptGraded():
@@ -140,6 +166,15 @@ class TailBatching:
         for domain, count in counts.items():
             self._remaining[domain] -= count
         return do.DrawPrompts(counts=counts)
+
+    def _start_drawn(
+        self, current: _Round, prompts: Sequence[Prompt]
+    ) -> Iterable[do.StartAttempt]:
+        current.waiting_for_prompts = False
+        if current.draws == 0:
+            self._buckets.add(prompts, current.plan.draws, current.step)
+            prompts = self._buckets.take(current.plan.draws)
+        yield from self._start_prompts(current, prompts)
 
     def _start_prompts(
         self, current: _Round, prompts: Sequence[Prompt]

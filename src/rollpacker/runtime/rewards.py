@@ -24,7 +24,8 @@ class Rewards:
         tokenizer: Any,
     ) -> None:
         self._pool = GradingPool(rewards, config)
-        self._tokenizer = tokenizer
+        # The wrapper of transformers costs more than the decoding itself.
+        self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
         self.on_grades: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -48,7 +49,7 @@ class Rewards:
         return GradeRequest(
             attempt=attempt.id,
             prompt=row.prompt,
-            completion=self._tokenizer.decode(ids, skip_special_tokens=True),
+            completion=self._decode(ids, skip_special_tokens=True),
             completion_ids=ids,
             row=row.columns,
         )

@@ -162,7 +162,14 @@ def test_a_model_file_that_is_damaged(fails: Fails, tmp_path: Path) -> None:
 
 def test_a_reward_of_the_wrong_shape(fails: Fails, shop: Workshop) -> None:
     """It stops the run in the first step rather than dropping every prompt."""
-    said = fails("--out", str(shop.folder / "shape"), rewards=wrong_shape(shop), workers__count=1)
+    said = fails(
+        "--out",
+        str(shop.folder / "shape"),
+        rewards=wrong_shape(shop),
+        workers__count=1,
+        rollout__max_retries=0,
+        grading__retries=0,
+    )
     assert "judges.py:wrong_shape' returned float 0.5, expected a list of 1 numbers" in said
 
 

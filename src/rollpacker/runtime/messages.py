@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollpacker.core.types import AttemptId, Group, GroupPart
-from rollpacker.engine.base import EngineStats, Output, Request
+from rollpacker.engine.base import Output, Request
 from rollpacker.train.base import Partial, Update
 
 
@@ -101,6 +101,27 @@ Command = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a worker has done since ``BeginStep``.
+
+    Args:
+        decode_steps: of its engine.
+        generated_tokens: sampled.
+        prefill_tokens: of prompts, and of responses that were recomputed.
+        preemptions: sequences thrown out for lack of KV.
+        cpu_s: CPU seconds of the process.
+        decode_cpu_s: those spent in the engine.
+    """
+
+    decode_steps: int
+    generated_tokens: int
+    prefill_tokens: int
+    preemptions: int
+    cpu_s: float
+    decode_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The worker has its model; ``latency`` is seconds of a decode step by batch size."""
 
@@ -110,10 +131,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """These attempts are complete. ``stats`` are the engine's counters by then."""
+    """These attempts are complete."""
 
     outputs: Sequence[Output]
-    stats: EngineStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +166,12 @@ class Accumulated:
 class Applied:
     """The update is done; ``checksum`` is of the new weights (0 when not asked for).
 
-    CPU seconds are the process's since its start, ``decode_cpu_s`` those spent decoding.
+    ``work`` is what the step has cost this worker so far.
     """
 
     update: Update
     checksum: int
-    cpu_s: float
-    decode_cpu_s: float
-    stats: EngineStats
+    work: Work
     start_s: float
     end_s: float
 

@@ -222,7 +222,6 @@ class Rollout:
             case msg.Finished():
                 if self._lockstep:
                     self._held.add(worker)
-                self.record.stats[worker] = report.stats
                 self._pump.post(*(self._finished(output) for output in report.outputs))
                 self._settle()
             case msg.Aborted():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollpacker.config import RunConfig
 from rollpacker.core.journal import JournalWriter
-from rollpacker.core.types import Group, WorkerId
+from rollpacker.core.types import Group
 from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
@@ -17,7 +17,6 @@ from rollpacker.runtime.samples import SampleLog
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.trackers import open_trackers
 
-ENGINE_COUNTERS = ("steps", "generated_tokens", "prefill_tokens", "preemptions")
 _FAULTS = 10
 """Faults of one step that are said one by one."""
 
@@ -52,8 +51,6 @@ class RunLog:
         cut_jsonl(folder / "workers.jsonl", last_step)
         self._tasks = AppendFile(folder / "workers.jsonl")
         self._warnings = StepWarnings(max_length)
-        self._counters: dict[tuple[WorkerId, str], int] = {}
-        self._cpu: dict[tuple[WorkerId, str], float] = {}
 
     def step(
         self,
@@ -77,7 +74,7 @@ class RunLog:
             timing_s=record.timing_s(),
             bubble=record.bubble(),
         )
-        metrics |= self._engine_metrics(record) | extra
+        metrics |= {f"engine/{name}": value for name, value in record.engine().items()} | extra
         for line in self._warnings.check(record.step, groups):
             self.progress.note(line)
         for line in _troubles(record):
@@ -88,24 +85,6 @@ class RunLog:
         self.progress.step(metrics)
         self.journal.flush()
         return metrics
-
-    def _engine_metrics(self, record: StepRecord) -> Metrics:
-        """Counters of this step: the engines' sums less those at its beginning."""
-        result: Metrics = {}
-        for name in ENGINE_COUNTERS:
-            total = 0
-            for worker, stats in record.stats.items():
-                value = int(getattr(stats, name))
-                total += value - self._counters.get((worker, name), 0)
-                self._counters[worker, name] = value
-            result[f"engine/{name}"] = total
-        for name, seconds in (("worker_cpu", record.cpu_s), ("decode_cpu", record.decode_cpu_s)):
-            spent = 0.0
-            for worker, value in seconds.items():
-                spent += value - self._cpu.get((worker, name), value)
-                self._cpu[worker, name] = value
-            result[f"timing_s/{name}"] = spent
-        return result
 
     def _add_samples(self, record: StepRecord) -> None:
         for attempt in record.attempts.values():

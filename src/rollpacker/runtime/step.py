@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from rollpacker.core import decisions as do
 from rollpacker.core.types import AttemptId, PromptId, RoundKind, Sample, WorkerId
-from rollpacker.engine.base import EngineStats
 from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.messages import Work
 from rollpacker.train.base import Update
 
 
@@ -40,9 +40,7 @@ class StepRecord:
     faults: list[str] = field(default_factory=list[str])
     tasks: list[WorkerTask] = field(default_factory=list[WorkerTask])
     updates: list[Update] = field(default_factory=list[Update])
-    stats: dict[WorkerId, EngineStats] = field(default_factory=dict[WorkerId, EngineStats])
-    cpu_s: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
-    decode_cpu_s: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
+    work: dict[WorkerId, Work] = field(default_factory=dict[WorkerId, Work])
 
     def accept(self, decision: do.AcceptGroup) -> list[Attempt]:
         """Note a kept group; returns its attempts by sample index."""
@@ -77,11 +75,23 @@ class StepRecord:
             "grade_wait": max(0.0, self.rollout_end_s - max(ends, default=self.rollout_end_s)),
             "gradients": sum(t.end_s - t.start_s for t in self.tasks if t.kind == "accumulate"),
             "apply": max(applies, default=0.0),
+            "worker_cpu": sum(work.cpu_s for work in self.work.values()),
+            "decode_cpu": sum(work.decode_cpu_s for work in self.work.values()),
+        }
+
+    def engine(self) -> dict[str, float]:
+        """Work of the engines; ``steps`` are those of the worker with the most."""
+        work = list(self.work.values())
+        return {
+            "steps": max((w.decode_steps for w in work), default=0),
+            "generated_tokens": sum(w.generated_tokens for w in work),
+            "prefill_tokens": sum(w.prefill_tokens for w in work),
+            "preemptions": sum(w.preemptions for w in work),
         }
 
     def bubble(self) -> dict[str, float]:
         """Share of worker time in which a worker neither decoded nor trained."""
-        spans: dict[WorkerId, list[tuple[float, float]]] = {w: [] for w in self.stats}
+        spans: dict[WorkerId, list[tuple[float, float]]] = {w: [] for w in self.work}
         for attempt in self.attempts.values():
             for worker, began, stopped in attempt.decoding(self.end_s):
                 spans.setdefault(worker, []).append((began, stopped))

@@ -123,9 +123,7 @@ class Updates:
     def applied(self, worker: WorkerId, report: msg.Applied) -> None:
         """A worker has updated; when all have, the weights must agree."""
         self._applied[worker] = report
-        self._record.stats[worker] = report.stats
-        self._record.cpu_s[worker] = report.cpu_s
-        self._record.decode_cpu_s[worker] = report.decode_cpu_s
+        self._record.work[worker] = report.work
         self._task(worker, "apply", (), report.start_s, report.end_s)
         if len(self._applied) < len(self._pool.workers):
             return

@@ -79,7 +79,6 @@ class Worker:
         self._tasks: deque[msg.Accumulate] = deque()
         self._lockstep = config.deterministic
         self._held = False
-        self._decode_cpu_s = 0.0
         self._stopped = False
         self._model, tokenizer = load_model(config.model, spec.device)
         self._engine, latency = build_engine(config, self._model, tokenizer)
@@ -92,6 +91,7 @@ class Worker:
             total_updates=spec.total_updates,
             lora=config.model,
         )
+        self._begin_work()
         self._send(
             msg.Ready(latency=latency, parameters=sum(p.numel() for p in self._model.parameters()))
         )
@@ -129,6 +129,7 @@ class Worker:
         """Commands that come while nothing decodes."""
         match command:
             case msg.BeginStep():
+                self._begin_work()
                 weights = None if self._trainer.shares_weights else self._trainer.weights()
                 self._engine.load_weights(weights, command.version)
             case msg.Apply():
@@ -164,7 +165,7 @@ class Worker:
         self._decode_cpu_s += time.process_time() - before
         if outputs:
             self._held = self._lockstep
-            self._send(msg.Finished(outputs=outputs, stats=self._engine.stats()))
+            self._send(msg.Finished(outputs=outputs))
 
     def _accumulate(self, task: msg.Accumulate) -> None:
         start = time.monotonic()
@@ -185,12 +186,26 @@ class Worker:
             msg.Applied(
                 update=update,
                 checksum=self._checksum() if command.checksum else 0,
-                cpu_s=time.process_time(),
-                decode_cpu_s=self._decode_cpu_s,
-                stats=self._engine.stats(),
+                work=self._work(),
                 start_s=start,
                 end_s=time.monotonic(),
             )
+        )
+
+    def _begin_work(self) -> None:
+        self._before = self._engine.stats()
+        self._cpu_before = time.process_time()
+        self._decode_cpu_s = 0.0
+
+    def _work(self) -> msg.Work:
+        now, before = self._engine.stats(), self._before
+        return msg.Work(
+            decode_steps=now.steps - before.steps,
+            generated_tokens=now.generated_tokens - before.generated_tokens,
+            prefill_tokens=now.prefill_tokens - before.prefill_tokens,
+            preemptions=now.preemptions - before.preemptions,
+            cpu_s=time.process_time() - self._cpu_before,
+            decode_cpu_s=self._decode_cpu_s,
         )
 
     def _checksum(self) -> int:

@@ -3,16 +3,12 @@
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "runtime"))
-
 from runtime_jobs import (
     Workshop,
     checkpoints,

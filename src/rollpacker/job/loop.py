@@ -23,6 +23,7 @@ from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
+from rollpacker.runtime.pool import WorkerError
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.watch import Watch
@@ -72,7 +73,7 @@ def write_reports(folder: Path, progress: Progress) -> None:
 
         write_timeline(folder)
         write_report(folder)
-    except (ImportError, ReportError) as error:
+    except (ImportError, OSError, ReportError) as error:
         progress.note(f"no report: {error}")
 
 
@@ -149,6 +150,11 @@ class Job:
         if not self._interrupted:
             self._summary["after"] = await self._evaluate(greedy=True)
         self._write_summary()
+        if self._saved < count.step:
+            raise CheckpointError(
+                f"{self._folder}: the last checkpoint cannot be written, so the steps after step "
+                f"{max(self._saved, 0)} are lost: free some space, then --resume auto"
+            )
 
     def _watch(self) -> Watch:
         parts = self._parts
@@ -267,7 +273,9 @@ class Job:
         step = self._counters.step
         try:
             await asyncio.to_thread(self._checkpoints.save, step, write, state)
-        except CheckpointError as error:
+        except (CheckpointError, WorkerError) as error:
+            if not parts.pool.workers:
+                raise
             parts.log.progress.note(f"WARNING {error}; the run goes on without it")
         else:
             self._saved = step

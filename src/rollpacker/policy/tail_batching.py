@@ -167,9 +167,7 @@ class TailBatching:
             self._remaining[domain] -= count
         return do.DrawPrompts(counts=counts)
 
-    def _start_drawn(
-        self, current: _Round, prompts: Sequence[Prompt]
-    ) -> Iterable[do.StartAttempt]:
+    def _start_drawn(self, current: _Round, prompts: Sequence[Prompt]) -> Iterable[do.StartAttempt]:
         current.waiting_for_prompts = False
         if current.draws == 0:
             self._buckets.add(prompts, current.plan.draws, current.step)
@@ -239,9 +237,7 @@ class TailBatching:
         if not race.audit:
             yield from self._abort(current, race)
         if self._config.dynamic_sampling.enabled and not race.informative():
-            yield do.DropGroup(
-                prompt=race.prompt.id, attempts=race.kept(), reason=NO_VARIANCE
-            )
+            yield do.DropGroup(prompt=race.prompt.id, attempts=race.kept(), reason=NO_VARIANCE)
             return
         yield do.AcceptGroup(
             prompt=race.prompt.id, attempts=race.kept(), informative=race.informative()

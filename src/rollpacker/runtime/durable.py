@@ -83,4 +83,4 @@ def disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return True
     text = str(error).lower()
-    return "no space left" in text or "os error 28" in text or "disk quota" in text
+    return any(words in text for words in ("no space left", "disk quota", "file too large"))

@@ -148,8 +148,7 @@ class WorkerPool:
         if waiting is not None:
             user = died is not None and died.user_error
             waiting.set_exception(ValueError(error) if user else WorkerError(text))
-        else:
-            self.on_lost(worker, text)
+        self.on_lost(worker, text)
 
     def close(self) -> None:
         """Stop all workers; those that do not listen are killed."""

@@ -73,6 +73,7 @@ class Rollout:
         self._stopping: dict[WorkerId, list[AttemptId]] = defaultdict(list)
         self._to_grade: list[Attempt] = []
         self._done: asyncio.Future[None] | None = None
+        self._late: list[str] = []
         self.record = StepRecord(step=0, start_s=0.0)
 
     async def run_step(self, step: int) -> StepRecord:
@@ -80,7 +81,10 @@ class Rollout:
 
         Raises ``WorkerError`` when a worker dies and no other can take over.
         """
-        self.record = StepRecord(step=step, start_s=self._clock())
+        if not self._pool.workers:
+            raise WorkerError("all workers have died")
+        self.record = StepRecord(step=step, start_s=self._clock(), faults=self._late)
+        self._late = []
         self._done = asyncio.get_running_loop().create_future()
         self._pool.on_report = self._guarded(self._report)
         self._pool.on_lost = self._guarded(self._lose)
@@ -341,7 +345,7 @@ class Rollout:
 
     def _lose(self, worker: WorkerId, error: str) -> None:
         assert self._done is not None
-        self.record.faults.append(error)
+        (self._late if self._done.done() else self.record.faults).append(error)
         if not self._pool.workers or self._updates.applying:
             if not self._done.done():
                 self._done.set_exception(WorkerError(error))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.config import MiniEngineConfig, RunConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.durable import disk_full
 
 if TYPE_CHECKING:
     from rollpacker.engine.base import Engine
@@ -225,6 +226,10 @@ class Worker:
             self._send(msg.Done(error=str(error), user_error=True))
         except OSError as error:
             self._send(msg.Done(error=f"{type(error).__name__}: {error}"))
+        except BaseException as error:  # torch's and safetensors' own, some of them no Exception
+            if not disk_full(error):
+                raise
+            self._send(msg.Done(error="no space left on device"))
         else:
             self._send(msg.Done())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ class Job:
         parts.log.progress.start(config.output, total_steps(config, parts.problems), count.step)
         if "before" not in self._summary:
             self._summary["before"] = await self._evaluate(greedy=True)
+        gc.collect()
+        gc.freeze()  # collections must not walk the libraries' objects again and again
         watching = asyncio.create_task(self._watch().run())
         while not self._over():
             record = await parts.rollout.run_step(count.step)

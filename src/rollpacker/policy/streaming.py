@@ -36,7 +36,7 @@ class StreamingRules:
     train_all: bool = False
 
 
-_SMALLEST_TASK = 256
+_SMALLEST_TASK = 512
 """Tokens below which cutting a task costs more than it balances."""
 
 
@@ -201,10 +201,16 @@ class Streaming:
                 yield from self._dispatch_in_order()
             return
         while self._ready:
+            left = sum(map(self._cost, self._ready))
+            if not left and not self._rollout_over:
+                return
+            # The last tasks go to workers that have none, or one would end late.
+            scarce = left < 2 * _SMALLEST_TASK * len(self._workers)
+            most = 1 if scarce else self._config.lookahead
             free = [
                 (state.tasks, worker)
                 for worker, state in self._workers.items()
-                if state.tasks < self._config.lookahead and self._may_train(state)
+                if state.tasks < most and self._may_train(state)
             ]
             if not free:
                 return
@@ -229,17 +235,16 @@ class Streaming:
         return do.AccumulateGradients(worker=worker, parts=parts)
 
     def _take(self) -> tuple[GroupPart, ...]:
-        """The next task: small groups together, a large one cut when the rollout is over.
+        """The next task: small groups together, large ones cut; the largest go first.
 
-        Then the largest go first and tasks shrink with what is left, so that all workers end
-        together (guided self-scheduling).
+        Tasks shrink with what is left, so that all workers end together (guided
+        self-scheduling).
         """
-        budget = self._config.group_tokens
-        if self._rollout_over:
-            self._ready.sort(key=lambda part: (-self._cost(part), self._place(part)))
-            left = sum(map(self._cost, self._ready))
-            budget = min(budget, max(_SMALLEST_TASK, left // (2 * len(self._workers))))
-            self._cut_first(budget)
+        self._ready.sort(key=lambda part: (-self._cost(part), self._place(part)))
+        left = sum(map(self._cost, self._ready))
+        share = max(_SMALLEST_TASK, left // (2 * len(self._workers)))
+        budget = min(self._config.group_tokens, share)
+        self._cut_first(budget)
         taken = [self._ready.pop(0)]
         tokens = self._cost(taken[0])
         while self._ready and tokens + self._cost(self._ready[0]) <= budget:

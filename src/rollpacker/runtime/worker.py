@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -99,6 +100,8 @@ class Worker:
 
     def serve(self) -> None:
         """Answer commands; between them decode, or accumulate when nothing decodes."""
+        gc.collect()
+        gc.freeze()  # collections must not walk the libraries' objects again and again
         while not self._stopped:
             decoding = self._engine.busy() and not self._held
             if self._poll.poll(0 if decoding or self._tasks else None):

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> None:
-    print(f"rollpacker: {text}", file=sys.stderr)
+    print(f"rollpacker: {text.strip()}", file=sys.stderr)
     raise SystemExit(code)
 
 

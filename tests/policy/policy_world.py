@@ -108,17 +108,9 @@ class World:
     def perform(self, decision: do.Decision) -> ev.Event | None:
         match decision:
             case do.DrawPrompts():
-                drawn: list[Prompt] = []
-                for domain, count in decision.counts.items():
-                    assert count <= len(self.fresh[domain]), "drew more than there is"
-                    drawn += [self.fresh[domain].popleft() for _ in range(count)]
-                return ev.PromptsDrawn(prompts=tuple(drawn))
+                return self._draw(decision)
             case do.StartAttempt():
-                assert decision.attempt not in self.used, "an attempt id came twice"
-                assert decision.worker in self.workers, "started on a dead worker"
-                self.used.add(decision.attempt)
-                self.running[decision.attempt] = decision.worker
-                self.index[decision.attempt] = (decision.prompt, decision.index)
+                self._start(decision)
             case do.GradeAttempt():
                 assert decision.attempt in self.index
                 assert decision.attempt not in self.running
@@ -127,25 +119,46 @@ class World:
                 self._abort(decision.attempt)
             case do.AcceptGroup():
                 self._accept(decision)
-            case do.DropGroup():
-                self.dropped.add(decision.prompt)
-            case do.DeferPrompt():
-                self.deferred.append(decision.prompt.id)
             case do.MigrateAttempts():
                 for attempt in decision.attempts:
                     assert self.running[attempt] == decision.source
                     self.moving[attempt] = decision.target
             case do.AccumulateGradients():
                 self._accumulate(decision)
+            case _:
+                self._note(decision)
+        return None
+
+    def _note(self, decision: do.Decision) -> None:
+        match decision:
+            case do.BeginRound():
+                self.kind = decision.round
+            case do.DropGroup():
+                self.dropped.add(decision.prompt)
+            case do.DeferPrompt():
+                self.deferred.append(decision.prompt.id)
             case do.FinishRollout():
                 assert not self.running, "the rollout ended with attempts running"
                 assert not self.stopping, "the rollout ended before aborts were confirmed"
                 self.rollout_over = True
             case do.ApplyUpdate():
                 self._apply(decision)
-            case do.BeginRound():
-                self.kind = decision.round
-        return None
+            case _:
+                raise AssertionError(decision)
+
+    def _draw(self, decision: do.DrawPrompts) -> ev.PromptsDrawn:
+        drawn: list[Prompt] = []
+        for domain, count in decision.counts.items():
+            assert count <= len(self.fresh[domain]), "drew more than there is"
+            drawn += [self.fresh[domain].popleft() for _ in range(count)]
+        return ev.PromptsDrawn(prompts=tuple(drawn))
+
+    def _start(self, decision: do.StartAttempt) -> None:
+        assert decision.attempt not in self.used, "an attempt id came twice"
+        assert decision.worker in self.workers, "started on a dead worker"
+        self.used.add(decision.attempt)
+        self.running[decision.attempt] = decision.worker
+        self.index[decision.attempt] = (decision.prompt, decision.index)
 
     def _abort(self, attempt: AttemptId) -> None:
         if attempt in self.running:

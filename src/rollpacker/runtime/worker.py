@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from select import POLLIN, poll
+from queue import SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config import MiniEngineConfig, RunConfig
@@ -76,8 +77,9 @@ class Worker:
         torch.set_num_threads(config.workers.threads)
         torch.manual_seed(config.seed)
         self._connection = connection
-        self._poll = poll()
-        self._poll.register(connection.fileno(), POLLIN)
+        self._inbox: SimpleQueue[msg.Command | None] = SimpleQueue()
+        # Always reading: two processes that both write into full pipes would wait for ever.
+        Thread(target=self._listen, name="inbox", daemon=True).start()
         self._tasks: deque[msg.Accumulate] = deque()
         self._lockstep = config.deterministic
         self._held = False
@@ -104,12 +106,26 @@ class Worker:
         gc.freeze()  # collections must not walk the libraries' objects again and again
         while not self._stopped:
             decoding = self._engine.busy() and not self._held
-            if self._poll.poll(0 if decoding or self._tasks else None):
-                self._handle(self._connection.recv())
+            if not (decoding or self._tasks) or not self._inbox.empty():
+                self._receive()
             elif decoding:
                 self._decode()
             elif self._tasks:
                 self._accumulate(self._tasks.popleft())
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._inbox.put(self._connection.recv())
+        except (EOFError, OSError):
+            self._inbox.put(None)
+
+    def _receive(self) -> None:
+        """Wait for the next command. Raises ``EOFError`` when the driver is gone."""
+        command = self._inbox.get()
+        if command is None:
+            raise EOFError
+        self._handle(command)
 
     def _send(self, report: msg.Report) -> None:
         self._connection.send(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,10 @@ def save_model(
 
 def save_state(folder: Path, state: State) -> None:
     """Write tensors by name; one replica does it for all."""
-    save(state, checkpoint_id=str(folder), no_dist=True)
+    with warnings.catch_warnings():
+        # DCP warns of exactly what no_dist asks for.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save(state, checkpoint_id=str(folder), no_dist=True)
 
 
 def load_state(folder: Path, state: State) -> None:
@@ -58,7 +62,9 @@ def load_state(folder: Path, state: State) -> None:
             f"{folder}: holds other weights than this trainer ({odd}, for one); "
             "were model.lora_rank or model.path changed?"
         )
-    load(state, checkpoint_id=str(folder), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(state, checkpoint_id=str(folder), no_dist=True)
 
 
 def check_architecture(folder: Path, model: PreTrainedModel) -> None:

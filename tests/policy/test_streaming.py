@@ -1,0 +1,68 @@
+"""What streaming gains: early gradients, a consolidated tail, workers that end together."""
+
+from __future__ import annotations
+
+from policy_world import World, settings
+
+from rollpacker.core import decisions as do
+from rollpacker.core.types import WorkerId
+
+ROLLOUT = {"prompts_per_step": 4, "num_generations": 2, "streaming": {"group_tokens": 1024}}
+
+
+def started(**rules: object) -> World:
+    world = World(settings(ROLLOUT, {"a": 4}, **rules))
+    world.start()
+    return world
+
+
+def finish_worker(world: World, worker: int, tokens: int, leave: int = 0) -> None:
+    mine = sorted(a for a, w in world.running.items() if w == worker)
+    for attempt in mine[: len(mine) - leave]:
+        world.finish(attempt, tokens)
+    for place, attempt in enumerate(sorted(world.grading)):
+        world.grade(attempt, float(place % 2))
+
+
+def test_a_worker_that_the_tail_has_freed_starts_gradients() -> None:
+    world = started(consolidate_below=0)
+    finish_worker(world, 0, tokens=50)
+    assert {worker for worker, _ in world.gradients} == {WorkerId(0)}
+    assert world.running
+
+
+def test_without_streaming_gradients_wait_for_the_rollout() -> None:
+    world = started(stream=False)
+    finish_worker(world, 0, tokens=50)
+    assert not world.gradients
+    finish_worker(world, 1, tokens=50)
+    assert world.gradients
+
+
+def test_the_tail_moves_when_gradients_wait_for_a_worker() -> None:
+    world = started(consolidate_below=4)
+    finish_worker(world, 0, tokens=600, leave=1)
+    finish_worker(world, 1, tokens=600, leave=1)
+    moves = [d for _, made in world.log for d in made if isinstance(d, do.MigrateAttempts)]
+    assert len(moves) == 1
+    assert len(moves[0].attempts) == 1
+    assert {w for w, _ in world.gradients} == {moves[0].source}
+
+
+def test_long_groups_are_cut_so_that_both_workers_share_the_last_one() -> None:
+    world = started(consolidate_below=0)
+    finish_worker(world, 0, tokens=5)
+    while world.gradients:
+        world.sum_gradients(0)
+    finish_worker(world, 1, tokens=2000)
+    assert {worker for worker, _ in world.gradients} == {WorkerId(0), WorkerId(1)}
+    assert all(part.stop - part.start == 1 for _, parts in world.gradients for part in parts)
+
+
+def test_groups_without_variance_cost_nothing_and_go_together() -> None:
+    world = started(consolidate_below=0)
+    for attempt in sorted(world.running):
+        world.finish(attempt, 700)
+    for attempt in sorted(world.grading):
+        world.grade(attempt, 1.0)
+    assert [len(parts) for _, parts in world.gradients] == [4]

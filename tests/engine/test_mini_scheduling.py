@@ -139,6 +139,17 @@ def test_what_can_never_fit_is_refused():
         make("numba", 4, 4096).submit([request(0, prompt(250), max_tokens=7)])
 
 
+@pytest.mark.parametrize("token", [-1, 101])
+def test_ids_that_the_model_lacks_are_refused(token):
+    engine = make("numba", 4, 64)
+    alien = np.array([3, token, 5], np.int32)
+    with pytest.raises(ValueError, match=r"in 0\.\.100"):
+        engine.submit([request(0, alien)])
+    with pytest.raises(ValueError, match=r"in 0\.\.100"):
+        engine.submit([request(0, prompt(3), generated=alien, logprobs=np.zeros(3, np.float32))])
+    assert not engine.busy()
+
+
 def test_exactly_full_kv_with_a_group():
     engine = make("numba", 4, 64)
     engine.submit(

@@ -14,6 +14,7 @@ from rollpacker.core.types import AttemptId, FinishReason, PromptId
 from rollpacker.engine.base import EngineStats, Output, Request
 from rollpacker.engine.mini.blocks import Blocks, Prefix
 from rollpacker.engine.mini.cpu import CpuRunner
+from rollpacker.engine.mini.limits import check_request
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
 from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.slots import Slots
@@ -176,18 +177,11 @@ class MiniEngine:
         )
 
     def _check(self, request: Request) -> None:
-        params, size = request.params, len(request.prompt)
+        params = request.params
         if request.attempt in self._held:
             raise ValueError(f"attempt {request.attempt} is already held")
-        total = size + params.max_tokens
         room = min(self._shape.context, self._capacity * self._runner.block_size)
-        if size == 0 or total > room:
-            raise ValueError(
-                f"attempt {request.attempt}: {size} prompt + {params.max_tokens} response tokens "
-                f"do not fit {room}: lower rollout.max_completion_length or raise engine.kv_tokens"
-            )
-        if len(request.generated) >= params.max_tokens:
-            raise ValueError(f"attempt {request.attempt} has all its max_tokens already")
+        check_request(request, room, self._shape.vocabulary)
         if params.stop and not params.ignore_stop and self._tokenizer is None:
             raise ValueError("rollout.stop needs the model's tokenizer")
         prefix = self._prefixes.get(request.group)
@@ -294,7 +288,7 @@ class MiniEngine:
             rows = Rows(s.token[decoding], positions, decoding, every)
             return self._runner.forward(rows, s.tables), decoding, every
         parts = [(s.token[decoding], positions, decoding)]
-        keep, end = list(every), len(decoding)
+        keep, end = every.tolist(), len(decoding)
         running = [a for a in admitted if not a.follows]
         for admission in running:
             parts.append(self._prefill(admission))
@@ -312,8 +306,8 @@ class MiniEngine:
     def _prefill(self, admission: _Admission) -> tuple[Ints, Ints, Ints]:
         sequence, start = admission.sequence, admission.start
         context = np.concatenate([sequence.request.prompt, sequence.tokens])[start:]
-        positions = np.arange(start, start + len(context))
-        return context, positions, np.full(len(context), sequence.slot)
+        positions = np.arange(start, start + len(context), dtype=np.int32)
+        return context, positions, np.full(len(context), sequence.slot, np.int32)
 
     def _spread(
         self, decoding: Ints, running: list[_Admission], admitted: list[_Admission], hidden: Any

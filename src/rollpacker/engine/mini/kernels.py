@@ -29,14 +29,22 @@ _MIDDLE = (0,) * TILE_ROWS[1]
 _ONE = (0,)
 
 
-def encode(like: Any, value: float) -> Any:
-    """``value`` as the array ``like`` stores it: float32, or the bits of a bfloat16."""
-    raise NotImplementedError
+def encode(like: Any, value: Any) -> Any:
+    """``value`` as the array ``like`` stores it: float32, or the bits of a bfloat16.
+
+    Rounds to nearest even; NaN is none of its concern. Compiled code runs the overload below.
+    """
+    if like.dtype == np.float32:
+        return np.float32(value)
+    bits = int(np.float32(value).view(np.uint32))
+    return np.uint16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
 
 
-def decode(value: Any) -> float:
-    """The float32 of a stored element."""
-    raise NotImplementedError
+def decode(value: Any) -> Any:
+    """The float32 of a stored element. Compiled code runs the overload below."""
+    if value.dtype == np.float32:
+        return value
+    return np.uint32(int(value) << 16).view(np.float32)
 
 
 @overload(encode, inline="always")

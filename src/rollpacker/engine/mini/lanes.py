@@ -161,7 +161,12 @@ def _madd(rows: Any, a: Any, b: Any, c: Any, *, packed: bool) -> Any:
     return signature, codegen
 
 
-@intrinsic
+def _primitive(function: Any) -> Any:
+    """An intrinsic without a static type: callers do not pass its ``typing`` argument."""
+    return intrinsic(function)
+
+
+@_primitive
 def madd(typing, rows, a, a0, lda, b, b0, b1, ldb, c, c0, ldc, depth):
     """``c[r, 0:32] += sum_k a[r, k] * (b0[k, 0:16], b1[k, 0:16])`` for ``len(rows)`` rows.
 
@@ -171,13 +176,13 @@ def madd(typing, rows, a, a0, lda, b, b0, b1, ldb, c, c0, ldc, depth):
     return _madd(rows, a, b, c, packed=False)
 
 
-@intrinsic
+@_primitive
 def madd_packed(typing, rows, a, a0, step, b, b0, b1, ldb, c, c0, ldc, depth):
     """The same with ``a[r, k]`` at ``a0 + k * step + r``: one address serves many rows."""
     return _madd(rows, a, b, c, packed=True)
 
 
-@intrinsic
+@_primitive
 def float_bits(typing: Any, value: Any) -> Any:
     """The bits of a float32 as int32."""
 
@@ -187,7 +192,7 @@ def float_bits(typing: Any, value: Any) -> Any:
     return types.int32(types.float32), codegen
 
 
-@intrinsic
+@_primitive
 def bits_float(typing: Any, value: Any) -> Any:
     """The float32 with these int32 bits."""
 

@@ -49,7 +49,8 @@ def shape_of(model: PreTrainedModel) -> Shape:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in _LENGTH_DEPENDENT:
         raise ValueError(f"engine.kind=mini cannot run rope_type {rope!r}, which depends on length")
-    attention: Any = model.get_decoder().layers[0].self_attn
+    decoder: Any = model.get_decoder()
+    attention = decoder.layers[0].self_attn
     return Shape(
         hidden=config.hidden_size,
         layers=config.num_hidden_layers,
@@ -81,9 +82,7 @@ def effective_weight(linear: Any) -> torch.Tensor:
     weight = linear.base_layer.weight.detach()
     if linear.disable_adapters or linear.merged:
         return weight
-    deltas = [
-        linear.get_delta_weight(name).detach()
-        for name in linear.active_adapters
-        if name in linear.lora_A
-    ]
-    return sum(deltas, weight)
+    for name in linear.active_adapters:
+        if name in linear.lora_A:
+            weight = weight + linear.get_delta_weight(name).detach()
+    return weight

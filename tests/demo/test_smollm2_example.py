@@ -31,7 +31,7 @@ def import_tasks():
 def test_training_and_evaluation_share_no_question(config):
     train = load_rows(config.data).rows
     heldout = load_rows(config.eval.data).rows
-    assert len({row.prompt for row in train}) == len(train) == 1000
+    assert len({row.prompt for row in train}) == len(train) == 192
     assert len({row.prompt for row in heldout}) == len(heldout) == 200
     assert not {row.prompt for row in train} & {row.prompt for row in heldout}
     shots = {turn["content"] for turn in config.data.shots}

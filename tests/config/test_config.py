@@ -245,3 +245,13 @@ def test_every_key_is_described(node: type[Config]) -> None:
         described = field.description or subtree or name in {"kind", "algorithm", "engine"}
         described = described or name in {"rewards", "eval"}
         assert described, f"{node.__name__}.{name} has no docstring in config/tree.py"
+
+
+def test_a_bare_off_is_the_mode_off(tmp_path: Path) -> None:
+    """YAML 1.1 reads it as false."""
+    path = tmp_path / "job.yaml"
+    head = "model: {path: m}\ndata: {path: d}\nrewards: [{function: math}]\n"
+    path.write_text(head + "rollout: {tail_batching: {mode: off}}\n")
+    assert config.load(path).rollout.tail_batching.mode == "off"
+    given = ["rollout.tail_batching.mode=off"]
+    assert config.load(path, given).rollout.tail_batching.mode == "off"

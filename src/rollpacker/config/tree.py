@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Config(BaseModel):
@@ -124,6 +124,12 @@ class TailBatchingConfig(Config):
     """Every so many steps a few prompts run without aborts, to measure bias; 0 never."""
     audit_prompts: int = Field(default=4, ge=1)
     """Prompts in an audit."""
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _plain_off(cls, value: Any) -> Any:
+        """YAML 1.1 reads a bare ``off`` as false."""
+        return "off" if value is False else value
 
 
 class StreamingConfig(Config):

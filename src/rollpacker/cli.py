@@ -99,7 +99,7 @@ def demo(
     console.print(
         f"{summary['recommended_mode']} against off: {speedup['wall']:.2f}x less wall time "
         f"(perfect packing would be {bound['speedup']:.2f}x), "
-        f"{speedup['decode_steps']:.2f}x fewer decode steps, the same samples kept"
+        f"{speedup['decode_steps']:.2f}x fewer decode steps, nothing discarded"
     )
     console.print(f"report: {summary['report']}")
 
@@ -114,7 +114,7 @@ def _fresh(out: Path) -> Path:
     return folder
 
 
-@app.command(context_settings={"ignore_unknown_options": False})
+@app.command()
 def train(
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
     overrides: Annotated[

@@ -133,7 +133,8 @@ class TailBatchingConfig(Config):
 
 
 class StreamingConfig(Config):
-    """Gradients that start before the rollout ends (modes ``exact``, ``race``, ``prompts``)."""
+    """Gradients that start before the rollout ends: in every mode but ``off``, unless the update
+    needs the whole batch first (several updates a step, REINFORCE++, censoring weights)."""
 
     enabled: bool = True
     """Give workers that the tail has freed to gradients of finished groups."""

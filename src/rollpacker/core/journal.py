@@ -82,7 +82,7 @@ class JournalWriter:
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def meta(self, policy: dict[str, Any]) -> None:
-        """Write how to build the policy whose events follow: ``{"config": …, "state": …}``."""
+        """Write how to build the policy whose events follow: ``{"settings": …, "state": …}``."""
         self._file.write(_dumps({"meta": policy}) + "\n")
         self._file.flush()
 

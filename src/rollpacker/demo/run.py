@@ -100,7 +100,6 @@ def compare(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     modes = {mode: _mode(summary) for mode, summary in summaries.items()}
     off, best = modes["off"], modes[RECOMMENDED]
     before = summaries["off"]["before"]
-    workers = 2
     busy = min(mode["worker_cpu_s"] for mode in (off, best))
     return {
         "before": {
@@ -112,7 +111,7 @@ def compare(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             "wall": off["train_wall_s"] / best["train_wall_s"],
             "decode_steps": off["decode_steps"] / best["decode_steps"],
         },
-        "packing_bound": {"speedup": off["train_wall_s"] * workers / busy},
+        "packing_bound": {"speedup": off["train_wall_s"] * summaries["off"]["workers"] / busy},
         "recommended_mode": RECOMMENDED,
     }
 

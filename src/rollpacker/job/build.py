@@ -65,6 +65,7 @@ async def build(config: RunConfig, folder: Path, progress: Progress, start: Star
     problems = load_problems(config, config.data, card, progress)
     held_out = load_problems(config, config.eval.data, card, progress) if config.eval else None
     cap = max_completion_length(config, card, problems)
+    check_size(config, problems)
     save_config(config, folder)
     rewards = Rewards(config.rewards, config.grading, card.tokenizer)
     updates = total_steps(config, problems) * config.train.updates_per_step
@@ -162,6 +163,15 @@ def check(config: RunConfig) -> None:
         raise ValueError(
             "rollout.tail_batching.censoring_weights over-corrects where responses race; "
             "it is offered for mode 'prompts' only"
+        )
+
+
+def check_size(config: RunConfig, problems: Problems) -> None:
+    """Raise ``ValueError`` when ``drop_last`` would drop everything."""
+    if config.data.drop_last and len(problems.tokens) < config.rollout.prompts_per_step:
+        raise ValueError(
+            f"data.drop_last drops everything: {len(problems.tokens)} prompts are fewer than "
+            f"rollout.prompts_per_step={config.rollout.prompts_per_step}"
         )
 
 

@@ -183,7 +183,7 @@ class Job:
         enough = self._config.rollout.prompts_per_step if config.data.drop_last else 1
         if left >= enough:
             return False
-        self._counters.epochs += 1
+        self._counters.epochs = source.epoch + 1
         self._parts.rollout.end_epoch(source.epoch)
         if not config.steps and self._counters.epochs >= config.epochs:
             return True
@@ -291,6 +291,7 @@ class Job:
             "prompts_trained": count.prompts_trained,
             "epochs": count.epochs,
             "interrupted": self._interrupted,
+            "workers": len(self._parts.pool.workers),
             "num_tokens": count.num_tokens,
             "kept_tokens": count.kept_tokens,
             "decoded_tokens": count.generated_tokens,

@@ -89,7 +89,8 @@ class Evaluator:
         for place, (prompt, tokens) in enumerate(self._problems.tokens.items()):
             worker = workers[place % len(workers)]
             for index in range(count):
-                attempt = AttemptId(place * count + index)
+                # Below zero: never the id of an attempt of the run.
+                attempt = AttemptId(-1 - place * count - index)
                 request = Request(
                     attempt=attempt,
                     group=prompt,
@@ -134,8 +135,10 @@ class Evaluator:
 
     def _take_grades(self, grades: Sequence[Grade]) -> None:
         for grade in grades:
-            self._attempts[grade.attempt].reward = grade.reward
-        self._missing -= len(grades)
+            attempt = self._attempts.get(grade.attempt)
+            if attempt is not None:
+                attempt.reward = grade.reward
+                self._missing -= 1
         if self._missing == 0 and self._done is not None and not self._done.done():
             self._done.set_result(None)
 

@@ -53,11 +53,6 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Discard:
-    """Throw the gradient sum away."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reform:
     """Join a new process group: ``rank`` of ``world``, meeting at the file ``rendezvous``."""
 
@@ -85,19 +80,7 @@ class Stop:
     """Leave."""
 
 
-Command = (
-    BeginStep
-    | Submit
-    | Abort
-    | Proceed
-    | Accumulate
-    | Apply
-    | Discard
-    | Reform
-    | Save
-    | Load
-    | Stop
-)
+Command = BeginStep | Submit | Abort | Proceed | Accumulate | Apply | Reform | Save | Load | Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +109,6 @@ class Ready:
     """The worker has its model; ``latency`` is seconds of a decode step by batch size."""
 
     latency: dict[int, float]
-    parameters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +120,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """These attempts have stopped; partial outputs. ``missing`` had ended before."""
+    """These attempts have stopped; partial outputs. What had ended before is not among them."""
 
     outputs: Sequence[Output]
-    missing: Sequence[AttemptId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,10 +39,10 @@ class WorkerPool:
         self._answers: dict[WorkerId, asyncio.Future[msg.Report]] = {}
         self._meetings = tempfile.TemporaryDirectory(prefix="rollpacker-")
         self._generation = 0
+        self._met: tuple[WorkerId, ...] = ()
         self.on_report: Callable[[WorkerId, msg.Report], None] = lambda _worker, _report: None
         self.on_lost: Callable[[WorkerId, str], None] = lambda _worker, _error: None
         self.latency: dict[int, float] = {}
-        self.parameters = 0
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -76,11 +76,14 @@ class WorkerPool:
             self._loop.add_reader(ours.fileno(), self._read, worker)
         ready, *_ = await asyncio.gather(*self._expect(self.workers).values())
         assert isinstance(ready, msg.Ready)
-        self.latency, self.parameters = ready.latency, ready.parameters
+        self.latency = ready.latency
         self.meet()
 
     def meet(self) -> None:
-        """Let the live workers form one process group, the lowest id first."""
+        """Let the live workers form one process group, the lowest id first, if one has died."""
+        if self._met == self.workers:
+            return
+        self._met = self.workers
         self._generation += 1
         place = str(Path(self._meetings.name) / f"generation-{self._generation}")
         world = len(self._connections)
@@ -104,6 +107,8 @@ class WorkerPool:
 
         Raises ``ValueError`` for the user's mistakes, ``OSError`` and ``WorkerError`` otherwise.
         """
+        if not workers or not set(workers) <= set(self.workers):
+            raise WorkerError("a worker died before it could be asked")
         answers = self._expect(workers)
         for worker in workers:
             self.send(worker, command)

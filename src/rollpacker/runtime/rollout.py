@@ -90,6 +90,7 @@ class Rollout:
         self._pool.on_lost = self._guarded(self._lose)
         self._rewards.on_grades = self._guarded(self._take_grades)
         self._updates.begin(self.record, self._finish_update)
+        self._pool.meet()
         self._pool.broadcast(msg.BeginStep(version=step))
         self._pump.post(
             ev.StepStarted(
@@ -192,6 +193,7 @@ class Rollout:
 
     def _grade_waiting(self) -> None:
         """Grade what has finished; whole groups where a reward compares responses."""
+        self._to_grade = [a for a in self._to_grade if a.stage is Stage.GRADING]
         if not self._to_grade:
             return
         rows = self._problems.rows
@@ -231,8 +233,10 @@ class Rollout:
             case msg.Aborted():
                 self._pump.post(*(e for output in report.outputs for e in self._stopped(output)))
                 self._flush()
+                self._settle()
             case msg.Failed():
                 self._pump.post(*(self._failed(a, report.error) for a in report.attempts))
+                self._settle()
             case msg.Accumulated():
                 self._updates.accumulated(worker, report)
                 seconds = report.end_s - report.start_s
@@ -360,4 +364,7 @@ class Rollout:
         for attempt in self.record.attempts.values():
             if attempt.worker == worker and attempt.stage in DECODING:
                 attempt.stage, attempt.verdict = Stage.OVER, "failed"
-        self._pump.post(*stopping, ev.WorkerLost(worker=worker))
+                attempt.end_s = self._clock()
+        # First what was lost: a round that ends must know which gradients are gone.
+        self._pump.post(ev.WorkerLost(worker=worker), *stopping)
+        self._settle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rollpacker.core import decisions as do
-from rollpacker.core.types import AttemptId, PromptId, RoundKind, Sample, WorkerId
+from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.messages import Work
 from rollpacker.train.base import Update
@@ -56,10 +56,6 @@ class StepRecord:
         self.dropped[decision.prompt] = decision.reason
         for attempt in decision.attempts:
             self.attempts[attempt].verdict = "dropped"
-
-    def samples(self) -> list[Sample]:
-        """The kept samples, by prompt in order of acceptance."""
-        return [attempt.sample() for attempt in self.kept]
 
     def aborted_tokens(self) -> int:
         """Tokens that were decoded and thrown away."""

@@ -9,6 +9,7 @@ import time
 import traceback
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -96,9 +97,7 @@ class Worker:
             lora=config.model,
         )
         self._begin_work()
-        self._send(
-            msg.Ready(latency=latency, parameters=sum(p.numel() for p in self._model.parameters()))
-        )
+        self._send(msg.Ready(latency=latency))
 
     def serve(self) -> None:
         """Answer commands; between them decode, or accumulate when nothing decodes."""
@@ -154,9 +153,6 @@ class Worker:
                 self._engine.load_weights(weights, command.version)
             case msg.Apply():
                 self._apply(command)
-            case msg.Discard():
-                self._tasks.clear()
-                self._trainer.discard()
             case msg.Reform():
                 self._trainer.world = join(command)
             case msg.Save():
@@ -173,11 +169,8 @@ class Worker:
             except ValueError as error:
                 self._send(msg.Failed(attempts=[request.attempt], error=str(error)))
 
-    def _abort(self, attempts: Any) -> None:
-        outputs = self._engine.abort(attempts)
-        held = {output.attempt for output in outputs}
-        missing: list[AttemptId] = [a for a in attempts if a not in held]
-        self._send(msg.Aborted(outputs=outputs, missing=missing))
+    def _abort(self, attempts: Sequence[AttemptId]) -> None:
+        self._send(msg.Aborted(outputs=self._engine.abort(attempts)))
 
     def _decode(self) -> None:
         before = time.process_time()

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollpacker.policy.race import MIN_REWARD_RANGE
+
 Floats = NDArray[np.float32]
 
 _STD_EPSILON = 1e-6
-_INFORMATIVE_RANGE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def informative(rewards: Floats) -> bool:
 
     The range is compared, not the advantages: rounding makes those of equal rewards non-zero.
     """
-    return len(rewards) > 0 and float(np.ptp(rewards)) >= _INFORMATIVE_RANGE
+    return len(rewards) > 0 and float(np.ptp(rewards)) >= MIN_REWARD_RANGE
 
 
 def centred(rewards: Floats) -> Floats:

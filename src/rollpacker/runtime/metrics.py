@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rollpacker.core.types import Group, RoundKind, Sample
-from rollpacker.runtime.durable import AppendFile, replace_file
+from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.trackers import TensorBoard, Tracker
 from rollpacker.train.base import Update
 
@@ -192,7 +192,7 @@ class MetricsLog:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"
-        _cut(self._path, last_step)
+        cut_jsonl(self._path, last_step)
         self._file = AppendFile(self._path)
         self._say = say
         self._failing: set[str] = set()
@@ -244,12 +244,6 @@ def numbers(metrics: Metrics) -> dict[str, float]:
         elif math.isfinite(value):
             result[name] = float(value)
     return result
-
-
-def _cut(path: Path, last_step: int) -> None:
-    if path.exists():
-        rows = [row for row in read_metrics(path) if float(row["step"]) <= last_step]
-        replace_file(path, b"".join(map(_line, rows)))
 
 
 def _line(metrics: Metrics) -> bytes:

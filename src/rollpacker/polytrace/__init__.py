@@ -1,0 +1,1 @@
+"""PolyTrace: workload traces of RL jobs: read, characterise, fit, generate, replay, compare."""

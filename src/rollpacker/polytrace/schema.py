@@ -1,0 +1,105 @@
+"""One schema for every workload trace: a table with one row a response, and two of a batch each.
+
+Native form: one parquet of ``SAMPLES`` whose metadata names ``VERSION``; the two smaller tables
+travel in its key-value metadata.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+VERSION = 1
+
+TURN = pl.Struct(
+    {
+        "prompt_tokens": pl.Int32(),
+        "cached_tokens": pl.Int32(),
+        "completion_tokens": pl.Int32(),
+        "finish_reason": pl.String(),
+        "latency_s": pl.Float64(),
+    }
+)
+TOOL = pl.Struct(
+    {
+        "turn": pl.Int32(),
+        "name": pl.String(),
+        "latency_s": pl.Float64(),
+        "tokens": pl.Int32(),
+        "status": pl.String(),
+    }
+)
+SAMPLES: dict[str, pl.DataType] = {
+    "task": pl.String(),
+    "step": pl.Int32(),
+    "prompt": pl.String(),
+    "index": pl.Int32(),
+    "domain": pl.String(),
+    "prompt_tokens": pl.Int32(),
+    "response_tokens": pl.Int32(),
+    "cap": pl.Int32(),
+    "truncated": pl.Boolean(),
+    "state": pl.String(),
+    "dp_rank": pl.Int32(),
+    "turns": pl.List(TURN),
+    "tools": pl.List(TOOL),
+    "reward": pl.Float64(),
+    "reward_s": pl.Float64(),
+    "reward_kind": pl.String(),
+    "start_s": pl.Float64(),
+    "end_s": pl.Float64(),
+    "extra": pl.String(),
+}
+"""Columns of the table of responses.
+
+``prompt`` is stable within a task (the same prompt in two epochs has the same id where the source
+tells). ``response_tokens`` counts generated tokens, over all turns. ``cap``: longest response that
+the run allowed, null when unknown. ``state``: ``kept``, ``filtered`` (dynamic sampling) or
+``aborted`` (``response_tokens`` is then a lower bound). ``extra``: JSON of what the source had
+and no column holds, so that an export gives the source back.
+"""
+
+REWARD_BATCHES: dict[str, pl.DataType] = {
+    "task": pl.String(),
+    "step": pl.Int32(),
+    "dp_rank": pl.Int32(),
+    "batch_size": pl.Int32(),
+    "reward_time_s": pl.Float64(),
+    "extra": pl.String(),
+}
+FILTERS: dict[str, pl.DataType] = {
+    "task": pl.String(),
+    "step": pl.Int32(),
+    "kept_prompt_indices": pl.List(pl.Int32()),
+    "used_prompt_indices": pl.List(pl.Int32()),
+    "extra": pl.String(),
+}
+
+
+def _empty(columns: dict[str, pl.DataType]) -> pl.DataFrame:
+    return pl.DataFrame(schema=columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A workload.
+
+    Args:
+        samples: one row a response, columns ``SAMPLES``.
+        reward_batches: seconds that a rank spent on the rewards of a step, ``REWARD_BATCHES``.
+        filters: which prompts of a generation batch survived dynamic sampling, ``FILTERS``.
+    """
+
+    samples: pl.DataFrame
+    reward_batches: pl.DataFrame = field(default_factory=lambda: _empty(REWARD_BATCHES))
+    filters: pl.DataFrame = field(default_factory=lambda: _empty(FILTERS))
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, in order of appearance."""
+        return self.samples["task"].unique(maintain_order=True).to_list()
+
+
+class TraceError(ValueError):
+    """A trace cannot be read; the message names the file, the line and the field."""

@@ -1,0 +1,1 @@
+"""The simulated driver: a heap of timed events and cost models under the real policies."""

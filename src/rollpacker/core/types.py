@@ -47,7 +47,8 @@ class Prompt:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+# Without slots what is sent by the hundred: a frozen class with slots pickles through Python code.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
     """One finished response.
 
@@ -76,7 +77,7 @@ class Sample:
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
     """The kept responses of one prompt, ordered by sample index, with their advantages.
 

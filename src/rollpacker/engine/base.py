@@ -48,7 +48,8 @@ class SamplingParams:
     ignore_stop: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+# Without slots what is sent by the hundred: a frozen class with slots pickles through Python code.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
     """One attempt to sample.
 
@@ -71,7 +72,7 @@ class Request:
     logprobs: NDArray[np.float32] = field(default_factory=_no_logprobs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Output:
     """A finished or aborted attempt.
 

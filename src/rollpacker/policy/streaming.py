@@ -64,6 +64,7 @@ class Streaming:
         self._lengths: dict[PromptId, list[int]] = {}
         self._order: dict[PromptId, int] = {}
         self._ready: list[GroupPart] = []
+        self._waiting = 0
         self._later: list[list[GroupPart]] = []
         self._update = 0
         self._rollout_over = False
@@ -75,6 +76,7 @@ class Streaming:
         self._workers = {worker: _Worker() for worker in event.workers}
         self._at, self._tokens, self._lengths, self._order = {}, {}, {}, {}
         self._ready, self._later = [], []
+        self._waiting = 0
         self._update = 0
         self._rollout_over = False
         self._applying = False
@@ -133,6 +135,11 @@ class Streaming:
         lengths = [self._tokens[attempt] if counts else 0 for attempt in decision.attempts]
         self._lengths[decision.prompt] = lengths
         self._ready.append(GroupPart(prompt=decision.prompt, start=0, stop=len(lengths)))
+        self._waiting += sum(lengths)
+
+    def _set_ready(self, parts: list[GroupPart]) -> None:
+        self._ready = parts
+        self._waiting = sum(map(self._cost, parts))
 
     def _cost(self, part: GroupPart) -> int:
         """Tokens that have a gradient."""
@@ -156,7 +163,7 @@ class Streaming:
         """The worker's gradient sum is gone: other workers must repeat its groups."""
         lost = self._workers.pop(worker, None)
         if lost is not None:
-            self._ready = [*lost.parts, *self._ready]
+            self._set_ready([*lost.parts, *self._ready])
             for attempt in lost.running:
                 self._at.pop(attempt, None)
 
@@ -166,7 +173,8 @@ class Streaming:
         if count > 1 and self._ready:
             size = -(-len(self._ready) // count)
             parts = [self._ready[i : i + size] for i in range(0, len(self._ready), size)]
-            self._ready, self._later = parts[0], parts[1:]
+            self._set_ready(parts[0])
+            self._later = parts[1:]
 
     def _next_update(self) -> None:
         self._applying = False
@@ -174,7 +182,7 @@ class Streaming:
             worker.parts.clear()
         self._update += 1
         if self._later:
-            self._ready = self._later.pop(0)
+            self._set_ready(self._later.pop(0))
         else:
             self._applying = True
 
@@ -182,12 +190,13 @@ class Streaming:
         """Free the emptiest decoding worker when the others can take its attempts for free."""
         if not self._rules.stream or len(self._at) > self._rules.consolidate_below:
             return
+        if self._waiting < self._config.group_tokens:
+            return
         decoding = sorted(
             (w for w, state in self._workers.items() if state.running),
             key=lambda w: (len(self._workers[w].running), -w),
         )
-        waiting = sum(map(self._cost, self._ready))
-        if len(decoding) < 2 or waiting < self._config.group_tokens:
+        if len(decoding) < 2:
             return
         source, target = decoding[0], decoding[-1]
         moved = tuple(sorted(self._workers[source].running))
@@ -201,11 +210,10 @@ class Streaming:
                 yield from self._dispatch_in_order()
             return
         while self._ready:
-            left = sum(map(self._cost, self._ready))
-            if not left and not self._rollout_over:
+            if not self._waiting and not self._rollout_over:
                 return
             # The last tasks go to workers that have none, or one would end late.
-            scarce = left < 2 * _SMALLEST_TASK * len(self._workers)
+            scarce = self._waiting < 2 * _SMALLEST_TASK * len(self._workers)
             most = 1 if scarce else self._config.lookahead
             free = [
                 (state.tasks, worker)
@@ -227,7 +235,7 @@ class Streaming:
             share = tuple(self._ready[place :: len(workers)])
             if share:
                 yield self._assign(worker, share)
-        self._ready.clear()
+        self._set_ready([])
 
     def _assign(self, worker: WorkerId, parts: tuple[GroupPart, ...]) -> do.AccumulateGradients:
         self._workers[worker].tasks += 1
@@ -241,8 +249,7 @@ class Streaming:
         self-scheduling).
         """
         self._ready.sort(key=lambda part: (-self._cost(part), self._place(part)))
-        left = sum(map(self._cost, self._ready))
-        share = max(_SMALLEST_TASK, left // (2 * len(self._workers)))
+        share = max(_SMALLEST_TASK, self._waiting // (2 * len(self._workers)))
         budget = min(self._config.group_tokens, share)
         self._cut_first(budget)
         taken = [self._ready.pop(0)]
@@ -250,6 +257,7 @@ class Streaming:
         while self._ready and tokens + self._cost(self._ready[0]) <= budget:
             tokens += self._cost(self._ready[0])
             taken.append(self._ready.pop(0))
+        self._waiting -= tokens
         return tuple(taken)
 
     def _cut_first(self, budget: int) -> None:

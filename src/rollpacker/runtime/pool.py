@@ -125,12 +125,12 @@ class WorkerPool:
     def _read(self, worker: WorkerId) -> None:
         connection = self._connections[worker]
         try:
-            while connection.poll(0):
-                self._dispatch(worker, connection.recv())
-                if worker not in self._connections:
-                    return
+            # One message a call: asking for more costs as much as being called again.
+            report = connection.recv()
         except (EOFError, ConnectionResetError):
             self._forget(worker, None)
+        else:
+            self._dispatch(worker, report)
 
     def _dispatch(self, worker: WorkerId, report: msg.Report) -> None:
         match report:

@@ -1,0 +1,338 @@
+"""The tail of a round moves to fewer devices, possibly as one group of a higher size.
+
+A tail of a few long responses is bound by the latency of one sequence, which a larger
+tensor-parallel group lowers, and the devices that it leaves have gradients to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollpacker.core.types import AttemptId, WorkerId
+from rollpacker.policy.censoring import KaplanMeier
+from rollpacker.policy.layout import Layout
+from rollpacker.policy.scaling import (
+    ActiveAttempt,
+    ScaleDecision,
+    Tokens,
+    peak_tokens,
+    remaining_tokens,
+    spread,
+)
+
+
+class TailCost(Protocol):
+    """What a group of ``tp`` devices can do."""
+
+    def kv_tokens(self, tp: int) -> float:
+        """KV tokens that it holds."""
+        ...
+
+    def prefill_seconds(self, tp: int, tokens: int) -> float:
+        """To compute the KV of ``tokens``; what setting the group up costs included."""
+        ...
+
+    def decode_seconds(self, tp: int, contexts: Tokens, remaining: Tokens) -> float:
+        """To decode sequences of ``contexts`` tokens by ``remaining`` tokens each, all at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolidationSettings:
+    """When a move is worth it.
+
+    Args:
+        sizes: tensor-parallel sizes that a group may have (``Devices.sizes``).
+        below: running attempts from which moves are looked for. Thresholds above about 64 gave
+            the same times in simulation, 32 and fewer were too late.
+        margin: share of the rest of the step that a move must save.
+        recheck: share of the attempts of the last look that must be left for the next one.
+        headroom: share of the KV that the projected peak may take.
+        train_seconds_per_token: device-seconds of gradient per token.
+    """
+
+    sizes: tuple[int, ...]
+    below: int = 128
+    margin: float = 0.05
+    recheck: float = 0.75
+    headroom: float = 0.95
+    train_seconds_per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Devices that decode together, and the workers that they come from."""
+
+    devices: tuple[int, ...]
+    members: tuple[WorkerId, ...]
+
+
+_Groups = dict[WorkerId, _Group]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One way to run the rest; ``merged``: its groups differ from the present ones."""
+
+    tp: int
+    groups: _Groups
+    moves: dict[AttemptId, WorkerId]
+    merged: bool
+    seconds: float
+    """Until the step's last gradient is summed, as far as is known now."""
+    moving: float
+    """Of it, until the first token after the move."""
+
+
+class Consolidation:
+    """Compares what is left of the step on the present groups and on fewer or larger ones.
+
+    Groups that a round has left are never taken back, so moves cannot go back and forth.
+
+    Args:
+        settings: when a move is worth it.
+        cost: of decoding and of moving.
+    """
+
+    def __init__(self, settings: ConsolidationSettings, cost: TailCost) -> None:
+        self._settings = settings
+        self._cost = cost
+        self._layout: Layout | None = None
+        self._lengths: KaplanMeier | None = None
+        self._start({}, 1)
+
+    def _start(self, groups: _Groups, tp: int) -> None:
+        self._groups = groups
+        self._tp = tp
+        self._looked: int | None = None
+        self._until = -np.inf
+        self._moved: dict[AttemptId, WorkerId] = {}
+
+    def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``layout``; without ``lengths`` nothing moves in it."""
+        self._layout, self._lengths = layout, lengths
+        groups = {
+            worker: _Group(tuple(sorted(layout.workers[worker])), (worker,))
+            for worker in sorted(layout.workers)
+        }
+        self._start(groups, layout.tp)
+
+    def observe(
+        self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    ) -> ScaleDecision | None:
+        """Move the tail when that ends the step sooner by the margin."""
+        del finished
+        if self._layout is None or self._lengths is None or not self._due(len(active), now):
+            return None
+        ordered = self._present(active)
+        if not ordered:
+            return None
+        view = _View(
+            settings=self._settings,
+            cost=self._cost,
+            layout=self._layout,
+            active=ordered,
+            remaining=remaining_tokens(self._lengths, ordered),
+            work=gradient_tokens * self._settings.train_seconds_per_token,
+        )
+        stay = view.stay(self._groups, self._tp)
+        plans = list(view.plans(self._groups, self._tp))
+        best = min(plans, key=lambda plan: plan.seconds, default=stay)
+        if best.seconds >= (1.0 - self._settings.margin) * stay.seconds:
+            return None
+        return self._follow(best, now)
+
+    def _present(self, active: Sequence[ActiveAttempt]) -> list[ActiveAttempt]:
+        """In order, where they will be; a dead worker's will come back under new ids."""
+        placed = [replace(one, worker=self._moved.get(one.attempt, one.worker)) for one in active]
+        return sorted(
+            (one for one in placed if one.worker in self._groups), key=lambda one: one.attempt
+        )
+
+    def _due(self, count: int, now: float) -> bool:
+        if not 0 < count <= self._settings.below or now < self._until:
+            return False
+        if self._looked is not None and count > self._settings.recheck * self._looked:
+            return False
+        self._looked = count
+        return True
+
+    def _follow(self, plan: _Plan, now: float) -> ScaleDecision:
+        kept = {member for group in plan.groups.values() for member in group.members}
+        before = [member for group in self._groups.values() for member in group.members]
+        self._groups, self._tp = plan.groups, plan.tp
+        self._until = now + plan.moving
+        self._moved |= plan.moves
+        groups = {lead: group.members for lead, group in plan.groups.items()}
+        return ScaleDecision(
+            freed=tuple(sorted(worker for worker in before if worker not in kept)),
+            moves=plan.moves,
+            tp=plan.tp,
+            groups=groups if plan.merged else {},
+        )
+
+    def lose(self, worker: WorkerId) -> None:
+        """A worker has died, and with it the group that it was in."""
+        self._layout = self._layout and self._layout.without(worker)
+        self._groups = {
+            lead: group for lead, group in self._groups.items() if worker not in group.members
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the round has done so far, as JSON."""
+        return {
+            "tp": self._tp,
+            "groups": [[lead, list(group.members)] for lead, group in self._groups.items()],
+            "looked": self._looked,
+            "until": None if self._until == -np.inf else self._until,
+            "moved": list(self._moved.items()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``, after ``begin`` with the same layout and lengths."""
+        assert self._layout is not None
+        workers = self._layout.workers
+        self._tp, self._looked = state["tp"], state["looked"]
+        self._until = -np.inf if state["until"] is None else state["until"]
+        self._moved = {AttemptId(attempt): WorkerId(lead) for attempt, lead in state["moved"]}
+        self._groups = {
+            WorkerId(lead): _Group(
+                tuple(sorted(device for member in members for device in workers[member])),
+                tuple(members),
+            )
+            for lead, members in state["groups"]
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """A moment of a round, and what could be done with it.
+
+    ``remaining`` belongs to ``active``; ``work``: device-seconds of gradients that wait.
+    """
+
+    settings: ConsolidationSettings
+    cost: TailCost
+    layout: Layout
+    active: Sequence[ActiveAttempt]
+    remaining: Tokens
+    work: float
+
+    def stay(self, groups: _Groups, tp: int) -> _Plan:
+        """Nothing moves."""
+        plan = self._plan(groups, groups, tp, {})
+        assert plan is not None
+        return plan
+
+    def plans(self, groups: _Groups, tp: int) -> Iterator[_Plan]:
+        """Every larger size, and the present one, on 1, 2, 4, … and all groups."""
+        for size in self.settings.sizes:
+            if size < tp:
+                continue
+            blocks = self._ranked(groups if size == tp else _merged(groups, size, self.layout))
+            most = min(len(blocks) - (size == tp), len(self.active))
+            for count in sorted({1 << bit for bit in range(most.bit_length())} | {most} - {0}):
+                chosen = dict(sorted(blocks[:count]))
+                plan = self._plan(groups, chosen, size, self._moves(groups, chosen))
+                if plan is not None:
+                    yield plan
+
+    def _ranked(self, blocks: _Groups) -> list[tuple[WorkerId, _Group]]:
+        """The fullest first, those of one training replica together: others become free."""
+        at: dict[WorkerId, int] = {}
+        for one in self.active:
+            at[one.worker] = at.get(one.worker, 0) + one.context
+        load = {
+            lead: sum(at.get(member, 0) for member in group.members)
+            for lead, group in blocks.items()
+        }
+        home = {lead: self.layout.replica(group.devices[0]) for lead, group in blocks.items()}
+        total: dict[int, int] = {}
+        for lead, replica in home.items():
+            total[replica] = total.get(replica, 0) + load[lead]
+        return sorted(
+            blocks.items(),
+            key=lambda pair: (-total[home[pair[0]]], home[pair[0]], -load[pair[0]], pair[0]),
+        )
+
+    def _moves(self, groups: _Groups, chosen: _Groups) -> dict[AttemptId, WorkerId]:
+        """Those of groups that go on as they are stay where they are."""
+        stays = {lead for lead, group in chosen.items() if groups.get(lead) == group}
+        loads = dict.fromkeys(chosen, 0)
+        moved: list[ActiveAttempt] = []
+        for one in self.active:
+            if one.worker in stays:
+                loads[one.worker] += one.context
+            else:
+                moved.append(one)
+        return spread(moved, loads)
+
+    def _plan(
+        self, before: _Groups, groups: _Groups, tp: int, moves: dict[AttemptId, WorkerId]
+    ) -> _Plan | None:
+        """The cost of a choice; None if its KV does not fit."""
+        targets = [moves.get(one.attempt, one.worker) for one in self.active]
+        places: dict[WorkerId, list[int]] = {}
+        for place, target in enumerate(targets):
+            places.setdefault(target, []).append(place)
+        contexts = np.array([one.context for one in self.active], np.int64)
+        if groups is not before and not self._fits(places, contexts, tp):
+            return None
+        moving = 0.0
+        for mine in places.values():
+            tokens = sum(self.active[p].context for p in mine if self.active[p].attempt in moves)
+            moving = max(moving, self.cost.prefill_seconds(tp, tokens) if tokens else 0.0)
+        decoding = max(
+            self.cost.decode_seconds(tp, contexts[places[lead]], self.remaining[places[lead]])
+            for lead in self._slowest(places, contexts)
+        )
+        return _Plan(
+            tp=tp,
+            groups=groups,
+            moves=moves,
+            merged=any(before.get(lead) != group for lead, group in groups.items()),
+            seconds=self._step_seconds(groups, places, moving + decoding),
+            moving=moving,
+        )
+
+    def _fits(self, places: Mapping[WorkerId, list[int]], contexts: Tokens, tp: int) -> bool:
+        most = self.settings.headroom * self.cost.kv_tokens(tp)
+        return all(
+            peak_tokens(contexts[mine], self.remaining[mine]) <= most for mine in places.values()
+        )
+
+    def _slowest(self, places: Mapping[WorkerId, list[int]], contexts: Tokens) -> set[WorkerId]:
+        """The groups that can be last: the one of the longest response and the fullest one."""
+        longest = max(places, key=lambda lead: int(self.remaining[places[lead]].max()))
+        fullest = max(places, key=lambda lead: int(contexts[places[lead]].sum()))
+        return {longest, fullest}
+
+    def _step_seconds(
+        self, groups: _Groups, places: Mapping[WorkerId, list[int]], rollout: float
+    ) -> float:
+        """Freed devices work on gradients during the rollout, all devices afterwards."""
+        busy = {device for lead in places for device in groups[lead].devices}
+        idle = [device for device in self.layout.devices if device not in busy]
+        during = len(self.layout.trainable(idle)) * rollout
+        return rollout + max(0.0, self.work - during) / len(self.layout.devices)
+
+
+def _merged(groups: _Groups, size: int, layout: Layout) -> _Groups:
+    """Groups of ``size`` neighbouring devices of a node, made of whole present groups.
+
+    Only devices that still decode; the lowest worker runs the group.
+    """
+    owner = {device: lead for lead, group in groups.items() for device in group.devices}
+    found: _Groups = {}
+    for start in range(0, max(owner, default=-1) + 1, size):
+        block = set(range(start, start + size))
+        leads = {owner[device] for device in block if device in owner}
+        devices = {device for lead in leads for device in groups[lead].devices}
+        if devices == block and layout.node_size % size == 0:
+            members = sorted(member for lead in leads for member in groups[lead].members)
+            found[members[0]] = _Group(tuple(sorted(block)), tuple(members))
+    return found

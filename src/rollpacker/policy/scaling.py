@@ -1,0 +1,305 @@
+"""When a part of the rollout's devices is freed for gradients, and where its requests go.
+
+Two rules: the paper's (RollPacker, section 4.4, Algorithm 1), which checks that the remaining
+devices can hold what is coming, and the fixed one of its artifact, which does not. Ours is in
+``consolidation``. All free devices once and never take them back within a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import AttemptId, WorkerId
+from rollpacker.policy.censoring import KaplanMeier
+from rollpacker.policy.layout import Layout, cheapest_half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveAttempt:
+    """A response that is not finished.
+
+    Args:
+        attempt: its id.
+        prompt_tokens: of its prompt.
+        generated: tokens so far.
+        worker: where it runs.
+    """
+
+    attempt: AttemptId
+    prompt_tokens: int
+    generated: int
+    worker: WorkerId
+
+    @property
+    def context(self) -> int:
+        """Tokens that it holds KV for, and that a move computes again."""
+        return self.prompt_tokens + self.generated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleDecision:
+    """Fewer devices decode from now on.
+
+    Args:
+        freed: workers that stop decoding; ``Layout.trainable`` says which devices can train.
+        moves: new worker of every attempt that moves. An attempt may move to its own worker,
+            when that one's group changes: its KV must be computed again.
+        tp: devices of each group that goes on decoding.
+        groups: workers whose devices become one group, by the worker that runs it; empty when
+            the groups that go on are as before.
+        gradient_batch: responses that freed devices take at once; 0 for as they come.
+    """
+
+    freed: tuple[WorkerId, ...]
+    moves: dict[AttemptId, WorkerId]
+    tp: int
+    groups: dict[WorkerId, tuple[WorkerId, ...]] = field(
+        default_factory=dict[WorkerId, tuple[WorkerId, ...]]
+    )
+    gradient_batch: int = 0
+
+
+class Scaling(Protocol):
+    """Decides within one round at a time."""
+
+    def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``layout``; ``lengths`` is what is known of responses."""
+        ...
+
+    def observe(
+        self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    ) -> ScaleDecision | None:
+        """Take the state of the round, whenever an attempt has ended.
+
+        Args:
+            finished: share of the round's requests that have finished, 0 to 1.
+            active: those that have not.
+            gradient_tokens: tokens of finished groups whose gradients wait for devices.
+            now: seconds.
+        """
+        ...
+
+    def lose(self, worker: WorkerId) -> None:
+        """A worker has died."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the round has done so far, as JSON."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``, after ``begin`` with the same layout and lengths."""
+        ...
+
+
+Tokens = NDArray[np.int64]
+
+
+def remaining_tokens(lengths: KaplanMeier, active: Sequence[ActiveAttempt]) -> Tokens:
+    """A likely number of tokens that each attempt still has to go, at least 1, shape (N,).
+
+    The attempts are spread evenly over the quantiles of what is left of the distribution (van
+    der Corput's sequence), so that their longest is as long as that of a random draw, which
+    means would hide.
+    """
+    generated = np.array([one.generated for one in active], np.int64)
+    place = np.argsort(np.argsort(np.array([one.attempt for one in active], np.int64)))
+    share = np.array([_radical_inverse(rank + 1) for rank in place.tolist()])
+    wanted = (1.0 - share) * lengths.at(generated)
+    ends = np.searchsorted(-lengths.survival, -wanted, side="left")
+    return np.maximum(1, ends.astype(np.int64) - generated)
+
+
+def _radical_inverse(n: int) -> float:
+    """The bits of ``n`` mirrored at the binary point."""
+    return int(f"{n:b}"[::-1], 2) / (1 << n.bit_length())
+
+
+def peak_tokens(contexts: Tokens, remaining: Tokens) -> int:
+    """Most KV tokens in use at once by attempts that start with ``contexts`` and grow."""
+    order = np.argsort(-remaining, kind="stable")
+    alive = np.cumsum(contexts[order]) + remaining[order] * np.arange(1, order.size + 1)
+    return int(alive.max(initial=0))
+
+
+def spread(
+    moved: Iterable[ActiveAttempt], loads: Mapping[WorkerId, int]
+) -> dict[AttemptId, WorkerId]:
+    """Longest first, each to the worker with the fewest tokens (Graham, 1969)."""
+    load = dict(loads)
+    found: dict[AttemptId, WorkerId] = {}
+    for one in sorted(moved, key=lambda one: (-one.context, one.attempt)):
+        target = min(load, key=lambda worker: (load[worker], worker))
+        load[target] += one.context
+        found[one.attempt] = target
+    return found
+
+
+def contexts_by_worker(
+    layout: Layout, active: Iterable[ActiveAttempt]
+) -> dict[WorkerId, list[ActiveAttempt]]:
+    """The attempts of each worker of a layout; a dead worker's are left out."""
+    found: dict[WorkerId, list[ActiveAttempt]] = {worker: [] for worker in layout.workers}
+    for one in active:
+        if one.worker in found:
+            found[one.worker].append(one)
+    return found
+
+
+def halve(
+    layout: Layout, active: Sequence[ActiveAttempt], gradient_batch: int = 0
+) -> ScaleDecision | None:
+    """Free the cheapest half; its requests go to the others. None if no half can be freed."""
+    by_worker = contexts_by_worker(layout, active)
+    loads = {worker: sum(one.context for one in mine) for worker, mine in by_worker.items()}
+    freed = cheapest_half(layout, loads)
+    if freed is None:
+        return None
+    kept = {worker: load for worker, load in loads.items() if worker not in freed}
+    moved = [one for worker in freed for one in by_worker[worker]]
+    return ScaleDecision(
+        freed=freed, moves=spread(moved, kept), tp=layout.tp, gradient_batch=gradient_batch
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperScalingSettings:
+    """The paper's constants.
+
+    Args:
+        first, last: share of finished requests between which devices are freed.
+        every: growth of that share between two tries.
+        headroom: share of the KV that the projected peak may take.
+    """
+
+    first: float = 0.2
+    last: float = 0.5
+    every: float = 0.05
+    headroom: float = 0.95
+
+
+class PaperScaling:
+    """Frees half of the devices, once a round, as soon as the other half can hold the rest.
+
+    Args:
+        settings: its constants.
+        kv_tokens: KV tokens that a group of so many devices holds.
+    """
+
+    def __init__(self, settings: PaperScalingSettings, kv_tokens: Callable[[int], float]) -> None:
+        self._settings = settings
+        self._kv_tokens = kv_tokens
+        self._layout: Layout | None = None
+        self._lengths: KaplanMeier | None = None
+        self._done = False
+        self._tried = -1
+
+    def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``layout``; without ``lengths`` nothing is freed in it."""
+        self._layout, self._lengths = layout, lengths
+        self._done, self._tried = False, -1
+
+    def observe(
+        self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    ) -> ScaleDecision | None:
+        """Free half when a new mark of progress is passed and the rest fits."""
+        del gradient_tokens, now
+        if self._done or self._layout is None or self._lengths is None or not self._due(finished):
+            return None
+        decision = halve(self._layout, active)
+        if decision is None or not self._fits(self._lengths, active, decision):
+            return None
+        self._done = True
+        return decision
+
+    def _due(self, finished: float) -> bool:
+        rules = self._settings
+        if not rules.first - _ROUNDING <= finished <= rules.last + _ROUNDING:
+            return False
+        mark = int((finished - rules.first) / rules.every + _ROUNDING)
+        due = mark > self._tried
+        self._tried = max(mark, self._tried)
+        return due
+
+    def _fits(
+        self, lengths: KaplanMeier, active: Sequence[ActiveAttempt], decision: ScaleDecision
+    ) -> bool:
+        remaining = remaining_tokens(lengths, active)
+        contexts = np.array([one.context for one in active], np.int64)
+        targets = np.array([decision.moves.get(one.attempt, one.worker) for one in active])
+        most = self._settings.headroom * self._kv_tokens(decision.tp)
+        return all(
+            peak_tokens(contexts[targets == worker], remaining[targets == worker]) <= most
+            for worker in set(targets.tolist())
+        )
+
+    def lose(self, worker: WorkerId) -> None:
+        """A worker has died."""
+        self._layout = self._layout and self._layout.without(worker)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the round has done so far, as JSON."""
+        return {"done": self._done, "tried": self._tried}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``, after ``begin`` with the same layout and lengths."""
+        self._done, self._tried = state["done"], state["tried"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedScalingSettings:
+    """The artifact's constants (its Table 3 example).
+
+    Args:
+        fraction: share of finished requests at which half of the devices is freed; 0 never.
+        gradient_batch: responses that the freed devices take at once.
+    """
+
+    fraction: float = 0.4
+    gradient_batch: int = 64
+
+
+class FixedScaling:
+    """Frees half of the devices at a fixed progress, whether or not the rest fits."""
+
+    def __init__(self, settings: FixedScalingSettings) -> None:
+        self._settings = settings
+        self._layout: Layout | None = None
+        self._done = False
+
+    def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``layout``; lengths are not looked at."""
+        del lengths
+        self._layout, self._done = layout, False
+
+    def observe(
+        self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    ) -> ScaleDecision | None:
+        """Free half when the fraction is reached."""
+        del gradient_tokens, now
+        fraction = self._settings.fraction
+        reached = fraction > 0.0 and finished >= fraction - _ROUNDING
+        if self._done or self._layout is None or not reached or not active:
+            return None
+        self._done = True
+        return halve(self._layout, active, self._settings.gradient_batch)
+
+    def lose(self, worker: WorkerId) -> None:
+        """A worker has died."""
+        self._layout = self._layout and self._layout.without(worker)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the round has done so far, as JSON."""
+        return {"done": self._done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``, after ``begin`` with the same layout and lengths."""
+        self._done = state["done"]
+
+
+_ROUNDING = 1e-9

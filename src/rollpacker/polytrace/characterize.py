@@ -1,0 +1,211 @@
+"""What a workload is like: lengths, correlation, drift, waiting, what tail batching would gain."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from rollpacker.polytrace.bootstrap import Interval, intervals
+from rollpacker.polytrace.copula import CopulaLengths
+from rollpacker.polytrace.layout import Imbalance, Layout, Round, imbalance, synchronous_round
+from rollpacker.polytrace.lengths import Lengths
+from rollpacker.polytrace.prediction import tail_prediction
+from rollpacker.polytrace.racing import RaceEstimate, estimate_race
+from rollpacker.polytrace.redrawn import Redrawn
+from rollpacker.polytrace.schema import Trace, TraceError
+from rollpacker.polytrace.shares import (
+    prefix_cache_share,
+    reward_time_share,
+    tool_latency_share,
+)
+from rollpacker.polytrace.statistics import (
+    Drift,
+    drift,
+    finished,
+    intraclass_correlation,
+    known_cap,
+    tail_index,
+    visits,
+)
+
+Floats = NDArray[np.float64]
+
+RACES = {"race": (1.25, 1.25), "prompts": (1.25, 1.0)}
+"""Over-provisioning of prompts and responses by mode of tail batching."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """One task of a trace. Lengths in tokens; None where the trace does not tell.
+
+    Args:
+        responses: finished responses; the figures are theirs.
+        aborted: responses left out, since only a lower bound of their length is known.
+        prompts: different prompts.
+        steps: different steps.
+        mean: of the response lengths, as are ``p50`` to ``max``.
+        max_over_median: ``max / p50``.
+        cap: longest response allowed.
+        cap_share: share of responses that were cut off.
+        icc: intraclass correlation of length within a prompt; below 0 by chance.
+        icc_log: of log length.
+        tail_index: Hill's exponent; the smaller, the heavier the tail.
+        tail_auc_first: see ``prediction.TailPrediction``.
+        tail_auc_fourth: same.
+        tail_auc_history: same.
+        drift: over steps.
+        idle_fraction: see ``layout.Round``; of all rounds together.
+        bubble_fraction: same.
+        load_imbalance: over data-parallel ranks.
+        reward_time_share: see ``shares``.
+        tool_latency_share: same.
+        prefix_cache_share: same.
+        modes: estimated gain and bias of each mode of ``RACES``, responses drawn from a model with
+            the trace's marginal and correlations: a prompt that is run again has fresh lengths.
+        modes_redrawn: the same from the prompts' own responses, drawn with replacement: a prompt
+            that is run again meets the same tail, which keeps too much of it.
+        intervals: 95% bootstrap intervals by name.
+    """
+
+    responses: int
+    aborted: int
+    prompts: int
+    steps: int
+    mean: float
+    p50: float
+    p75: float
+    p90: float
+    p99: float
+    max: float
+    max_over_median: float
+    cap: int | None
+    cap_share: float
+    icc: float | None
+    icc_log: float | None
+    tail_index: float | None
+    tail_auc_first: float | None
+    tail_auc_fourth: float | None
+    tail_auc_history: float | None
+    drift: Drift | None
+    idle_fraction: float
+    bubble_fraction: float
+    load_imbalance: Imbalance
+    reward_time_share: float | None
+    tool_latency_share: float | None
+    prefix_cache_share: float | None
+    modes: dict[str, RaceEstimate]
+    modes_redrawn: dict[str, RaceEstimate]
+    intervals: dict[str, Interval]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def characterize(
+    trace: Trace, layout: Layout | None = None, seed: int = 0
+) -> dict[str, TaskReport]:
+    """Characterise every task of a trace.
+
+    Raises ``TraceError`` when a task has no finished response.
+
+    Args:
+        trace: the workload; filtered responses count, aborted ones do not.
+        layout: engines of the rollout, for who waits and for the gain.
+        seed: of the bootstrap and of the estimates' draws.
+    """
+    chosen = layout or Layout()
+    return {task: _task(task, trace, chosen, seed) for task in trace.tasks}
+
+
+def _task(task: str, trace: Trace, layout: Layout, seed: int) -> TaskReport:
+    every = trace.samples.filter(pl.col("task") == task)
+    samples = finished(every).sort("step", "prompt", "index")
+    if samples.height == 0:
+        raise TraceError(f"task {task!r}: no finished response to characterise")
+    tokens = np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+    groups = visits(samples)
+    cap = known_cap(samples)
+    icc, icc_log = (
+        _known(intraclass_correlation(values, groups)) for values in (tokens, np.log(tokens))
+    )
+    rounds = _rounds(samples, layout)
+    seconds = np.array([each.seconds for each in rounds.values()])
+    batches = trace.reward_batches.filter(pl.col("task") == task)
+    p50, p75, p90, p99 = (float(value) for value in np.quantile(tokens, [0.5, 0.75, 0.9, 0.99]))
+    prediction = tail_prediction(samples)
+    modelled = CopulaLengths.matching(tokens, icc or 0.0, icc_log or 0.0, cap)
+    return TaskReport(
+        responses=samples.height,
+        aborted=every.height - samples.height,
+        prompts=samples["prompt"].n_unique(),
+        steps=len(rounds),
+        mean=float(tokens.mean()),
+        p50=p50,
+        p75=p75,
+        p90=p90,
+        p99=p99,
+        max=float(tokens.max()),
+        max_over_median=float(tokens.max()) / p50,
+        cap=cap,
+        cap_share=_cap_share(samples, cap),
+        icc=icc,
+        icc_log=icc_log,
+        tail_index=tail_index(tokens, cap),
+        tail_auc_first=prediction.first,
+        tail_auc_fourth=prediction.fourth,
+        tail_auc_history=prediction.history,
+        drift=drift(samples),
+        idle_fraction=float(seconds @ [each.idle for each in rounds.values()] / seconds.sum()),
+        bubble_fraction=float(seconds @ [each.bubble for each in rounds.values()] / seconds.sum()),
+        load_imbalance=imbalance(samples, layout.workers),
+        reward_time_share=reward_time_share(samples, batches, rounds),
+        tool_latency_share=tool_latency_share(samples),
+        prefix_cache_share=prefix_cache_share(samples),
+        modes=_modes(modelled, groups, len(rounds), layout, seed),
+        modes_redrawn=_modes(Redrawn(tokens, groups), groups, len(rounds), layout, seed),
+        intervals=intervals(tokens, groups, seed),
+    )
+
+
+def _known(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _cap_share(samples: pl.DataFrame, cap: int | None) -> float:
+    """Share that the trace calls truncated, or at the cap where it does not tell."""
+    at_cap = pl.lit(False) if cap is None else pl.col("response_tokens") >= cap
+    return float(samples.select(pl.col("truncated").fill_null(at_cap).mean()).item())
+
+
+def _rounds(samples: pl.DataFrame, layout: Layout) -> dict[int, Round]:
+    return {
+        int(step["step"][0]): synchronous_round(
+            step["response_tokens"].to_numpy().astype(np.int64), layout
+        )
+        for step in samples.partition_by("step", maintain_order=True)
+    }
+
+
+def _modes(
+    lengths: Lengths, groups: NDArray[np.int64], steps: int, layout: Layout, seed: int
+) -> dict[str, RaceEstimate]:
+    """Rounds as large as the trace's."""
+    sizes = np.bincount(groups)
+    return {
+        mode: estimate_race(
+            lengths,
+            prompts=max(1, round(sizes.size / steps)),
+            responses=max(1, int(np.median(sizes))),
+            eta_prompts=eta_prompts,
+            eta_responses=eta_responses,
+            layout=layout,
+            seed=seed,
+        )
+        for mode, (eta_prompts, eta_responses) in RACES.items()
+    }

@@ -1,0 +1,126 @@
+"""Response lengths with any marginal, and a latent normal for what a prompt's responses share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rollpacker.polytrace.numerics import least_squares, normal_cdf
+from rollpacker.polytrace.quantiles import QuantileTable
+
+Floats = NDArray[np.float64]
+
+_SHARED = np.arange(-5.5, 5.51, 0.05)
+_OWN = np.arange(-5.5, 5.51, 0.025)
+
+
+def _weights(grid: Floats) -> Floats:
+    density = np.exp(-0.5 * grid**2)
+    return density / density.sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopulaLengths:
+    """Lengths whose marginal is a quantile table, whatever the correlation within a prompt.
+
+    A response's latent is ``sqrt(rho) a + sqrt(1 - rho) exp(skew tanh a) e`` with the prompt's
+    normal ``a`` and its own ``e``; its length is the quantile at the latent's exact level.
+
+    Args:
+        marginal: lengths in tokens.
+        rho: correlation of the latents of a prompt, in [0, 1), at ``skew`` 0.
+        skew: above 0, long prompts vary more: the tail is less a prompt's own than the body.
+        cap: longest response allowed, tokens; None where unknown.
+    """
+
+    marginal: QuantileTable
+    rho: float
+    skew: float = 0.0
+    cap: int | None = None
+    kind: Literal["copula"] = "copula"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rho < 1.0:
+            raise ValueError(f"lengths: rho must be in [0, 1), got {self.rho}")
+
+    def traits(self, rng: np.random.Generator, prompts: int) -> Floats:
+        """The shared normal, shape (prompts, 1)."""
+        return rng.standard_normal((prompts, 1))
+
+    def given(self, rng: np.random.Generator, traits: Floats, responses: int) -> NDArray[np.int32]:
+        """Lengths of fresh responses, shape (prompts, responses)."""
+        own = rng.standard_normal((traits.shape[0], responses))
+        tokens = np.rint(self.marginal.at(_levels(self.rho, self.skew, traits[:, :1], own)))
+        longest = self.cap if self.cap is not None else np.iinfo(np.int32).max
+        return np.clip(tokens, 1, longest).astype(np.int32)
+
+    def sample(self, rng: np.random.Generator, prompts: int, responses: int) -> NDArray[np.int32]:
+        """Lengths of fresh prompts, shape (prompts, responses)."""
+        return self.given(rng, self.traits(rng, prompts), responses)
+
+    def intraclass(self) -> tuple[float, float]:
+        """ICC of length and of log length in the limit of many prompts, by quadrature."""
+        lengths = self.marginal.at(_quadrature_levels(self.rho, self.skew))
+        return _share_between(lengths), _share_between(np.log(lengths))
+
+    @classmethod
+    def matching(
+        cls, lengths: ArrayLike, icc: float, icc_log: float, cap: int | None = None
+    ) -> CopulaLengths:
+        """The marginal of ``lengths`` with the ``rho`` and ``skew`` that give both ICCs.
+
+        Where no pair gives both (far apart on a light tail), the nearest in least squares.
+        """
+        seen = np.asarray(lengths, np.float64)
+        edge = None if cap is None else 1.0 - float(np.mean(seen >= cap))
+        marginal = QuantileTable.of(np.maximum(seen, 1.0), edge)
+        if max(icc, icc_log) <= 0.0 or marginal.values[0] == marginal.values[-1]:
+            return cls(marginal=marginal, rho=0.0, cap=cap)
+        target = np.clip([icc, icc_log], 0.0, 0.999)
+
+        def miss(free: Floats) -> Floats:
+            rho = float(normal_cdf(free[0]))
+            got = cls(marginal=marginal, rho=min(rho, 0.999), skew=float(free[1])).intraclass()
+            return np.append(np.asarray(got) - target, 1e-4 * free[1])
+
+        start = [0.0, 0.0] if icc_log > 0.2 else [-1.5, 0.0]
+        best = least_squares(miss, start, [-4.0, -1.5], [3.0, 1.5])
+        rho = min(float(normal_cdf(best[0])), 0.999)
+        return cls(marginal=marginal, rho=round(rho, 6), skew=round(float(best[1]), 6), cap=cap)
+
+
+def _spread(rho: float, skew: float, shared: Floats) -> Floats:
+    return float(np.sqrt(1.0 - rho)) * np.exp(skew * np.tanh(shared))
+
+
+@lru_cache(maxsize=64)
+def _latent_cdf(rho: float, skew: float) -> tuple[Floats, Floats]:
+    """The latent's distribution on a grid: a normal mixture over the shared part."""
+    spread = _spread(rho, skew, _SHARED)
+    reach = 6.0 * np.sqrt(rho) + 6.0 * float(spread.max())
+    grid: Floats = reach * np.arange(-1.0, 1.0005, 1.0 / 600.0)
+    scores = (grid[:, None] - np.sqrt(rho) * _SHARED) / spread
+    return grid, normal_cdf(scores) @ _weights(_SHARED)
+
+
+def _levels(rho: float, skew: float, shared: Floats, own: Floats) -> Floats:
+    latent = float(np.sqrt(rho)) * shared + _spread(rho, skew, shared) * own
+    grid, cdf = _latent_cdf(rho, skew)
+    return np.asarray(np.interp(latent, grid, cdf), np.float64)
+
+
+def _quadrature_levels(rho: float, skew: float) -> Floats:
+    """Levels at each (shared, own) node, shape (shared, own)."""
+    return _levels(rho, skew, _SHARED[:, None], _OWN)
+
+
+def _share_between(values: Floats) -> float:
+    outer, inner = _weights(_SHARED), _weights(_OWN)
+    means = values @ inner
+    centre = outer @ means
+    total = outer @ ((values - centre) ** 2 @ inner)
+    return float(outer @ (means - centre) ** 2 / total) if total > 0.0 else 0.0

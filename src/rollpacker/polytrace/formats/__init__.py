@@ -1,0 +1,99 @@
+"""Formats of workload traces: read any of them into a ``Trace``, write PolyTrace's and ours.
+
+``detect`` says which format a path has, ``validate`` lists what is wrong with it,
+``distributions`` reads the suite's fitted distributions; every other module is one format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from rollpacker.polytrace import native
+from rollpacker.polytrace.formats import (
+    dapo_filter,
+    detect,
+    journal,
+    multiturn,
+    packed_lengths,
+    reward_timings,
+    runs,
+    trl,
+    verl,
+)
+from rollpacker.polytrace.formats.detect import FORMATS
+from rollpacker.polytrace.formats.export import WRITABLE, write
+from rollpacker.polytrace.formats.lines import Note
+from rollpacker.polytrace.formats.reading import Reading, Repeats
+from rollpacker.polytrace.schema import Trace, TraceError
+
+__all__ = ["FORMATS", "WRITABLE", "read", "write"]
+
+
+def _silent(_: str) -> None:
+    """Nobody wants to know."""
+
+
+def _read_native(files: Sequence[Path], reading: Reading) -> Trace:
+    del reading
+    return native.concat(native.read(path) for path in files)
+
+
+_READERS: dict[str, Callable[[Sequence[Path], Reading], Trace]] = {
+    "packed_lengths": packed_lengths.read,
+    "multiturn": multiturn.read,
+    "reward_timings": reward_timings.read,
+    "dapo_filter": dapo_filter.read,
+    "native": _read_native,
+    "run": runs.read,
+    "journal": journal.read,
+    "verl": verl.read,
+    "trl": trl.read,
+}
+
+
+def read(
+    path: Path, *, format: str | None = None, task: str | None = None, note: Note = _silent
+) -> Trace:
+    """Read the trace at ``path``.
+
+    Args:
+        path: a file; a folder of files of one task; or a folder of such folders, which gives one
+            task a folder.
+        format: one of ``FORMATS``; found out by default.
+        task: name of the task; default: the folder's. A native trace has its own names.
+        note: told, in one line each, of approximations and of copies that were counted once.
+
+    Raises:
+        TraceError: a line is wrong (file, line and field are named), nothing is there, or the
+            format is unknown.
+        OSError: a file cannot be read.
+    """
+    found = detect.sources(path, format)
+    if task is not None and len(found) > 1:
+        names = ", ".join(source.task for source in found)
+        raise TraceError(f"{path}: one task name for {len(found)} tasks ({names})")
+    repeats = Repeats()
+    parts: list[Trace] = []
+    for source in found:
+        reading = Reading(task=task or source.task, note=note, repeats=repeats)
+        parts += [_READERS[kind](files, reading) for kind, files in source.files.items()]
+    trace = native.concat(parts)
+    if not trace.samples.height + trace.reward_batches.height + trace.filters.height:
+        raise TraceError(f"{path}: no responses in it")
+    if task is not None:
+        trace = _renamed(trace, task)
+    return dapo_filter.mark(trace, note)
+
+
+def _renamed(trace: Trace, task: str) -> Trace:
+    if len(trace.tasks) > 1:
+        raise TraceError(f"one task name for {len(trace.tasks)} tasks ({', '.join(trace.tasks)})")
+    name = pl.lit(task).alias("task")
+    return Trace(
+        samples=trace.samples.with_columns(name),
+        reward_batches=trace.reward_batches.with_columns(name),
+        filters=trace.filters.with_columns(name),
+    )

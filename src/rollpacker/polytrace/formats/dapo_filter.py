@@ -1,0 +1,120 @@
+"""``dapo_filter_indices.jsonl``: which prompts of a generation batch dynamic sampling kept.
+
+Format of the PolyTrace suite (arXiv 2509.25279).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from rollpacker.polytrace.formats import packed_lengths
+from rollpacker.polytrace.formats.columns import join, samples, split, unpack
+from rollpacker.polytrace.formats.lines import (
+    FieldError,
+    Note,
+    Record,
+    count_of,
+    integer,
+    integers,
+    optional,
+    records,
+)
+from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.schema import FILTERS, Trace
+
+_COLUMNS = {
+    "workload_step": "step",
+    "kept_prompt_indices": "kept_prompt_indices",
+    "used_prompt_indices": "used_prompt_indices",
+}
+
+
+def check(record: Record) -> None:
+    """Raise ``FieldError`` unless the record has this format."""
+    integer(record, "workload_step")
+    count = integer(record, "prompt_count")
+    for key in ("trainer_step", "gen_batch_index", "n_sampling", "train_batch_size"):
+        optional(record, key, integer)
+    for key in ("kept_prompt_indices", "used_prompt_indices"):
+        places = integers(record, key)
+        if places and max(places) >= count:
+            raise FieldError(f"{key}: {max(places)}, but prompt_count is {count}")
+        if len(set(places)) < len(places):
+            raise FieldError(f"{key}: an index appears twice")
+    count_of(record, "kept_prompt_count", "kept_prompt_indices")
+    count_of(record, "used_prompt_count", "used_prompt_indices")
+
+
+def read(files: Sequence[Path], reading: Reading) -> Trace:
+    """One row of ``filters`` a line. Raises ``TraceError``."""
+    rows: list[Record] = []
+    for path in files:
+        for _, record in records(path, check):
+            held, rest = split(record, _COLUMNS)
+            rows.append({**held, "task": reading.task, "extra": json.dumps(rest)})
+    columns = {name: [row[name] for row in rows] for name in FILTERS}
+    return Trace(samples=samples([]), filters=pl.DataFrame(columns, schema=FILTERS))
+
+
+def mark(trace: Trace, note: Note) -> Trace:
+    """``trace`` with the state ``filtered`` on prompts that dynamic sampling dropped.
+
+    An index counts the prompts of a generation batch over ranks, and within a rank by
+    ``local_index``; the lines of a file come in the order in which ranks finished writing.
+    """
+    dropped: list[tuple[str, int, str]] = []
+    for row in trace.filters.iter_rows(named=True):
+        prompts = _in_batch_order(trace.samples, row["task"], row["step"])
+        if not prompts:
+            continue
+        count = json.loads(row["extra"] or "{}").get("prompt_count", len(prompts))
+        if count != len(prompts):
+            note(
+                f"{row['task']}: filter of step {row['step']} speaks of {count} prompts, the "
+                f"trace has {len(prompts)}: not applied"
+            )
+            continue
+        kept = set(row["kept_prompt_indices"])
+        dropped += [
+            (row["task"], row["step"], name) for i, name in enumerate(prompts) if i not in kept
+        ]
+    if not dropped:
+        return trace
+    keys = pl.DataFrame(
+        dropped,
+        schema={"task": pl.String(), "step": pl.Int32(), "prompt": pl.String()},
+        orient="row",
+    ).with_columns(_filtered=pl.lit("filtered"))
+    marked = trace.samples.join(
+        keys, on=["task", "step", "prompt"], how="left", maintain_order="left"
+    )
+    marked = marked.with_columns(state=pl.coalesce("_filtered", "state")).drop("_filtered")
+    return Trace(samples=marked, reward_batches=trace.reward_batches, filters=trace.filters)
+
+
+def _in_batch_order(frame: pl.DataFrame, task: str, step: int) -> list[str]:
+    prompts = frame.filter((pl.col("task") == task) & (pl.col("step") == step)).unique(
+        "prompt", keep="first", maintain_order=True
+    )
+    places: list[tuple[int, int, str]] = []
+    for at, (name, rank, extra) in enumerate(
+        prompts.select("prompt", "dp_rank", "extra").iter_rows()
+    ):
+        rest = unpack(extra, packed_lengths.NAME) or {}
+        places.append((rank or 0, rest.get("local_index", at), name))
+    return [name for _, _, name in sorted(places)]
+
+
+def lines(trace: Trace) -> list[Record]:
+    """The lines of the file."""
+    found: list[Record] = []
+    for row in trace.filters.iter_rows(named=True):
+        rest: Record = json.loads(row["extra"]) if row["extra"] else {}
+        if "prompt_count" not in rest:
+            rest["prompt_count"] = len(_in_batch_order(trace.samples, row["task"], row["step"]))
+        found.append(join(row, _COLUMNS, rest))
+    return found

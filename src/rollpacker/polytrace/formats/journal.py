@@ -1,0 +1,166 @@
+"""A lone ``journal.jsonl`` of ours: attempts put together from events and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from rollpacker.core.journal import JournalError
+from rollpacker.core.journal import read as read_lines
+from rollpacker.polytrace.formats.columns import pack, samples
+from rollpacker.polytrace.formats.lines import Record
+from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.schema import Trace, TraceError
+
+NAME = "run"
+
+
+def read(files: Sequence[Path], reading: Reading) -> Trace:
+    """One row an attempt that has ended. Raises ``TraceError``.
+
+    Times are those at which the policy handled an event, so a decision's delay is in them.
+    Attempts that were still running at the journal's end are left out.
+    """
+    rows: list[Record] = []
+    for path in files:
+        story = _Story()
+        try:
+            for number, line in read_lines(path):
+                _tell(story, line, f"{path}, line {number}")
+        except JournalError as error:
+            raise TraceError(str(error)) from error
+        rows += story.rows(reading)
+    return Trace(samples=samples(rows))
+
+
+def _tell(story: _Story, line: Record, where: str) -> None:
+    try:
+        if "meta" in line:
+            story.resume(line["meta"])
+        else:
+            story.handle(float(line["t"]), line["event"], line["decisions"])
+    except KeyError as error:
+        raise TraceError(f"{where}: {error.args[0]}: missing or unknown") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TraceError(f"{where}: not a line of a journal ({error})") from error
+
+
+@dataclass(slots=True)
+class _Story:
+    """What a journal has told so far."""
+
+    step: int = 0
+    cap: int | None = None
+    round: str | None = None
+    prompts: dict[str, Record] = field(default_factory=dict[str, Record])
+    attempts: dict[int, Record] = field(default_factory=dict[int, Record])
+
+    def resume(self, meta: Record) -> None:
+        """Deferred prompts come back from the policy's state; its attempts do not go on."""
+        self.cap = meta["settings"].get("cap")
+        self.prompts |= {each["id"]: each for each in _prompts(meta["state"])}
+        self._forget_unfinished()
+
+    def _forget_unfinished(self) -> None:
+        self.attempts = {key: row for key, row in self.attempts.items() if row["end_s"] is not None}
+
+    def handle(self, now: float, event: Record, decisions: list[Record]) -> None:
+        """Take in one line."""
+        match event["kind"]:
+            case "StepStarted":
+                self.step = event["step"]
+            case "PromptsDrawn":
+                self.prompts |= {each["id"]: each for each in event["prompts"]}
+            case "AttemptFinished" | "AttemptAborted" | "AttemptFailed":
+                self._end(now, event)
+            case "AttemptGraded":
+                self._grade(now, event)
+            case "AttemptMigrated":
+                self.attempts[event["attempt"]]["dp_rank"] = event["worker"]
+            case _:
+                pass
+        for decision in decisions:
+            self._decide(now, decision)
+
+    def _end(self, now: float, event: Record) -> None:
+        row = self.attempts.get(event["attempt"])
+        if row is None or row["end_s"] is not None:
+            return
+        row["end_s"] = now
+        row["response_tokens"] = event.get("tokens", 0)
+        row["finish_reason"] = event.get("finish_reason")
+        if row["finish_reason"] in ("stop", "length"):
+            row["truncated"] = row["finish_reason"] == "length"
+
+    def _grade(self, now: float, event: Record) -> None:
+        row = self.attempts.get(event["attempt"])
+        if row is not None and row["end_s"] is not None:
+            row["reward"] = event["reward"]
+            row["reward_s"] = now - row["end_s"]
+
+    def _decide(self, now: float, decision: Record) -> None:
+        match decision["kind"]:
+            case "BeginRound":
+                self.round = decision["round"]
+            case "StartAttempt":
+                self.attempts[decision["attempt"]] = self._started(now, decision)
+            case "AcceptGroup":
+                self._settle(decision["attempts"], "kept")
+            case "DropGroup":
+                self._settle(decision["attempts"], "filtered")
+            case _:
+                pass
+
+    def _started(self, now: float, decision: Record) -> Record:
+        prompt = self.prompts.get(decision["prompt"], {})
+        return {
+            "step": self.step,
+            "prompt": decision["prompt"],
+            "index": decision["index"],
+            "domain": prompt.get("domain"),
+            "prompt_tokens": prompt.get("tokens"),
+            "cap": self.cap,
+            "state": "aborted",
+            "dp_rank": decision["worker"],
+            "start_s": now,
+            "end_s": None,
+            "round_kind": self.round,
+        }
+
+    def _settle(self, attempts: list[int], state: str) -> None:
+        for attempt in attempts:
+            self.attempts[attempt]["state"] = state
+
+    def rows(self, reading: Reading) -> list[Record]:
+        """The attempts that have ended."""
+        running = len(self.attempts)
+        self._forget_unfinished()
+        if running > len(self.attempts):
+            reading.note(
+                f"{reading.task}: {running - len(self.attempts)} attempts were still running at "
+                "the journal's end: left out"
+            )
+        return [
+            {**row, "task": reading.task, "extra": _extra(attempt, row)}
+            for attempt, row in self.attempts.items()
+        ]
+
+
+def _extra(attempt: int, row: Record) -> str:
+    rest = {"attempt": attempt}
+    return pack(NAME, rest | {key: row.get(key) for key in ("round_kind", "finish_reason")})
+
+
+def _prompts(state: object) -> Iterator[Record]:
+    """Prompts anywhere within a policy's state."""
+    if isinstance(state, dict):
+        found = cast(dict[str, Any], state)
+        if isinstance(found.get("id"), str) and "tokens" in found:
+            yield found
+        for value in found.values():
+            yield from _prompts(value)
+    elif isinstance(state, list):
+        for value in cast(list[Any], state):
+            yield from _prompts(value)

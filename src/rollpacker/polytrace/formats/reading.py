@@ -1,0 +1,62 @@
+"""What every reader gets: the task's name, whom to tell, and what was read before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollpacker.polytrace.formats.lines import Note, Record
+
+
+class Repeats:
+    """Steps and records that were read before: copies must not count twice."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, str] = {}
+        self._records: set[tuple[str, int]] = set()
+
+    def fresh(
+        self, path: Path, task: str, given: Sequence[Record], note: Note, *, least: int = 4
+    ) -> list[Record]:
+        """``given`` less the steps that another task has and the records that this task has.
+
+        ``least``: fewer equal records of one step in two tasks may be chance.
+        """
+        prints = [hash(json.dumps(record, sort_keys=True)) for record in given]
+        steps: dict[int, set[int]] = {}
+        for record, key in zip(given, prints, strict=True):
+            steps.setdefault(record["step"], set()).add(key)
+        shared = {step for step, keys in steps.items() if self._elsewhere(keys, task, least)}
+        for step in sorted(shared):
+            owner = self._steps[hash(frozenset(steps[step]))]
+            note(f"{path}: step {step} is the same as in {owner}: counted once")
+        kept: list[Record] = []
+        for record, key in zip(given, prints, strict=True):
+            if record["step"] not in shared and (task, key) not in self._records:
+                self._records.add((task, key))
+                kept.append(record)
+        repeated = sum(record["step"] not in shared for record in given) - len(kept)
+        if repeated:
+            note(f"{path}: {repeated} lines repeat earlier lines: counted once")
+        return kept
+
+    def _elsewhere(self, keys: set[int], task: str, least: int) -> bool:
+        owner = self._steps.setdefault(hash(frozenset(keys)), task)
+        return owner != task and len(keys) >= least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The circumstances of reading one task.
+
+    Args:
+        task: its name.
+        note: told of approximations.
+        repeats: shared by the tasks of one trace.
+    """
+
+    task: str
+    note: Note
+    repeats: Repeats = field(default_factory=Repeats)

@@ -1,0 +1,121 @@
+"""A run folder of our own: ``samples.parquet``, or its parts, beside ``journal.jsonl``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import yaml
+
+from rollpacker.polytrace.formats import journal
+from rollpacker.polytrace.formats.columns import samples
+from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.formats.tables import read_table, whole_numbers
+from rollpacker.polytrace.schema import SAMPLES, Trace, TraceError
+
+NAME = "run"
+COLUMNS = ("prompt", "attempt", "sample_index", "step", "prompt_tokens", "tokens", "state")
+"""What marks a table of rollouts as ours."""
+_STATES = {"kept": "kept", "dropped": "filtered", "aborted": "aborted", "failed": "aborted"}
+_EXTRA = ("attempt", "round_kind", "weights_version", "finish_reason", "state")
+_ALL = (*COLUMNS, "worker", "reward", "start_s", "end_s", "grade_s", "round_kind")
+
+
+def tables(folder: Path) -> list[Path]:
+    """The files of a run's table of rollouts, in the order of writing."""
+    final = folder / "samples.parquet"
+    parts = sorted((folder / "samples").glob("part-*.parquet"))
+    return [*([final] if final.exists() else []), *parts]
+
+
+def read(folders: Sequence[Path], reading: Reading) -> Trace:
+    """One row an attempt. Raises ``TraceError``.
+
+    Items are run folders or tables. A run without a table is read from its journal. ``aborted``
+    also stands for attempts that failed; one with ``truncated`` false had finished when it was
+    aborted, so its length is whole. Worker is ``dp_rank``; ``end_s`` is when decoding ended.
+    """
+    found: list[pl.DataFrame] = []
+    for path in folders:
+        folder = path if path.is_dir() else path.parent
+        files = tables(path) if path.is_dir() else [path]
+        if files:
+            found.append(_frame(files, folder, reading))
+        else:
+            reading.note(f"{folder}: no samples.parquet, read from journal.jsonl")
+            found.append(journal.read([folder / "journal.jsonl"], reading).samples)
+    return Trace(samples=pl.concat(found) if found else samples([]))
+
+
+def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFrame:
+    given: list[pl.DataFrame] = []
+    for path in files:
+        frame = read_table(path, (*_ALL, "weights_version", "finish_reason"))
+        whole_numbers(path, frame, ("sample_index", "prompt_tokens", "tokens"))
+        unknown = set(frame["state"].unique()) - set(_STATES)
+        if unknown:
+            known = ", ".join(_STATES)
+            raise TraceError(f"{path}: state: unknown {unknown.pop()!r}; known: {known}")
+        given.append(frame)
+    frame = pl.concat(given).unique("attempt", keep="first", maintain_order=True)
+    cap, domains = _from_journal(folder)
+    ended = pl.when(pl.col("finish_reason").is_in(["stop", "length"])).then(
+        pl.col("finish_reason") == "length"
+    )
+    extra = pl.struct(pl.struct(_EXTRA).alias(NAME)).struct.json_encode()
+    frame = frame.with_columns(_extra=extra, _truncated=ended)
+    frame = frame.with_columns(
+        task=pl.lit(reading.task),
+        index="sample_index",
+        domain=pl.col("prompt").replace_strict(domains, default=None, return_dtype=pl.String()),
+        response_tokens="tokens",
+        cap=pl.lit(cap),
+        truncated="_truncated",
+        state=pl.col("state").replace_strict(_STATES, return_dtype=pl.String()),
+        dp_rank="worker",
+        turns=pl.lit(None),
+        tools=pl.lit(None),
+        reward_s="grade_s",
+        reward_kind=pl.lit(_reward_kind(folder)),
+        extra="_extra",
+    )
+    return frame.select(pl.col(name).cast(kind) for name, kind in SAMPLES.items())
+
+
+def _from_journal(folder: Path) -> tuple[int | None, dict[str, str]]:
+    """The cap and each prompt's domain, as far as the run's journal tells."""
+    path = folder / "journal.jsonl"
+    cap: int | None = None
+    domains: dict[str, str] = {}
+    if not path.exists():
+        return cap, domains
+    with path.open(encoding="utf-8") as file:
+        for number, text in enumerate(file, start=1):
+            # Few lines matter, and a journal has one for each attempt.
+            if "PromptsDrawn" not in text and not text.startswith('{"meta"'):
+                continue
+            try:
+                line = json.loads(text)
+                if "meta" in line:
+                    cap = line["meta"]["settings"].get("cap")
+                else:
+                    drawn = line["event"].get("prompts", ())
+                    domains |= {each["id"]: each["domain"] for each in drawn}
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                if text.endswith("\n"):
+                    raise TraceError(f"{path}, line {number}: not a journal ({error})") from error
+    return cap, domains
+
+
+def _reward_kind(folder: Path) -> str | None:
+    path = folder / "config.yaml"
+    if not path.exists():
+        return None
+    try:
+        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return "+".join(reward["function"] for reward in tree["rewards"])
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise TraceError(f"{path}: rewards: cannot be read ({json.dumps(str(error))})") from error

@@ -1,0 +1,39 @@
+"""Parquet files of other shapes than the native one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import polars as pl
+from polars.exceptions import PolarsError
+
+from rollpacker.polytrace.formats.lines import MOST
+from rollpacker.polytrace.schema import TraceError
+
+
+def read_table(path: Path, needed: Iterable[str]) -> pl.DataFrame:
+    """A parquet file that has at least the ``needed`` columns. Raises ``TraceError``."""
+    try:
+        frame = pl.read_parquet(path)
+    except PolarsError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise TraceError(f"{path}: cannot be read as parquet ({reason})") from error
+    for name in needed:
+        if name not in frame.columns:
+            raise TraceError(f"{path}: column {name} is missing")
+    return frame
+
+
+def whole_numbers(path: Path, frame: pl.DataFrame, names: Iterable[str]) -> None:
+    """Raise ``TraceError`` unless these columns hold counts: whole, 0 or more, not null."""
+    for name in names:
+        column = frame[name]
+        if not column.dtype.is_integer():
+            raise TraceError(f"{path}: column {name}: expected whole numbers, got {column.dtype}")
+        bad = (column.is_null() | (column < 0) | (column > MOST)).arg_true()
+        if bad.len():
+            row = int(bad[0])
+            raise TraceError(
+                f"{path}, row {row + 1}: {name}: expected 0 to {MOST}, got {column[row]}"
+            )

@@ -1,0 +1,68 @@
+"""Logs of texts: lengths where only texts are logged, and ids of prompts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from rollpacker.polytrace.formats.lines import MOST
+
+CHARACTERS_PER_TOKEN = 4
+"""Rule of thumb for English; code and mathematics have fewer, other scripts far fewer."""
+
+RESPONSE_COUNTS = (
+    "response_tokens",
+    "response_length",
+    "response_len",
+    "completion_tokens",
+    "completion_length",
+    "output_tokens",
+    "output_length",
+    "num_tokens",
+)
+PROMPT_COUNTS = ("prompt_tokens", "prompt_length", "prompt_len", "input_tokens", "input_length")
+RESPONSE_IDS = ("response_ids", "completion_ids", "output_ids")
+PROMPT_IDS = ("prompt_ids", "input_ids")
+
+
+def estimate(text: str) -> int:
+    """About how many tokens ``text`` has; 0 only for an empty one."""
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def counted(record: Mapping[str, Any], counts: tuple[str, ...], ids: tuple[str, ...]) -> int | None:
+    """A token count that a log has beside its texts; None where it has none."""
+    for key in ids:
+        value = record.get(key)
+        if isinstance(value, list):
+            return len(cast(list[Any], value))
+    for key in counts:
+        value = record.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST:
+            return int(value)
+    return None
+
+
+def prompt_id(text: str) -> str:
+    """The same text has the same id in every step and file."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def said(value: object) -> str:
+    """The text of a prompt or completion: plain, or chat messages with ``content``."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return said(cast(Mapping[str, Any], value).get("content") or "")
+    if isinstance(value, list):
+        return "".join(said(part) for part in cast(list[Any], value))
+    return ""
+
+
+def approximated(task: str, responses: int, of: int) -> str:
+    """The note that goes with estimated lengths."""
+    return (
+        f"{task}: lengths of {responses} of {of} responses are approximated: the log has texts but "
+        f"no token counts, {CHARACTERS_PER_TOKEN} characters are taken as a token"
+    )

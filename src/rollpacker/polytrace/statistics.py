@@ -1,0 +1,138 @@
+"""Statistics of response lengths: correlation within prompts, tails, drift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from rollpacker.polytrace.numerics import all_alike, midranks, trend
+
+Floats = NDArray[np.float64]
+
+_MOST_OF_TAIL = 0.05
+_LEAST_OF_TAIL = 10
+_LEAST_AT_CAP = 2
+
+
+def finished(samples: pl.DataFrame) -> pl.DataFrame:
+    """Responses whose whole length is known: all but the aborted."""
+    return samples.filter(pl.col("state").ne_missing("aborted"))
+
+
+def known_cap(samples: pl.DataFrame) -> int | None:
+    """Longest response allowed, tokens; None where unknown.
+
+    As recorded (unless responses are longer: it then limits one turn), else the maximum where
+    several responses share it.
+    """
+    lengths = finished(samples)["response_tokens"].to_numpy()
+    longest = int(lengths.max()) if lengths.size else 0
+    recorded = samples["cap"].drop_nulls().to_numpy()
+    if recorded.size:
+        return int(recorded.max()) if longest <= int(recorded.max()) else None
+    return longest if np.sum(lengths == longest) >= _LEAST_AT_CAP else None
+
+
+def visits(samples: pl.DataFrame) -> NDArray[np.int64]:
+    """Number of the visit (a prompt in a step) of each row, 0 on, shape (rows,)."""
+    keys = samples.select(pl.struct("step", "prompt").rank("dense") - 1).to_series()
+    return keys.to_numpy().astype(np.int64)
+
+
+def intraclass_correlation(values: Floats, groups: NDArray[np.int64]) -> float:
+    """ICC(1) by analysis of variance, not clipped; nan with fewer than two groups of two.
+
+    Args:
+        values: shape (n,).
+        groups: group number of each, from 0, shape (n,).
+    """
+    sizes = np.bincount(groups).astype(np.float64)
+    several = sizes >= 2
+    if several.sum() < 2:
+        return float("nan")
+    totals = np.bincount(groups, values)
+    squares = np.bincount(groups, values**2)
+    means = totals[several] / sizes[several]
+    inside = squares[several] - totals[several] * means
+    ones = np.ones(means.size)
+    return float(weighted_icc(sizes[several], means, inside, ones))
+
+
+def weighted_icc(sizes: Floats, means: Floats, inside: Floats, weights: Floats) -> Floats:
+    """ICC(1) of groups that are counted ``weights`` times, shape (..., groups); nan if constant.
+
+    Args:
+        sizes: responses of each group.
+        means: mean of each.
+        inside: sum of squares around it.
+        weights: how often each group counts; leading axes are kept.
+    """
+    count = weights.sum(-1)
+    total = weights @ sizes
+    grand = (weights @ (sizes * means)) / total
+    spread = weights @ (sizes * means**2) - total * grand**2
+    between = np.maximum(spread, 0.0) / (count - 1.0)
+    within = np.maximum(weights @ inside, 0.0) / (total - count)
+    size = (total - (weights @ sizes**2) / total) / (count - 1.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (between - within) / (between + (size - 1.0) * within)
+
+
+def tail_index(lengths: Floats, cap: float | None) -> float | None:
+    """Hill's exponent of the longest 5%, those at the cap censored; None where it has no tail.
+
+    Below 2 the variance does not settle, below 1 the mean does not. Hill (1975).
+    """
+    ordered = np.sort(lengths)[::-1]
+    count = max(_LEAST_OF_TAIL, int(_MOST_OF_TAIL * ordered.size))
+    if ordered.size <= 2 * count:
+        return None
+    start = ordered[count]
+    logs = float(np.log(ordered[:count] / start).sum())
+    inside = count if cap is None else int(np.sum(ordered[:count] < cap))
+    return inside / logs if logs > 0.0 and inside else None
+
+
+def area_under_curve(scores: Floats, labels: NDArray[np.bool_]) -> float | None:
+    """Chance that a positive scores above a negative, ties by half; None without both."""
+    positives = int(labels.sum())
+    negatives = labels.size - positives
+    if positives == 0 or negatives == 0:
+        return None
+    ranks = midranks(scores)
+    excess = float(ranks[labels].sum()) - positives * (positives + 1) / 2
+    return excess / (positives * negatives)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Change of a prompt's mean log length over steps.
+
+    Args:
+        slope: change of log length a step (about the relative change of length).
+        slope_p: p-value of no linear trend (t test over visits).
+        differ_p: p-value of all steps being alike (Kruskal and Wallis over visits).
+    """
+
+    slope: float
+    slope_p: float
+    differ_p: float
+
+
+def drift(samples: pl.DataFrame) -> Drift | None:
+    """Drift over steps, visits of prompts counted once each; None with fewer than two steps."""
+    means = (
+        samples.group_by("step", "prompt")
+        .agg(pl.col("response_tokens").clip(1).log().mean().alias("log"))
+        .sort("step", "prompt")
+    )
+    steps, logs = means["step"].to_numpy(), means["log"].to_numpy()
+    counts = np.unique(steps, return_counts=True)[1]
+    if counts.size < 2 or steps.size < 3 or np.ptp(logs) == 0.0:
+        return None
+    slope, slope_p = trend(steps.astype(np.float64), logs)
+    groups = [logs[steps == step] for step in np.unique(steps)]
+    return Drift(slope=slope, slope_p=slope_p, differ_p=all_alike(groups))

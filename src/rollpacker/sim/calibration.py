@@ -1,0 +1,225 @@
+"""Calibration files: what was fitted, to what, and the costs that follow.
+
+The figures of the paper (RollPacker, arXiv 2509.21009) have one file each in ``calibration/``;
+``rollpacker calibrate`` writes such a file from a run of yours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rollpacker.sim.costs import (
+    PROMPT_TOKENS,
+    ROLLOUT_START_S,
+    CurveCosts,
+    Efficiency,
+    EngineCosts,
+    GpuCosts,
+    RewardCosts,
+    TrainCosts,
+)
+from rollpacker.sim.hardware import Cluster, MeasuredDevice, find_device
+from rollpacker.sim.models import ModelShape, find_model
+
+FOLDER = Path(__file__).parent / "calibration"
+_EFFICIENCY = Efficiency()
+
+
+class _Node(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Measured(_Node):
+    """Latencies of one CPU worker; see ``MeasuredDevice``."""
+
+    latency: dict[int, float]
+    kv_tokens: int = Field(gt=0)
+    prefill_token_s: float = Field(ge=0.0)
+    context: int = Field(default=0, ge=0)
+    context_token_s: float = Field(default=0.0, ge=0.0)
+    train_token_s: float = Field(default=0.0, ge=0.0)
+
+    def device(self) -> MeasuredDevice:
+        """The same as a device."""
+        return MeasuredDevice(**self.model_dump())
+
+
+class EngineEfficiency(_Node):
+    """Terms of the decode step; see ``Efficiency``."""
+
+    step_s: float = Field(default=_EFFICIENCY.step_s, ge=0.0)
+    sequence_s: float = Field(default=_EFFICIENCY.sequence_s, ge=0.0)
+    layer_s: float = Field(default=_EFFICIENCY.layer_s, ge=0.0)
+    weights: float = Field(default=_EFFICIENCY.weights, gt=0.0, le=1.0)
+    kv: float = Field(default=_EFFICIENCY.kv, gt=0.0, le=1.0)
+    compute: float = Field(default=_EFFICIENCY.compute, gt=0.0, le=1.0)
+    prefill: float = Field(default=_EFFICIENCY.prefill, gt=0.0, le=1.0)
+    memory: float = Field(default=_EFFICIENCY.memory, gt=0.0, le=1.0)
+    reserved: float = Field(default=_EFFICIENCY.reserved, ge=0.0)
+
+    def costs(self) -> Efficiency:
+        """The same as costs."""
+        return Efficiency(**self.model_dump())
+
+
+class Rewards(_Node):
+    """Reward latencies; see ``RewardCosts``."""
+
+    math_s: float = Field(default=0.05, ge=0.0)
+    judge_s: float = Field(default=30.0, ge=0.0)
+    judge_idle: float = Field(default=0.25, ge=0.0, le=1.0)
+    judge_slots: int = Field(default=256, ge=1)
+
+    def costs(self) -> RewardCosts:
+        """The same as costs."""
+        return RewardCosts(**self.model_dump())
+
+
+class Calibration(_Node):
+    """One experiment: its hardware, its workload and its fitted constants."""
+
+    name: str
+    """Name of the experiment."""
+    device: str
+    """A known GPU, or ``cpu`` with ``measured``."""
+    model: str
+    """A known model, or the path of a ``config.json``."""
+    gpus: int = Field(ge=1)
+    """Devices (CPU: workers) that roll out and train in turn."""
+    rollout_tp: int = Field(default=1, ge=1)
+    """Tensor-parallel size of the engines at the start."""
+    train_gpus: int = Field(default=1, ge=1)
+    """Devices of one data-parallel training replica."""
+    prompts: int = Field(default=128, ge=1)
+    """P0: prompts of an update."""
+    responses: int = Field(default=8, ge=1)
+    """R0: responses of a prompt."""
+    response_cap: int = Field(ge=1)
+    """Longest response, tokens."""
+    prompt_tokens: int = Field(default=PROMPT_TOKENS, ge=0)
+    """Mean prompt length."""
+    kappa: float = Field(default=1.0, gt=0.0)
+    """Factor of every decode step."""
+    efficiency: EngineEfficiency = EngineEfficiency()
+    """Terms of a decode step on a GPU, where they were measured."""
+    train_launch_s: float = Field(default=0.0, ge=0.0)
+    """Fixed time of each response in training."""
+    train_mfu: float = Field(default=0.2, gt=0.0, le=1.0)
+    """Share of flops that training reaches."""
+    synchronous_reward_s: float = Field(default=0.0, ge=0.0)
+    """Reward phase of a step without asynchronous rewards."""
+    weight_sync_s: float = Field(default=0.0, ge=0.0)
+    """New weights to the engines."""
+    rollout_start_s: float = Field(default=ROLLOUT_START_S, ge=0.0)
+    """Start of every rollout."""
+    rewards: Rewards = Rewards()
+    measured: Measured | None = None
+    """Latencies of a CPU worker, instead of a datasheet."""
+    fitted: dict[str, str]
+    """To what each fitted value was fitted, or that it is assumed."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Calibration:
+        unknown = sorted(set(self.fitted) - set(type(self).model_fields))
+        if unknown:
+            raise ValueError(f"fitted.{unknown[0]} is not a key of a calibration")
+        if (self.device == "cpu") != (self.measured is not None):
+            raise ValueError("device 'cpu' and the section 'measured' go together")
+        for key in ("rollout_tp", "train_gpus"):
+            if self.gpus % getattr(self, key):
+                raise ValueError(f"gpus={self.gpus} is not a multiple of {key}")
+        if self.measured is None:
+            Cluster.of(self.device, self.gpus)
+            self.engine()
+        else:
+            CurveCosts(self.measured.device())
+        return self
+
+    @property
+    def shape(self) -> ModelShape:
+        """Sizes of the model."""
+        return find_model(self.model)
+
+    def cluster(self) -> Cluster:
+        """The GPUs. Raises ``ValueError`` on a CPU."""
+        return Cluster.of(self.device, self.gpus)
+
+    def engine(self, tp: int | None = None) -> EngineCosts:
+        """Costs of one engine replica at ``tp`` (default: ``rollout_tp``; unused on a CPU)."""
+        if self.measured is not None:
+            return CurveCosts(self.measured.device())
+        tp = self.rollout_tp if tp is None else tp
+        device = find_device(self.device)
+        return GpuCosts(
+            device=device,
+            shape=self.shape,
+            tp=tp,
+            kappa=self.kappa,
+            efficiency=self.efficiency.costs(),
+        )
+
+    def training(self, gpus: int | None = None) -> TrainCosts:
+        """Costs of one training replica of ``gpus`` (default: ``train_gpus``; unused on a CPU)."""
+        if self.measured is not None:
+            token_s = self.measured.train_token_s
+            return TrainCosts(self.train_launch_s, token_s, self.prompt_tokens)
+        return TrainCosts.on_gpus(
+            find_device(self.device),
+            self.shape,
+            gpus=self.train_gpus if gpus is None else gpus,
+            launch_s=self.train_launch_s,
+            mfu=self.train_mfu,
+        )
+
+
+def builtin() -> list[str]:
+    """Names of the calibrations that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(source: str | Path) -> Calibration:
+    """Read a calibration by its built-in name or its path.
+
+    Raises ``ValueError`` with one line that names the file and the key.
+    """
+    path = FOLDER / f"{source}.yaml" if source in builtin() else Path(source)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(builtin())
+        raise ValueError(f"{source}: no such calibration file; built in: {known}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected keys and values, found {type(data).__name__}")
+    try:
+        return Calibration.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_explain(error)}") from None
+
+
+def dump(calibration: Calibration, path: Path) -> None:
+    """Write a calibration file that ``load`` reads back."""
+    data: dict[str, Any] = calibration.model_dump(mode="json", exclude_unset=True)
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    match first["type"]:
+        case "missing":
+            return f"'{key}' is required"
+        case "extra_forbidden":
+            return f"unknown key '{key}'"
+        case _:
+            message = first["msg"].removeprefix("Value error, ")
+            return f"'{key}': {message}, got {first['input']!r}" if key else message

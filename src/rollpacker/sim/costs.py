@@ -1,0 +1,268 @@
+"""How long things take: decode steps, prefill, training, weight updates, rewards, and bounds.
+
+Decode cost is affine in the context tokens of the batch, so that ``n`` steps of ``batch``
+sequences from ``K`` context tokens take ``n * step_s(batch, K + batch * n / 2)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rollpacker.policy.admission import LatencyCurve
+from rollpacker.sim.hardware import Device, MeasuredDevice
+from rollpacker.sim.models import ModelShape
+
+ROLLOUT_START_S = 10.0
+"""Once per rollout on GPUs: memory handed over, caches built, first requests sent."""
+PROMPT_TOKENS = 200
+"""Prompt length that training charges for each response."""
+ADMIT_SHARE = 0.99
+"""Share of the KV cache that new sequences may fill (vLLM's watermark)."""
+BLOCK_SLACK = 8
+"""Tokens lost per sequence: half of a 16-token block."""
+
+
+class EngineCosts(Protocol):
+    """Costs of one engine replica."""
+
+    @property
+    def capacity(self) -> float:
+        """KV budget in tokens."""
+        ...
+
+    def step_s(self, batch: int, context_tokens: float) -> float:
+        """Seconds of a decode step of ``batch`` sequences of ``context_tokens`` in all."""
+        ...
+
+    def slope(self, batch: int) -> float:
+        """Seconds that each context token adds to a step."""
+        ...
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds to run ``tokens`` of prompts, or of sequences to recompute, at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """What is left of the datasheet, and overheads.
+
+    Args:
+        step_s: fixed time of a step.
+        sequence_s: of each sequence in it (sampling, scheduling).
+        layer_s: of each layer's all-reduces, with tensor parallelism.
+        weights, kv, compute: shares of bandwidth (weights, KV) and of flops that are reached.
+        prefill: share of flops that prefill reaches.
+        memory: share of device memory that the engine takes.
+        reserved: bytes of each device for activations and graphs.
+    """
+
+    step_s: float = 4.5e-3
+    sequence_s: float = 60e-6
+    layer_s: float = 50e-6
+    weights: float = 0.92
+    kv: float = 0.75
+    compute: float = 0.6
+    prefill: float = 0.5
+    memory: float = 0.85
+    reserved: float = 4e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCosts:
+    """A model on ``tp`` GPUs of one node; ``kappa`` multiplies the decode step.
+
+    Raises ``ValueError`` when the model does not fit or ``tp`` does not divide its heads.
+    """
+
+    device: Device
+    shape: ModelShape
+    tp: int = 1
+    kappa: float = 1.0
+    efficiency: Efficiency = Efficiency()
+    capacity: float = field(init=False)
+    _weights_s: float = field(init=False, repr=False)
+    _sequence_flops_s: float = field(init=False, repr=False)
+    _fixed_s: float = field(init=False, repr=False)
+    _sequence_s: float = field(init=False, repr=False)
+    _slope: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        device, shape, tp, e = self.device, self.shape, self.tp, self.efficiency
+        if tp < 1 or tp > device.per_node or shape.heads % tp:
+            raise ValueError(
+                f"tp={tp}: use a divisor of the {shape.heads} heads of {shape.name}, "
+                f"at most {device.per_node}"
+            )
+        free = tp * (device.memory * e.memory - e.reserved) - shape.weight_bytes
+        if free <= 0.0:
+            raise ValueError(f"{shape.name} does not fit on {tp} x {device.name}: raise tp")
+        many = tp > 1
+        reduced = 2 * shape.layers * shape.hidden * 2 * 2 * (tp - 1) / (tp * device.bus)
+        kv_shards = min(tp, shape.kv_heads)
+        put = object.__setattr__
+        put(self, "capacity", free / shape.kv_bytes)
+        put(self, "_weights_s", shape.weight_bytes / (tp * device.bandwidth * e.weights))
+        flops = 2 * shape.parameters
+        put(self, "_sequence_flops_s", flops / (tp * device.flops * e.compute))
+        put(self, "_fixed_s", e.step_s + many * e.layer_s * shape.layers)
+        put(self, "_sequence_s", e.sequence_s + many * reduced)
+        slope = shape.kv_bytes / (kv_shards * device.bandwidth * e.kv)
+        put(self, "_slope", self.kappa * slope)
+
+    def step_s(self, batch: int, context_tokens: float) -> float:
+        """Seconds of a decode step: the roofline of the weights plus the KV cache's reading."""
+        weights = max(self._weights_s, batch * self._sequence_flops_s)
+        fixed = self._fixed_s + self._sequence_s * batch + weights
+        return self.kappa * fixed + self._slope * context_tokens
+
+    def slope(self, batch: int) -> float:  # noqa: ARG002
+        """Seconds that each context token adds to a step: the same for every batch."""
+        return self._slope
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds to prefill ``tokens``, bound by compute."""
+        rate = self.tp * self.device.flops * self.efficiency.prefill
+        return tokens * 2 * self.shape.parameters / rate
+
+
+class CurveCosts:
+    """Costs from measurements, for CPUs.
+
+    Raises ``ValueError`` when the context term exceeds a measured step.
+    """
+
+    def __init__(self, device: MeasuredDevice) -> None:
+        self._device = device
+        self._curve = LatencyCurve(device.latency)
+        self._shift = device.context * device.context_token_s
+        for batch in device.latency:
+            if self._curve.at(batch) <= batch * self._shift:
+                raise ValueError(
+                    f"latency at batch {batch} is below context * context_token_s * batch: "
+                    "lower context_token_s"
+                )
+
+    @property
+    def capacity(self) -> float:
+        """KV budget in tokens."""
+        return float(self._device.kv_tokens)
+
+    def step_s(self, batch: int, context_tokens: float) -> float:
+        """Seconds of a decode step: the measured curve, moved to this context."""
+        moved = self._device.context_token_s * context_tokens - self._shift * batch
+        return self._curve.at(batch) + moved
+
+    def slope(self, batch: int) -> float:  # noqa: ARG002
+        """Seconds that each context token adds to a step."""
+        return self._device.context_token_s
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds to prefill ``tokens``."""
+        return tokens * self._device.prefill_token_s
+
+
+@dataclass(frozen=True, slots=True)
+class TrainCosts:
+    """Gradient work of one data-parallel replica.
+
+    ``launch_s`` for each response, plus ``token_s`` for each of its tokens and of
+    ``prompt_tokens``.
+    """
+
+    launch_s: float
+    token_s: float
+    prompt_tokens: int = PROMPT_TOKENS
+
+    @classmethod
+    def on_gpus(
+        cls, device: Device, shape: ModelShape, *, gpus: int, launch_s: float, mfu: float
+    ) -> TrainCosts:
+        """A replica of ``gpus``: forward, backward, recompute, old and reference logprobs."""
+        return cls(launch_s, 12 * shape.parameters / (gpus * device.flops * mfu))
+
+    def sequence_s(self, tokens: int) -> float:
+        """Seconds of gradient for one response of ``tokens``."""
+        return self.launch_s + self.token_s * (tokens + self.prompt_tokens)
+
+    def sequences_s(self, lengths: Iterable[int]) -> float:
+        """Seconds of gradient for responses on one replica."""
+        return sum(map(self.sequence_s, lengths))
+
+    def step_s(self, replicas: Sequence[Iterable[int]]) -> float:
+        """Seconds of a step: the slowest replica's; each has its responses' lengths."""
+        return max(map(self.sequences_s, replicas), default=0.0)
+
+
+# 7B, 14B and 32B took 5, 13 and 23 s: 3.0, 2.3 and 2.8 GB/s, whatever the number of GPUs.
+_SYNC_BANDWIDTH = 2.7e9
+
+
+def weight_sync_s(shape: ModelShape, bandwidth: float = _SYNC_BANDWIDTH) -> float:
+    """Seconds to bring new bfloat16 weights from the trainer to the engines, uncalibrated."""
+    return shape.weight_bytes / bandwidth
+
+
+def adaptive_timeout_s(
+    anchor_s: float | None, *, factor: float = 1.5, least_s: float = 2.0, most_s: float = 30.0
+) -> float:
+    """Timeout of a test case whose slowest correct response so far took ``anchor_s``."""
+    if anchor_s is None:
+        return most_s
+    return min(max(least_s, factor * anchor_s), most_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardCosts:
+    """Seconds of one reward, by kind.
+
+    Args:
+        math_s: answer extraction and comparison.
+        judge_s: one judged response while the judge's devices are loaded.
+        judge_idle: factor of that on idle devices.
+        judge_slots: responses judged at once; more wait.
+    """
+
+    math_s: float = 0.05
+    judge_s: float = 30.0
+    judge_idle: float = 0.25
+    judge_slots: int = 256
+
+    def code_s(self, run_s: float, timeout_s: float) -> float:
+        """A program that would run for ``run_s`` is killed at its timeout."""
+        return min(run_s, timeout_s)
+
+    def judged_s(self, load: float) -> float:
+        """One judged response, its devices loaded from 0 (idle) to 1; linear in between."""
+        assert 0.0 <= load <= 1.0
+        return self.judge_s * (self.judge_idle + (1.0 - self.judge_idle) * load)
+
+
+def packing_bound_s(
+    costs: EngineCosts,
+    replicas: int,
+    lengths: Sequence[int],
+    prompt_tokens: float = PROMPT_TOKENS,
+    max_running: float = math.inf,
+) -> float:
+    """Least seconds to decode ``lengths`` if ``replicas`` ran full to the last token.
+
+    The KV cache holds sequences at their mean context over the tokens to decode; prefill is free.
+    Take the least over tensor-parallel sizes for the cluster's bound.
+    """
+    total = sum(lengths)
+    if total == 0:
+        return 0.0
+    context = prompt_tokens + sum(n * n for n in lengths) / (2 * total)
+    batch = max(1, math.floor(min(costs.capacity / (context + BLOCK_SLACK), max_running)))
+    return total * costs.step_s(batch, batch * context) / batch / replicas
+
+
+def single_sequence_s(
+    costs: EngineCosts, tokens: int, prompt_tokens: float = PROMPT_TOKENS
+) -> float:
+    """Seconds to decode one response of ``tokens`` alone: no synchronous round is shorter."""
+    return tokens * costs.step_s(1, prompt_tokens + tokens / 2)

@@ -1,0 +1,106 @@
+"""Devices and clusters that costs are computed for.
+
+GPUs are described by their datasheets, a CPU by what our own engine measured on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU.
+
+    Args:
+        name: key of ``DEVICES``.
+        bandwidth: of its memory, bytes/s.
+        flops: dense bfloat16, 1/s.
+        memory: bytes.
+        bus: all-reduce bus bandwidth within a node, bytes/s.
+        per_node: GPUs that share the bus.
+    """
+
+    name: str
+    bandwidth: float
+    flops: float
+    memory: float
+    bus: float
+    per_node: int = 8
+
+
+# Bus bandwidth is 0.4 of the NVLink figure of the datasheet (both directions): 160 of 400 GB/s
+# (H800), 360 of 900 GB/s (H20, H200). A100, H100 and B200 take the same share of 600, 900 and
+# 1800 GB/s. The other figures of these three: NVIDIA A100 80GB SXM, H100 SXM and HGX B200
+# (180 GB usable, 1,000 W) datasheets, without sparsity.
+DEVICES: Mapping[str, Device] = {
+    device.name: device
+    for device in (
+        Device(name="A100", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=240e9),
+        Device(name="H100", bandwidth=3.35e12, flops=989e12, memory=80e9, bus=360e9),
+        Device(name="H800", bandwidth=3.35e12, flops=990e12, memory=80e9, bus=160e9),
+        Device(name="H20", bandwidth=4.0e12, flops=148e12, memory=96e9, bus=360e9),
+        Device(name="H200", bandwidth=4.8e12, flops=990e12, memory=141e9, bus=360e9),
+        Device(name="B200", bandwidth=8.0e12, flops=2250e12, memory=180e9, bus=720e9),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredDevice:
+    """A device known by measurement only: the CPU cores of one worker with one model.
+
+    Args:
+        latency: seconds of a decode step by batch size, as ``engine.mini.latency`` measures.
+        context: tokens of each sequence during that measurement.
+        context_token_s: extra seconds of a step for each further context token of the batch.
+        prefill_token_s: seconds to prefill one token.
+        kv_tokens: KV budget.
+        train_token_s: seconds of gradient for one token, prompts included.
+        name: for reports.
+    """
+
+    latency: Mapping[int, float]
+    kv_tokens: int
+    prefill_token_s: float
+    context: int = 0
+    context_token_s: float = 0.0
+    train_token_s: float = 0.0
+    name: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``nodes`` of ``per_node`` equal devices."""
+
+    device: Device
+    nodes: int
+    per_node: int
+
+    @classmethod
+    def of(cls, name: str, gpus: int) -> Cluster:
+        """Whole nodes of a known device; a single partial node below that.
+
+        Raises ``ValueError`` on an unknown device or a number of GPUs that fills no whole nodes.
+        """
+        device = find_device(name)
+        if gpus < 1 or (gpus > device.per_node and gpus % device.per_node):
+            raise ValueError(
+                f"gpus={gpus}: use 1 to {device.per_node}, or a multiple of {device.per_node}"
+            )
+        per_node = min(gpus, device.per_node)
+        return cls(device, gpus // per_node, per_node)
+
+    @property
+    def gpus(self) -> int:
+        """All devices."""
+        return self.nodes * self.per_node
+
+
+def find_device(name: str) -> Device:
+    """A device of ``DEVICES``, in any case. Raises ``ValueError`` if there is none."""
+    device = DEVICES.get(name.upper())
+    if device is None:
+        raise ValueError(f"unknown device {name!r}; known: {', '.join(DEVICES)}")
+    return device

@@ -1,0 +1,146 @@
+"""Sizes of models, as far as costs depend on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A dense decoder with grouped-query attention and a gated MLP.
+
+    ``parameters`` counts all weights once, tied embeddings included.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    parameters: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights in bfloat16."""
+        return 2 * self.parameters
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token's keys and values in bfloat16."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], name: str) -> ModelShape:
+        """From the fields of a hub ``config.json`` (Qwen2, Qwen3, Llama, Mistral).
+
+        Raises ``ValueError`` on another architecture or a missing field.
+        """
+        kind = config.get("model_type")
+        if kind not in _KINDS:
+            raise ValueError(f"{name}: model_type {kind!r} is not one of {', '.join(_KINDS)}")
+        missing = [key for key in _REQUIRED if not isinstance(config.get(key), int)]
+        if missing:
+            raise ValueError(f"{name}: no integer {', '.join(missing)} in its config")
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or hidden // heads
+        return cls(
+            name=name,
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            parameters=_parameters(config, kv_heads, head_dim),
+        )
+
+
+_KINDS = ("qwen2", "qwen3", "llama", "mistral")
+_REQUIRED = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "intermediate_size",
+    "vocab_size",
+)
+
+
+def _parameters(config: Mapping[str, Any], kv_heads: int, head_dim: int) -> int:
+    kind, hidden = config["model_type"], config["hidden_size"]
+    q, kv = config["num_attention_heads"] * head_dim, kv_heads * head_dim
+    attention = hidden * (q + 2 * kv) + q * hidden
+    if kind == "qwen2":
+        attention += q + 2 * kv
+    elif config.get("attention_bias"):
+        attention += q + 2 * kv + hidden
+    if kind == "qwen3":
+        attention += 2 * head_dim
+    inner = config["intermediate_size"]
+    mlp = 3 * hidden * inner
+    if config.get("mlp_bias"):
+        mlp += 2 * inner + hidden
+    embeddings = config["vocab_size"] * hidden
+    if not config.get("tie_word_embeddings", False):
+        embeddings *= 2
+    return config["num_hidden_layers"] * (attention + mlp + 2 * hidden) + embeddings + hidden
+
+
+def _known(kind: str, name: str, sizes: tuple[int, int, int, int, int, int, int]) -> ModelShape:
+    keys = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+    )
+    return ModelShape.from_config(dict(zip(keys, sizes, strict=True)) | {"model_type": kind}, name)
+
+
+# layers, hidden, heads, KV heads, head size, MLP size, vocabulary: from each model's config.json.
+MODELS: Mapping[str, ModelShape] = {
+    shape.name: shape
+    for shape in (
+        _known("qwen2", "Qwen2.5-7B", (28, 3584, 28, 4, 128, 18944, 152064)),
+        _known("qwen2", "Qwen2.5-14B", (48, 5120, 40, 8, 128, 13824, 152064)),
+        _known("qwen2", "Qwen2.5-32B", (64, 5120, 40, 8, 128, 27648, 152064)),
+        _known("qwen3", "Qwen3-8B", (36, 4096, 32, 8, 128, 12288, 151936)),
+        _known("llama", "Llama-3.1-8B", (32, 4096, 32, 8, 128, 14336, 128256)),
+        _known("llama", "Llama-3.1-70B", (80, 8192, 64, 8, 128, 28672, 128256)),
+    )
+}
+
+
+def find_model(name: str) -> ModelShape:
+    """A model of ``MODELS`` (``org/`` and ``-Instruct`` are ignored), or a ``config.json``.
+
+    ``name`` may also be a path to a ``config.json`` or its folder. Raises ``ValueError``.
+    """
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.is_file():
+        return _read(path)
+    short = name.rpartition("/")[2].removesuffix("-Instruct")
+    for known, shape in MODELS.items():
+        if known.lower() == short.lower():
+            return shape
+    raise ValueError(
+        f"unknown model {name!r}: give the path of a config.json, or one of {', '.join(MODELS)}"
+    )
+
+
+def _read(path: Path) -> ModelShape:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return ModelShape.from_config(cast(dict[str, Any], config), str(path))

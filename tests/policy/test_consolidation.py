@@ -1,0 +1,160 @@
+"""The tail moves when that ends the step sooner, to larger groups where latency binds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_scaling import Roofline, attempts, consolidation, curve, layout
+
+from rollpacker.core.types import AttemptId
+from rollpacker.policy.censoring import KaplanMeier
+from rollpacker.policy.scaling import ActiveAttempt
+
+LONG = curve([int(x) for x in np.exp(np.random.default_rng(1).normal(8.0, 1.0, 4000))])
+
+
+def moved(policy, where, active, work=0, now=0.0):
+    policy.begin(where, LONG)
+    return policy.observe(0.5, active, work, now)
+
+
+def test_a_short_tail_of_a_large_model_runs_as_one_group_of_a_node():
+    where = layout(64, 4, 32)
+    made = moved(consolidation(sizes=(2, 4, 8)), where, attempts(32, where, generated=4000))
+    assert made is not None
+    assert made.tp == 8
+    assert all(len(members) == 2 for members in made.groups.values())
+    assert len(made.moves) == 32
+
+
+def test_waiting_gradients_free_whole_training_replicas_at_the_same_size():
+    where = layout(16, 4, 8)
+    active = attempts(8, where, generated=4000)
+    rules = {"sizes": (4,), "train_seconds_per_token": 1e-2}
+    assert moved(consolidation(**rules), where, active) is None
+    made = moved(consolidation(**rules), where, active, work=500_000)
+    assert made is not None
+    assert made.groups == {}
+    freed = [device for worker in made.freed for device in where.workers[worker]]
+    assert where.trainable(freed) == tuple(sorted(freed))
+    assert len(freed) == 8
+
+
+def test_nothing_moves_above_the_threshold_or_without_lengths():
+    where = layout(64, 4, 32)
+    assert moved(consolidation(below=64), where, attempts(65, where)) is None
+    policy = consolidation()
+    policy.begin(where, None)
+    assert policy.observe(0.9, attempts(8, where), 10**6, 0.0) is None
+
+
+def test_a_group_that_cannot_hold_the_tail_is_not_chosen():
+    class Tight(Roofline):
+        def kv_tokens(self, tp: int) -> float:
+            return 1000.0
+
+    where = layout(64, 4, 32)
+    active = attempts(32, where, generated=4000)
+    assert moved(consolidation(Tight(), sizes=(4, 8)), where, active) is None
+    assert moved(consolidation(Roofline(), sizes=(4, 8)), where, active) is not None
+
+
+def test_a_second_move_waits_for_the_first_and_knows_where_it_went():
+    where = layout(64, 4, 8)
+    rules = {"sizes": (4, 8), "train_seconds_per_token": 1e-2}
+    first, restored = consolidation(**rules), consolidation(**rules)
+    active = attempts(64, where, generated=4000)
+    made = moved(first, where, active)
+    assert made is not None
+    assert len(made.groups) > 1
+    by_group = {made.moves[one.attempt]: one for one in active}
+    left = list(by_group.values())
+    assert first.observe(0.9, left, 5_000_000, 1.0) is None
+    restored.begin(where, LONG)
+    restored.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    again = first.observe(0.9, left, 5_000_000, 1000.0)
+    assert again is not None
+    assert again == restored.observe(0.9, left, 5_000_000, 1000.0)
+    after = {one.attempt: again.moves.get(one.attempt, made.moves[one.attempt]) for one in left}
+    members = {worker for group in made.groups.values() for worker in group}
+    assert not set(after.values()) & set(again.freed)
+    assert set(after.values()) <= members - set(again.freed)
+
+
+@pytest.mark.parametrize("amplitude", [0.0, 0.02])
+def test_noise_in_the_costs_below_the_margin_moves_nothing_back_and_forth(amplitude):
+    """All sizes equally fast and moving free: only noise speaks for a move."""
+
+    class Flat:
+        rng = np.random.default_rng(3)
+
+        def kv_tokens(self, tp: int) -> float:
+            return 1e9
+
+        def prefill_seconds(self, tp: int, tokens: int) -> float:
+            return 0.0
+
+        def decode_seconds(self, tp: int, contexts, remaining) -> float:
+            return float(remaining.max()) * (1.0 + amplitude * self.rng.uniform(-1.0, 1.0))
+
+    policy = consolidation(Flat(), recheck=1.0)
+    where = layout(8, 1, 1)
+    policy.begin(where, LONG)
+    active = attempts(100, where)
+    made = [policy.observe(0.5, active, 0, float(now)) for now in range(50)]
+    assert made == [None] * 50
+
+
+def long_round(below: int, seed: int, where, true: KaplanMeier) -> float:
+    """Seconds of a long round's tail from 256 attempts on, decoded group by group."""
+    cost, rng = Roofline(), np.random.default_rng(seed)
+    policy = consolidation(sizes=(2, 4, 8), below=below)
+    policy.begin(where, LONG)
+    workers = sorted(where.workers)
+    total = true.quantile(rng.uniform(size=256)).tolist()
+    active = {
+        AttemptId(n): ActiveAttempt(
+            attempt=AttemptId(n), prompt_tokens=500, generated=0, worker=workers[n % len(workers)]
+        )
+        for n in range(256)
+    }
+    tp, now, ready = where.tp, 0.0, dict.fromkeys(workers, 0.0)
+    while active:
+        groups = {}
+        for one in active.values():
+            groups.setdefault(one.worker, []).append(one)
+        now += 2.0
+        for worker, mine in groups.items():
+            span = min(2.0, max(0.0, now - ready.get(worker, 0.0)))
+            each = cost.step_seconds(tp, len(mine), sum(one.context for one in mine))
+            for one in mine:
+                generated = one.generated + round(span / each)
+                if generated >= total[one.attempt]:
+                    del active[one.attempt]
+                else:
+                    active[one.attempt] = replace(one, generated=generated)
+        made = policy.observe(1 - len(active) / 256, list(active.values()), 0, now)
+        if made is not None:
+            tp = made.tp
+            for worker in set(made.moves.values()):
+                tokens = [active[a].context for a, w in made.moves.items() if w == worker]
+                ready[worker] = now + cost.prefill_seconds(tp, sum(tokens))
+            for attempt, worker in made.moves.items():
+                active[attempt] = replace(active[attempt], worker=worker)
+    return now
+
+
+def test_a_threshold_of_64_is_nearly_as_good_as_larger_ones_and_4_is_too_late():
+    where = layout(64, 4, 32)
+    capped = np.minimum(LONG.quantile(np.linspace(0.0, 1.0, 2000)), 32_768)
+    true = curve(capped)
+    mean = {
+        below: np.mean([long_round(below, seed, where, true) for seed in range(3)])
+        for below in (0, 4, 64, 256)
+    }
+    assert mean[64] < 0.9 * mean[0]
+    assert mean[64] == pytest.approx(mean[256], rel=0.05)
+    assert mean[4] > 1.05 * mean[64]

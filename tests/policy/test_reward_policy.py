@@ -1,0 +1,180 @@
+"""Timeouts stay in their bounds, a judge's budget grows with memory and is never exceeded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rollpacker.policy.rewards import (
+    AdaptiveTimeouts,
+    JudgeBudget,
+    JudgeModel,
+    TimeoutSettings,
+    place_judge,
+)
+
+graded = st.lists(
+    st.tuples(st.sampled_from("abc"), st.floats(0, 60, allow_nan=False), st.booleans()),
+    max_size=30,
+)
+
+
+@given(graded, st.booleans())
+def test_timeouts_follow_the_longest_correct_time_within_their_bounds(history, at_once):
+    timeouts = AdaptiveTimeouts(TimeoutSettings(at_once=at_once))
+    for case, seconds, correct in history:
+        before = timeouts.timeout(case)
+        timeouts.observe(case, seconds, correct)
+        if not correct or not at_once:
+            assert timeouts.timeout(case) == before
+    timeouts.advance()
+    for case in "abc":
+        right = [seconds for one, seconds, correct in history if one == case and correct]
+        expected = min(max(2.0, 1.5 * max(right)), 30.0) if right else 30.0
+        assert timeouts.timeout(case) == expected
+
+
+@given(graded, st.randoms())
+def test_by_step_the_order_of_grading_does_not_matter(history, random):
+    def after(order: list[tuple[str, float, bool]]) -> list[float]:
+        timeouts = AdaptiveTimeouts(TimeoutSettings(at_once=False))
+        seen = []
+        for case, seconds, correct in order:
+            seen.append(timeouts.timeout(case))
+            timeouts.observe(case, seconds, correct)
+        timeouts.advance()
+        return [*seen, *map(timeouts.timeout, "abc")]
+
+    assert after(history) == after(random.sample(history, len(history)))
+
+
+@given(graded, st.integers(0, 4), st.booleans())
+@example([("a", 4.0, True), ("b", 5.0, True)], 1, False)
+def test_timeouts_survive_a_checkpoint(history, cut, at_once):
+    rules = TimeoutSettings(at_once=at_once)
+    first, second = AdaptiveTimeouts(rules), AdaptiveTimeouts(rules)
+    for place, seen in enumerate(history):
+        if place == cut:
+            restored = AdaptiveTimeouts(rules)
+            restored.load_state_dict(json.loads(json.dumps(second.state_dict())))
+            second = restored
+        first.observe(*seen)
+        second.observe(*seen)
+    first.advance()
+    second.advance()
+    assert [*map(first.timeout, "abc")] == [*map(second.timeout, "abc")]
+
+
+def test_the_least_recently_seen_test_cases_are_forgotten():
+    timeouts = AdaptiveTimeouts(TimeoutSettings(cases=2))
+    for case in ("a", "b", "a", "c"):
+        timeouts.observe(case, 4.0, True)
+    assert [timeouts.timeout(case) for case in "abc"] == [6.0, 30.0, 6.0]
+
+
+@pytest.mark.parametrize("bad", [{"factor": 0.5}, {"least": 0.0}, {"least": 40.0}])
+def test_impossible_timeouts_are_refused(bad):
+    with pytest.raises(ValueError, match="adaptive timeout needs"):
+        TimeoutSettings(**bad)
+
+
+models = st.builds(
+    JudgeModel,
+    layers=st.integers(1, 40),
+    layer_bytes=st.integers(1, 1000),
+    fixed_bytes=st.integers(0, 2000),
+    token_bytes=st.floats(0.01, 5.0),
+    token_seconds=st.floats(1e-6, 1e-3),
+    copy_seconds=st.floats(1e-4, 1.0),
+)
+queues = st.lists(st.integers(1, 2000), max_size=20)
+
+
+@given(models, queues, st.floats(0, 1.2), st.integers(1, 8))
+@settings(max_examples=200)
+def test_a_budget_is_never_exceeded_and_has_a_resident_layer(model, waiting, share, most):
+    free = share * model.bytes_needed(model.layers, sum(waiting))
+    plan = JudgeBudget(model, most).decide(waiting, free)
+    smallest = model.bytes_needed(1, min(waiting, default=0))
+    if not waiting or smallest > free:
+        assert plan is None
+        return
+    assert plan is not None
+    assert 1 <= plan.resident <= model.layers
+    assert 1 <= plan.concurrency <= min(most, len(waiting))
+    tokens = sum(sorted(waiting)[: plan.concurrency])
+    assert model.bytes_needed(plan.resident, tokens) <= free
+
+
+@given(models, queues, st.lists(st.floats(0, 1.2), min_size=2, max_size=6))
+@settings(max_examples=200)
+def test_more_memory_never_means_fewer_layers_or_sequences(model, waiting, shares):
+    budget, whole = JudgeBudget(model), model.bytes_needed(model.layers, sum(waiting))
+    plans = [budget.decide(waiting, share * whole) for share in sorted(shares)]
+    sizes = [(0, 0) if plan is None else (plan.concurrency, plan.resident) for plan in plans]
+    assert [n for n, _ in sizes] == sorted(n for n, _ in sizes)
+    assert [r for _, r in sizes] == sorted(r for _, r in sizes)
+
+
+JUDGE_7B = JudgeModel(
+    layers=28,
+    layer_bytes=466_000_000,
+    fixed_bytes=2_200_000_000,
+    token_bytes=60_000.0,
+    token_seconds=466e6 / 400e12,
+    copy_seconds=466e6 / 25e9,
+)
+
+
+def test_two_layers_more_than_are_resident_are_held_and_never_more_than_all():
+    model = JudgeModel(
+        layers=5, layer_bytes=10, fixed_bytes=7, token_bytes=2, token_seconds=1, copy_seconds=1
+    )
+    assert [model.bytes_needed(resident, 3) for resident in (1, 2, 3, 5)] == [43, 53, 63, 63]
+
+
+def test_long_inputs_hide_copies_and_leave_memory_to_the_actor():
+    """One sequence of 32k tokens computes longer in a layer than the next one takes to come."""
+    long = JudgeBudget(JUDGE_7B).decide([32_768] * 4, 80e9)
+    short = JudgeBudget(JUDGE_7B).decide([500] * 4, 80e9)
+    assert long is not None
+    assert short is not None
+    assert (long.concurrency, long.resident) == (1, 1)
+    assert short.resident == 28 or short.concurrency == 4
+    assert short.resident > long.resident
+
+
+def test_a_judge_with_three_layers_or_fewer_is_whole():
+    tiny = JudgeModel(
+        layers=3, layer_bytes=1, fixed_bytes=0, token_bytes=0.0, token_seconds=1e-9, copy_seconds=1
+    )
+    plan = JudgeBudget(tiny).decide([1], 3.0)
+    assert plan is not None
+    assert plan.resident == 3
+
+
+@given(
+    free=st.dictionaries(st.integers(0, 15), st.floats(0, 100), min_size=1),
+    needed=st.floats(0, 100),
+    replicas=st.integers(1, 20),
+    data=st.data(),
+)
+def test_the_judge_goes_where_memory_is(free, needed, replicas, data):
+    dedicated = data.draw(st.sets(st.sampled_from(sorted(free))))
+    allowed = [d for d in (dedicated or free) if free[d] >= needed]
+    if not allowed:
+        with pytest.raises(ValueError, match="dedicated devices"):
+            place_judge(free=free, needed=needed, replicas=replicas, dedicated=dedicated)
+        return
+    chosen = place_judge(free=free, needed=needed, replicas=replicas, dedicated=dedicated)
+    assert len(chosen) == min(replicas, len(allowed))
+    assert set(chosen) <= set(allowed)
+    left = set(allowed) - set(chosen)
+    assert max((free[d] for d in left), default=0.0) <= min(free[d] for d in chosen)
+
+
+def test_ties_go_to_the_lowest_device():
+    assert place_judge(free={3: 5.0, 1: 5.0, 2: 5.0}, needed=1.0, replicas=2) == (1, 2)

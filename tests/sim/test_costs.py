@@ -1,0 +1,217 @@
+"""Cost formulas against figures worked out by hand and known sizes."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollpacker.sim.costs import (
+    CurveCosts,
+    GpuCosts,
+    RewardCosts,
+    TrainCosts,
+    adaptive_timeout_s,
+    packing_bound_s,
+    single_sequence_s,
+    weight_sync_s,
+)
+from rollpacker.sim.decoder import Decoder, Request
+from rollpacker.sim.hardware import DEVICES, Cluster, MeasuredDevice
+from rollpacker.sim.models import MODELS, ModelShape, find_model
+
+H800 = DEVICES["H800"]
+CPU = MeasuredDevice(
+    latency={1: 1e-3, 4: 2e-3, 16: 5e-3}, kv_tokens=10_000, prefill_token_s=1e-5, context=64
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "kv_bytes"),
+    [
+        ("Qwen2.5-7B", 7_615_616_512, 57_344),
+        ("Qwen2.5-14B", 14_770_033_664, 196_608),
+        ("Qwen2.5-32B", 32_763_876_352, 262_144),
+        ("Qwen3-8B", 8_190_735_360, 147_456),
+        ("Llama-3.1-8B", 8_030_261_248, 131_072),
+        ("Llama-3.1-70B", 70_553_706_496, 327_680),
+    ],
+)
+def test_known_models_have_their_published_sizes(name: str, parameters: int, kv_bytes: int) -> None:
+    assert MODELS[name].parameters == parameters
+    assert MODELS[name].kv_bytes == kv_bytes
+
+
+QWEN_05B = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "vocab_size": 151936,
+}
+
+
+def test_a_config_json_is_read_with_tied_embeddings(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
+    shape = find_model(str(tmp_path))
+    assert shape.parameters == 494_032_768
+    assert shape == find_model(str(tmp_path / "config.json"))
+    assert (shape.head_dim, shape.kv_heads) == (64, 2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QWEN_05B,
+        QWEN_05B | {"tie_word_embeddings": False},
+        QWEN_05B | {"model_type": "qwen3", "head_dim": 96},
+        QWEN_05B | {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    ],
+)
+def test_counts_equal_those_of_transformers(config: dict[str, object]) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(config["model_type"], **fields)
+        )
+    counted = sum(weight.numel() for weight in model.parameters())
+    assert ModelShape.from_config(config, "it").parameters == counted
+
+
+def test_names_are_found_without_organisation_and_suffix() -> None:
+    assert find_model("Qwen/Qwen2.5-7B-Instruct") is MODELS["Qwen2.5-7B"]
+
+
+def test_bad_models_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown model 'gpt-5'.*Qwen2\.5-7B"):
+        find_model("gpt-5")
+    with pytest.raises(ValueError, match="model_type 'mamba'"):
+        ModelShape.from_config(QWEN_05B | {"model_type": "mamba"}, "it")
+    with pytest.raises(ValueError, match="vocab_size"):
+        ModelShape.from_config({k: v for k, v in QWEN_05B.items() if k != "vocab_size"}, "it")
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read as JSON"):
+        find_model(str(tmp_path))
+
+
+def test_a_cluster_has_whole_nodes() -> None:
+    assert Cluster.of("h800", 64).nodes == 8
+    assert Cluster.of("H20", 4) == Cluster(DEVICES["H20"], 1, 4)
+    with pytest.raises(ValueError, match="gpus=12"):
+        Cluster.of("H800", 12)
+    with pytest.raises(ValueError, match="unknown device 'V100'"):
+        Cluster.of("V100", 8)
+
+
+def test_a_decode_step_by_hand() -> None:
+    shape = MODELS["Qwen2.5-14B"]
+    costs = GpuCosts(device=H800, shape=shape, tp=4, kappa=0.5)
+    weights = 2 * shape.parameters / (4 * 3.35e12 * 0.92)
+    reduced = 2 * 48 * 5120 * 2 * 2 * 3 / (4 * 160e9)
+    fixed = 4.5e-3 + 50e-6 * 48 + weights + 10 * (60e-6 + reduced)
+    reading = 5000 * 196608 / (4 * 3.35e12 * 0.75)
+    assert costs.step_s(10, 5000) == pytest.approx(0.5 * (fixed + reading), rel=1e-12)
+    assert costs.slope(10) == pytest.approx(0.5 * reading / 5000, rel=1e-12)
+    assert costs.capacity == pytest.approx((4 * (80e9 * 0.85 - 4e9) - 29540067328) / 196608)
+    assert costs.prefill_s(100) == pytest.approx(100 * 29540067328 / (4 * 990e12 * 0.5))
+
+
+def test_large_batches_are_bound_by_compute() -> None:
+    costs = GpuCosts(device=H800, shape=MODELS["Qwen2.5-7B"])
+    more = costs.step_s(2001, 0) - costs.step_s(2000, 0)
+    assert more == pytest.approx(60e-6 + 2 * 7615616512 / (990e12 * 0.6), rel=1e-6)
+    assert costs.step_s(2, 0) - costs.step_s(1, 0) == pytest.approx(60e-6, rel=1e-6)
+
+
+def test_more_shards_than_kv_heads_do_not_read_faster() -> None:
+    shape = ModelShape.from_config(QWEN_05B | {"num_attention_heads": 16}, "it")
+    two, four = (GpuCosts(device=H800, shape=shape, tp=tp) for tp in (2, 4))
+    assert two.slope(1) == four.slope(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "kappa", "cap", "seconds"),
+    [("Qwen2.5-14B", 1.0, 16384, 135), ("Qwen2.5-32B", 0.8, 32768, 279)],
+)
+def test_the_single_sequence_bounds(model: str, kappa: float, cap: int, seconds: float) -> None:
+    costs = GpuCosts(device=H800, shape=MODELS[model], tp=8, kappa=kappa)
+    assert single_sequence_s(costs, cap) == pytest.approx(seconds, abs=0.6)
+
+
+def test_impossible_layouts_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit on 1 x H800: raise tp"):
+        GpuCosts(device=H800, shape=MODELS["Qwen2.5-32B"])
+    with pytest.raises(ValueError, match="28 heads"):
+        GpuCosts(device=H800, shape=MODELS["Qwen2.5-7B"], tp=8)
+
+
+def test_a_measured_curve_is_met_at_its_points() -> None:
+    costs = CurveCosts(CPU)
+    for batch, seconds in CPU.latency.items():
+        assert costs.step_s(batch, batch * 64) == pytest.approx(seconds)
+    assert costs.capacity == 10_000
+    assert costs.slope(4) == 0.0
+
+
+def test_a_context_slope_turns_the_curve_about_its_measured_context() -> None:
+    device = MeasuredDevice(
+        latency=CPU.latency, kv_tokens=9, prefill_token_s=0.0, context=64, context_token_s=1e-6
+    )
+    costs = CurveCosts(device)
+    assert costs.step_s(4, 4 * 64 + 100) == pytest.approx(2e-3 + 1e-4)
+    too_steep = MeasuredDevice(
+        latency=CPU.latency, kv_tokens=9, prefill_token_s=0.0, context=64, context_token_s=1e-3
+    )
+    with pytest.raises(ValueError, match="lower context_token_s"):
+        CurveCosts(too_steep)
+
+
+def test_training_waits_for_the_slowest_replica() -> None:
+    costs = TrainCosts.on_gpus(H800, MODELS["Qwen2.5-7B"], gpus=2, launch_s=0.03, mfu=0.25)
+    one = 0.03 + 12 * 7615616512 * 1000 / (2 * 990e12 * 0.25)
+    assert costs.sequence_s(800) == pytest.approx(one)
+    assert costs.step_s([[800], [800, 800], []]) == pytest.approx(2 * one)
+    assert costs.step_s([]) == 0.0
+
+
+def test_rewards() -> None:
+    costs = RewardCosts()
+    assert costs.judged_s(1.0) == 30.0
+    assert costs.judged_s(0.0) == 7.5
+    assert costs.code_s(100.0, adaptive_timeout_s(None)) == 30.0
+    assert costs.code_s(100.0, adaptive_timeout_s(0.1)) == 2.0
+    assert costs.code_s(100.0, adaptive_timeout_s(4.0)) == 6.0
+    assert costs.code_s(1.0, adaptive_timeout_s(4.0)) == 1.0
+
+
+def test_weight_sync_is_near_the_calibrated_times() -> None:
+    for model, seconds in (("7B", 5.0), ("14B", 13.0), ("32B", 23.0)):
+        assert weight_sync_s(MODELS[f"Qwen2.5-{model}"]) == pytest.approx(seconds, rel=0.2)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 64))
+def test_no_decoder_beats_the_packing_bound(lengths: list[int], max_running: int) -> None:
+    for costs in (CurveCosts(CPU), GpuCosts(device=H800, shape=MODELS["Qwen2.5-14B"])):
+        decoder = Decoder(costs, max_running=max_running)
+        for attempt, tokens in enumerate(lengths):
+            decoder.submit(0.0, Request(attempt, "g", 20, tokens))
+        now, at = 0.0, decoder.next_event(0.0)
+        while at is not None:
+            now = at
+            decoder.advance(now)
+            at = decoder.next_event(now)
+        bound = packing_bound_s(costs, 1, lengths, 20, max_running)
+        assert now >= bound * (1 - 1e-9)
+        assert now >= single_sequence_s(costs, max(lengths), 20) * (1 - 1e-9)
+
+
+def test_packing_an_empty_round_takes_no_time() -> None:
+    assert packing_bound_s(CurveCosts(CPU), 2, []) == 0.0
+    assert math.isclose(packing_bound_s(CurveCosts(CPU), 2, [100], 20, 1), 0.05)

@@ -78,7 +78,7 @@ def demo_config(
             "rollout": {
                 "prompts_per_step": 16,
                 "num_generations": 8,
-                "max_completion_length": 900,
+                "max_completion_length": 600,
                 "tail_batching": {"mode": mode},
             },
             "train": {"learning_rate": 3e-4, "warmup_steps": 5, "micro_batch_tokens": 1000},

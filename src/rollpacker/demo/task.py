@@ -1,8 +1,7 @@
 """The demo's task: reasoning-gym's ``gcd`` of two numbers, solved by subtraction in writing.
 
-Its lengths have the long tail that tail batching is about, from two sources that real reasoning
-models have too: some problems need more steps (half of them about 10, the worst 98), and now and
-then a response works its problem out again, and again, before it answers.
+Euclid by subtraction, in place, takes a number of steps with a naturally heavy tail (half of the
+problems need about 10, the worst 98), which is what tail batching is about.
 """
 
 from __future__ import annotations
@@ -90,15 +89,15 @@ def steps(first: int, second: int) -> list[tuple[int, int]]:
     return states
 
 
-def chain_of_thought(first: int, second: int, times: int = 1) -> str:
-    """The worked solution, written ``times`` times: one line per state, then the answer.
+def chain_of_thought(first: int, second: int) -> str:
+    """The worked solution: one line per state, then the answer.
 
     Numbers are written ones digit first, so that a borrow is known before the digit that it
     changes: ``52, 5`` starts with ``25 50``.
     """
     states = steps(first, second)
     lines = "".join(f"{_ones_first(a)} {_ones_first(b)}\n" for a, b in states)
-    return f"{lines * times}{END_OF_THOUGHT}{states[-1][0]}"
+    return f"{lines}{END_OF_THOUGHT}{states[-1][0]}"
 
 
 def answer_at_once(first: int, second: int) -> str:

@@ -43,9 +43,6 @@ class Recipe:
         warmup_steps: of linear warm-up.
         answer_weight: weight of answering at once, relative to working it out; 1.5 makes the
             model do so 1.5 / 2.5 of the time.
-        doubt: share of the worked solutions that are worked out again.
-        more_doubt: probability of once more, each time after the first.
-        longest: tokens of the longest thought.
     """
 
     steps: int = 1700
@@ -54,9 +51,6 @@ class Recipe:
     learning_rate: float = 3e-3
     warmup_steps: int = 50
     answer_weight: float = 1.5
-    doubt: float = 0.03
-    more_doubt: float = 0.8
-    longest: int = 560
 
 
 def default_cache() -> Path:
@@ -142,34 +136,17 @@ class _Example:
 
 
 def _examples(tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe) -> list[_Example]:
-    rng = random.Random(seed)
-
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def think(first: int, second: int) -> list[int]:
-        once = encode(task.chain_of_thought(first, second))
-        times = _times(rng, recipe, recipe.longest // len(once))
-        return encode(task.chain_of_thought(first, second, times)) if times > 1 else once
 
     return [
         _Example(
             encode(row["prompt"]),
-            [*think(*row["metadata"]["numbers"]), EOS_ID],
+            [*encode(task.chain_of_thought(*row["metadata"]["numbers"])), EOS_ID],
             [*encode(task.answer_at_once(*row["metadata"]["numbers"])), EOS_ID],
         )
         for row in task.train_rows(recipe.problems, seed)
     ]
-
-
-def _times(rng: random.Random, recipe: Recipe, most: int) -> int:
-    """How often a problem is worked out: once, or a geometric number of times more."""
-    times = 1
-    chance = recipe.doubt
-    while times < most and rng.random() < chance:
-        times += 1
-        chance = recipe.more_doubt
-    return times
 
 
 def _batches(

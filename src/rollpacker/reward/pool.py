@@ -30,7 +30,7 @@ _BATCH_S = 0.05
 """Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
 _LARGEST_BATCH = 256
 _FIRST_GUESS_S = 0.01
-_COLLECT_S = 0.002
+_COLLECT_S = 0.001
 """Pause after reading and sending, in which responses and replies gather: the first is handled at
 once, those that follow are handled together."""
 _CHECK_S = 0.25

@@ -8,7 +8,8 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, GroupPart, Prompt, PromptId, WorkerId
-from rollpacker.policy.rollout import RolloutPolicy, RolloutSettings
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.policy.settings import RolloutSettings
 from rollpacker.policy.streaming import StreamingRules
 
 

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rollpacker import __version__, config
+from rollpacker.cli.output import Json, console, errors, print_json
+from rollpacker.cli.trace import trace_app
 
 app = typer.Typer(
     help="Fast synchronous, on-policy RL post-training of language models.",
@@ -28,10 +29,7 @@ journal_app = typer.Typer(help="Work with a run's journal.", no_args_is_help=Tru
 bench_app = typer.Typer(help="Measure parts.", no_args_is_help=True)
 app.add_typer(journal_app, name="journal")
 app.add_typer(bench_app, name="bench")
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-console = Console()
-errors = Console(stderr=True)
+app.add_typer(trace_app, name="trace")
 
 
 def main() -> None:
@@ -53,10 +51,6 @@ def _fail(text: str, code: int) -> None:
 
 def _os_error(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
-
-
-def _print_json(data: Any) -> None:
-    print(json.dumps(data))
 
 
 @app.callback(invoke_without_command=True)
@@ -86,7 +80,7 @@ def demo(
     say: Callable[[str], None] = errors.print
     summary = run_demo(_fresh(out), QUICK if quick else Size(), say)
     if as_json:
-        _print_json(summary)
+        print_json(summary)
         return
     header, *rows = table(summary)
     view = Table(title="GRPO on two cores, the same prompts in each mode")
@@ -139,7 +133,7 @@ def train(
     folder = run(loaded, resume=resume == "auto")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
         console.print(f"{summary['steps']} steps, report: {folder / 'report.html'}")
 
@@ -154,7 +148,7 @@ def doctor(as_json: Json = False) -> None:
 
     found = checks()
     if as_json:
-        _print_json({"checks": [asdict(check) for check in found]})
+        print_json({"checks": [asdict(check) for check in found]})
     else:
         for check in found:
             mark = "[green]ok[/]  " if check.ok else "[red]no[/]  "
@@ -178,7 +172,7 @@ def replay(
 
     result = journal.replay(path, from_journal)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "events": result.events,
                 "decisions": result.decisions,
@@ -210,7 +204,7 @@ def report(
 
     written = {"report": str(write_report(run)), "timeline": str(write_timeline(run))}
     if as_json:
-        _print_json(written)
+        print_json(written)
     else:
         console.print("\n".join(written.values()))
 
@@ -234,7 +228,7 @@ def engine(
 
     result = bench.run(engine, model, prompt, _read_lengths(lengths), concurrency, dtype)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
         for key, value in result.items():
             console.print(f"{key}: {value}")

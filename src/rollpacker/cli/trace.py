@@ -1,23 +1,26 @@
-"""``rollpacker trace``: import, export and check workload traces."""
+"""``rollpacker trace``: read, describe, fit, generate and compare workload traces."""
 
 from __future__ import annotations
 
-import json
+import difflib
+from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from rollpacker.cli import trace_tables as tables
+from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
 
 if TYPE_CHECKING:
     from rollpacker.polytrace.schema import Trace
+    from rollpacker.polytrace.workload import WorkloadModel
 
 trace_app = typer.Typer(
     help="Work with workload traces.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Source = Annotated[
     Path,
     typer.Argument(
@@ -29,8 +32,6 @@ Format = Annotated[
     str | None, typer.Option("--format", help="Format of PATH; found out by default.")
 ]
 Task = Annotated[str | None, typer.Option("--task", help="Name of the task; default: the folder's")]
-console = Console()
-errors = Console(stderr=True)
 
 
 @trace_app.command("import")
@@ -50,21 +51,13 @@ def import_(
     notes: list[str] = []
     trace = formats.read(path, format=format, task=task, note=notes.append)
     formats.write(trace, out, "native")
-    tasks = _tasks(trace)
+    tasks = tables.tasks_of(trace)
     if as_json:
-        console_json({"file": str(out), "tasks": tasks, "notes": notes})
+        print_json({"file": str(out), "tasks": tasks, "notes": notes})
         return
-    view = Table()
-    for place, column in enumerate(("task", "responses", "prompts", "steps", "mean tokens", "max")):
-        view.add_column(column, justify="right" if place else "left")
-    for name, row in tasks.items():
-        mean = "" if row["mean"] is None else f"{row['mean']:.0f}"
-        longest = "" if row["max"] is None else str(row["max"])
-        counts = (str(row["responses"]), str(row["prompts"]), str(row["steps"]))
-        view.add_row(name, *counts, mean, longest)
-    console.print(view)
+    console.print(tables.imported(tasks))
     _tell(notes)
-    console.print(f"trace: {out}", highlight=False, markup=False, soft_wrap=True)
+    print_plain(f"trace: {out}")
 
 
 @trace_app.command()
@@ -92,11 +85,11 @@ def export(
     trace = formats.read(path, format=format, task=task, note=notes.append)
     files = formats.write(trace, out, to, note=notes.append)
     if as_json:
-        console_json({"files": [str(file) for file in files], "notes": notes})
+        print_json({"files": [str(file) for file in files], "notes": notes})
         return
     _tell(notes)
     for file in files:
-        console.print(str(file), highlight=False, markup=False, soft_wrap=True)
+        print_plain(str(file))
 
 
 @trace_app.command()
@@ -114,35 +107,270 @@ def validate(path: Source, format: Format = None, as_json: Json = False) -> None
     found = problems(path, format=format)
     if as_json:
         rows = [{"file": str(each.file), "line": each.line, "text": each.text} for each in found]
-        console_json({"problems": rows})
+        print_json({"problems": rows})
     elif found:
         for each in found:
-            console.print(str(each), highlight=False, markup=False, soft_wrap=True)
+            print_plain(str(each))
     else:
         console.print("no problems")
     if found:
         raise typer.Exit(1)
 
 
-def console_json(data: Any) -> None:
-    """Print one JSON object."""
-    print(json.dumps(data))
+@trace_app.command()
+def characterize(
+    path: Source,
+    html: Annotated[Path | None, typer.Option("--html", help="Page of plots to write.")] = None,
+    workers: Annotated[int, typer.Option("--workers", help="Engines of the rollout.")] = 8,
+    slots: Annotated[int, typer.Option("--slots", help="Sequences an engine decodes at once.")] = (
+        256
+    ),
+    format: Format = None,
+    task: Task = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a workload is like: lengths, correlation, drift, waiting, what racing would gain.
+
+    Example: rollpacker trace characterize demo.parquet --html demo.html
+    """
+    from rollpacker.polytrace.characterize import characterize as describe
+    from rollpacker.polytrace.layout import Layout
+    from rollpacker.polytrace.sentences import sentences
+
+    layout = Layout(workers=workers, slots=slots)
+    write_page = None if html is None else _page_writer()
+    notes: list[str] = []
+    trace = _responses(path, format, task, notes)
+    reports = describe(trace, layout)
+    if html is not None and write_page is not None:
+        write_page(trace, reports, html, layout)
+    if as_json:
+        tasks = {
+            name: {**report.to_dict(), "sentences": sentences(report)}
+            for name, report in reports.items()
+        }
+        page = {"html": str(html)} if html is not None else {}
+        print_json({"tasks": tasks, "notes": notes, **page})
+        return
+    console.print(tables.described(reports))
+    for name, report in reports.items():
+        print_plain(f"\n{name}")
+        for sentence in sentences(report):
+            print_plain(f"- {sentence}")
+    _tell(notes)
+    if html is not None:
+        print_plain(f"\npage: {html}")
+
+
+@trace_app.command()
+def fit(
+    path: Source,
+    out: Annotated[Path, typer.Option("--out", help="Model to write, a JSON file.")],
+    task: Annotated[
+        str | None, typer.Option("--task", help="Task to fit, where the trace has several.")
+    ] = None,
+    lengths: Annotated[
+        Literal["copula", "mixture"],
+        typer.Option("--lengths", help="Any marginal as it is, or a smooth body and tail."),
+    ] = "copula",
+    format: Format = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a model to one task of a trace and print how well it reproduces it.
+
+    Example: rollpacker trace fit demo.parquet --out demo.json
+    """
+    from rollpacker.polytrace import fit as fitting
+    from rollpacker.polytrace.workload import save_model
+
+    notes: list[str] = []
+    trace = _responses(path, format, None, notes)
+    name = _chosen_task(path, trace.tasks, task)
+    found = fitting.fit(_only(trace, name), lengths)[name]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_model(found.model, out)
+    if as_json:
+        print_json(
+            {"file": str(out), "task": name, "goodness": asdict(found.goodness), "notes": notes}
+        )
+        return
+    console.print(tables.goodness(found.goodness))
+    _tell(notes)
+    print_plain(f"model of {name}, {found.model.source}: {out}")
+
+
+@trace_app.command()
+def generate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A name of `trace models`, or a fitted file.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Native file, or folder in other formats.")],
+    steps: Annotated[int, typer.Option("--steps", help="Steps.")],
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", help="Prompts a step; default: the model's.")
+    ] = None,
+    responses: Annotated[
+        int | None, typer.Option("--responses", help="Responses a prompt; default: the model's.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of all randomness.")] = 0,
+    format: Annotated[
+        str, typer.Option("--format", help="Format to write: native, polytrace, ...")
+    ] = "native",
+    as_json: Json = False,
+) -> None:
+    """Write a synthetic workload.
+
+    Example: rollpacker trace generate math --steps 20 --out math.parquet
+    """
+    from rollpacker.polytrace import formats
+    from rollpacker.polytrace.generate import generate as make
+
+    for name, value, least in (
+        ("--steps", steps, 1),
+        ("--prompts", prompts, 1),
+        ("--responses", responses, 1),
+        ("--seed", seed, 0),
+    ):
+        if value is not None and value < least:
+            raise ValueError(f"{name} {value}: must be at least {least}")
+    notes: list[str] = []
+    trace = make(_model(model), steps=steps, prompts=prompts, responses=responses, seed=seed)
+    files = formats.write(trace, out, format, note=notes.append)
+    tasks = tables.tasks_of(trace)
+    if as_json:
+        print_json({"files": [str(file) for file in files], "tasks": tasks, "notes": notes})
+        return
+    _tell(notes)
+    for name, row in tasks.items():
+        print_plain(
+            f"{name}: {row['responses']} responses of {row['prompts']} prompts over {row['steps']}"
+            f" steps, mean {row['mean']:.0f} tokens, longest {row['max']}"
+        )
+    for file in files:
+        print_plain(str(file))
+
+
+@trace_app.command()
+def models(as_json: Json = False) -> None:
+    """List the models that ship with rollpacker.
+
+    Example: rollpacker trace models
+    """
+    from rollpacker.polytrace.workload import load_model, model_names
+
+    shipped = {name: load_model(name) for name in model_names()}
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "prompts": model.prompts,
+                "responses": model.responses,
+                "cap": model.lengths.cap,
+                "tools": model.turns is not None,
+                "rewards": model.rewards is not None,
+                "source": model.source,
+            }
+            for name, model in shipped.items()
+        ]
+        print_json({"models": rows})
+        return
+    console.print(tables.shipped(shipped))
+
+
+@trace_app.command()
+def compare(
+    predicted: Annotated[
+        Path,
+        typer.Argument(
+            metavar="A", help="Predicted: a run folder, metrics.jsonl, or JSON of step_s lists."
+        ),
+    ],
+    measured: Annotated[Path, typer.Argument(metavar="B", help="Measured: same forms.")],
+    as_json: Json = False,
+) -> None:
+    """Compare predicted with measured seconds, step by step and phase by phase.
+
+    Accuracy is 1 - |predicted - measured| / measured.
+
+    Example: rollpacker trace compare simulated.json runs/demo/off
+    """
+    from rollpacker.polytrace import compare as comparing
+
+    sides = [comparing.read_timed(path) for path in (predicted, measured)]
+    found = comparing.compare_timed(*sides)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    console.print(tables.compared(found))
+    for here, there in (sides, sides[::-1]):
+        if alone := sorted(set(here.phases) - set(there.phases)):
+            print_note(f"only {here.source} has {', '.join(alone)}: not compared")
+    print_plain(f"{len(found.steps)} steps; accuracy of their total {found.total:.1%}")
 
 
 def _tell(notes: list[str]) -> None:
     for line in notes:
-        errors.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
+        print_note(line)
 
 
-def _tasks(trace: Trace) -> dict[str, dict[str, Any]]:
+def _responses(path: Path, format: str | None, task: str | None, notes: list[str]) -> Trace:
+    """A trace with responses in it."""
+    from rollpacker.polytrace import formats
+    from rollpacker.polytrace.schema import TraceError
+
+    trace = formats.read(path, format=format, task=task, note=notes.append)
+    if not trace.samples.height:
+        raise TraceError(f"{path}: no responses in it, only reward timings or filters")
+    return trace
+
+
+def _page_writer() -> Callable[..., Path]:
+    """What writes the page. Raises ``ValueError`` where the extra is not installed."""
+    try:
+        from rollpacker.report.trace_report import write_trace_report
+    except ImportError as error:
+        raise ValueError(f"--html: {error}") from None
+    return write_trace_report
+
+
+def _only(trace: Trace, task: str) -> Trace:
     import polars as pl
 
-    tokens = pl.col("response_tokens")
-    table = trace.samples.group_by("task", maintain_order=True).agg(
-        pl.len().alias("responses"),
-        pl.col("prompt").n_unique().alias("prompts"),
-        pl.col("step").n_unique().alias("steps"),
-        tokens.mean().alias("mean"),
-        tokens.max().alias("max"),
+    from rollpacker.polytrace.schema import Trace as Table
+
+    mine = pl.col("task") == task
+    return Table(
+        samples=trace.samples.filter(mine), reward_batches=trace.reward_batches.filter(mine)
     )
-    return {row.pop("task"): row for row in table.iter_rows(named=True)}
+
+
+def _chosen_task(path: Path, tasks: Collection[str], task: str | None) -> str:
+    if task is None and len(tasks) == 1:
+        return next(iter(tasks))
+    if task is None:
+        raise ValueError(f"{path}: several tasks; name one with --task: {', '.join(tasks)}")
+    if task not in tasks:
+        raise ValueError(
+            f"{path}: no task {task!r}{_meant(task, tasks)}; it has {', '.join(tasks)}"
+        )
+    return task
+
+
+def _model(name: str) -> WorkloadModel:
+    from rollpacker.polytrace.workload import load_model, model_names
+
+    names = model_names()
+    if name not in names and not Path(name).is_file():
+        raise ValueError(
+            f"no workload model {name!r}{_meant(name, names)}; give a file or one of"
+            f" {', '.join(names)}"
+        )
+    try:
+        return load_model(name)
+    except UnicodeDecodeError:
+        raise ValueError(f"{name}: no workload model, expected JSON of `trace fit`") from None
+
+
+def _meant(given: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,9 +1,10 @@
 """One pydantic tree: the configuration of a run."""
 
-from rollpacker.config.load import ConfigError, load, parse
+from rollpacker.config.load import ConfigError, load, load_as, parse, parse_as
 from rollpacker.config.tree import (
     AlgorithmConfig,
     CheckpointConfig,
+    Config,
     DAPOConfig,
     DataConfig,
     DrGRPOConfig,
@@ -30,6 +31,7 @@ from rollpacker.config.tree import (
 __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
+    "Config",
     "ConfigError",
     "DAPOConfig",
     "DataConfig",
@@ -53,5 +55,7 @@ __all__ = [
     "TrainConfig",
     "WorkersConfig",
     "load",
+    "load_as",
     "parse",
+    "parse_as",
 ]

@@ -8,12 +8,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import yaml
 from pydantic import ValidationError
 
 from rollpacker.config.tree import Config, RunConfig
+
+Tree = TypeVar("Tree", bound=Config)
 
 
 class ConfigError(ValueError):
@@ -21,7 +23,17 @@ class ConfigError(ValueError):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a YAML file and apply ``key.sub=value`` overrides. Raises ``ConfigError``."""
+    """Read a run's YAML file and apply ``key.sub=value`` overrides. Raises ``ConfigError``."""
+    return load_as(RunConfig, path, overrides)
+
+
+def parse(data: dict[str, Any], source: str = "config") -> RunConfig:
+    """Validate a run's plain tree. Raises ``ConfigError`` with one line for the first mistake."""
+    return parse_as(RunConfig, data, source)
+
+
+def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree:
+    """The same as ``load``, for any configuration tree."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -30,15 +42,15 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
-    return parse(_override(cast(dict[str, Any], data), overrides), source=str(path))
+    return parse_as(tree, _override(cast(dict[str, Any], data), overrides), source=str(path))
 
 
-def parse(data: dict[str, Any], source: str = "config") -> RunConfig:
-    """Validate a plain tree. Raises ``ConfigError`` with one line for the first mistake."""
+def parse_as(tree: type[Tree], data: dict[str, Any], source: str = "config") -> Tree:
+    """The same as ``parse``, for any configuration tree."""
     try:
-        return RunConfig.model_validate(data)
+        return tree.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(error)}") from None
+        raise ConfigError(f"{source}: {_explain(tree, error)}") from None
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -63,13 +75,13 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(tree: type[Config], error: ValidationError) -> str:
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
     where = ".".join(location)
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(location[-1], _keys(location[:-1]), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(location[-1], _keys(tree, location[:-1]), n=1, cutoff=0.5)
         hint = f"; did you mean '{'.'.join([*location[:-1], near[0]])}'?" if near else ""
         return f"unknown key '{where}'{hint}{more}"
     if first["type"] == "missing":
@@ -78,9 +90,9 @@ def _explain(error: ValidationError) -> str:
     return f"'{where}': {first['msg'].lower()}, got {value!r}{more}"
 
 
-def _keys(location: Sequence[str]) -> list[str]:
+def _keys(tree: type[Config], location: Sequence[str]) -> list[str]:
     """Valid keys of the node at ``location``; all keys of the tree where it is ambiguous."""
-    node: Any = RunConfig
+    node: Any = tree
     for part in location:
         candidates = [c for c in _models(node) if part in c.model_fields]
         if candidates:

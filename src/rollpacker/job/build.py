@@ -15,9 +15,8 @@ from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.resume import Start
-from rollpacker.policy.admission import LatencyCurve, consolidation_threshold
-from rollpacker.policy.rollout import RolloutPolicy, RolloutSettings
-from rollpacker.policy.streaming import StreamingRules
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.evaluate import Evaluator
@@ -227,39 +226,29 @@ def rollout_settings(
     config: RunConfig, problems: Problems, pool: WorkerPool, cap: int
 ) -> RolloutSettings:
     """What the policy is told of this run."""
-    streaming = config.rollout.streaming
     algorithm = algorithms.build(config.train.algorithm)
     whole_batch = (
         algorithm.needs_batch
         or config.train.updates_per_step > 1
         or config.rollout.tail_batching.censoring_weights
     )
-    stream = streaming.enabled and config.rollout.tail_batching.mode != "off" and not whole_batch
-    below = streaming.consolidate_below
-    if below == "auto":
-        curve = LatencyCurve(pool.latency)
-        below = consolidation_threshold(curve.at, len(pool.workers), curve.largest)
     return RolloutSettings(
         rollout=config.rollout,
         seed=config.seed,
         sizes=dict(problems.source.quotas),
         cap=cap,
         latency=pool.latency,
-        asynchronous_grading=asynchronous_grading(config),
-        rules=StreamingRules(
-            stream=stream,
-            consolidate_below=below if stream else 0,
+        asynchronous_grading=asynchronous_grading(config.rollout, config.grading.asynchronous),
+        rules=streaming_rules(
+            config.rollout,
+            latency=pool.latency,
+            workers=len(pool.workers),
+            whole_batch=whole_batch,
             ordered=config.deterministic,
             updates=config.train.updates_per_step,
             train_all=config.train.beta > 0,
         ),
     )
-
-
-def asynchronous_grading(config: RunConfig) -> bool:
-    """Whether responses are graded while others still decode."""
-    chosen = config.grading.asynchronous
-    return config.rollout.tail_batching.mode != "off" if chosen is None else chosen
 
 
 def total_steps(config: RunConfig, problems: Problems) -> int:

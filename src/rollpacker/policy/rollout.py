@@ -3,64 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.policy.bias import Bias
 from rollpacker.policy.measure import Measurements
-from rollpacker.policy.streaming import Streaming, StreamingRules
+from rollpacker.policy.settings import RolloutSettings
+from rollpacker.policy.streaming import Streaming
 from rollpacker.policy.tail_batching import TailBatching
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSettings:
-    """Everything that the policy depends on besides events; written at a journal's head.
-
-    Args:
-        rollout: the run's ``rollout`` section.
-        seed: the run's.
-        sizes: prompts of each domain in the data.
-        cap: longest response, tokens.
-        latency: seconds of a decode step of one worker by batch size.
-        asynchronous_grading: grade each response when it finishes.
-        rules: what streaming may do.
-    """
-
-    rollout: RolloutConfig
-    seed: int
-    sizes: dict[str, int]
-    cap: int
-    latency: dict[int, float]
-    asynchronous_grading: bool
-    rules: StreamingRules
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "rollout": self.rollout.model_dump(mode="json"),
-            "seed": self.seed,
-            "sizes": self.sizes,
-            "cap": self.cap,
-            "latency": {str(batch): seconds for batch, seconds in self.latency.items()},
-            "asynchronous_grading": self.asynchronous_grading,
-            "rules": asdict(self.rules),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RolloutSettings:
-        """The inverse of ``to_json``."""
-        return cls(
-            rollout=RolloutConfig.model_validate(data["rollout"]),
-            seed=data["seed"],
-            sizes=dict(data["sizes"]),
-            cap=data["cap"],
-            latency={int(batch): seconds for batch, seconds in data["latency"].items()},
-            asynchronous_grading=data["asynchronous_grading"],
-            rules=StreamingRules(**data["rules"]),
-        )
 
 
 class RolloutPolicy:

@@ -14,6 +14,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter
+from rollpacker.core.pump import Pump
 from rollpacker.core.types import AttemptId, WorkerId, sampling_seed
 from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.policy.rollout import RolloutPolicy
@@ -23,7 +24,6 @@ from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.pump import Pump
 from rollpacker.runtime.rewards import Rewards
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.updates import Updates
@@ -65,7 +65,7 @@ class Rollout:
         self._updates = updates
         self._params = params
         self._clock = clock
-        self._pump = Pump(policy, self._perform, journal, clock)
+        self._pump = Pump(policy, self._perform, clock, journal.record)
         self._lockstep = config.deterministic
         self._held: set[WorkerId] = set()
         self._grades: list[Grade] = []

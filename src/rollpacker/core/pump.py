@@ -1,14 +1,16 @@
-"""The pump: events into a policy, its decisions out, every line of it in the journal."""
+"""The pump: events into a policy, its decisions out, every line of it on record."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from rollpacker.core.decisions import Decision
 from rollpacker.core.events import Event
-from rollpacker.core.journal import AnyPolicy, JournalWriter
+from rollpacker.core.journal import AnyPolicy
+
+Record = Callable[[float, Event, Sequence[Decision]], None]
+"""Takes the time of an event, the event, and what it led to; a journal's ``record`` is one."""
 
 
 class Pump:
@@ -17,21 +19,21 @@ class Pump:
     Args:
         policy: decides.
         perform: starts what one event led to and never waits; may post events itself.
-        journal: where every event is recorded.
-        clock: seconds; the run's own.
+        clock: seconds; the run's own, or simulated.
+        record: where every event goes; None for nowhere.
     """
 
     def __init__(
         self,
         policy: AnyPolicy,
         perform: Callable[[Sequence[Decision]], None],
-        journal: JournalWriter,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
+        record: Record | None = None,
     ) -> None:
         self._policy = policy
         self._perform = perform
-        self._journal = journal
         self._clock = clock
+        self._record = record
         self._inbox: deque[Event] = deque()
         self._pumping = False
 
@@ -50,5 +52,6 @@ class Pump:
     def _pump_one(self, event: Event) -> None:
         now = self._clock()
         decisions = list(self._policy.handle(now, event))
-        self._journal.record(now, event, decisions)
+        if self._record is not None:
+            self._record(now, event, decisions)
         self._perform(decisions)

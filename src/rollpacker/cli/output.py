@@ -1,0 +1,40 @@
+"""What every command prints with: the terminal, standard error, one JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+console = Console()
+errors = Console(stderr=True)
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON object; what is not finite becomes null."""
+    print(json.dumps(_finite(data), allow_nan=False))
+
+
+def print_plain(text: str) -> None:
+    """Print a line as it is: nothing is markup, highlighted or wrapped."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    """Print a note on standard error."""
+    errors.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,115 @@
+"""Tables that ``rollpacker trace`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rollpacker.polytrace.characterize import TaskReport
+    from rollpacker.polytrace.compare import Comparison
+    from rollpacker.polytrace.fit import Goodness
+    from rollpacker.polytrace.schema import Trace
+    from rollpacker.polytrace.workload import WorkloadModel
+
+
+def tasks_of(trace: Trace) -> dict[str, dict[str, Any]]:
+    """Counts, and mean and longest response, of each task."""
+    import polars as pl
+
+    tokens = pl.col("response_tokens")
+    table = trace.samples.group_by("task", maintain_order=True).agg(
+        pl.len().alias("responses"),
+        pl.col("prompt").n_unique().alias("prompts"),
+        pl.col("step").n_unique().alias("steps"),
+        tokens.mean().alias("mean"),
+        tokens.max().alias("max"),
+    )
+    return {row.pop("task"): row for row in table.iter_rows(named=True)}
+
+
+def imported(tasks: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What ``tasks_of`` found."""
+    view = _view("task", "responses", "prompts", "steps", "mean tokens", "max")
+    for name, row in tasks.items():
+        mean = "" if row["mean"] is None else f"{row['mean']:.0f}"
+        longest = "" if row["max"] is None else str(row["max"])
+        counts = (str(row["responses"]), str(row["prompts"]), str(row["steps"]))
+        view.add_row(name, *counts, mean, longest)
+    return view
+
+
+def shipped(models: Mapping[str, WorkloadModel]) -> Table:
+    """Models by name."""
+    view = _view("name", "prompts", "responses", "cap")
+    view.add_column("source")
+    for name, model in models.items():
+        cap = "" if model.lengths.cap is None else str(model.lengths.cap)
+        view.add_row(name, str(model.prompts), str(model.responses), cap, model.source)
+    return view
+
+
+def compared(found: Comparison) -> Table:
+    """Accuracy of the step and of each phase."""
+    view = _view("seconds of", "mean accuracy", "worst")
+    view.add_row("step", f"{found.accuracy_mean:.1%}", f"{found.accuracy_worst:.1%}")
+    for name, each in found.phases.items():
+        view.add_row(name, f"{each.mean:.1%}", f"{each.worst:.1%}")
+    return view
+
+
+def _view(*columns: str) -> Table:
+    view = Table()
+    for place, column in enumerate(columns):
+        view.add_column(column, justify="right" if place else "left")
+    return view
+
+
+def described(reports: Mapping[str, TaskReport]) -> Table:
+    """Tasks side by side."""
+    rows = {
+        "responses": "{:,}",
+        "prompts": "{:,}",
+        "steps": "{}",
+        "mean": "{:,.0f}",
+        "p50": "{:,.0f}",
+        "p75": "{:,.0f}",
+        "p99": "{:,.0f}",
+        "max": "{:,.0f}",
+        "cap_share": "{:.1%}",
+        "icc": "{:.2f}",
+        "icc_log": "{:.2f}",
+        "tail_auc_first": "{:.2f}",
+        "tail_auc_fourth": "{:.2f}",
+        "tail_auc_history": "{:.2f}",
+        "idle_fraction": "{:.1%}",
+        "bubble_fraction": "{:.1%}",
+        "reward_time_share": "{:.1%}",
+        "tool_latency_share": "{:.1%}",
+        "prefix_cache_share": "{:.1%}",
+    }
+    view = _view("", *reports)
+    for name, form in rows.items():
+        values = [getattr(report, name) for report in reports.values()]
+        if any(value is not None for value in values):
+            view.add_row(name, *("" if value is None else form.format(value) for value in values))
+    return view
+
+
+def goodness(found: Goodness) -> Table:
+    """Errors of a generated sample."""
+    view = _view("generated against the trace", "error")
+    view.add_row("distribution (Kolmogorov and Smirnov)", f"{found.ks:.4f}")
+    view.add_row("mean", f"{found.mean_error:+.1%}")
+    for name, error in found.quantile_error.items():
+        view.add_row(name, f"{error:+.1%}")
+    for name, value, error in (
+        ("ICC", found.icc, found.icc_error),
+        ("ICC of log length", found.icc_log, found.icc_log_error),
+    ):
+        if isfinite(value):
+            view.add_row(f"{name}, {value:.3f} in the trace", f"{error:+.3f}")
+    return view

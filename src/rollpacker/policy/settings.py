@@ -1,0 +1,98 @@
+"""What a job's policy is told once, before its first event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollpacker.config import RolloutConfig
+from rollpacker.policy.admission import LatencyCurve, consolidation_threshold
+from rollpacker.policy.streaming import StreamingRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSettings:
+    """Everything that the policy depends on besides events; written at a journal's head.
+
+    Args:
+        rollout: the run's ``rollout`` section.
+        seed: the run's.
+        sizes: prompts of each domain in the data.
+        cap: longest response, tokens.
+        latency: seconds of a decode step of one worker by batch size.
+        asynchronous_grading: grade each response when it finishes.
+        rules: what streaming may do.
+    """
+
+    rollout: RolloutConfig
+    seed: int
+    sizes: dict[str, int]
+    cap: int
+    latency: dict[int, float]
+    asynchronous_grading: bool
+    rules: StreamingRules
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "rollout": self.rollout.model_dump(mode="json"),
+            "seed": self.seed,
+            "sizes": self.sizes,
+            "cap": self.cap,
+            "latency": {str(batch): seconds for batch, seconds in self.latency.items()},
+            "asynchronous_grading": self.asynchronous_grading,
+            "rules": asdict(self.rules),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RolloutSettings:
+        """The inverse of ``to_json``."""
+        return cls(
+            rollout=RolloutConfig.model_validate(data["rollout"]),
+            seed=data["seed"],
+            sizes=dict(data["sizes"]),
+            cap=data["cap"],
+            latency={int(batch): seconds for batch, seconds in data["latency"].items()},
+            asynchronous_grading=data["asynchronous_grading"],
+            rules=StreamingRules(**data["rules"]),
+        )
+
+
+def streaming_rules(
+    rollout: RolloutConfig,
+    *,
+    latency: Mapping[int, float],
+    workers: int,
+    whole_batch: bool,
+    ordered: bool = False,
+    updates: int = 1,
+    train_all: bool = False,
+) -> StreamingRules:
+    """What streaming may do, from the configuration.
+
+    Args:
+        rollout: the run's ``rollout`` section.
+        latency: seconds of a decode step of one worker by batch size.
+        workers: how many there are.
+        whole_batch: the update needs all groups before its first gradient.
+        ordered, updates, train_all: as in ``StreamingRules``.
+    """
+    mode, config = rollout.tail_batching.mode, rollout.streaming
+    stream = config.enabled and mode != "off" and not whole_batch
+    below = config.consolidate_below
+    if below == "auto":
+        curve = LatencyCurve(latency)
+        below = consolidation_threshold(curve.at, workers, curve.largest)
+    return StreamingRules(
+        stream=stream,
+        consolidate_below=below if stream else 0,
+        ordered=ordered,
+        updates=updates,
+        train_all=train_all,
+    )
+
+
+def asynchronous_grading(rollout: RolloutConfig, chosen: bool | None) -> bool:
+    """Whether responses are graded while others still decode, unless it was ``chosen``."""
+    return rollout.tail_batching.mode != "off" if chosen is None else chosen

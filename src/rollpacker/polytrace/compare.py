@@ -1,0 +1,252 @@
+"""How near two timed tables are: simulated and measured, or a replay and its original."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.polytrace.schema import TraceError
+
+__all__ = ["STEP", "Accuracy", "Comparison", "Timed", "compare", "compare_timed", "read_timed"]
+
+STEP = "step"
+"""Name of the whole step among the phases."""
+_METRICS = {"step_time": STEP, "timing_s/rollout": "rollout", "timing_s/train": "train"}
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Of one phase over steps; an accuracy is below 0 when the error exceeds the measurement."""
+
+    mean: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Accuracy is ``1 - |predicted - measured| / measured``.
+
+    Args:
+        accuracy_mean: of the step time, over steps.
+        accuracy_worst: of the step time, in the worst step.
+        phases: the phases that both sides have, the whole step left out.
+        steps: accuracy of each step's time, in order.
+        total: accuracy of the sum of the step times.
+    """
+
+    accuracy_mean: float
+    accuracy_worst: float
+    phases: dict[str, Accuracy]
+    steps: tuple[float, ...]
+    total: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Seconds by step.
+
+    Args:
+        source: what it was read from.
+        steps: numbers of the steps, increasing.
+        phases: seconds of each phase in each step, ``STEP`` among them.
+    """
+
+    source: str
+    steps: tuple[int, ...]
+    phases: dict[str, tuple[float, ...]]
+
+
+def compare(
+    predicted: Mapping[str, Sequence[float]], measured: Mapping[str, Sequence[float]]
+) -> Comparison:
+    """Compare seconds by phase, ``STEP`` among them, each a list over the same steps.
+
+    Raises ``TraceError`` when a side lacks ``STEP`` or some steps, or a measured time is not
+    positive (unless its prediction is 0 too).
+    """
+    count = _steps_of("predicted", predicted)
+    if (other := _steps_of("measured", measured)) != count:
+        lacking = "predicted" if count < other else "measured"
+        raise TraceError(f"{lacking} lacks steps {_named(range(*sorted((count, other))))}")
+    found = {
+        name: _accuracies(name, _floats(predicted[name]), _floats(seconds))
+        for name, seconds in measured.items()
+        if name in predicted
+    }
+    whole = found.pop(STEP)
+    sums = [_floats([sum(side[STEP])]) for side in (predicted, measured)]
+    return Comparison(
+        accuracy_mean=float(whole.mean()),
+        accuracy_worst=float(whole.min()),
+        phases={
+            name: Accuracy(mean=float(each.mean()), worst=float(each.min()))
+            for name, each in found.items()
+        },
+        steps=tuple(whole.tolist()),
+        total=float(_accuracies(STEP, *sums)[0]),
+    )
+
+
+def compare_timed(predicted: Timed, measured: Timed) -> Comparison:
+    """Compare two tables of the same steps. Raises ``TraceError``, naming steps that one lacks."""
+    for one, other in ((predicted, measured), (measured, predicted)):
+        if lacking := sorted(set(other.steps) - set(one.steps)):
+            raise TraceError(f"{one.source} lacks steps {_named(lacking)} of {other.source}")
+    return compare(predicted.phases, measured.phases)
+
+
+def _steps_of(side: str, phases: Mapping[str, Sequence[float]]) -> int:
+    """Number of steps of a table that must be whole."""
+    if not phases.get(STEP):
+        raise TraceError(f"{side}: no step times, expected a list of seconds named {STEP!r}")
+    count = len(phases[STEP])
+    for name, seconds in phases.items():
+        if len(seconds) != count:
+            raise TraceError(f"{side}: {name} has {len(seconds)} steps, {STEP} has {count}")
+    return count
+
+
+def _floats(values: Sequence[float]) -> NDArray[np.float64]:
+    return np.asarray(values, np.float64)
+
+
+def _accuracies(
+    name: str, predicted: NDArray[np.float64], measured: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    same = (predicted == 0.0) & (measured == 0.0)
+    bad = ~(np.isfinite(predicted) & np.isfinite(measured) & ((measured > 0.0) | same))
+    if bad.any():
+        place = int(np.flatnonzero(bad)[0])
+        raise TraceError(
+            f"{name}, entry {place + 1}: no accuracy of {predicted[place]:g} s predicted for"
+            f" {measured[place]:g} s measured"
+        )
+    error = np.abs(predicted - measured) / np.where(same, 1.0, measured)
+    return 1.0 - error
+
+
+def _named(steps: Sequence[int]) -> str:
+    more = f" and {len(steps) - _SHOWN} more" if len(steps) > _SHOWN else ""
+    return ", ".join(str(step) for step in steps[:_SHOWN]) + more
+
+
+def read_timed(path: Path) -> Timed:
+    """Read a run folder, a ``metrics.jsonl``, JSON lines of one step each, or a JSON object.
+
+    A step's object holds metrics (``step_time``, ``timing_s/rollout``, ``timing_s/train``) or
+    seconds (``step_s``, ``rollout_s``, ...) and its number as ``step``; a JSON object holds lists
+    of seconds by the latter names, with the numbers as ``steps`` (0 on by default). Of a step that
+    comes twice, as after a resume, the last counts. Raises ``TraceError``.
+    """
+    file = path / "metrics.jsonl" if path.is_dir() else path
+    if not file.is_file():
+        raise TraceError(
+            f"{file}: no such file{'; is this a run folder?' if path.is_dir() else ''}"
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise TraceError(f"{file}: not text; expected JSON or JSON lines") from None
+    rows = _from_lists(file, text) if file.suffix == ".json" else _from_lines(file, text)
+    return _table(file, rows)
+
+
+def _table(file: Path, rows: dict[int, dict[str, float]]) -> Timed:
+    if not rows:
+        raise TraceError(f"{file}: no steps in it")
+    steps = sorted(rows)
+    for step in steps:
+        if STEP not in rows[step]:
+            raise TraceError(f"{file}: step {step} has no step_time or step_s")
+    common = [name for name in rows[steps[0]] if all(name in rows[step] for step in steps)]
+    phases = {name: tuple(rows[step][name] for step in steps) for name in common}
+    return Timed(source=str(file), steps=tuple(steps), phases=phases)
+
+
+def _from_lines(file: Path, text: str) -> dict[int, dict[str, float]]:
+    rows: dict[int, dict[str, float]] = {}
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if not line.strip():
+            continue
+        try:
+            found: object = json.loads(line)
+        except ValueError:
+            # A crash may tear the last line.
+            if not line.endswith("\n"):
+                break
+            raise TraceError(f"{file}, line {number}: not JSON") from None
+        if not isinstance(found, dict):
+            raise TraceError(f"{file}, line {number}: expected an object")
+        row = cast(dict[str, Any], found)
+        step = row.get("step", len(rows))
+        if type(step) is not int:
+            raise TraceError(f"{file}, line {number}: step: expected a whole number, got {step!r}")
+        rows[step] = {
+            name: float(value)
+            for key, value in row.items()
+            if (name := _phase(key)) is not None and _is_number(value)
+        }
+    return rows
+
+
+def _from_lists(file: Path, text: str) -> dict[int, dict[str, float]]:
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        raise TraceError(f"{file}: not JSON; JSON lines are named *.jsonl") from None
+    if not isinstance(found, dict):
+        raise TraceError(f"{file}: expected an object with a list step_s")
+    data = cast(dict[str, Any], found)
+    nested = data.get("phases")
+    inner = cast(dict[str, Any], nested) if isinstance(nested, dict) else {}
+    lists = {
+        **{_phase(f"{key.removesuffix('_s')}_s"): value for key, value in inner.items()},
+        **{_phase(key): value for key, value in data.items()},
+    }
+    columns = {
+        name: cast(list[Any], value)
+        for name, value in lists.items()
+        if name and isinstance(value, list)
+    }
+    if STEP not in columns:
+        raise TraceError(f"{file}: no list step_s in it")
+    return _rows(file, data.get("steps"), columns)
+
+
+def _rows(file: Path, steps: object, columns: dict[str, list[Any]]) -> dict[int, dict[str, float]]:
+    count = len(columns[STEP])
+    given = cast(list[Any], steps) if isinstance(steps, list) else list(range(count))
+    for name, values in {"steps": given, **columns}.items():
+        if len(values) != count:
+            raise TraceError(f"{file}: {name} has {len(values)} entries, step_s has {count}")
+        if not all(_is_number(value) for value in values):
+            raise TraceError(f"{file}: {name}: expected numbers only")
+    names = list(columns)
+    return {
+        int(step): dict(zip(names, map(float, row), strict=True))
+        for step, *row in zip(given, *columns.values(), strict=True)
+    }
+
+
+def _phase(key: str) -> str | None:
+    """The phase that a key holds the seconds of."""
+    if key in _METRICS:
+        return _METRICS[key]
+    known = key.endswith("_s") and "/" not in key and not key.startswith(("mean_", "wall"))
+    return key.removesuffix("_s") if known else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,166 @@
+"""Plots of a workload trace as plain plotly figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from rollpacker.polytrace.layout import Round
+from rollpacker.report.figures import COLOURS, MAX_POINTS, Figure, line
+
+Floats = NDArray[np.float64]
+
+_BINS = 60
+_TOKENS = "response length (tokens)"
+
+
+def lengths(tokens: Floats, quantiles: Mapping[str, float]) -> Figure:
+    """Distribution of lengths on a log axis, with lines at the named quantiles.
+
+    ``tokens``: at least 1, shape (n,).
+    """
+    data = [_histogram(tokens, "responses", COLOURS["kept"], whole=True)]
+    top = max(data[0]["y"])
+    for place, (name, value) in enumerate(quantiles.items()):
+        # Labels of near quantiles on different heights, so that both can be read.
+        height = top * (1.18 - 0.09 * (place % 3))
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+text",
+                "name": name,
+                "x": [value, value],
+                "y": [0.0, height],
+                "text": ["", f" {name} {value:,.0f}"],
+                "textposition": "top right",
+                "line": {"color": COLOURS["accuracy"], "width": 1, "dash": "dot"},
+                "showlegend": False,
+                "hoverinfo": "skip",
+            }
+        )
+    layout = {
+        "height": 340,
+        "showlegend": False,
+        "xaxis": {"title": _TOKENS, "type": "log"},
+        "yaxis": {"title": "share of responses", "tickformat": ".1%", "rangemode": "tozero"},
+    }
+    return {"data": data, "layout": layout}
+
+
+def _histogram(values: Floats, name: str, colour: str, *, whole: bool) -> Figure:
+    """Shares in bins of equal width on a log axis; ``values`` are positive."""
+    low, high = float(values.min()), float(values.max())
+    edges = np.geomspace(low, max(high, 1.1 * low) * (1.0 + 1e-9), _BINS + 1)
+    if whole:
+        # A bin narrower than one token would be empty by chance.
+        edges = np.unique(np.append(np.floor(edges), high + 1.0))
+    share = np.histogram(values, edges)[0] / values.size
+    stairs = {"line": {"color": colour, "width": 1.5, "shape": "hv"}, "fill": "tozeroy"}
+    return line(edges.tolist(), [*share.tolist(), 0.0], name, colour, **stairs)
+
+
+def within_and_between(lengths: Floats, groups: NDArray[np.int64], seed: int = 0) -> Figure | None:
+    """Each response against the others of its prompt; None where prompts have one response.
+
+    Args:
+        lengths: tokens, at least 1, shape (n,).
+        groups: visit of each, from 0, shape (n,).
+        seed: of the choice of responses, when there are too many to draw.
+    """
+    logs = np.log(lengths)
+    sizes = np.bincount(groups)[groups]
+    several = np.flatnonzero(sizes > 1)
+    if several.size == 0:
+        return None
+    if several.size > MAX_POINTS:
+        several = np.sort(np.random.default_rng(seed).choice(several, MAX_POINTS, replace=False))
+    totals = np.bincount(groups, logs)[groups]
+    others = np.exp((totals - logs)[several] / (sizes[several] - 1))
+    own = lengths[several]
+    ends = [float(min(others.min(), own.min())), float(max(others.max(), own.max()))]
+    points = {"mode": "markers", "marker": {"size": 4, "opacity": 0.45, "color": COLOURS["kept"]}}
+    data = [
+        line(others.tolist(), own.tolist(), "responses", COLOURS["kept"], **points),
+        line(ends, ends, "as long as the others", COLOURS["other"]),
+    ]
+    layout = {
+        "height": 420,
+        "hovermode": "closest",
+        "xaxis": {"title": "geometric mean of the prompt's other responses", "type": "log"},
+        "yaxis": {"title": _TOKENS, "type": "log"},
+    }
+    return {"data": data, "layout": layout}
+
+
+def over_steps(samples: pl.DataFrame) -> Figure:
+    """Length quantiles of each step, on a log axis."""
+    tokens = pl.col("response_tokens")
+    table = (
+        samples.group_by("step")
+        .agg(
+            tokens.median().alias("p50"),
+            tokens.mean().alias("mean"),
+            tokens.quantile(0.99, "linear").alias("p99"),
+            tokens.max().alias("max"),
+        )
+        .sort("step")
+    )
+    steps = table["step"].to_list()
+    names = {"p50": "kept", "mean": "train", "p99": "aborted", "max": "accuracy"}
+    data = [
+        line(steps, table[name].to_list(), name, COLOURS[colour], **_marks(len(steps)))
+        for name, colour in names.items()
+    ]
+    return {"data": data, "layout": _steps({"title": "tokens", "type": "log"})}
+
+
+def waiting(rounds: Mapping[int, Round]) -> Figure:
+    """Idle engines and empty decode slots of each step's synchronous round."""
+    steps, every = list(rounds), list(rounds.values())
+    shown = (
+        ("engines idle", [each.idle for each in every], COLOURS["aborted"]),
+        ("decode slots empty", [each.bubble for each in every], COLOURS["kept"]),
+    )
+    data = [
+        line(steps, values, name, colour, **_marks(len(steps))) for name, values, colour in shown
+    ]
+    return {"data": data, "layout": _steps(_share_axis("share of the round"))}
+
+
+def share(name: str, by_step: Mapping[int, float]) -> Figure:
+    """A share of time by step."""
+    steps, values = list(by_step), list(by_step.values())
+    data = [line(steps, values, name, COLOURS["train"], **_marks(len(steps)))]
+    return {"data": data, "layout": _steps(_share_axis(f"share of {name}"))}
+
+
+def seconds(values: Floats, name: str) -> Figure:
+    """Distribution of durations on a log axis; ``values``: seconds, above 0."""
+    layout = {
+        "height": 300,
+        "showlegend": False,
+        "xaxis": {"title": f"seconds of {name}", "type": "log"},
+        "yaxis": {"title": "share", "tickformat": ".1%", "rangemode": "tozero"},
+    }
+    return {"data": [_histogram(values, name, COLOURS["train"], whole=False)], "layout": layout}
+
+
+def _marks(count: int) -> Figure:
+    return {"mode": "lines+markers"} if count <= 60 else {}
+
+
+def _share_axis(title: str) -> Figure:
+    return {"title": title, "tickformat": ".0%", "rangemode": "tozero"}
+
+
+def _steps(yaxis: Figure) -> Figure:
+    return {"height": 320, "xaxis": {"title": "step"}, "yaxis": yaxis}
+
+
+def by_step(samples: pl.DataFrame) -> Sequence[tuple[int, pl.DataFrame]]:
+    """Rows of each step, in the order of steps."""
+    parts = samples.sort("step", maintain_order=True).partition_by("step", maintain_order=True)
+    return [(int(part["step"][0]), part) for part in parts]

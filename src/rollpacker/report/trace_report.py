@@ -1,0 +1,275 @@
+"""The report of a workload trace: one self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from rollpacker.polytrace.characterize import TaskReport
+from rollpacker.polytrace.layout import Layout, synchronous_round
+from rollpacker.polytrace.schema import Trace
+from rollpacker.polytrace.sentences import sentences
+from rollpacker.polytrace.shares import reward_time_share, tool_latency_share
+from rollpacker.polytrace.statistics import finished, visits
+from rollpacker.report import page, trace_figures
+from rollpacker.report.page import Page, Section, Table, Tile, count, share
+
+_TABLE = ("task", "responses", "mean", "p50", "p75", "p99", "max", "at cap", "ICC", "ICC log")
+_TABLE += ("AUC 1st", "AUC 4th", "idle", "bubble")
+
+
+def write_trace_report(
+    trace: Trace, reports: Mapping[str, TaskReport], out: Path, layout: Layout | None = None
+) -> Path:
+    """Write a page of plots and plain sentences, and return its path.
+
+    Args:
+        trace: the workload.
+        reports: what ``characterize`` found of it, by task.
+        out: the HTML file; its folder is made when missing.
+        layout: engines of the rollout, as given to ``characterize``.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return page.write_page(_page(trace, reports, layout or Layout()), out)
+
+
+def _page(trace: Trace, reports: Mapping[str, TaskReport], layout: Layout) -> Page:
+    sections = [_plainly(place, *item) for place, item in enumerate(reports.items())]
+    sections.append(_table(reports))
+    for place, (task, report) in enumerate(reports.items()):
+        part = _Task(place, task, trace, report, layout)
+        sections += part.sections(several=len(reports) > 1)
+    named = ", ".join(reports)
+    engines = f"{layout.workers} engines of {layout.slots} sequences"
+    return Page(
+        title=f"Workload: {named}",
+        subtitle=f"waiting and gains are estimated for {engines}, in synchronous rounds",
+        tiles=[tile for item in reports.items() for tile in _tiles(*item, alone=len(reports) == 1)],
+        sections=sections,
+        facts={task: report.to_dict() for task, report in reports.items()},
+    )
+
+
+def _tiles(task: str, report: TaskReport, *, alone: bool) -> list[Tile]:
+    gain = Tile(
+        name="Gain of racing" if alone else f"{task}: gain of racing",
+        value=f"{report.modes['race'].speedup:.1f}x",
+        note=f"keeps {report.modes['race'].kept_vs_true_len:.2f} of the mean length",
+    )
+    if not alone:
+        return [gain]
+    return [
+        Tile(
+            name="Responses",
+            value=count(report.responses),
+            note=f"{count(report.prompts)} prompts, {count(report.steps)} steps",
+        ),
+        Tile(
+            name="Median → longest",
+            value=f"{count(report.p50)} → {count(report.max)}",
+            note="tokens",
+        ),
+        Tile(name="Engines idle", value=share(report.idle_fraction), note="in synchronous rounds"),
+        gain,
+    ]
+
+
+def _plainly(place: int, task: str, report: TaskReport) -> Section:
+    told = ". ".join(each[0].upper() + each[1:] for each in sentences(report))
+    return Section(id=f"plainly-{place}", title=f"In plain words: {task}", text=f"{told}.")
+
+
+def _table(reports: Mapping[str, TaskReport]) -> Section:
+    rows = [
+        (
+            task,
+            *(count(value) for value in (each.responses, each.mean, each.p50, each.p75)),
+            *(count(value) for value in (each.p99, each.max)),
+            share(each.cap_share),
+            *(
+                "–" if value is None else f"{value:.2f}"
+                for value in (each.icc, each.icc_log, each.tail_auc_first, each.tail_auc_fourth)
+            ),
+            share(each.idle_fraction),
+            share(each.bubble_fraction),
+        )
+        for task, each in reports.items()
+    ]
+    text = (
+        "Lengths in tokens. ICC: the share of the variance of length that lies between prompts. "
+        "AUC: chance that the prompts of the tail score above others by the first, or the fourth, "
+        "response to finish; 0.5 is a coin."
+    )
+    table = Table(header=_TABLE, rows=rows)
+    return Section(id="numbers", title="Numbers", text=text, table=table)
+
+
+class _Task:
+    """Sections of one task."""
+
+    def __init__(
+        self, place: int, task: str, trace: Trace, report: TaskReport, layout: Layout
+    ) -> None:
+        mine = pl.col("task") == task
+        self.place, self.task, self.report = place, task, report
+        self.samples = finished(trace.samples.filter(mine)).sort("step", "prompt", "index")
+        self.batches = trace.reward_batches.filter(mine)
+        self.steps = trace_figures.by_step(self.samples)
+        self.rounds = {
+            step: synchronous_round(rows["response_tokens"].to_numpy().astype(np.int64), layout)
+            for step, rows in self.steps
+        }
+
+    def sections(self, *, several: bool) -> list[Section]:
+        """What to show of the task; titles name it if there are ``several``."""
+        parts = [
+            self._lengths(),
+            *self._prompts(),
+            self._over_steps(),
+            self._waiting(),
+            self._modes(),
+            *self._tools(),
+            *self._rewards(),
+        ]
+        if not several:
+            return parts
+        return [replace(part, title=f"{self.task}: {part.title}") for part in parts]
+
+    def _id(self, name: str) -> str:
+        return f"{name}-{self.place}"
+
+    def _lengths(self) -> Section:
+        report = self.report
+        names = ("p50", "p75", "p90", "p99", "max")
+        quantiles = {name: getattr(report, name) for name in names}
+        tokens = np.maximum(self.samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+        cap = "" if report.cap is None else f" The cap is {count(report.cap)} tokens."
+        return Section(
+            id=self._id("lengths"),
+            title="Response lengths",
+            text=f"What a synchronous round waits for is the right end.{cap}",
+            figure=trace_figures.lengths(tokens, quantiles),
+        )
+
+    def _prompts(self) -> list[Section]:
+        tokens = np.maximum(self.samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+        figure = trace_figures.within_and_between(tokens, visits(self.samples))
+        if figure is None:
+            return []
+        text = (
+            "A dot is a response, against the others of its prompt. Near the line, length is the "
+            "prompt's own; a shapeless cloud is chance within a prompt. Racing responses gains "
+            "most, and biases most, on a tall cloud."
+        )
+        title = "Lengths within and between prompts"
+        return [Section(id=self._id("prompts"), title=title, text=text, figure=figure)]
+
+    def _over_steps(self) -> Section:
+        drift = self.report.drift
+        text = (
+            "Too few steps to speak of a trend."
+            if drift is None
+            else f"Log length changes by {drift.slope:+.4f} a step (p-value {drift.slope_p:.2g}); "
+            f"that all steps are alike has the p-value {drift.differ_p:.2g}."
+        )
+        return Section(
+            id=self._id("steps"),
+            title="Lengths over steps",
+            text=text,
+            figure=trace_figures.over_steps(self.samples),
+        )
+
+    def _waiting(self) -> Section:
+        report = self.report
+        text = (
+            f"Over all rounds engines have nothing to do for {share(report.idle_fraction)} of the "
+            f"time, and {share(report.bubble_fraction)} of the decode slots' time is empty. The "
+            "busiest data-parallel rank has "
+            f"{report.load_imbalance.as_dealt:.2f}x the mean load, balanced by length "
+            f"{report.load_imbalance.balanced:.2f}x."
+        )
+        return Section(
+            id=self._id("waiting"),
+            title="Waiting in synchronous rounds",
+            text=text,
+            figure=trace_figures.waiting(self.rounds),
+        )
+
+    def _modes(self) -> Section:
+        rows = [
+            (
+                mode,
+                lengths,
+                f"{each.speedup:.2f}x",
+                f"{each.speedup_steps:.2f}x",
+                f"{each.kept_vs_true_len:.3f}",
+                f"{each.decoded_vs_kept:.2f}",
+            )
+            for lengths, modes in (
+                ("fresh", self.report.modes),
+                ("the prompt's own", self.report.modes_redrawn),
+            )
+            for mode, each in modes.items()
+        ]
+        header = ("mode", "lengths when run again", "speed-up", "in decode steps")
+        text = (
+            "race: a quarter more prompts and responses are started and the first to finish are "
+            "kept; prompts: a quarter more prompts only. A prompt that is run again gets fresh "
+            "lengths from a model of the trace, or its own once more: the truth lies between. "
+            "Rewards and prefill are left out."
+        )
+        table = Table(header=(*header, "kept / true length", "decoded / kept"), rows=rows)
+        return Section(id=self._id("modes"), title="What racing gains", text=text, table=table)
+
+    def _tools(self) -> list[Section]:
+        calls = self.samples.select(pl.col("tools").explode()).to_series().struct.unnest()
+        seconds = calls["latency_s"].drop_nulls().to_numpy()
+        seconds = seconds[seconds > 0.0]
+        if seconds.size == 0:
+            return []
+        part = self.report.tool_latency_share
+        text = (
+            f"{count(seconds.size)} timed calls, median {page.seconds(float(np.median(seconds)))}, "
+            f"99th percentile {page.seconds(float(np.quantile(seconds, 0.99)))}. "
+        )
+        text += (
+            "The engine's own time is not in the trace, so the share of the tools is unknown."
+            if part is None
+            else f"Tools take {share(part)} of the time of a response."
+        )
+        figure = trace_figures.seconds(seconds, "a tool call")
+        found = [Section(id=self._id("tools"), title="Tool latency", text=text, figure=figure)]
+        by_step = {step: tool_latency_share(rows) for step, rows in self.steps}
+        return found + _share_section(self._id("tool-share"), "Time in tools", "tools", by_step)
+
+    def _rewards(self) -> list[Section]:
+        by_step = {
+            step: reward_time_share(
+                rows, self.batches.filter(pl.col("step") == step), {step: self.rounds[step]}
+            )
+            for step, rows in self.steps
+        }
+        found = _share_section(self._id("reward-share"), "Time in rewards", "rewards", by_step)
+        seconds = self.samples["reward_s"].drop_nulls().to_numpy()
+        seconds = seconds[seconds > 0.0]
+        if seconds.size == 0:
+            return found
+        text = f"{count(seconds.size)} graded responses."
+        figure = trace_figures.seconds(seconds, "a reward")
+        title = "Reward latency"
+        return [*found, Section(id=self._id("rewards"), title=title, text=text, figure=figure)]
+
+
+def _share_section(
+    id: str, title: str, name: str, by_step: Mapping[int, float | None]
+) -> list[Section]:
+    """A plot of the steps whose share is known; nothing where there are none."""
+    known = {step: value for step, value in by_step.items() if value is not None}
+    if not known:
+        return []
+    text = "Share of the time of each step, when one follows the other."
+    return [Section(id=id, title=title, text=text, figure=trace_figures.share(name, known))]

@@ -1,0 +1,35 @@
+"""A heap of timed actions: the simulator's only notion of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """Runs actions in order of time; those of one time run first in, first out."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Seconds since the simulation began."""
+        self._heap: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def at(self, time: float, action: Action) -> None:
+        """Run ``action`` at ``time``; a time that has passed is now."""
+        self._count += 1
+        heappush(self._heap, (max(time, self.now), self._count, action))
+
+    def after(self, seconds: float, action: Action) -> None:
+        """Run ``action`` in so many seconds."""
+        self.at(self.now + seconds, action)
+
+    def run_next(self) -> bool:
+        """Run the next action; false when there is none."""
+        if not self._heap:
+            return False
+        self.now, _, action = heappop(self._heap)
+        action()
+        return True

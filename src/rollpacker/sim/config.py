@@ -1,0 +1,66 @@
+"""What ``rollpacker simulate`` takes: a job, a workload and machines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from rollpacker.config import Config, RolloutConfig, StreamingConfig
+from rollpacker.sim.grading import RewardKind
+
+
+class DomainConfig(Config):
+    """One task domain of a workload."""
+
+    share: float = Field(default=1.0, gt=0.0)
+    """Weight among the domains."""
+    reward: RewardKind = "math"
+    """Kind of its rewards: ``none`` (no time), ``math``, ``code`` or ``judge``."""
+
+
+class SimulationConfig(Config):
+    """One simulated job."""
+
+    calibration: str
+    """Costs: a built-in calibration, or a file that ``rollpacker calibrate`` wrote."""
+    workload: str
+    """Lengths: a shipped or fitted workload model, or a trace (its prompts come first, as they
+    were recorded; further ones are drawn from it)."""
+    task: str | None = None
+    """Task of a trace that holds several."""
+    steps: int = Field(default=40, ge=1)
+    """Steps of the job."""
+    seed: int = 0
+    """Seed of lengths and of the policy's synthetic rounds."""
+    rollout: RolloutConfig = RolloutConfig(
+        prompts_per_step=128, streaming=StreamingConfig(group_tokens=16384)
+    )
+    """As in a run's configuration."""
+    asynchronous_grading: bool | None = None
+    """Grade each response as it finishes; default: in every mode but ``off``."""
+    reward_phase: bool = False
+    """Rewards are a phase after the rollout, of the calibration's ``synchronous_reward_s``."""
+    balanced_training: bool = True
+    """Gradient work goes to whichever replica is free; false deals groups out in turn."""
+    adaptive_timeout: bool = True
+    """Adaptive timeouts of code rewards; false always waits for the longest."""
+    domains: dict[str, DomainConfig] = Field(
+        default={"default": DomainConfig(reward="none")}, min_length=1
+    )
+    """Task domains; P0 is split into quotas by their shares."""
+    gpus: int | None = Field(default=None, ge=1)
+    """GPUs, when not the calibration's."""
+    rollout_tp: int | None = Field(default=None, ge=1)
+    """Tensor-parallel size of rollout, when not the calibration's."""
+    max_running: int = Field(default=1024, ge=1)
+    """Most sequences that an engine decodes together."""
+    engines_per_worker: int | Literal["auto"] = "auto"
+    """Engines on the devices of one training replica; ``auto`` fills them."""
+
+    @field_validator("domains")
+    @classmethod
+    def _named(cls, value: dict[str, DomainConfig]) -> dict[str, DomainConfig]:
+        if any(not name for name in value):
+            raise ValueError("a domain needs a name")
+        return value

@@ -1,0 +1,101 @@
+"""When rewards come back in a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rollpacker.core.types import AttemptId
+from rollpacker.policy.rewards import AdaptiveTimeouts
+from rollpacker.sim.agenda import Agenda
+from rollpacker.sim.costs import RewardCosts
+
+RewardKind = Literal["none", "math", "code", "judge"]
+
+
+@dataclass(slots=True)
+class _Job:
+    attempt: AttemptId
+    kind: RewardKind
+    case: str
+    run_s: float
+
+
+class Grading:
+    """Reward services that run beside the rollout.
+
+    Math and code have as many processes as they need; the judge has ``judge_slots`` and is slow
+    while its devices decode.
+
+    Args:
+        agenda: time.
+        costs: seconds of a reward by kind.
+        kinds: kind of each domain's reward.
+        timeouts: decides how long a program may run.
+        load: share of the devices that decode now, 0 to 1.
+        on_graded: takes an attempt whose reward has come.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        costs: RewardCosts,
+        kinds: Mapping[str, RewardKind],
+        timeouts: AdaptiveTimeouts,
+        *,
+        load: Callable[[], float],
+        on_graded: Callable[[AttemptId], None],
+    ) -> None:
+        self._agenda = agenda
+        self._costs = costs
+        self._kinds = dict(kinds)
+        self._timeouts = timeouts
+        self._load = load
+        self._on_graded = on_graded
+        self._wanted: set[AttemptId] = set()
+        self._waiting: deque[_Job] = deque()
+        self._judging = 0
+
+    def submit(self, attempt: AttemptId, domain: str, case: str, run_s: float) -> None:
+        """Grade a response; its program (code only) would take ``run_s`` on the test ``case``."""
+        kind = self._kinds.get(domain, "none")
+        self._wanted.add(attempt)
+        job = _Job(attempt, kind, case, run_s)
+        match kind:
+            case "none":
+                self._after(0.0, job)
+            case "math":
+                self._after(self._costs.math_s, job)
+            case "code":
+                self._after(self._costs.code_s(run_s, self._timeouts.timeout(case)), job)
+            case "judge":
+                self._waiting.append(job)
+                self._judge()
+
+    def _judge(self) -> None:
+        while self._waiting and self._judging < self._costs.judge_slots:
+            job = self._waiting.popleft()
+            if job.attempt in self._wanted:
+                self._judging += 1
+                self._after(self._costs.judged_s(self._load()), job)
+
+    def _after(self, seconds: float, job: _Job) -> None:
+        self._agenda.after(seconds, lambda: self._finish(job))
+
+    def _finish(self, job: _Job) -> None:
+        if job.kind == "judge":
+            self._judging -= 1
+        if job.kind == "code" and math.isfinite(job.run_s):
+            self._timeouts.observe(job.case, job.run_s, correct=True)
+        if job.attempt in self._wanted:
+            self._wanted.discard(job.attempt)
+            self._on_graded(job.attempt)
+        if job.kind == "judge":
+            self._judge()
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Forget an attempt; unknown ones are ignored."""
+        self._wanted.discard(attempt)

@@ -1,0 +1,89 @@
+"""What a simulated job did, step by step and in sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rollpacker.core.types import RoundKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step. Times in seconds.
+
+    Args:
+        step: number.
+        kind: of its round.
+        step_s: the whole step, weight sync included.
+        rollout_s: from the first request to the last decision of the rollout.
+        grade_wait_s: part of it after the last response had ended.
+        train_s: from the end of the rollout to the end of the step.
+        samples: responses kept.
+        kept_tokens, decoded_tokens: of responses.
+        decode_steps: of the engine with the most.
+        preemptions: of all engines.
+        peak_kv: largest share of an engine's KV cache in use.
+        bubble: share of worker time, sync included, without decoding or gradients.
+    """
+
+    step: int
+    kind: RoundKind
+    step_s: float
+    rollout_s: float
+    grade_wait_s: float
+    train_s: float
+    samples: int
+    kept_tokens: int
+    decoded_tokens: int
+    decode_steps: int
+    preemptions: int
+    peak_kv: float
+    bubble: float
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean; 0 of nothing."""
+    all_ = list(values)
+    return sum(all_) / len(all_) if all_ else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """A simulated job.
+
+    Args:
+        steps: each step.
+        kept_vs_true_len: mean length of kept responses over that of all responses sampled
+            without a race.
+        packing_s: mean seconds of a step's rollout if every engine were always full.
+        single_sequence_s: seconds of one response of the longest length, decoded alone.
+        sim_wall_s: None, or what the simulation took; set by who has a clock.
+    """
+
+    steps: Sequence[StepResult]
+    kept_vs_true_len: float
+    packing_s: float
+    single_sequence_s: float
+    sim_wall_s: float | None = None
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean seconds of a step."""
+        return mean(s.step_s for s in self.steps)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Responses trained on per second."""
+        total = sum(s.step_s for s in self.steps)
+        return sum(s.samples for s in self.steps) / total if total else 0.0
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of worker time, weighted by time."""
+        total = sum(s.step_s for s in self.steps)
+        return sum(s.bubble * s.step_s for s in self.steps) / total if total else 0.0
+
+    def of(self, kind: RoundKind) -> list[StepResult]:
+        """Steps of one kind of round."""
+        return [s for s in self.steps if s.kind == kind]

@@ -1,0 +1,146 @@
+"""What a simulated job samples: prompts in order, and the length of every response.
+
+A response's length depends on the run's seed, its prompt, how often the prompt was tried before
+and the response's index: never on scheduling. So all modes see the same first visits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import Prompt, PromptId
+from rollpacker.policy.quotas import split
+from rollpacker.polytrace.lengths import Floats, Lengths
+
+_BLOCK = 16
+"""Lengths drawn at a time for one prompt."""
+_ENDLESS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A prompt of a trace: what it shares with further responses, and those that are known."""
+
+    traits: Floats
+    lengths: NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class _Visit:
+    """A prompt that is out: its lengths in the step that samples it."""
+
+    number: int
+    domain: str
+    traits: Floats
+    recorded: NDArray[np.int32] | None
+    step: int = -1
+    visits: int = -1
+    lengths: NDArray[np.int32] | None = None
+
+
+class Workload:
+    """An endless stream of prompts.
+
+    Args:
+        lengths: distribution of response lengths.
+        domains: share of each domain; any positive numbers.
+        prompt_tokens: length of every prompt.
+        seed: of all draws.
+        recorded: prompts that come first, in this order, with these lengths on their first visit.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        *,
+        domains: Mapping[str, float],
+        prompt_tokens: int,
+        seed: int,
+        recorded: Sequence[Recorded] = (),
+    ) -> None:
+        self._lengths = lengths
+        self._shares = {name: max(1, round(1000 * share)) for name, share in domains.items()}
+        self.prompt_tokens = prompt_tokens
+        self._seed = seed
+        self._recorded: Iterator[Recorded] = iter(recorded)
+        self._drawn = 0
+        self._out: dict[PromptId, _Visit] = {}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Weight of each domain, as a policy takes them."""
+        return dict(self._shares)
+
+    def remaining(self) -> dict[str, int]:
+        """Fresh prompts that are left: always enough."""
+        return dict.fromkeys(self._shares, _ENDLESS)
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """Take fresh prompts of each domain; domains take turns, as in shuffled data."""
+        total = sum(counts.values())
+        rng = np.random.default_rng([self._seed, self._drawn])
+        traits = self._lengths.traits(rng, total)
+        drawn: list[Prompt] = []
+        for place, domain in enumerate(_interleaved(counts)):
+            number = self._drawn
+            self._drawn += 1
+            id_ = PromptId(f"p{number}")
+            known = next(self._recorded, None)
+            self._out[id_] = _Visit(
+                number=number,
+                domain=domain,
+                traits=traits[place : place + 1] if known is None else known.traits,
+                recorded=None if known is None else known.lengths,
+            )
+            drawn.append(Prompt(id=id_, domain=domain, tokens=self.prompt_tokens))
+        return tuple(drawn)
+
+    def length(self, step: int, prompt: PromptId, index: int) -> int:
+        """Tokens of one response."""
+        visit = self._out[prompt]
+        if visit.step != step:
+            visit.step = step
+            visit.visits += 1
+            visit.lengths = visit.recorded if visit.visits == 0 else None
+        lengths = visit.lengths
+        while lengths is None or index >= len(lengths):
+            have = 0 if lengths is None else len(lengths)
+            rng = np.random.default_rng([self._seed, 1, visit.number, visit.visits, have])
+            more = self._lengths.given(rng, visit.traits, _BLOCK)[0]
+            lengths = more if lengths is None else np.concatenate([lengths, more])
+            visit.lengths = lengths
+        return int(lengths[index])
+
+    def domain(self, prompt: PromptId) -> str:
+        """Of a prompt that is out."""
+        return self._out[prompt].domain
+
+    def forget(self, prompt: PromptId) -> None:
+        """The prompt is done; it never comes again."""
+        self._out.pop(prompt)
+
+    def run_s(self, step: int, prompt: PromptId, index: int) -> float:
+        """Seconds that the response's program would run: log-normal, some hang for ever."""
+        visit = self._out[prompt]
+        rng = np.random.default_rng([self._seed, 2, visit.number, step, index])
+        return float("inf") if rng.random() < _HANGING else float(rng.lognormal(-0.7, 0.8))
+
+
+_HANGING = 0.1
+"""Share of generated programs that run into their timeout; assumed."""
+
+
+def _interleaved(counts: Mapping[str, int]) -> list[str]:
+    """Every domain as often as it counts, spread evenly."""
+    order: list[str] = []
+    given = dict.fromkeys(counts, 0)
+    for place in range(1, sum(counts.values()) + 1):
+        due = split(place, counts)
+        name = max(counts, key=lambda n: due[n] - given[n])
+        given[name] += 1
+        order.append(name)
+    return order

@@ -64,7 +64,7 @@ def compared(found: Comparison) -> Table:
 def _view(*columns: str) -> Table:
     view = Table()
     for place, column in enumerate(columns):
-        view.add_column(column, justify="right" if place else "left")
+        view.add_column(column, justify="right" if place else "left", no_wrap=not place)
     return view
 
 

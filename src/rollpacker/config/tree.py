@@ -145,6 +145,13 @@ class StreamingConfig(Config):
     """Gradient tasks in flight per worker."""
     group_tokens: int = Field(default=1024, ge=1)
     """Tokens that make one gradient task; small groups are put together."""
+    scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
+    """Which rule frees devices where engines span several (simulated so far): ``consolidate``
+    moves the tail to fewer devices, at a higher tensor-parallel size where that is sooner done;
+    ``paper`` frees half between 20% and 50% of finished responses if the rest fits; ``fixed``
+    frees half at ``scaling_fraction``."""
+    scaling_fraction: float = Field(default=0.4, ge=0.0, le=1.0)
+    """Share of finished responses at which ``fixed`` frees half of the devices."""
 
 
 class DynamicSamplingConfig(Config):
@@ -176,6 +183,9 @@ class RolloutConfig(Config):
     tail_batching: TailBatchingConfig = TailBatchingConfig()
     streaming: StreamingConfig = StreamingConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    planner: Literal["off", "paper", "forecast"] = "off"
+    """Chooses the tensor-parallel size of each round where engines span several devices
+    (simulated so far): ``paper`` follows preemptions, ``forecast`` predicts each size's time."""
     max_retries: int = Field(default=2, ge=0)
     """Replacement attempts for a response that the engine or its reward failed on."""
 

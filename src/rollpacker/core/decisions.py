@@ -84,6 +84,17 @@ class MigrateAttempts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegroupWorkers:
+    """The devices of ``members`` become one engine, run by ``lead``, one of them.
+
+    Whatever they decode stops where it is and is migrated, to ``lead`` itself too.
+    """
+
+    lead: WorkerId
+    members: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulateGradients:
     """Add these parts' gradients on ``worker``; answered by ``GradientsAccumulated``."""
 
@@ -121,6 +132,7 @@ Decision = (
     | DropGroup
     | DeferPrompt
     | MigrateAttempts
+    | RegroupWorkers
     | AccumulateGradients
     | FinishRollout
     | ApplyUpdate

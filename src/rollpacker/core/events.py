@@ -94,6 +94,19 @@ class UpdateApplied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundMeasured:
+    """What the engines went through in the round that has just ended.
+
+    ``preemptions`` of all engines; ``peak_kv``: largest share of an engine's KV budget in use.
+    """
+
+    step: int
+    preemptions: int
+    peak_kv: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnded:
     """The data is used up; prompts still queued are given up (``data.drop_last``)."""
 
@@ -118,6 +131,7 @@ Event = (
     | AttemptMigrated
     | GradientsAccumulated
     | UpdateApplied
+    | RoundMeasured
     | EpochEnded
     | WorkerLost
 )

@@ -59,10 +59,10 @@ class Measurements:
         self._seed = seed
         self._latency = LatencyCurve(latency)
         self._streaming = streaming
-        self._history = LengthHistory(cap)
+        self.history = LengthHistory(cap)
         tail = config.tail_batching
         limit = tail.bias_limit if tail.mode == "auto" else 1.0
-        self._meter = BiasMeter(tail.mode, self._history, limit=min(0.95, limit))
+        self._meter = BiasMeter(tail.mode, self.history, limit=min(0.95, limit))
         self._admission = Admission(tail)
         self.bias = UNBIASED
         self._train_s = 0.0
@@ -95,7 +95,7 @@ class Measurements:
             case "auto":
                 choice = self._admission.choose(
                     event.step,
-                    self._history,
+                    self.history,
                     self._workload(len(event.workers)),
                     np.random.default_rng([self._seed, event.step]),
                     self.bias if self.bias.censored else None,
@@ -134,7 +134,7 @@ class Measurements:
             case ev.AttemptAborted():
                 if event.attempt not in self._ends and event.attempt in self._prompt:
                     prompt = self._prompt[event.attempt]
-                    self._history.observe(prompt, event.tokens, True, self._kind, self._step)
+                    self.history.observe(prompt, event.tokens, True, self._kind, self._step)
             case ev.GradientsAccumulated():
                 self._train_s += event.seconds
                 self._train_tokens += sum(map(self._tokens, event.parts))
@@ -149,7 +149,7 @@ class Measurements:
             return
         self._ends[attempt] = _End(tokens, truncated)
         source = "audit" if any(race.prompt.id == prompt for race in audited) else self._kind
-        self._history.observe(prompt, tokens, False, source, self._step, truncated)
+        self.history.observe(prompt, tokens, False, source, self._step, truncated)
 
     def _tokens(self, part: GroupPart) -> int:
         attempts = self._kept[part.prompt][part.start : part.stop]
@@ -177,7 +177,7 @@ class Measurements:
 
     def predicted(self, prompt: PromptId) -> float | None:
         """Expected length of a prompt's responses; None if it was never visited."""
-        return self._history.predicted(prompt)
+        return self.history.predicted(prompt)
 
     def weights(self, lengths: Sequence[int]) -> list[float]:
         """Censoring weights of the kept responses of the step just measured (mode ``prompts``)."""
@@ -186,7 +186,7 @@ class Measurements:
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
         return {
-            "history": self._history.state_dict(),
+            "history": self.history.state_dict(),
             "meter": self._meter.state_dict(),
             "admission": self._admission.state_dict(),
             "train": [self._train_s, self._train_tokens],
@@ -194,7 +194,7 @@ class Measurements:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
-        self._history.load_state_dict(state["history"])
+        self.history.load_state_dict(state["history"])
         self._meter.load_state_dict(state["meter"])
         self._admission.load_state_dict(state["admission"])
         self._train_s, self._train_tokens = state["train"]

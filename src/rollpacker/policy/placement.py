@@ -33,7 +33,7 @@ class Placement:
     def ended(self, attempt: AttemptId) -> None:
         """An attempt no longer decodes; unknown ones are ignored."""
         worker = self._worker.pop(attempt, None)
-        if worker is not None:
+        if worker is not None and worker in self._running:
             self._running[worker].discard(attempt)
 
     def moved(self, attempt: AttemptId, worker: WorkerId) -> None:
@@ -41,6 +41,10 @@ class Placement:
         if attempt in self._worker and worker in self._running:
             self.ended(attempt)
             self.started(attempt, worker)
+
+    def retire(self, worker: WorkerId) -> None:
+        """Start nothing on a worker any more; what it runs has another place already."""
+        self._running.pop(worker, None)
 
     def lose(self, worker: WorkerId) -> list[AttemptId]:
         """Forget a dead worker; returns what ran there, oldest first."""

@@ -8,10 +8,11 @@ from typing import Any
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.policy.bias import Bias
+from rollpacker.policy.engines import Engines
 from rollpacker.policy.measure import Measurements
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.policy.streaming import Streaming
-from rollpacker.policy.tail_batching import TailBatching
+from rollpacker.policy.tail_batching import TailBatching, every_worker
 
 
 class RolloutPolicy:
@@ -26,16 +27,21 @@ class RolloutPolicy:
             cap=settings.cap,
             streaming=settings.rules.stream,
         )
+        self._engines: Engines | None = None
+        if settings.machine is not None:
+            stream = settings.rules.stream
+            history = self._measure.history
+            self._engines = Engines(settings.machine, settings.rollout, stream, history)
         self._tail = TailBatching(
             settings.rollout,
             settings.sizes,
             asynchronous_grading=settings.asynchronous_grading,
             predict=self._measure.predicted,
+            engines=every_worker if self._engines is None else self._engines.lay_out,
         )
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them."""
-        del now
         made: list[do.Decision] = []
         if isinstance(event, ev.StepStarted):
             self._streaming.start(event)
@@ -44,15 +50,34 @@ class RolloutPolicy:
         else:
             self._streaming.handle(event)
             self._measure.handle(event, self._tail.audited())
+            if self._engines is not None:
+                self._engines.handle(event)
             self._follow(made, self._tail.handle(event))
+        if self._engines is not None:
+            self._move_tail(made, self._engines, now)
         made.extend(self._streaming.decide())
         return made
+
+    def _move_tail(self, made: list[do.Decision], engines: Engines, now: float) -> None:
+        for decision in engines.decide(now, self._streaming.waiting):
+            made.append(decision)
+            self._streaming.observe(decision)
+            if isinstance(decision, do.RegroupWorkers):
+                for member in decision.members:
+                    if member != decision.lead:
+                        self._tail.retire(member)
 
     def _follow(self, made: list[do.Decision], decisions: Iterable[do.Decision]) -> None:
         for decision in decisions:
             made.append(decision)
             self._streaming.observe(decision)
             self._measure.observe(decision)
+            if self._engines is not None:
+                self._engines.observe(decision)
+                if isinstance(decision, do.BeginRound):
+                    for group in self._engines.regroups():
+                        made.append(group)
+                        self._streaming.observe(group)
             if isinstance(decision, do.FinishRollout):
                 self._measure.finish(self._tail.audited())
 
@@ -76,12 +101,15 @@ class RolloutPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
-        return {"tail": self._tail.state_dict(), "measure": self._measure.state_dict()}
+        state = {"tail": self._tail.state_dict(), "measure": self._measure.state_dict()}
+        return state if self._engines is None else state | {"engines": self._engines.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
         self._tail.load_state_dict(state["tail"])
         self._measure.load_state_dict(state["measure"])
+        if self._engines is not None:
+            self._engines.load_state_dict(state["engines"])
 
 
 def from_journal(meta: Mapping[str, Any]) -> RolloutPolicy:

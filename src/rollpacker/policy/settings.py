@@ -8,6 +8,7 @@ from typing import Any
 
 from rollpacker.config import RolloutConfig
 from rollpacker.policy.admission import LatencyCurve, consolidation_threshold
+from rollpacker.policy.machine import Machine
 from rollpacker.policy.streaming import StreamingRules
 
 
@@ -23,6 +24,7 @@ class RolloutSettings:
         latency: seconds of a decode step of one worker by batch size.
         asynchronous_grading: grade each response when it finishes.
         rules: what streaming may do.
+        machine: devices, where engines may span several; None where each worker is one engine.
     """
 
     rollout: RolloutConfig
@@ -32,6 +34,7 @@ class RolloutSettings:
     latency: dict[int, float]
     asynchronous_grading: bool
     rules: StreamingRules
+    machine: Machine | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -43,6 +46,7 @@ class RolloutSettings:
             "latency": {str(batch): seconds for batch, seconds in self.latency.items()},
             "asynchronous_grading": self.asynchronous_grading,
             "rules": asdict(self.rules),
+            "machine": None if self.machine is None else self.machine.to_json(),
         }
 
     @classmethod
@@ -56,6 +60,7 @@ class RolloutSettings:
             latency={int(batch): seconds for batch, seconds in data["latency"].items()},
             asynchronous_grading=data["asynchronous_grading"],
             rules=StreamingRules(**data["rules"]),
+            machine=Machine.from_json(data["machine"]) if data.get("machine") else None,
         )
 
 
@@ -68,6 +73,7 @@ def streaming_rules(
     ordered: bool = False,
     updates: int = 1,
     train_all: bool = False,
+    machine: Machine | None = None,
 ) -> StreamingRules:
     """What streaming may do, from the configuration.
 
@@ -77,6 +83,7 @@ def streaming_rules(
         workers: how many there are.
         whole_batch: the update needs all groups before its first gradient.
         ordered, updates, train_all: as in ``StreamingRules``.
+        machine: devices, where engines may span several: then another rule moves the tail.
     """
     mode, config = rollout.tail_batching.mode, rollout.streaming
     stream = config.enabled and mode != "off" and not whole_batch
@@ -86,10 +93,11 @@ def streaming_rules(
         below = consolidation_threshold(curve.at, workers, curve.largest)
     return StreamingRules(
         stream=stream,
-        consolidate_below=below if stream else 0,
+        consolidate_below=below if stream and machine is None else 0,
         ordered=ordered,
         updates=updates,
         train_all=train_all,
+        replica=1 if machine is None else machine.replica_devices // machine.worker_devices,
     )
 
 

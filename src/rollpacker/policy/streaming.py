@@ -27,6 +27,8 @@ class StreamingRules:
             sum is the same to the bit in every run.
         updates: updates of a step; more than one needs all groups first.
         train_all: groups whose advantages are zero have a gradient too (that of a KL term).
+        replica: neighbouring workers that make one training replica; the first of them is given
+            its gradient work.
     """
 
     stream: bool
@@ -34,6 +36,7 @@ class StreamingRules:
     ordered: bool = False
     updates: int = 1
     train_all: bool = False
+    replica: int = 1
 
 
 _SMALLEST_TASK = 512
@@ -59,6 +62,8 @@ class Streaming:
         self._rules = rules
         self._step = 0
         self._workers: dict[WorkerId, _Worker] = {}
+        self._replicas: dict[WorkerId, tuple[WorkerId, ...]] = {}
+        self._engine_of: dict[WorkerId, WorkerId] = {}
         self._at: dict[AttemptId, WorkerId] = {}
         self._tokens: dict[AttemptId, int] = {}
         self._lengths: dict[PromptId, list[int]] = {}
@@ -74,6 +79,12 @@ class Streaming:
         """Begin a step with all workers decoding."""
         self._step = event.step
         self._workers = {worker: _Worker() for worker in event.workers}
+        self._engine_of = {}
+        size = self._rules.replica
+        self._replicas = {
+            workers[0]: workers
+            for workers in (event.workers[i : i + size] for i in range(0, len(event.workers), size))
+        }
         self._at, self._tokens, self._lengths, self._order = {}, {}, {}, {}
         self._ready, self._later = [], []
         self._waiting = 0
@@ -90,6 +101,11 @@ class Streaming:
                 self._order.setdefault(decision.prompt, len(self._order))
             case do.AbortAttempt():
                 self._end(decision.attempt)
+            case do.MigrateAttempts():
+                for attempt in decision.attempts:
+                    self._move(attempt, decision.target)
+            case do.RegroupWorkers():
+                self._regroup(decision)
             case do.AcceptGroup():
                 self._accept(decision)
             case do.FinishRollout():
@@ -117,6 +133,11 @@ class Streaming:
                 self._lose(event.worker)
             case _:
                 pass
+
+    @property
+    def waiting(self) -> int:
+        """Tokens of complete groups whose gradients nobody has begun."""
+        return self._waiting
 
     def decide(self) -> Iterable[do.Decision]:
         """Consolidate the tail, hand out gradients, end the update: whatever is due now."""
@@ -159,11 +180,24 @@ class Streaming:
             self._at[attempt] = target
             self._workers[target].running.add(attempt)
 
+    def _regroup(self, decision: do.RegroupWorkers) -> None:
+        for member in decision.members:
+            self._engine_of[member] = decision.lead
+
+    def _decodes(self, worker: WorkerId) -> bool:
+        """Whether its devices decode, for itself or in another worker's engine."""
+        lead = self._engine_of.get(worker, worker)
+        return lead in self._workers and bool(self._workers[lead].running)
+
     def _lose(self, worker: WorkerId) -> None:
-        """The worker's gradient sum is gone: other workers must repeat its groups."""
+        """The gradient sum of its replica is gone: others must repeat its groups."""
+        lead = next((one for one, members in self._replicas.items() if worker in members), None)
+        if lead is not None:
+            del self._replicas[lead]
+            self._set_ready([*self._workers[lead].parts, *self._ready])
+            self._workers[lead].parts.clear()
         lost = self._workers.pop(worker, None)
         if lost is not None:
-            self._set_ready([*lost.parts, *self._ready])
             for attempt in lost.running:
                 self._at.pop(attempt, None)
 
@@ -213,24 +247,26 @@ class Streaming:
             if not self._waiting and not self._rollout_over:
                 return
             # The last tasks go to workers that have none, or one would end late.
-            scarce = self._waiting < 2 * _SMALLEST_TASK * len(self._workers)
+            scarce = self._waiting < 2 * _SMALLEST_TASK * len(self._replicas)
             most = 1 if scarce else self._config.lookahead
             free = [
-                (state.tasks, worker)
-                for worker, state in self._workers.items()
-                if state.tasks < most and self._may_train(state)
+                (self._workers[worker].tasks, worker)
+                for worker in self._replicas
+                if self._workers[worker].tasks < most and self._may_train(worker)
             ]
             if not free:
                 return
             worker = min(free)[1]
             yield self._assign(worker, self._take())
 
-    def _may_train(self, worker: _Worker) -> bool:
-        return self._rollout_over or (self._rules.stream and not worker.running)
+    def _may_train(self, worker: WorkerId) -> bool:
+        if self._rollout_over:
+            return True
+        return self._rules.stream and not any(map(self._decodes, self._replicas[worker]))
 
     def _dispatch_in_order(self) -> Iterable[do.AccumulateGradients]:
         """A fixed share for each worker: the k-th group goes to worker k modulo workers."""
-        workers = sorted(self._workers)
+        workers = sorted(self._replicas)
         for place, worker in enumerate(workers):
             share = tuple(self._ready[place :: len(workers)])
             if share:
@@ -249,7 +285,7 @@ class Streaming:
         self-scheduling).
         """
         self._ready.sort(key=lambda part: (-self._cost(part), self._place(part)))
-        share = max(_SMALLEST_TASK, self._waiting // (2 * len(self._workers)))
+        share = max(_SMALLEST_TASK, self._waiting // (2 * len(self._replicas)))
         budget = min(self._config.group_tokens, share)
         self._cut_first(budget)
         taken = [self._ready.pop(0)]

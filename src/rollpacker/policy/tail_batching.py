@@ -6,7 +6,7 @@ The same machine runs plain synchronous rounds: a full round is one in which not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +21,16 @@ from rollpacker.policy.rounds import Racing, RoundPlan, domain_quotas, plan_roun
 
 NO_VARIANCE = "no reward variance"
 """Why dynamic sampling drops a group."""
+
+
+Engines = Callable[[RoundKind, tuple[WorkerId, ...]], Sequence[WorkerId]]
+"""Which of the live workers run an engine in a round of this kind."""
+
+
+def every_worker(kind: RoundKind, workers: tuple[WorkerId, ...]) -> Sequence[WorkerId]:
+    """Each has an engine of its own."""
+    del kind
+    return workers
 
 
 @dataclass(slots=True)
@@ -52,6 +62,7 @@ class TailBatching:
         sizes: prompts of each domain in the data.
         asynchronous_grading: grade each response when it finishes, else all at the end.
         predict: expected lengths, for length-bucketed rounds.
+        engines: which workers run an engine in a round.
     """
 
     def __init__(
@@ -61,8 +72,10 @@ class TailBatching:
         *,
         asynchronous_grading: bool,
         predict: Predict,
+        engines: Engines = every_worker,
     ) -> None:
         self._config = config
+        self._engines = engines
         self._sizes = dict(sizes)
         self._asynchronous = asynchronous_grading
         self._next_attempt = 0
@@ -99,13 +112,16 @@ class TailBatching:
             return []
         return [race for race in self._round.races.values() if race.audit]
 
+    def retire(self, worker: WorkerId) -> None:
+        """A worker runs no engine for the rest of the round."""
+        self._placement.retire(worker)
+
     def start(
         self, event: ev.StepStarted, racing: Racing, audits: int = 0
     ) -> Iterable[do.Decision]:
         """Begin a step; ``audits`` prompts of a short round run without aborts."""
         assert self._round is None or self._round.finished, "the last round is not over"
         self._remaining = dict(event.remaining)
-        self._placement = Placement(event.workers)
         held = self._buckets.held()
         plan = plan_round(
             prompts=self._config.prompts_per_step,
@@ -115,6 +131,7 @@ class TailBatching:
             sizes=self._sizes,
             remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
         )
+        self._placement = Placement(self._engines(plan.kind, event.workers))
         self._round = _Round(step=event.step, plan=plan)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
         yield do.BeginRound(step=event.step, round=plan.kind)

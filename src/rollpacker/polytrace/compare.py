@@ -74,19 +74,27 @@ def compare(
     """Compare seconds by phase, ``STEP`` among them, each a list over the same steps.
 
     Raises ``TraceError`` when a side lacks ``STEP`` or some steps, or a measured time is not
-    positive (unless its prediction is 0 too).
+    positive (a phase may take 0 s on both sides).
     """
     count = _steps_of("predicted", predicted)
     if (other := _steps_of("measured", measured)) != count:
         lacking = "predicted" if count < other else "measured"
         raise TraceError(f"{lacking} lacks steps {_named(range(*sorted((count, other))))}")
+    return _compared(predicted, measured, range(count))
+
+
+def _compared(
+    predicted: Mapping[str, Sequence[float]],
+    measured: Mapping[str, Sequence[float]],
+    steps: Sequence[int],
+) -> Comparison:
     found = {
-        name: _accuracies(name, _floats(predicted[name]), _floats(seconds))
+        name: _accuracies(name, _floats(predicted[name]), _floats(seconds), steps)
         for name, seconds in measured.items()
         if name in predicted
     }
     whole = found.pop(STEP)
-    sums = [_floats([sum(side[STEP])]) for side in (predicted, measured)]
+    sums = [sum(side[STEP]) for side in (predicted, measured)]
     return Comparison(
         accuracy_mean=float(whole.mean()),
         accuracy_worst=float(whole.min()),
@@ -95,7 +103,7 @@ def compare(
             for name, each in found.items()
         },
         steps=tuple(whole.tolist()),
-        total=float(_accuracies(STEP, *sums)[0]),
+        total=1.0 - abs(sums[0] - sums[1]) / sums[1],
     )
 
 
@@ -104,7 +112,7 @@ def compare_timed(predicted: Timed, measured: Timed) -> Comparison:
     for one, other in ((predicted, measured), (measured, predicted)):
         if lacking := sorted(set(other.steps) - set(one.steps)):
             raise TraceError(f"{one.source} lacks steps {_named(lacking)} of {other.source}")
-    return compare(predicted.phases, measured.phases)
+    return _compared(predicted.phases, measured.phases, measured.steps)
 
 
 def _steps_of(side: str, phases: Mapping[str, Sequence[float]]) -> int:
@@ -123,15 +131,18 @@ def _floats(values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _accuracies(
-    name: str, predicted: NDArray[np.float64], measured: NDArray[np.float64]
+    name: str,
+    predicted: NDArray[np.float64],
+    measured: NDArray[np.float64],
+    steps: Sequence[int],
 ) -> NDArray[np.float64]:
-    same = (predicted == 0.0) & (measured == 0.0)
+    same = (predicted == 0.0) & (measured == 0.0) & (name != STEP)
     bad = ~(np.isfinite(predicted) & np.isfinite(measured) & ((measured > 0.0) | same))
     if bad.any():
         place = int(np.flatnonzero(bad)[0])
         raise TraceError(
-            f"{name}, entry {place + 1}: no accuracy of {predicted[place]:g} s predicted for"
-            f" {measured[place]:g} s measured"
+            f"step {steps[place]}: {name} measured as {measured[place]:g} s and predicted as"
+            f" {predicted[place]:g} s has no accuracy"
         )
     error = np.abs(predicted - measured) / np.where(same, 1.0, measured)
     return 1.0 - error
@@ -167,11 +178,13 @@ def _table(file: Path, rows: dict[int, dict[str, float]]) -> Timed:
     if not rows:
         raise TraceError(f"{file}: no steps in it")
     steps = sorted(rows)
-    for step in steps:
-        if STEP not in rows[step]:
-            raise TraceError(f"{file}: step {step} has no step_time or step_s")
-    common = [name for name in rows[steps[0]] if all(name in rows[step] for step in steps)]
-    phases = {name: tuple(rows[step][name] for step in steps) for name in common}
+    if not any(STEP in row for row in rows.values()):
+        raise TraceError(f"{file}: no step_time or step_s in any line")
+    names = list(dict.fromkeys(name for step in steps for name in rows[step]))
+    for name in names:
+        if lacking := [step for step in steps if name not in rows[step]]:
+            raise TraceError(f"{file}: no {name} in steps {_named(lacking)}")
+    phases = {name: tuple(rows[step][name] for step in steps) for name in names}
     return Timed(source=str(file), steps=tuple(steps), phases=phases)
 
 

@@ -14,6 +14,7 @@ from rollpacker.report.figures import COLOURS, MAX_POINTS, Figure, line
 Floats = NDArray[np.float64]
 
 _BINS = 60
+_FEW_STEPS = 20
 _TOKENS = "response length (tokens)"
 
 
@@ -23,24 +24,17 @@ def lengths(tokens: Floats, quantiles: Mapping[str, float]) -> Figure:
     ``tokens``: at least 1, shape (n,).
     """
     data = [_histogram(tokens, "responses", COLOURS["kept"], whole=True)]
+    names: dict[float, list[str]] = {}
+    for name, value in quantiles.items():
+        names.setdefault(value, []).append(name)
+    middle = float(np.sqrt(tokens.min() * tokens.max()))
     top = max(data[0]["y"])
-    for place, (name, value) in enumerate(quantiles.items()):
+    for place, (value, called) in enumerate(names.items()):
         # Labels of near quantiles on different heights, so that both can be read.
-        height = top * (1.18 - 0.09 * (place % 3))
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+text",
-                "name": name,
-                "x": [value, value],
-                "y": [0.0, height],
-                "text": ["", f" {name} {value:,.0f}"],
-                "textposition": "top right",
-                "line": {"color": COLOURS["accuracy"], "width": 1, "dash": "dot"},
-                "showlegend": False,
-                "hoverinfo": "skip",
-            }
-        )
+        height = top * (1.24 - 0.11 * (place % 3))
+        label = f" {', '.join(called)}: {value:,.0f} "
+        side = "left" if value > middle else "right"
+        data.append(_mark(value, height, label, f"middle {side}"))
     layout = {
         "height": 340,
         "showlegend": False,
@@ -48,6 +42,22 @@ def lengths(tokens: Floats, quantiles: Mapping[str, float]) -> Figure:
         "yaxis": {"title": "share of responses", "tickformat": ".1%", "rangemode": "tozero"},
     }
     return {"data": data, "layout": layout}
+
+
+def _mark(value: float, height: float, label: str, position: str) -> Figure:
+    """A labelled upright line; a trace, since shapes ignore the axis' logarithm."""
+    return {
+        "type": "scatter",
+        "mode": "lines+text",
+        "name": label.strip(),
+        "x": [value, value],
+        "y": [0.0, height],
+        "text": ["", label],
+        "textposition": position,
+        "line": {"color": COLOURS["accuracy"], "width": 1, "dash": "dot"},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+    }
 
 
 def _histogram(values: Floats, name: str, colour: str, *, whole: bool) -> Figure:
@@ -114,7 +124,7 @@ def over_steps(samples: pl.DataFrame) -> Figure:
         line(steps, table[name].to_list(), name, COLOURS[colour], **_marks(len(steps)))
         for name, colour in names.items()
     ]
-    return {"data": data, "layout": _steps({"title": "tokens", "type": "log"})}
+    return {"data": data, "layout": _steps(steps, {"title": "tokens", "type": "log"})}
 
 
 def waiting(rounds: Mapping[int, Round]) -> Figure:
@@ -127,14 +137,14 @@ def waiting(rounds: Mapping[int, Round]) -> Figure:
     data = [
         line(steps, values, name, colour, **_marks(len(steps))) for name, values, colour in shown
     ]
-    return {"data": data, "layout": _steps(_share_axis("share of the round"))}
+    return {"data": data, "layout": _steps(steps, _share_axis("share of the round"))}
 
 
 def share(name: str, by_step: Mapping[int, float]) -> Figure:
     """A share of time by step."""
     steps, values = list(by_step), list(by_step.values())
     data = [line(steps, values, name, COLOURS["train"], **_marks(len(steps)))]
-    return {"data": data, "layout": _steps(_share_axis(f"share of {name}"))}
+    return {"data": data, "layout": _steps(steps, _share_axis(f"share of {name}"))}
 
 
 def seconds(values: Floats, name: str) -> Figure:
@@ -156,8 +166,9 @@ def _share_axis(title: str) -> Figure:
     return {"title": title, "tickformat": ".0%", "rangemode": "tozero"}
 
 
-def _steps(yaxis: Figure) -> Figure:
-    return {"height": 320, "xaxis": {"title": "step"}, "yaxis": yaxis}
+def _steps(steps: Sequence[int], yaxis: Figure) -> Figure:
+    whole = {"dtick": 1} if max(steps) - min(steps) <= _FEW_STEPS else {}
+    return {"height": 320, "xaxis": {"title": "step", **whole}, "yaxis": yaxis}
 
 
 def by_step(samples: pl.DataFrame) -> Sequence[tuple[int, pl.DataFrame]]:

@@ -219,8 +219,8 @@ class _Task:
         text = (
             "race: a quarter more prompts and responses are started and the first to finish are "
             "kept; prompts: a quarter more prompts only. A prompt that is run again gets fresh "
-            "lengths from a model of the trace, or its own once more: the truth lies between. "
-            "Rewards and prefill are left out."
+            "lengths from a model of the trace, or its own once more: the truth should lie "
+            "between. Rewards and prefill are left out."
         )
         table = Table(header=(*header, "kept / true length", "decoded / kept"), rows=rows)
         return Section(id=self._id("modes"), title="What racing gains", text=text, table=table)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, field_validator
 
 from rollpacker.config import Config, RolloutConfig, StreamingConfig
@@ -55,8 +53,6 @@ class SimulationConfig(Config):
     """Tensor-parallel size of rollout, when not the calibration's."""
     max_running: int = Field(default=1024, ge=1)
     """Most sequences that an engine decodes together."""
-    engines_per_worker: int | Literal["auto"] = "auto"
-    """Engines on the devices of one training replica; ``auto`` fills them."""
 
     @field_validator("domains")
     @classmethod

@@ -143,6 +143,12 @@ class Decoder:
                 f"the engine has {self._capacity:.0f}: raise its tensor-parallel size"
             )
 
+    def pause(self, now: float) -> float:
+        """End of the step in flight, where what is decided now takes effect; ``now`` if none is."""
+        self._run_to(now)
+        self._stop_at(now)
+        return max(now, self._boundary)
+
     def abort(self, now: float, attempts: Collection[int]) -> dict[int, int]:
         """Drop attempts; their generated tokens by id. Unknown and delivered ids are left out."""
         self._run_to(now)

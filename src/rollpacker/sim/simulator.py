@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollpacker.core.pump import Record
+from rollpacker.policy.machine import EngineProfile, Machine
 from rollpacker.policy.rewards import TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
@@ -63,7 +64,8 @@ class Simulation:
 
     def _settings(self) -> RolloutSettings:
         config, costs = self._config, self.costs
-        latency = _latency(costs.engine, costs.engines)
+        machine = machine_of(config, self._calibration)
+        latency = _latency(costs.engine(costs.worker_devices))
         return RolloutSettings(
             rollout=config.rollout,
             seed=config.seed,
@@ -77,7 +79,9 @@ class Simulation:
                 workers=costs.workers,
                 whole_batch=config.reward_phase,
                 ordered=not config.balanced_training,
+                machine=machine,
             ),
+            machine=machine,
         )
 
     def steps(self) -> Iterator[StepResult]:
@@ -102,45 +106,90 @@ class Simulation:
         prompts = max(1, _BOUND_SAMPLES // rollout.num_generations)
         drawn = self._source.lengths.sample(rng, prompts, rollout.num_generations)
         lengths = np.minimum(drawn, self.cap).ravel().tolist()
-        engines = costs.workers * costs.engines
-        whole = packing_bound_s(costs.engine, engines, lengths, max_running=costs.max_running)
+        engine = costs.engine(costs.worker_devices)
+        most = costs.max_running
+        whole = packing_bound_s(engine, costs.workers, lengths, max_running=most)
         return whole * responses / len(lengths)
 
     def _single_sequence_s(self) -> float:
-        calibration = self._calibration
-        best = self.costs.engine
-        if calibration.measured is None:
-            for tp in (2, 4, 8):
-                try:
-                    best = calibration.engine(tp)
-                except ValueError:
-                    continue
-        return single_sequence_s(best, self.cap)
+        largest = max(engine_sizes(self._calibration))
+        return single_sequence_s(self.costs.engine(largest), self.cap)
+
+
+def engine_sizes(calibration: Calibration) -> list[int]:
+    """Tensor-parallel sizes that hold the model, ascending."""
+    if calibration.measured is not None:
+        return [1]
+    sizes: list[int] = []
+    size = 1
+    while size <= calibration.cluster().per_node:
+        try:
+            calibration.engine(size)
+        except ValueError:
+            pass
+        else:
+            sizes.append(size)
+        size *= 2
+    return sizes
+
+
+def _worker_devices(config: SimulationConfig, calibration: Calibration) -> int:
+    """Devices of the smallest engine: a planner may use any size, else the configured one."""
+    if config.rollout.planner != "off":
+        return engine_sizes(calibration)[0]
+    return config.rollout_tp or calibration.rollout_tp
+
+
+def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | None:
+    """What the policy may know of the machines; None where no engine spans several devices."""
+    if calibration.measured is not None:
+        return None
+    base = _worker_devices(config, calibration)
+    device, shape = calibration.cluster().device, calibration.shape
+    efficiency = calibration.efficiency
+    return Machine(
+        node_size=device.per_node,
+        worker_devices=base,
+        replica_devices=max(calibration.train_gpus, base),
+        device_bytes=device.memory * efficiency.memory - efficiency.reserved,
+        weight_bytes=shape.weight_bytes,
+        profiles={
+            tp: _profile(calibration.engine(tp)) for tp in engine_sizes(calibration) if tp >= base
+        },
+        train_token_s=calibration.training(1).token_s,
+    )
+
+
+def _profile(engine: EngineCosts) -> EngineProfile:
+    return EngineProfile(
+        kv_tokens=engine.capacity,
+        latency={batch: engine.step_s(batch, 0.0) for batch in _CURVE},
+        context_token_s=engine.slope(1),
+        prefill_token_s=engine.prefill_s(1.0),
+    )
 
 
 def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCosts:
-    """The machines. Raises ``ValueError`` when they do not divide into workers."""
+    """The machines. Raises ``ValueError`` when they do not divide into replicas and engines."""
     gpus = config.gpus or calibration.gpus
-    tp = config.rollout_tp or calibration.rollout_tp
-    replica = max(calibration.train_gpus, tp)
-    if gpus % replica or replica % tp:
+    base = _worker_devices(config, calibration)
+    replica = max(calibration.train_gpus, base)
+    if gpus % replica or replica % base:
         raise ValueError(
             f"gpus={gpus} do not divide into training replicas of {replica} GPUs with engines "
-            f"of {tp}: change gpus or rollout_tp"
+            f"of {base}: change gpus or rollout_tp"
         )
-    engines = replica // tp
-    if config.engines_per_worker != "auto":
-        engines = config.engines_per_worker
     timeouts = TimeoutSettings()
     if not config.adaptive_timeout:
         timeouts = replace(timeouts, least=timeouts.most)
     phase = calibration.synchronous_reward_s
     asynchronous = asynchronous_grading(config.rollout, config.asynchronous_grading)
     return WorldCosts(
-        workers=gpus // replica,
-        engines=engines,
-        engine=calibration.engine(tp),
+        workers=gpus // base,
+        worker_devices=base,
+        engine=lambda devices: calibration.engine(devices),
         max_running=config.max_running,
+        replica=replica // base,
         train=calibration.training(replica),
         start_s=calibration.rollout_start_s,
         sync_s=calibration.weight_sync_s,
@@ -151,6 +200,6 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
     )
 
 
-def _latency(costs: EngineCosts, engines: int) -> dict[int, float]:
-    """Seconds of a decode step of a worker by its batch, spread over its engines."""
-    return {batch * engines: costs.step_s(batch, float(batch * _CONTEXT)) for batch in _CURVE}
+def _latency(costs: EngineCosts) -> dict[int, float]:
+    """Seconds of a decode step by batch."""
+    return {batch: costs.step_s(batch, float(batch * _CONTEXT)) for batch in _CURVE}

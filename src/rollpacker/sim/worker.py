@@ -1,4 +1,4 @@
-"""A simulated worker: a set of devices with engines, and a training replica."""
+"""A simulated worker: devices with an engine, and a part in a training replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollpacker.sim.decoder import Decoder, Request
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Gradient work: ``seconds`` on all of the worker's devices."""
+    """Gradient work: ``seconds`` on the worker's training replica."""
 
     parts: tuple[GroupPart, ...]
     seconds: float
@@ -25,8 +25,9 @@ class Work:
     """What a worker has done in a step."""
 
     decode_s: float = 0.0
-    """Engine-seconds of decoding and prefill, over the number of engines."""
+    """Device-seconds of decoding and prefill."""
     train_s: float = 0.0
+    """Seconds of gradients on the replica."""
     decode_steps: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
@@ -37,14 +38,12 @@ class Work:
 class SimWorker:
     """Decodes while it has attempts, accumulates gradients while it has none.
 
-    Attempts of a group go to one engine while the load allows, so that they share its prefill.
-
     Args:
         id: the worker's.
         agenda: time.
-        costs: of one engine.
-        engines: engines side by side on the worker's devices.
-        max_running: most sequences that an engine decodes together.
+        costs: of its engine.
+        devices: that the engine runs on.
+        max_running: most sequences decoded together.
         on_finished: takes finished attempts and their tokens.
         on_accumulated: takes a finished task.
     """
@@ -55,7 +54,7 @@ class SimWorker:
         agenda: Agenda,
         costs: EngineCosts,
         *,
-        engines: int,
+        devices: int,
         max_running: int,
         on_finished: Callable[[Iterable[tuple[int, int]]], None],
         on_accumulated: Callable[[WorkerId, Task], None],
@@ -65,85 +64,66 @@ class SimWorker:
         self._max_running = max_running
         self._on_finished = on_finished
         self._on_accumulated = on_accumulated
-        self._place: dict[AttemptId, int] = {}
-        self._load: list[int] = []
+        self._attempts: set[AttemptId] = set()
         self._tasks: deque[Task] = deque()
         self._training = False
         self._gate = 0.0
-        self._dirty: set[int] = set()
-        self._due: list[float] = []
+        self._due: float | None = None
         self._work = Work()
-        self._decoders: list[Decoder] = []
-        self.set_engines(costs, engines)
+        self._costs = costs
+        self._devices = devices
+        self._decoder = Decoder(costs, max_running=max_running)
 
     @property
     def held(self) -> int:
         """Attempts that it decodes or that wait for it."""
-        return len(self._place)
+        return len(self._attempts)
 
-    def set_engines(self, costs: EngineCosts, engines: int) -> None:
-        """Another layout of the devices; nothing may be held."""
-        assert not self._place, "a worker's layout changes between rounds only"
+    def set_engine(self, costs: EngineCosts, devices: int) -> None:
+        """Another engine, on so many devices; nothing may be held."""
+        assert not self._attempts, "attempts are moved before their engine changes"
         self._note_work()
-        self._costs = costs
-        self._engines = engines
-        self._decoders = [Decoder(costs, max_running=self._max_running) for _ in range(engines)]
-        self._load = [0] * engines
-        self._due = [-1.0] * engines
-        self._dirty.clear()
+        self._costs, self._devices = costs, devices
+        self._decoder = Decoder(costs, max_running=self._max_running)
+        self._due = None
 
-    def begin_step(self) -> None:
-        """Forget the last step's work; engines start afresh."""
-        assert not self._place
+    def begin_step(self, costs: EngineCosts, devices: int) -> None:
+        """Forget the last step's work; the engine starts afresh."""
         assert not self._tasks
-        self.set_engines(self._costs, self._engines)
+        self.set_engine(costs, devices)
         self._work = Work()
         self._gate = 0.0
 
     def submit(self, request: Request, attempt: AttemptId) -> None:
         """Decode an attempt."""
-        place = min(range(len(self._load)), key=self._load.__getitem__)
-        self._place[attempt] = place
-        self._load[place] += 1
-        self._decoders[place].submit(self._agenda.now, request)
-        self._dirty.add(place)
+        self._attempts.add(attempt)
+        self._decoder.submit(self._agenda.now, request)
 
     def abort(self, attempts: Collection[AttemptId]) -> dict[int, int]:
         """Stop attempts; their tokens so far. Those that it does not hold are left out."""
-        by_engine: dict[int, list[AttemptId]] = {}
-        for attempt in attempts:
-            if attempt in self._place:
-                by_engine.setdefault(self._leave(attempt), []).append(attempt)
-        tokens: dict[int, int] = {}
-        for place, ours in by_engine.items():
-            tokens |= self._decoders[place].abort(self._agenda.now, ours)
-            self._dirty.add(place)
-        return tokens
+        ours = [attempt for attempt in attempts if attempt in self._attempts]
+        self._attempts.difference_update(ours)
+        return self._decoder.abort(self._agenda.now, ours) if ours else {}
 
-    def _leave(self, attempt: AttemptId) -> int:
-        place = self._place.pop(attempt)
-        self._load[place] -= 1
-        return place
+    def stop(self) -> dict[int, int]:
+        """Stop all attempts; their tokens so far."""
+        return self.abort(sorted(self._attempts))
 
     def settle(self) -> None:
         """All that happens at this instant has happened: plan what comes next."""
-        while self._dirty:
-            place = self._dirty.pop()
-            due = self._decoders[place].next_event(self._agenda.now)
-            if due is not None and due != self._due[place]:
-                self._due[place] = due
-                self._agenda.at(due, lambda place=place, due=due: self._advance(place, due))
+        due = self._decoder.next_event(self._agenda.now)
+        if due is not None and due != self._due:
+            self._due = due
+            self._agenda.at(due, lambda: self._advance(due))
         self._train()
 
-    def _advance(self, place: int, due: float) -> None:
-        if place >= len(self._due) or self._due[place] != due:
+    def _advance(self, due: float) -> None:
+        if self._due != due:
             return
-        self._due[place] = -1.0
-        self._dirty.add(place)
-        done = self._decoders[place].advance(self._agenda.now)
-        for attempt, _ in done:
-            self._leave(AttemptId(attempt))
+        self._due = None
+        done = self._decoder.advance(self._agenda.now)
         if done:
+            self._attempts.difference_update(AttemptId(attempt) for attempt, _ in done)
             self._on_finished(done)
         else:
             self.settle()
@@ -154,7 +134,7 @@ class SimWorker:
         self._tasks.append(task)
 
     def _train(self) -> None:
-        if self._training or self._place or not self._tasks:
+        if self._training or self._attempts or not self._tasks:
             return
         if self._agenda.now < self._gate:
             self._agenda.at(self._gate, self._train)
@@ -169,18 +149,21 @@ class SimWorker:
         self._on_accumulated(self.id, task)
         self._train()
 
+    def pressure(self) -> tuple[int, float]:
+        """Preemptions, and the largest share of the KV cache in use, since ``begin_step``."""
+        work, decoder = self._work, self._decoder
+        peak = decoder.peak_kv / self._costs.capacity
+        return work.preemptions + decoder.preemptions, max(work.peak_kv, peak)
+
     def _note_work(self) -> None:
-        for decoder in self._decoders:
-            self._work.decode_s += decoder.busy_s / len(self._decoders)
-            self._work.decode_steps = max(self._work.decode_steps, decoder.decode_steps)
-            self._work.generated_tokens += decoder.generated_tokens
-            self._work.preemptions += decoder.preemptions
-            share = decoder.peak_kv / self._costs.capacity
-            self._work.peak_kv = max(self._work.peak_kv, share)
+        work, decoder = self._work, self._decoder
+        work.decode_s += decoder.busy_s * self._devices
+        work.decode_steps = max(work.decode_steps, decoder.decode_steps)
+        work.generated_tokens += decoder.generated_tokens
+        work.preemptions, work.peak_kv = self.pressure()
 
     def end_step(self) -> Work:
         """What was done since ``begin_step``."""
-        self._note_work()
-        self._decoders = []
+        self.set_engine(self._costs, self._devices)
         work, self._work = self._work, Work()
         return work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core import decisions as do
@@ -26,11 +26,12 @@ class WorldCosts:
     """What everything costs on the simulated machines. Times in seconds.
 
     Args:
-        workers: training replicas; each has ``engines`` engines on its devices.
-        engines: engines of a worker.
-        engine: costs of one.
+        workers: each owns the devices of the smallest engine.
+        worker_devices: how many those are.
+        engine: costs of an engine on so many devices.
         max_running: most sequences that an engine decodes together.
-        train: gradient work of a worker.
+        replica: workers of a training replica.
+        train: gradient work of one.
         start_s: once per rollout.
         sync_s: new weights to the engines.
         apply_s: reduce and update.
@@ -42,9 +43,10 @@ class WorldCosts:
     """
 
     workers: int
-    engines: int
-    engine: EngineCosts
+    worker_devices: int = 1
+    engine: Callable[[int], EngineCosts]
     max_running: int = 1024
+    replica: int = 1
     train: TrainCosts
     start_s: float = 0.0
     sync_s: float = 0.0
@@ -108,12 +110,13 @@ class World:
         self._cap = cap
         self._agenda = Agenda()
         self._pump = Pump(policy, self._perform, lambda: self._agenda.now, record)
+        self._engine = costs.engine(costs.worker_devices)
         self._workers = {
             WorkerId(number): SimWorker(
                 WorkerId(number),
                 self._agenda,
-                costs.engine,
-                engines=costs.engines,
+                self._engine,
+                devices=costs.worker_devices,
                 max_running=costs.max_running,
                 on_finished=self._finished,
                 on_accumulated=self._accumulated,
@@ -130,6 +133,7 @@ class World:
         )
         self._now = _Step(number=-1, start_s=0.0)
         self._touched: set[WorkerId] = set()
+        self._stopped: dict[int, int] = {}
         self._true = Counter[str]()
         self._kept = Counter[str]()
 
@@ -145,7 +149,7 @@ class World:
         """One synchronous step, from the weights' arrival to the next ones."""
         self._now = step = _Step(number=number, start_s=self._agenda.now)
         for worker in self._workers.values():
-            worker.begin_step()
+            worker.begin_step(self._engine, self._costs.worker_devices)
         self._agenda.after(self._costs.sync_s + self._costs.start_s, self._begin_rollout)
         while not step.over:
             assert self._agenda.run_next(), "nothing is left to happen, and the step is not over"
@@ -210,8 +214,10 @@ class World:
                 pass
             case do.MigrateAttempts():
                 self._migrate(decision)
+            case do.RegroupWorkers():
+                self._regroup(decision)
             case do.FinishRollout():
-                step.rollout_end_s = self._agenda.now
+                self._end_rollout(step)
             case do.ApplyUpdate():
                 self._agenda.after(self._costs.apply_s, lambda: self._applied(decision))
             case _:
@@ -278,8 +284,29 @@ class World:
             for attempt in step.groups[part.prompt][part.start : part.stop]
         )
 
+    def _end_rollout(self, step: _Step) -> None:
+        step.rollout_end_s = self._agenda.now
+        pressure = [worker.pressure() for worker in self._workers.values()]
+        self._pump.post(
+            ev.RoundMeasured(
+                step=step.number,
+                preemptions=sum(preemptions for preemptions, _ in pressure),
+                peak_kv=max(peak for _, peak in pressure),
+                seconds=step.rollout_end_s - step.rollout_start_s,
+            )
+        )
+
+    def _regroup(self, decision: do.RegroupWorkers) -> None:
+        for member in decision.members:
+            self._stopped |= self._worker(member).stop()
+        devices = len(decision.members) * self._costs.worker_devices
+        self._worker(decision.lead).set_engine(self._costs.engine(devices), devices)
+
     def _migrate(self, decision: do.MigrateAttempts) -> None:
         tokens = self._worker(decision.source).abort(decision.attempts)
+        for attempt in decision.attempts:
+            if attempt in self._stopped:
+                tokens[attempt] = self._stopped.pop(attempt)
         for attempt in decision.attempts:
             known = self._now.attempts[attempt]
             done = tokens.get(attempt)
@@ -345,7 +372,9 @@ class World:
         work = [worker.end_step() for worker in self._workers.values()]
         end = self._agenda.now
         seconds = end - step.start_s
-        busy = sum(w.decode_s + w.train_s for w in work)
+        devices = self._costs.worker_devices
+        replica = self._costs.replica * devices
+        busy = sum(w.decode_s + w.train_s * replica for w in work)
         return StepResult(
             step=step.number,
             kind=step.kind,
@@ -359,5 +388,5 @@ class World:
             decode_steps=max(w.decode_steps for w in work),
             preemptions=sum(w.preemptions for w in work),
             peak_kv=max(w.peak_kv for w in work),
-            bubble=1.0 - busy / (len(work) * seconds) if seconds > 0 else 0.0,
+            bubble=1.0 - busy / (len(work) * devices * seconds) if seconds > 0 else 0.0,
         )

@@ -1,0 +1,146 @@
+"""What a policy may know of machines whose engines span several devices: an offline profile.
+
+A *worker* owns the devices of the smallest engine; neighbours can be put together into one
+engine of a larger tensor-parallel size, and a training replica may need several workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from rollpacker.core.types import WorkerId
+from rollpacker.policy.layout import Layout
+from rollpacker.policy.parallelism import Devices, LengthForecast
+from rollpacker.policy.scaling import Tokens
+
+_STRIDE = 64
+"""Decode steps between the points at which a forecast is integrated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """One engine at one tensor-parallel size.
+
+    Args:
+        kv_tokens: KV budget.
+        latency: seconds of a decode step by batch size, without context; a straight line between.
+        context_token_s: seconds that each context token adds to a step.
+        prefill_token_s: seconds to prefill a token.
+    """
+
+    kv_tokens: float
+    latency: dict[int, float]
+    context_token_s: float
+    prefill_token_s: float
+
+    def step_s(self, batch: NDArray[np.float64], context: NDArray[np.float64]) -> Any:
+        """Seconds of decode steps of ``batch`` sequences with ``context`` tokens in all."""
+        sizes = sorted(self.latency)
+        fixed = np.interp(batch, sizes, [self.latency[size] for size in sizes])
+        over = np.maximum(1.0, batch / sizes[-1])
+        return fixed * over + self.context_token_s * context
+
+    def decode_s(self, contexts: Tokens, remaining: Tokens) -> float:
+        """Seconds to decode sequences by ``remaining`` tokens each, all at once."""
+        order = np.argsort(remaining, kind="stable")
+        ends = remaining[order]
+        steps = np.diff(ends, prepend=0)
+        batch = np.arange(ends.size, 0, -1, dtype=np.float64)
+        # Sequences that end first leave first: what is left of their contexts, and their growth.
+        held = np.cumsum(contexts[order][::-1])[::-1] + batch * (ends - steps / 2.0)
+        return float(np.sum(steps * self.step_s(batch, held)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Devices and the engines that they can form.
+
+    Args:
+        node_size: devices of a node.
+        worker_devices: devices of a worker, the smallest engine.
+        replica_devices: devices of a training replica.
+        device_bytes: memory of a device for weights and KV.
+        weight_bytes: all weights.
+        profiles: engines by tensor-parallel size, ``worker_devices`` among them.
+        train_token_s: device-seconds of gradient per token.
+    """
+
+    node_size: int
+    worker_devices: int
+    replica_devices: int
+    device_bytes: float
+    weight_bytes: float
+    profiles: dict[int, EngineProfile]
+    train_token_s: float
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tensor-parallel sizes, ascending."""
+        return tuple(sorted(self.profiles))
+
+    def devices(self) -> Devices:
+        """What decides which sizes are possible."""
+        return Devices(
+            node_size=self.node_size,
+            device_bytes=self.device_bytes,
+            weight_bytes=self.weight_bytes,
+        )
+
+    def layout(self, workers: tuple[WorkerId, ...], tp: int) -> Layout:
+        """Engines of ``tp`` devices over all workers; the lowest worker runs each."""
+        size = tp // self.worker_devices
+        base = self.worker_devices
+        return Layout(
+            workers={
+                worker: tuple(range(worker * base, (worker + size) * base))
+                for worker in workers
+                if worker % size == 0
+            },
+            node_size=self.node_size,
+            training_replica_devices=self.replica_devices,
+        )
+
+    # What the tail's consolidation asks (``TailCost``) -----------------------------------------
+
+    def kv_tokens(self, tp: int) -> float:
+        """KV tokens that a group of ``tp`` devices holds."""
+        return self.profiles[tp].kv_tokens
+
+    def prefill_seconds(self, tp: int, tokens: int) -> float:
+        """Seconds to compute the KV of ``tokens``."""
+        return self.profiles[tp].prefill_token_s * tokens
+
+    def decode_seconds(self, tp: int, contexts: Tokens, remaining: Tokens) -> float:
+        """Seconds to decode sequences by ``remaining`` tokens each."""
+        return self.profiles[tp].decode_s(contexts, remaining)
+
+    # What the planner asks ----------------------------------------------------------------------
+
+    def round_seconds(self, tp: int, lengths: LengthForecast, devices: int) -> float:
+        """Predicted seconds of a round on ``devices``, spread evenly; KV that lacks makes it
+        wait in proportion."""
+        profile = self.profiles[tp]
+        running = np.maximum(0.0, lengths.running[::_STRIDE]) * tp / devices
+        times = np.arange(running.size) * float(_STRIDE)
+        context = running * (lengths.prompt_tokens + times)
+        seconds = profile.step_s(running, np.minimum(context, profile.kv_tokens))
+        waiting = np.maximum(1.0, context / profile.kv_tokens)
+        return float(np.sum(np.where(running > 0.0, seconds * waiting, 0.0)) * _STRIDE)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return _ADAPTER.dump_python(self, mode="json")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Machine:
+        """The inverse of ``to_json``."""
+        return _ADAPTER.validate_python(data)
+
+
+_ADAPTER = TypeAdapter(Machine)

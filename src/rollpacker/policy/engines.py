@@ -6,8 +6,8 @@ reported while it runs; it is at least what finished attempts of its engine need
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
 
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
@@ -36,8 +36,26 @@ from rollpacker.policy.scaling import (
     Scaling,
 )
 
-_MARKS = 20
-"""Shares of finished attempts at which a rule is asked, one over this apart."""
+
+class _Running(Sequence[ActiveAttempt]):
+    """The running attempts, described only when a rule looks at them and not just counts."""
+
+    def __init__(self, count: int, describe: Callable[[], list[ActiveAttempt]]) -> None:
+        self._count = count
+        self._describe = describe
+        self._items: list[ActiveAttempt] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> ActiveAttempt: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[ActiveAttempt]: ...
+    def __getitem__(self, place: int | slice) -> ActiveAttempt | list[ActiveAttempt]:
+        if self._items is None:
+            self._items = self._describe()
+        return self._items[place]
 
 
 class Engines:
@@ -72,7 +90,6 @@ class Engines:
         self._progress: dict[WorkerId, int] = {}
         self._prompt: dict[AttemptId, PromptId] = {}
         self._started = 0
-        self._asked = -1
 
     def _build_planner(self) -> Planner | None:
         devices, initial = self._machine.devices(), self._machine.worker_devices
@@ -196,13 +213,9 @@ class Engines:
         """Move the tail when the rule says so."""
         if self._scaling is None or not self._at:
             return
-        mark = (self._started - len(self._at)) * _MARKS // self._started
-        few = len(self._at) <= ConsolidationSettings(sizes=()).below
-        if mark == self._asked and not few:
-            return
-        self._asked = mark
         finished = 1.0 - len(self._at) / self._started
-        decision = self._scaling.observe(finished, self._active(), gradient_tokens, now)
+        active = _Running(len(self._at), self._active)
+        decision = self._scaling.observe(finished, active, gradient_tokens, now)
         if decision is not None:
             yield from self._follow(decision)
 

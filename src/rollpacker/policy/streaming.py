@@ -243,6 +243,8 @@ class Streaming:
             if self._rollout_over:
                 yield from self._dispatch_in_order()
             return
+        if not self._rollout_over and not (self._waiting and self._rules.stream):
+            return
         while self._ready:
             if not self._waiting and not self._rollout_over:
                 return

@@ -41,6 +41,7 @@ class _Round:
     plan: RoundPlan
     races: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
     owner: dict[AttemptId, Race] = field(default_factory=dict[AttemptId, Race])
+    audited: list[Race] = field(default_factory=list[Race])
     aborting: set[AttemptId] = field(default_factory=set[AttemptId])
     accepted: dict[str, int] = field(default_factory=dict[str, int])
     waiting_for_prompts: bool = False
@@ -108,9 +109,7 @@ class TailBatching:
 
     def audited(self) -> list[Race]:
         """Prompts of this round that run without aborts."""
-        if self._round is None or self._round.plan.kind is not RoundKind.SHORT:
-            return []
-        return [race for race in self._round.races.values() if race.audit]
+        return [] if self._round is None else self._round.audited
 
     def retire(self, worker: WorkerId) -> None:
         """A worker runs no engine for the rest of the round."""
@@ -197,7 +196,9 @@ class TailBatching:
         whole_groups = len(prompts) >= self._placement.workers
         for prompt in prompts:
             race = Race(prompt, wanted=self._config.num_generations, audit=self._audits > 0)
-            self._audits -= race.audit
+            if race.audit:
+                self._audits -= 1
+                current.audited.append(race)
             current.races[prompt.id] = race
             worker = self._placement.choose() if whole_groups else None
             for _ in range(current.plan.responses):

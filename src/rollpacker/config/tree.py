@@ -145,9 +145,6 @@ class StreamingConfig(Config):
     """Gradient tasks in flight per worker."""
     group_tokens: int = Field(default=1024, ge=1)
     """Tokens that make one gradient task; small groups are put together."""
-    score_early: bool = False
-    """Compute the old and reference log-probabilities of finished responses on devices that the
-    tail has freed, before their groups are complete (simulated so far)."""
     scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
     """Which rule frees devices where engines span several (simulated so far): ``consolidate``
     moves the tail to fewer devices, at a higher tensor-parallel size where that is sooner done;

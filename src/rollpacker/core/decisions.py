@@ -103,17 +103,6 @@ class AccumulateGradients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreResponses:
-    """Compute the old and reference log-probabilities of finished responses on ``worker``.
-
-    They need no advantage, so they need not wait for the group. Answered by ``ResponsesScored``.
-    """
-
-    worker: WorkerId
-    attempts: tuple[AttemptId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRollout:
     """No attempt of this step is left running and every group is decided."""
 
@@ -145,7 +134,6 @@ Decision = (
     | MigrateAttempts
     | RegroupWorkers
     | AccumulateGradients
-    | ScoreResponses
     | FinishRollout
     | ApplyUpdate
 )

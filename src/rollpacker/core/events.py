@@ -86,15 +86,6 @@ class GradientsAccumulated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsesScored:
-    """A worker has computed the log-probabilities of these responses, in ``seconds``."""
-
-    worker: WorkerId
-    attempts: tuple[AttemptId, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateApplied:
     """The weights have changed (or the update was skipped): update ``update`` of ``step``."""
 
@@ -139,7 +130,6 @@ Event = (
     | GradingFailed
     | AttemptMigrated
     | GradientsAccumulated
-    | ResponsesScored
     | UpdateApplied
     | RoundMeasured
     | EpochEnded

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -159,23 +158,16 @@ def check(config: RunConfig) -> None:
             "a reward with needs_group compares all responses of a prompt, which "
             f"rollout.tail_batching.mode={mode} may abort; use 'exact', 'off' or 'prompts'"
         )
-    for key, default in (("planner", "off"), ("streaming.score_early", False)):
-        if _at(config.rollout, key) != default:
-            raise ValueError(
-                f"rollout.{key} needs engines that span several devices, which runs do not have "
-                f"yet: try it with 'rollpacker simulate', or leave it at {default}"
-            )
+    if config.rollout.planner != "off":
+        raise ValueError(
+            "rollout.planner needs engines that span several devices, which runs do not have yet: "
+            "try it with 'rollpacker simulate', or leave it at 'off'"
+        )
     if config.rollout.tail_batching.censoring_weights and mode != "prompts":
         raise ValueError(
             "rollout.tail_batching.censoring_weights over-corrects where responses race; "
             "it is offered for mode 'prompts' only"
         )
-
-
-def _at(node: Any, path: str) -> Any:
-    for name in path.split("."):
-        node = getattr(node, name)
-    return node
 
 
 def check_size(config: RunConfig, problems: Problems) -> None:

@@ -66,7 +66,6 @@ class Streaming:
         self._engine_of: dict[WorkerId, WorkerId] = {}
         self._at: dict[AttemptId, WorkerId] = {}
         self._tokens: dict[AttemptId, int] = {}
-        self._unscored: dict[AttemptId, int] = {}
         self._lengths: dict[PromptId, list[int]] = {}
         self._order: dict[PromptId, int] = {}
         self._ready: list[GroupPart] = []
@@ -87,7 +86,6 @@ class Streaming:
             for workers in (event.workers[i : i + size] for i in range(0, len(event.workers), size))
         }
         self._at, self._tokens, self._lengths, self._order = {}, {}, {}, {}
-        self._unscored = {}
         self._ready, self._later = [], []
         self._waiting = 0
         self._update = 0
@@ -103,7 +101,6 @@ class Streaming:
                 self._order.setdefault(decision.prompt, len(self._order))
             case do.AbortAttempt():
                 self._end(decision.attempt)
-                self._unscored.pop(decision.attempt, None)
             case do.MigrateAttempts():
                 for attempt in decision.attempts:
                     self._move(attempt, decision.target)
@@ -122,14 +119,12 @@ class Streaming:
         match event:
             case ev.AttemptFinished():
                 self._tokens[event.attempt] = event.tokens
-                if self._config.score_early:
-                    self._unscored[event.attempt] = event.tokens
                 self._end(event.attempt)
             case ev.AttemptFailed() | ev.AttemptAborted():
                 self._end(event.attempt)
             case ev.AttemptMigrated():
                 self._move(event.attempt, event.worker)
-            case ev.GradientsAccumulated() | ev.ResponsesScored():
+            case ev.GradientsAccumulated():
                 if event.worker in self._workers:
                     self._workers[event.worker].tasks -= 1
             case ev.UpdateApplied():
@@ -151,16 +146,12 @@ class Streaming:
         if not self._rollout_over:
             yield from self._consolidate()
         yield from self._dispatch()
-        if self._unscored and not self._rollout_over:
-            yield from self._score()
         busy = self._ready or any(worker.tasks for worker in self._workers.values())
         if self._rollout_over and not busy:
             self._applying = True
             yield do.ApplyUpdate(step=self._step, update=self._update, last=not self._later)
 
     def _accept(self, decision: do.AcceptGroup) -> None:
-        for attempt in decision.attempts:
-            self._unscored.pop(attempt, None)
         counts = decision.informative or self._rules.train_all
         lengths = [self._tokens[attempt] if counts else 0 for attempt in decision.attempts]
         self._lengths[decision.prompt] = lengths
@@ -269,23 +260,6 @@ class Streaming:
                 return
             worker = min(free)[1]
             yield self._assign(worker, self._take())
-
-    def _score(self) -> Iterable[do.ScoreResponses]:
-        """Idle replicas take finished responses of groups that wait for their tail."""
-        for lead in self._replicas:
-            if not self._unscored or self._workers[lead].tasks or not self._may_train(lead):
-                continue
-            taken: list[AttemptId] = []
-            tokens = 0
-            for attempt, length in self._unscored.items():
-                if taken and tokens + length > self._config.group_tokens:
-                    break
-                taken.append(attempt)
-                tokens += length
-            for attempt in taken:
-                del self._unscored[attempt]
-            self._workers[lead].tasks += 1
-            yield do.ScoreResponses(worker=lead, attempts=tuple(taken))
 
     def _may_train(self, worker: WorkerId) -> bool:
         if self._rollout_over:

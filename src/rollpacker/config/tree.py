@@ -111,6 +111,10 @@ class TailBatchingConfig(Config):
     eta_responses: float = Field(default=1.25, ge=1.0, le=4.0)
     """Responses started per response kept, in short rounds of mode ``race``; the most in
     mode ``auto``."""
+    long_round_steps: int = Field(default=1, ge=1)
+    """Steps' worth of queued prompts that one long round runs, with an update for each: long
+    rounds get rarer by as much. All but the first of its updates use the clipped ratio to
+    weights that are a few updates old; 1 stays on-policy, as in the paper."""
     bucket_rounds: int = Field(default=1, ge=1)
     """Rounds of mode ``exact`` that are drawn together and sorted by the lengths of earlier
     visits, so that short rounds are short; 1 keeps the order of the data."""

@@ -16,10 +16,14 @@ class DrawPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginRound:
-    """The kind of this step's round; announced before its first attempt."""
+    """The kind of this step's round; announced before its first attempt.
+
+    ``updates``: steps' worth of prompts that it runs, with an update for each.
+    """
 
     step: int
     round: RoundKind
+    updates: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

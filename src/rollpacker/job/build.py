@@ -158,6 +158,11 @@ def check(config: RunConfig) -> None:
             "a reward with needs_group compares all responses of a prompt, which "
             f"rollout.tail_batching.mode={mode} may abort; use 'exact', 'off' or 'prompts'"
         )
+    if config.rollout.tail_batching.long_round_steps > 1 and config.train.updates_per_step > 1:
+        raise ValueError(
+            "rollout.tail_batching.long_round_steps and train.updates_per_step both split a round "
+            "into updates: leave one of them at 1"
+        )
     if config.rollout.planner != "off":
         raise ValueError(
             "rollout.planner needs engines that span several devices, which runs do not have yet: "

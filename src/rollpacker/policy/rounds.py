@@ -32,6 +32,7 @@ class RoundPlan:
         draws: fresh prompts to start of each domain.
         queued: prompts to take from the long-prompt queue, first in first out.
         responses: attempts started per prompt.
+        updates: updates that the round's prompts are for.
     """
 
     kind: RoundKind
@@ -39,6 +40,7 @@ class RoundPlan:
     draws: dict[str, int]
     queued: int
     responses: int
+    updates: int = 1
 
 
 def domain_quotas(
@@ -63,11 +65,13 @@ def plan_round(
     queued: int,
     sizes: Mapping[str, int],
     remaining: Mapping[str, int],
+    long_steps: int = 1,
 ) -> RoundPlan:
     """Choose the round (RollPacker, section 3).
 
-    A long round runs when the queue holds a step's prompts, or at the end of data; what is left
-    of the data then fills it up. Without racing and without a queue every round is full.
+    A long round runs when the queue holds the prompts of ``long_steps`` steps, or at the end of
+    data; what is left of the data then fills it up. Without racing and without a queue every
+    round is full.
 
     Args:
         prompts: P0.
@@ -76,11 +80,21 @@ def plan_round(
         queued: length of the long-prompt queue.
         sizes: prompts of each domain in the whole data.
         remaining: fresh prompts of each domain left in this epoch.
+        long_steps: steps' worth of prompts in a long round; 1 in the paper.
     """
     fresh = sum(remaining.values())
     assert queued + fresh > 0, "a step was started on an epoch that is over"
     race = racing.on and fresh >= prompts
-    if queued >= prompts or (queued and not race):
+    if race and queued >= long_steps * prompts:
+        return RoundPlan(
+            kind=RoundKind.LONG,
+            quotas={},
+            draws={},
+            queued=long_steps * prompts,
+            responses=responses,
+            updates=long_steps,
+        )
+    if queued and not race:
         draws = domain_quotas(prompts - min(queued, prompts), sizes, remaining)
         return RoundPlan(
             kind=RoundKind.LONG,

@@ -97,6 +97,7 @@ def streaming_rules(
         ordered=ordered,
         updates=updates,
         train_all=train_all,
+        prompts=rollout.prompts_per_step,
         replica=1 if machine is None else machine.replica_devices // machine.worker_devices,
     )
 

@@ -27,6 +27,7 @@ class StreamingRules:
             sum is the same to the bit in every run.
         updates: updates of a step; more than one needs all groups first.
         train_all: groups whose advantages are zero have a gradient too (that of a KL term).
+        prompts: groups of an update, where a round may have several updates' worth of them.
         replica: neighbouring workers that make one training replica; the first of them is given
             its gradient work.
     """
@@ -37,6 +38,7 @@ class StreamingRules:
     updates: int = 1
     train_all: bool = False
     replica: int = 1
+    prompts: int = 0
 
 
 _SMALLEST_TASK = 512
@@ -71,6 +73,8 @@ class Streaming:
         self._ready: list[GroupPart] = []
         self._waiting = 0
         self._later: list[list[GroupPart]] = []
+        self._next: list[GroupPart] = []
+        self._updates = 1
         self._update = 0
         self._rollout_over = False
         self._applying = False
@@ -86,7 +90,8 @@ class Streaming:
             for workers in (event.workers[i : i + size] for i in range(0, len(event.workers), size))
         }
         self._at, self._tokens, self._lengths, self._order = {}, {}, {}, {}
-        self._ready, self._later = [], []
+        self._ready, self._later, self._next = [], [], []
+        self._updates = 1
         self._waiting = 0
         self._update = 0
         self._rollout_over = False
@@ -95,6 +100,8 @@ class Streaming:
     def observe(self, decision: do.Decision) -> None:
         """Follow what the rollout decided."""
         match decision:
+            case do.BeginRound():
+                self._updates = decision.updates
             case do.StartAttempt():
                 self._workers[decision.worker].running.add(decision.attempt)
                 self._at[decision.attempt] = decision.worker
@@ -155,7 +162,11 @@ class Streaming:
         counts = decision.informative or self._rules.train_all
         lengths = [self._tokens[attempt] if counts else 0 for attempt in decision.attempts]
         self._lengths[decision.prompt] = lengths
-        self._ready.append(GroupPart(prompt=decision.prompt, start=0, stop=len(lengths)))
+        part = GroupPart(prompt=decision.prompt, start=0, stop=len(lengths))
+        if self._updates > 1 and len(self._lengths) > self._rules.prompts:
+            self._next.append(part)
+            return
+        self._ready.append(part)
         self._waiting += sum(lengths)
 
     def _set_ready(self, parts: list[GroupPart]) -> None:
@@ -202,6 +213,10 @@ class Streaming:
                 self._at.pop(attempt, None)
 
     def _split_updates(self) -> None:
+        if self._updates > 1:
+            size = self._rules.prompts
+            self._later = [self._next[i : i + size] for i in range(0, len(self._next), size)]
+            return
         self._ready.sort(key=self._place)
         count = self._rules.updates
         if count > 1 and self._ready:

@@ -129,11 +129,12 @@ class TailBatching:
             queued=len(self.queue),
             sizes=self._sizes,
             remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
+            long_steps=self._config.tail_batching.long_round_steps,
         )
         self._placement = Placement(self._engines(plan.kind, event.workers))
         self._round = _Round(step=event.step, plan=plan)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
-        yield do.BeginRound(step=event.step, round=plan.kind)
+        yield do.BeginRound(step=event.step, round=plan.kind, updates=plan.updates)
         queued = [self.queue.popleft() for _ in range(plan.queued)]
         yield from self._start_prompts(self._round, queued)
         missing = self._buckets.missing(plan.draws, event.remaining)

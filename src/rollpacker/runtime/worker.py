@@ -95,6 +95,7 @@ class Worker:
             max_length=spec.max_length,
             total_updates=spec.total_updates,
             lora=config.model,
+            on_policy=config.rollout.tail_batching.long_round_steps == 1,
         )
         self._begin_work()
         self._send(msg.Ready(latency=latency))

@@ -48,6 +48,7 @@ class LocalTrainer:
         total_updates: updates of the whole run, for decaying schedules.
         lora: the model's configuration, when ``lora_rank`` asks for adapters.
         world: process group of all replicas; None when there is one.
+        on_policy: every gradient is of samples of these very weights.
 
     Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number.
     """
@@ -63,6 +64,7 @@ class LocalTrainer:
         total_updates: int = 0,
         lora: ModelConfig | None = None,
         world: dist.ProcessGroup | None = None,
+        on_policy: bool = True,
     ) -> None:
         _check(config, max_length, total_updates)
         self.algorithm = algorithms.build(config.algorithm)
@@ -86,6 +88,7 @@ class LocalTrainer:
         self._costs = _costs(model)
         self._updates = 0
         self._skipped = 0
+        self._on_policy = on_policy and config.updates_per_step == 1
 
     @property
     def shares_weights(self) -> bool:
@@ -128,8 +131,8 @@ class LocalTrainer:
         """Add one micro-batch's gradients; the sums of its metrics, in the order of ``_SUMS``."""
         logprobs, entropy = self._logprobs(batch)
         now = logprobs.detach()
-        # With one update a step the sampler's weights are these very weights.
-        old = now if self._config.updates_per_step == 1 else batch.sampler_logprobs
+        # The sampler's weights are these very weights, unless an update came in between.
+        old = now if self._on_policy else batch.sampler_logprobs
         responses = Responses(
             logprobs=logprobs,
             old=old,

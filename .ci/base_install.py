@@ -11,7 +11,8 @@ HEAVY = ("torch", "transformers", "datasets", "ray", "vllm")
 
 for name in PACKAGES:
     importlib.import_module(name)
-for name in ("rollpacker.core", "rollpacker.config", "rollpacker.policy"):
+PURE = ("core", "config", "policy", "polytrace", "polytrace.formats", "sim", "sim.reproduce")
+for name in (f"rollpacker.{part}" for part in PURE):
     for module in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
         importlib.import_module(module.name)
 there = [name for name in HEAVY if importlib.util.find_spec(name) or name in sys.modules]

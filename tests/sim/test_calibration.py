@@ -30,10 +30,10 @@ PAPER = ("paper-7b-8k", "paper-14b-16k", "paper-32b-32k")
 def test_the_papers_settings() -> None:
     loaded = [calibration.load(name) for name in PAPER]
     assert calibration.builtin() == sorted(PAPER)
-    assert [c.kappa for c in loaded] == [0.81, 1.0, 0.80]
-    assert [c.train_launch_s for c in loaded] == [0.03, 0.064, 0.50]
-    assert [c.train_mfu for c in loaded] == [0.25, 0.14, 0.14]
-    assert [c.synchronous_reward_s for c in loaded] == [98.0, 47.0, 76.0]
+    assert [c.kappa for c in loaded] == [0.81, 0.92, 0.85]
+    assert [c.train_launch_s for c in loaded] == [0.03, 0.064, 0.30]
+    assert [c.train_mfu for c in loaded] == [0.45, 0.2, 0.2]
+    assert [c.synchronous_reward_s for c in loaded] == [98.0, 44.0, 76.0]
     assert [c.weight_sync_s for c in loaded] == [5.0, 13.0, 23.0]
     assert [c.cluster().gpus for c in loaded] == [16, 32, 64]
     assert all((c.device, c.prompts, c.responses) == ("H800", 128, 8) for c in loaded)
@@ -51,11 +51,11 @@ def test_costs_carry_the_calibration() -> None:
     loaded = calibration.load("paper-32b-32k")
     engine = loaded.engine()
     assert isinstance(engine, GpuCosts)
-    assert (engine.tp, engine.kappa) == (2, 0.8)
+    assert (engine.tp, engine.kappa) == (2, 0.85)
     fast, slow = loaded.engine(tp=8), loaded.engine(tp=4)
     assert fast.step_s(1, 1000) < slow.step_s(1, 1000)
     assert loaded.training(gpus=16).sequence_s(1000) < loaded.training().sequence_s(1000)
-    assert loaded.rewards.costs().judged_s(1.0) == 30.0
+    assert loaded.rewards.costs().judged_s(1.0) == 42.0
 
 
 def test_terms_of_the_step_can_be_measured() -> None:

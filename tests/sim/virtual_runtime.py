@@ -10,154 +10,23 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+from scripted_job import Journal, Script, next_epoch, scripted_reward
 
 from rollpacker import config
-from rollpacker.config import FakeEngineConfig, RolloutConfig, RunConfig
-from rollpacker.core.types import Prompt, PromptId, WorkerId, sampling_seed
+from rollpacker.config import RunConfig
+from rollpacker.core.types import WorkerId
 from rollpacker.data.base import Row
-from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import SamplingParams
-from rollpacker.engine.fake import FakeEngine, scripted_length
+from rollpacker.engine.fake import FakeEngine
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rollout import Rollout
 from rollpacker.runtime.updates import Updates
 from rollpacker.sim.agenda import Agenda
-from rollpacker.sim.costs import CurveCosts, RewardCosts, TrainCosts
-from rollpacker.sim.hardware import MeasuredDevice
-from rollpacker.sim.world import World, WorldCosts
 from rollpacker.train import algorithms
 from rollpacker.train.base import Partial, Update
-
-PROMPT_TOKENS = 7
-LATENCY = {1: 0.0101, 4: 0.0117, 16: 0.0239, 64: 0.0711}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """A job that both drivers run."""
-
-    rollout: dict
-    sizes: dict[str, int]
-    lengths: list[int]
-    cap: int
-    steps: int
-    kinds: dict[str, str] = field(default_factory=dict)
-    workers: int = 3
-    concurrency: int = 64
-    seed: int = 0
-    ordered: bool = False
-    updates: int = 1
-    judge_slots: int = 4
-
-    def costs(self) -> WorldCosts:
-        device = MeasuredDevice(
-            latency=LATENCY, kv_tokens=10**9, prefill_token_s=0.0, context_token_s=1.7e-6
-        )
-        return WorldCosts(
-            workers=self.workers,
-            engines=1,
-            engine=CurveCosts(device),
-            max_running=self.concurrency,
-            train=TrainCosts(launch_s=0.0113, token_s=3.1e-4, prompt_tokens=PROMPT_TOKENS),
-            start_s=0.37,
-            sync_s=0.21,
-            apply_s=0.0531,
-            rewards=RewardCosts(
-                math_s=0.0457, judge_s=0.317, judge_idle=1.0, judge_slots=self.judge_slots
-            ),
-            kinds=dict(self.kinds),
-        )
-
-    def settings(self) -> RolloutSettings:
-        rollout = RolloutConfig.model_validate(self.rollout)
-        rules = streaming_rules(
-            rollout,
-            latency=LATENCY,
-            workers=self.workers,
-            whole_batch=self.updates > 1,
-            ordered=self.ordered,
-            updates=self.updates,
-        )
-        return RolloutSettings(
-            rollout=rollout,
-            seed=self.seed,
-            sizes=dict(self.sizes),
-            cap=self.cap,
-            latency=LATENCY,
-            asynchronous_grading=asynchronous_grading(rollout, None),
-            rules=rules,
-        )
-
-    def engine(self) -> FakeEngineConfig:
-        return FakeEngineConfig(lengths=self.lengths)
-
-    def source(self) -> PromptSource:
-        prompts = [
-            Prompt(id=PromptId(f"{domain}{i}"), domain=domain, tokens=PROMPT_TOKENS)
-            for domain, count in self.sizes.items()
-            for i in range(count)
-        ]
-        return PromptSource(prompts, self.seed)
-
-
-@dataclass
-class Journal:
-    """Every event with its decisions."""
-
-    lines: list[tuple] = field(default_factory=list)
-
-    def record(self, now, event, made) -> None:
-        self.lines.append((now, event, list(made)))
-
-
-def next_epoch(source: PromptSource, policy: RolloutPolicy) -> None:
-    if not sum(source.remaining().values()) + policy.held:
-        source.next_epoch()
-
-
-# The simulator -------------------------------------------------------------------------------
-
-
-class ScriptedWorkload:
-    """What a world samples, from the script."""
-
-    prompt_tokens = PROMPT_TOKENS
-
-    def __init__(self, script: Script) -> None:
-        self.source = script.source()
-        self._seed = script.seed
-        self._engine = script.engine()
-
-    def remaining(self):
-        return self.source.remaining()
-
-    def draw(self, counts):
-        return self.source.draw(counts)
-
-    def length(self, step, prompt, index) -> int:
-        return scripted_length(self._engine, sampling_seed(self._seed, step, prompt, index))
-
-    def domain(self, prompt) -> str:
-        return prompt.rstrip("0123456789")
-
-    def forget(self, prompt) -> None:
-        pass
-
-
-def simulate(script: Script) -> Journal:
-    journal = Journal()
-    policy = RolloutPolicy(script.settings())
-    workload = ScriptedWorkload(script)
-    world = World(policy, workload, script.costs(), cap=script.cap, record=journal.record)
-    for step in range(script.steps):
-        next_epoch(workload.source, policy)
-        world.run_step(step)
-    return journal
-
 
 # The runtime ---------------------------------------------------------------------------------
 
@@ -176,29 +45,28 @@ class VirtualClock:
 class VirtualWorker:
     """Serves as ``runtime.worker.Worker`` does: commands first, then decoding, then gradients."""
 
-    def __init__(self, id_: WorkerId, script: Script, agenda: Agenda, report) -> None:
+    def __init__(self, id_: WorkerId, script: Script, agenda: Agenda, report, wake) -> None:
+        self._wake = wake
         self.engine = FakeEngine(script.engine(), concurrency=script.concurrency)
         self._id, self._script, self._agenda, self._report = id_, script, agenda, report
         self._costs = script.costs()
         self._inbox: deque[msg.Command] = deque()
         self._contexts: dict[int, int] = {}
         self._tasks: deque[msg.Accumulate] = deque()
-        self._busy = False
+        self._busy = self._apply = False
 
     def receive(self, command: msg.Command) -> None:
         self._inbox.append(command)
         if not self._busy:
             self._busy = True
-            # Whatever else is sent at this instant is read first.
-            self._agenda.after(0.0, self._serve)
+            self._wake(self._id)
 
-    def _serve(self) -> None:
-        while self._inbox:
-            command = self._inbox.popleft()
-            if isinstance(command, msg.Apply):
-                self._agenda.after(self._costs.apply_s, self._applied)
-                return
-            self._handle(command)
+    def begin(self) -> None:
+        """Whatever is next."""
+        if self._apply:
+            self._apply = False
+            self._agenda.after(self._costs.apply_s, self._applied)
+            return
         self._busy = self.engine.busy() or bool(self._tasks)
         if self.engine.busy():
             self._agenda.after(self._step_s(), self._decoded)
@@ -207,13 +75,19 @@ class VirtualWorker:
             start = self._agenda.now
             self._agenda.after(self._gradient_s(task), lambda: self._accumulated(task, start))
 
-    def _tell(self, report: msg.Report) -> None:
+    def _go_on(self) -> None:
         """What the driver sends back at once is read before the next step begins."""
-        self._report(self._id, report)
-        self._agenda.after(0.0, self._serve)
+        self.read()
+        self._wake(self._id)
+
+    def read(self) -> None:
+        while self._inbox:
+            self._handle(self._inbox.popleft())
 
     def _handle(self, command: msg.Command) -> None:
         match command:
+            case msg.Apply():
+                self._apply = True
             case msg.BeginStep():
                 self.engine.load_weights(None, command.version)
             case msg.Submit():
@@ -239,7 +113,7 @@ class VirtualWorker:
     def _step_s(self) -> float:
         running = self._running()
         context = sum(self._contexts[attempt] for attempt in running)
-        return self._costs.engine.step_s(len(running), context + len(running) / 2)
+        return self._costs.engine(1).step_s(len(running), context + len(running) / 2)
 
     def _decoded(self) -> None:
         for attempt in self._running():
@@ -247,20 +121,21 @@ class VirtualWorker:
         outputs = self.engine.step()
         self._forget(outputs)
         if outputs:
-            self._tell(msg.Finished(outputs=outputs))
-        else:
-            self._serve()
+            self._report(self._id, msg.Finished(outputs=outputs))
+        self._go_on()
 
     def _gradient_s(self, task: msg.Accumulate) -> float:
-        train = self._costs.train
-        return sum(train.sequence_s(len(s.tokens)) for group in task.groups for s in group.samples)
+        """As a trainer, which passes over groups whose advantages are zero."""
+        trained = [group.samples for group in task.groups if group.advantages.any()]
+        return sum(self._costs.train.sequence_s(len(s.tokens)) for group in trained for s in group)
 
     def _accumulated(self, task: msg.Accumulate, start: float) -> None:
         tokens = sum(len(sample.tokens) for group in task.groups for sample in group.samples)
         partial = Partial(normaliser=float(tokens), tokens=tokens, sums={})
         end = self._agenda.now
         report = msg.Accumulated(parts=task.parts, partial=partial, start_s=start, end_s=end)
-        self._tell(report)
+        self._report(self._id, report)
+        self._go_on()
 
     def _applied(self) -> None:
         now = self._agenda.now
@@ -275,7 +150,8 @@ class VirtualWorker:
         update = Update(applied=True, grad_norm=1.0, learning_rate=1e-3, metrics={})
         start = now - self._costs.apply_s
         report = msg.Applied(update=update, checksum=0, work=work, start_s=start, end_s=now)
-        self._tell(report)
+        self._report(self._id, report)
+        self._go_on()
 
 
 class VirtualPool:
@@ -283,9 +159,12 @@ class VirtualPool:
 
     def __init__(self, script: Script, agenda: Agenda) -> None:
         self._workers = {
-            WorkerId(i): VirtualWorker(WorkerId(i), script, agenda, self._tell)
+            WorkerId(i): VirtualWorker(WorkerId(i), script, agenda, self._tell, self._wake)
             for i in range(script.workers)
         }
+        self._agenda = agenda
+        self._awake: set[WorkerId] = set()
+        self._told = False
         self.on_report = lambda _worker, _report: None
         self.on_lost = lambda _worker, _error: None
 
@@ -294,7 +173,25 @@ class VirtualPool:
         return tuple(self._workers)
 
     def _tell(self, worker, report) -> None:
+        self._told = True
         self.on_report(worker, report)
+
+    def _wake(self, worker: WorkerId) -> None:
+        """When this instant is over, lowest worker first."""
+        if not self._awake:
+            self._agenda.after(0.0, self._serve)
+        self._awake.add(worker)
+
+    def _serve(self) -> None:
+        self._told = False
+        for worker in sorted(self._awake):
+            self._workers[worker].read()
+        if self._told:
+            self._agenda.after(0.0, self._serve)
+            return
+        awake, self._awake = sorted(self._awake), set()
+        for worker in awake:
+            self._workers[worker].begin()
 
     def meet(self) -> None:
         pass
@@ -322,7 +219,7 @@ class VirtualRewards:
 
     def grade(self, attempts, rows) -> None:
         for attempt in attempts:
-            self._wanted[attempt.id] = float(attempt.index % 2)
+            self._wanted[attempt.id] = scripted_reward(attempt.request.seed)
             kind = self._script.kinds.get(rows[attempt.prompt].domain, "none")
             if kind == "judge":
                 self._queue.append(attempt.id)

@@ -13,6 +13,9 @@ from rich.table import Table
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
 
 if TYPE_CHECKING:
+    from rollpacker.polytrace.schema import Trace
+    from rollpacker.sim.config import SimulationConfig
+    from rollpacker.sim.estimate import Estimate, Job
     from rollpacker.sim.result import JobResult
 
 
@@ -46,7 +49,7 @@ def simulate(
         print_plain(line)
 
 
-def _run(config: Any, journal: Path | None) -> JobResult:
+def _run(config: SimulationConfig, journal: Path | None) -> JobResult:
     from rollpacker.core.journal import JournalWriter
     from rollpacker.sim import calibration
     from rollpacker.sim.simulator import Simulation
@@ -72,7 +75,7 @@ def _as_json(result: JobResult) -> dict[str, Any]:
         "step_s": [step.step_s for step in result.steps],
         "rollout_s": [step.rollout_s for step in result.steps],
         "train_s": [step.train_s for step in result.steps],
-        "round_kind": [str(step.kind.value) for step in result.steps],
+        "round_kind": [step.kind.value for step in result.steps],
         "mean_step_s": result.mean_step_s,
         "samples_per_s": result.samples_per_s,
         "kept_vs_true_len": result.kept_vs_true_len,
@@ -113,3 +116,129 @@ def _summary(result: JobResult) -> list[str]:
         f"reaches the longest length, nor than {result.packing_s:.4g} s with full engines",
         f"simulated in {result.sim_wall_s:.1f} s",
     ]
+
+
+def estimate(
+    path: Annotated[
+        Path,
+        typer.Option(
+            "--from", metavar="PATH", help="A trace, a run's folder, or logs of verl or TRL."
+        ),
+    ],
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="Costs: a built-in calibration or a file; default: by the cap."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each mode.", min=1)] = None,
+    task: Annotated[str | None, typer.Option(help="Task of a trace that has several.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Page to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what each mode of tail batching would gain on your own response lengths.
+
+    Example: rollpacker estimate --from runs/demo/off
+    """
+    from rollpacker.sim.estimate import estimate as run
+
+    write_page = None if html is None else _page_writer()
+    notes: list[str] = []
+    trace, job = _job(path, calibration, gpus, task, notes)
+    found = run(job, trace, steps=steps)
+    page = {}
+    if html is not None and write_page is not None:
+        page["html"] = str(write_page(found, html))
+    if as_json:
+        print_json({**found.to_dict(), "notes": notes, **page})
+        return
+    for note in notes:
+        print_note(note)
+    console.print(_modes_table(found))
+    _tell(found)
+    for name, file in page.items():
+        print_plain(f"{name}: {file}")
+
+
+def _page_writer() -> Any:
+    from rollpacker.report.estimate_report import write_estimate_report
+
+    return write_estimate_report
+
+
+def _job(
+    path: Path, calibration: str | None, gpus: int | None, task: str | None, notes: list[str]
+) -> tuple[Trace, Job]:
+    from rollpacker.polytrace import formats
+    from rollpacker.sim.estimate import on_own_workers, on_paper_gpus, source_of
+    from rollpacker.sim.run_record import is_run, read_run
+
+    trace = formats.read(path, note=notes.append)
+    source = source_of(trace, task)
+    name = task or trace.tasks[0]
+    if calibration is None and gpus is None and is_run(path):
+        try:
+            return trace, on_own_workers(read_run(path), source, name)
+        except ValueError as error:
+            notes.append(f"{error}; costs of GPUs are assumed instead")
+    return trace, on_paper_gpus(name, source, calibration, gpus)
+
+
+def _modes_table(found: Estimate) -> Table:
+    view = Table()
+    view.add_column("mode")
+    for name in ("speed-up", "kept/true length", "step s", "decoded/kept tokens"):
+        view.add_column(name, justify="right")
+    for name, mode in found.modes.items():
+        view.add_row(
+            name,
+            f"{mode.speedup:.2f}x",
+            f"{mode.kept_vs_true_len:.2f}",
+            f"{mode.step_s:.4g}",
+            f"{mode.decoded_vs_kept:.2f}",
+        )
+    return view
+
+
+def _tell(found: Estimate) -> None:
+    icc = "unknown" if found.icc is None else f"{found.icc:.2f}"
+    print_plain(
+        f"{found.task}: {found.read} responses read, {found.prompts} prompts of "
+        f"{found.responses} a step, {found.steps} steps simulated for each mode; "
+        f"correlation of length within a prompt {icc}"
+    )
+    print_plain(f"costs: {found.costs}")
+    print_plain(f"recommended: {found.recommended}")
+    for sentence in found.sentences:
+        print_plain(sentence)
+
+
+def calibrate(
+    path: Annotated[Path, typer.Option("--from", metavar="RUN", help="A run's folder.")],
+    out: Annotated[Path | None, typer.Option(help="File; default: RUN/costs.yaml.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a calibration file to a real run: `simulate` then predicts such runs.
+
+    Example: rollpacker calibrate --from runs/demo/exact --out laptop.yaml
+    """
+    from rollpacker.sim import calibration, fit_costs, rerun
+    from rollpacker.sim.run_record import read_run
+
+    run = read_run(path)
+    costs = fit_costs.calibrate(run)
+    held_back = rerun.held_back(run)
+    file = out or path / "costs.yaml"
+    calibration.dump(costs, file)
+    if as_json:
+        error = 1.0 - held_back.accuracy_mean
+        print_json({"file": str(file), "error": error, **held_back.to_dict()})
+        return
+    view = Table(title="Simulated against measured, on steps that were held back")
+    for name in ("seconds of", "mean accuracy", "worst"):
+        view.add_column(name, justify="left" if name == "seconds of" else "right")
+    view.add_row("step", f"{held_back.accuracy_mean:.1%}", f"{held_back.accuracy_worst:.1%}")
+    for name, phase in held_back.phases.items():
+        view.add_row(name, f"{phase.mean:.1%}", f"{phase.worst:.1%}")
+    console.print(view)
+    print_plain(f"whole run: {held_back.total:.1%}")
+    print_plain(f"calibration: {file}")

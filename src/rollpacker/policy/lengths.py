@@ -63,7 +63,7 @@ class LengthHistory:
     Args:
         cap: longest response in tokens; None where unknown.
         window: steps that the estimates are made from.
-        visits: visits kept per prompt.
+        visits: visits kept per prompt; 0 where nobody asks for predictions.
         prompts: prompts kept; the least recently visited are forgotten.
     """
 
@@ -112,6 +112,8 @@ class LengthHistory:
         self._step = step
 
     def _visit(self, prompt: PromptId, step: int, length: float) -> None:
+        if not self._most_visits:
+            return
         visits = self._visits.setdefault(prompt, [])
         if not visits or visits[-1].step != step:
             visits.append(_Visit(step))

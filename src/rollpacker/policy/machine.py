@@ -67,6 +67,7 @@ class Machine:
         replica_devices: devices of a training replica.
         device_bytes: memory of a device for weights and KV.
         weight_bytes: all weights.
+        heads: attention heads, which a tensor-parallel size must divide.
         profiles: engines by tensor-parallel size, ``worker_devices`` among them.
         train_token_s: device-seconds of gradient per token.
     """
@@ -76,6 +77,7 @@ class Machine:
     replica_devices: int
     device_bytes: float
     weight_bytes: float
+    heads: int
     profiles: dict[int, EngineProfile]
     train_token_s: float
 
@@ -90,6 +92,7 @@ class Machine:
             node_size=self.node_size,
             device_bytes=self.device_bytes,
             weight_bytes=self.weight_bytes,
+            heads=self.heads,
         )
 
     def layout(self, workers: tuple[WorkerId, ...], tp: int) -> Layout:

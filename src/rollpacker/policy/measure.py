@@ -59,8 +59,9 @@ class Measurements:
         self._seed = seed
         self._latency = LatencyCurve(latency)
         self._streaming = streaming
-        self.history = LengthHistory(cap)
         tail = config.tail_batching
+        buckets = tail.mode == "exact" and tail.bucket_rounds > 1
+        self.history = LengthHistory(cap, visits=3 if buckets else 0)
         limit = tail.bias_limit if tail.mode == "auto" else 1.0
         self._meter = BiasMeter(tail.mode, self.history, limit=min(0.95, limit))
         self._admission = Admission(tail)

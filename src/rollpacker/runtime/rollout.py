@@ -180,6 +180,8 @@ class Rollout:
             if attempt.stage is Stage.RUNNING:
                 attempt.stage, attempt.target = Stage.MIGRATING, decision.target
                 self._stopping[decision.source].append(id_)
+            elif attempt.stage is Stage.MIGRATING:
+                attempt.target = decision.target
 
     def _flush(self) -> None:
         """Send what the decisions of one event gathered, one message for each process."""

@@ -42,10 +42,12 @@ class Measured(_Node):
     context: int = Field(default=0, ge=0)
     context_token_s: float = Field(default=0.0, ge=0.0)
     train_token_s: float = Field(default=0.0, ge=0.0)
+    train_square_s: float = Field(default=0.0, ge=0.0)
+    train_task_s: float = Field(default=0.0, ge=0.0)
 
     def device(self) -> MeasuredDevice:
         """The same as a device."""
-        return MeasuredDevice(**self.model_dump())
+        return MeasuredDevice(**self.model_dump(exclude={"train_square_s", "train_task_s"}))
 
 
 class EngineEfficiency(_Node):
@@ -114,6 +116,8 @@ class Calibration(_Node):
     """Reward phase of a step without asynchronous rewards."""
     weight_sync_s: float = Field(default=0.0, ge=0.0)
     """New weights to the engines."""
+    apply_s: float = Field(default=0.0, ge=0.0)
+    """Reduction of the gradients and update."""
     rollout_start_s: float = Field(default=ROLLOUT_START_S, ge=0.0)
     """Start of every rollout."""
     rewards: Rewards = Rewards()
@@ -165,8 +169,13 @@ class Calibration(_Node):
     def training(self, gpus: int | None = None) -> TrainCosts:
         """Costs of one training replica of ``gpus`` (default: ``train_gpus``; unused on a CPU)."""
         if self.measured is not None:
-            token_s = self.measured.train_token_s
-            return TrainCosts(self.train_launch_s, token_s, self.prompt_tokens)
+            return TrainCosts(
+                self.train_launch_s,
+                self.measured.train_token_s,
+                self.prompt_tokens,
+                square_s=self.measured.train_square_s,
+                task_s=self.measured.train_task_s,
+            )
         return TrainCosts.on_gpus(
             find_device(self.device),
             self.shape,

@@ -170,12 +170,15 @@ class TrainCosts:
     """Gradient work of one data-parallel replica.
 
     ``launch_s`` for each response, plus ``token_s`` for each of its tokens and of
-    ``prompt_tokens``.
+    ``prompt_tokens``, plus ``square_s`` for the square of their number (attention). ``task_s`` for
+    each message that asks for gradients.
     """
 
     launch_s: float
     token_s: float
     prompt_tokens: int = PROMPT_TOKENS
+    square_s: float = 0.0
+    task_s: float = 0.0
 
     @classmethod
     def on_gpus(
@@ -186,7 +189,8 @@ class TrainCosts:
 
     def sequence_s(self, tokens: int) -> float:
         """Seconds of gradient for one response of ``tokens``."""
-        return self.launch_s + self.token_s * (tokens + self.prompt_tokens)
+        whole = tokens + self.prompt_tokens
+        return self.launch_s + (self.token_s + self.square_s * whole) * whole
 
     def sequences_s(self, lengths: Iterable[int]) -> float:
         """Seconds of gradient for responses on one replica."""

@@ -8,7 +8,7 @@ is drawn from a model with the trace's marginal and correlations, given the prom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -24,11 +24,14 @@ from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.statistics import finished, intraclass_correlation, known_cap, visits
 from rollpacker.sim import calibration as calibrations
 from rollpacker.sim.calibration import Calibration
-from rollpacker.sim.config import SimulationConfig
+from rollpacker.sim.config import DomainConfig, SimulationConfig
 from rollpacker.sim.costs import BLOCK_SLACK, PROMPT_TOKENS
+from rollpacker.sim.fit_costs import calibrate
 from rollpacker.sim.result import JobResult, mean
+from rollpacker.sim.run_record import RunRecord
 from rollpacker.sim.simulator import Simulation
 from rollpacker.sim.source import Source
+from rollpacker.sim.verdict import ModeEstimate, recommend, sentences
 from rollpacker.sim.workload import Recorded
 
 Mode = Literal["off", "exact", "race", "prompts", "auto"]
@@ -36,29 +39,10 @@ MODES: tuple[Mode, ...] = ("off", "exact", "prompts", "race", "auto")
 _CYCLE = 5
 """Steps from one empty queue to the next, at over-provisioning 1.25."""
 _MOST_STEPS = 60
-_MOST_ATTEMPTS = 25_000
-"""Responses simulated for one mode, about two seconds."""
-_SAME = 1.02
-_WORTH_IT = 1.05
+_MOST_ATTEMPTS = 12_000
+"""Responses simulated for one mode, about three seconds."""
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModeEstimate:
-    """One mode against ``off``, on the same prompts.
-
-    Args:
-        speedup: mean seconds of a step of ``off`` over the mode's.
-        kept_vs_true_len: mean length of the responses trained on over that of all.
-        step_s: mean seconds of a step.
-        decoded_vs_kept: tokens decoded, aborted ones too, over tokens kept.
-    """
-
-    speedup: float
-    kept_vs_true_len: float
-    step_s: float
-    decoded_vs_kept: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +87,7 @@ class Job:
         rollout: the run's section; its mode is replaced.
         calibration: costs.
         gpus: devices; None takes the calibration's.
-        reward: seconds of grading are charged.
+        graded: the calibration's seconds of grading are charged.
         costs: the costs in words.
     """
 
@@ -112,7 +96,7 @@ class Job:
     rollout: RolloutConfig
     calibration: Calibration
     gpus: int | None
-    reward: bool
+    graded: bool
     costs: str
 
 
@@ -121,28 +105,44 @@ def source_of(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source
 
     Raises ``ValueError`` when the task is not there, not unique, or has no finished response.
     """
-    samples = finished(_of_task(trace, task)).sort("step", "prompt", "index", maintain_order=True)
+    samples = _in_order(finished(_of_task(trace, task)))
     if samples.is_empty():
         raise ValueError("the trace has no finished response: nothing is known of its lengths")
     tokens = np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
-    groups = visits(samples)
+    groups = samples["visit"].to_numpy().astype(np.int64)
     sizes = np.bincount(groups)
     icc, icc_log = (intraclass_correlation(v, groups) for v in (tokens, np.log(tokens)))
     cap = known_cap(samples)
-    model = CopulaLengths.matching(tokens, *np.nan_to_num([icc, icc_log]), cap)
+    known = [value if np.isfinite(value) else 0.0 for value in (icc, icc_log)]
+    model = CopulaLengths.matching(tokens, known[0], known[1], cap)
     traits = _posterior(tokens, groups, model.rho, np.random.default_rng([seed, 4]))
+    ends = np.cumsum(sizes)[:-1]
+    rewards = _rewards(samples["reward"], ends)
     mean_prompt = samples["prompt_tokens"].cast(pl.Float64).mean()
     return Source(
         lengths=model,
         recorded=tuple(
-            Recorded(traits[place : place + 1], part.astype(np.int32))
-            for place, part in enumerate(np.split(tokens, np.cumsum(sizes)[:-1]))
+            Recorded(traits[place : place + 1], part.astype(np.int32), rewards[place])
+            for place, part in enumerate(np.split(tokens, ends))
         ),
         cap=cap or int(tokens.max()),
         prompt_tokens=round(mean_prompt) if isinstance(mean_prompt, float) else None,
         prompts=max(1, round(sizes.size / samples["step"].n_unique())),
         responses=max(1, int(np.median(sizes))),
     )
+
+
+def _in_order(samples: pl.DataFrame) -> pl.DataFrame:
+    """By step, prompts in the order of the trace, with a column ``visit`` that numbers them."""
+    place = pl.col("row").min().over("step", "prompt").alias("place")
+    ordered = samples.with_row_index("row").with_columns(place).sort("step", "place", "index")
+    return ordered.with_columns((pl.struct("step", "place").rank("dense") - 1).alias("visit"))
+
+
+def _rewards(column: pl.Series, ends: NDArray[np.int64]) -> list[tuple[float, ...] | None]:
+    """Of each prompt's responses; None where the trace does not tell."""
+    parts = np.split(column.cast(pl.Float64).to_numpy(), ends)
+    return [None if np.isnan(part).any() else tuple(part.tolist()) for part in parts]
 
 
 def _of_task(trace: Trace, task: str | None) -> pl.DataFrame:
@@ -182,7 +182,8 @@ def on_paper_gpus(
 ) -> Job:
     """The job on GPUs of a calibration; by default the paper's setting of the nearest cap.
 
-    There are as many GPUs as keep the calibration's responses a GPU, unless ``gpus`` says so.
+    There are as many GPUs as keep the calibration's responses a GPU, unless ``gpus`` says so. Of
+    steps that would take too long to simulate, a part of the prompts runs on that part of the GPUs.
     Rewards cost nothing, whatever the calibration says of the paper's.
     """
     assert source.cap is not None
@@ -190,31 +191,46 @@ def on_paper_gpus(
     assert source.responses is not None
     costs = calibrations.load(name or _nearest(source.cap))
     costs = costs.model_copy(update={"synchronous_reward_s": 0.0})
-    if costs.measured is None and gpus is None:
-        replicas = (
-            source.prompts
-            * source.responses
-            * costs.gpus
-            / (costs.prompts * costs.responses * costs.train_gpus)
-        )
+    prompts = min(source.prompts, max(8, _MOST_ATTEMPTS // (_CYCLE * source.responses)))
+    smaller = prompts / source.prompts
+    if costs.measured is None:
+        wanted = costs.gpus * prompts * source.responses / (costs.prompts * costs.responses)
         node = costs.cluster().per_node
-        gpus = node * max(1, round(replicas * costs.train_gpus / node))
+        if gpus is None or smaller < 1.0:
+            gpus = node * max(1, round((wanted if gpus is None else gpus * smaller) / node))
     count = gpus or costs.gpus
     why = "given" if name else f"assumed for responses of up to {source.cap} tokens"
+    part = "" if smaller == 1.0 else f"; {smaller:.0%} of a step and of its GPUs are simulated"
     device = "CPU workers" if costs.measured else costs.device
     return Job(
         task=task,
         source=source,
         rollout=RolloutConfig(
-            prompts_per_step=source.prompts,
+            prompts_per_step=prompts,
             num_generations=source.responses,
             max_completion_length=source.cap,
             streaming=StreamingConfig(group_tokens=16384),
         ),
         calibration=costs,
         gpus=gpus,
-        reward=False,
-        costs=f"{costs.name}: {costs.model} on {count} {device} ({why}); rewards take no time",
+        graded=False,
+        costs=(
+            f"{costs.name}: {costs.model} on {count} {device} ({why}); rewards take no time{part}"
+        ),
+    )
+
+
+def on_own_workers(run: RunRecord, source: Source, task: str) -> Job:
+    """The job of a run on its own workers. Raises ``ValueError`` when it timed too little."""
+    costs = calibrate(run)
+    return Job(
+        task=task,
+        source=replace(source, cap=run.settings["cap"]),
+        rollout=RolloutConfig.model_validate(run.settings["rollout"]),
+        calibration=costs,
+        gpus=None,
+        graded=True,
+        costs=f"fitted to the run itself, with its {costs.gpus} workers",
     )
 
 
@@ -250,6 +266,7 @@ def estimate(
         on_mode: told which mode comes next.
     """
     icc, read = correlation(trace, job.task)
+    aborted = 1.0 - read / _of_task(trace, job.task).height
     count = steps or steps_for(job)
     found: dict[str, JobResult] = {}
     for mode in MODES:
@@ -269,7 +286,7 @@ def estimate(
         costs=job.costs,
         modes=modes,
         recommended=recommended,
-        sentences=sentences(modes, recommended, icc, limit),
+        sentences=sentences(modes, recommended, icc=icc, limit=limit, aborted=aborted),
     )
 
 
@@ -283,6 +300,7 @@ def _simulate(job: Job, mode: Mode, steps: int, seed: int) -> JobResult:
         rollout=job.rollout.model_copy(update={"tail_batching": tail}),
         gpus=job.gpus,
         rollout_tp=_tensor_parallel(job),
+        domains={"default": DomainConfig(reward="math" if job.graded else "none")},
     )
     return Simulation(config, job.calibration, job.source).run()
 
@@ -320,55 +338,3 @@ def _mode(result: JobResult, base: float) -> ModeEstimate:
 
 def _kept_length(steps: Any) -> float:
     return sum(s.kept_tokens for s in steps) / sum(s.samples for s in steps)
-
-
-def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
-    """The fastest mode that keeps ``limit`` of the true mean length.
-
-    ``exact`` where the fastest gains less than 2% on it; ``off`` where that loses more than 2%.
-    """
-    fair = {name: each.speedup for name, each in modes.items() if each.kept_vs_true_len >= limit}
-    best = max(fair, key=fair.__getitem__, default="exact")
-    if "exact" in fair and fair[best] < _SAME * fair["exact"]:
-        best = "exact"
-    return best if modes[best].speedup > 2.0 - _SAME else "off"
-
-
-def sentences(
-    modes: Mapping[str, ModeEstimate], recommended: str, icc: float | None, limit: float
-) -> list[str]:
-    """The estimate in one to three plain sentences."""
-    exact, chosen = modes["exact"], modes[recommended]
-    races = {name: modes[name] for name in ("race", "prompts")}
-    best = max(races, key=lambda name: races[name].speedup)
-    told: list[str] = []
-    if races[best].speedup < _WORTH_IT * exact.speedup:
-        told.append(
-            f"Racing does not pay here: the best race ({best}) is "
-            f"{races[best].speedup / exact.speedup:.2f}x as fast as exact rounds."
-        )
-    if recommended == "off":
-        told.append("No mode is faster than plain synchronous rounds; leave tail batching off.")
-    else:
-        told.append(
-            f"Use {recommended}: about {chosen.speedup:.2f}x faster than synchronous rounds, "
-            f"{_keeps(chosen)}."
-        )
-    biased = [name for name, each in races.items() if _tempting(each, chosen, limit)]
-    for name in biased[:1]:
-        cause = "" if icc is None or icc > 0.5 else " since length is mostly chance within a prompt"
-        told.append(
-            f"Mode {name} would be faster ({races[name].speedup:.2f}x) but trains on responses of "
-            f"{races[name].kept_vs_true_len:.2f} of the true mean length{cause}."
-        )
-    return told
-
-
-def _keeps(mode: ModeEstimate) -> str:
-    if mode.kept_vs_true_len > 0.995:
-        return "and no response is lost"
-    return f"keeping {mode.kept_vs_true_len:.2f} of the true mean length"
-
-
-def _tempting(mode: ModeEstimate, chosen: ModeEstimate, limit: float) -> bool:
-    return mode.kept_vs_true_len < limit and mode.speedup > _SAME * chosen.speedup

@@ -28,14 +28,14 @@ class Grading:
     """Reward services that run beside the rollout.
 
     Math and code have as many processes as they need; the judge has ``judge_slots`` and is slow
-    while its devices decode.
+    while its devices work.
 
     Args:
         agenda: time.
         costs: seconds of a reward by kind.
         kinds: kind of each domain's reward.
         timeouts: decides how long a program may run.
-        load: share of the devices that decode now, 0 to 1.
+        load: share of the devices that decode or train now, 0 to 1.
         on_graded: takes an attempt whose reward has come.
     """
 

@@ -60,7 +60,14 @@ class Simulation:
         )
         self.settings = self._settings()
         self.policy = RolloutPolicy(self.settings)
-        self._world = World(self.policy, self._workload, self.costs, cap=self.cap, record=record)
+        self._world = World(
+            self.policy,
+            self._workload,
+            self.costs,
+            cap=self.cap,
+            measure=self.settings.machine is not None,
+            record=record,
+        )
 
     def _settings(self) -> RolloutSettings:
         config, costs = self._config, self.costs
@@ -153,6 +160,7 @@ def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | 
         replica_devices=max(calibration.train_gpus, base),
         device_bytes=device.memory * efficiency.memory - efficiency.reserved,
         weight_bytes=shape.weight_bytes,
+        heads=shape.heads,
         profiles={
             tp: _profile(calibration.engine(tp)) for tp in engine_sizes(calibration) if tp >= base
         },
@@ -193,6 +201,7 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
         train=calibration.training(replica),
         start_s=calibration.rollout_start_s,
         sync_s=calibration.weight_sync_s,
+        apply_s=calibration.apply_s,
         rewards=calibration.rewards.costs(),
         kinds={name: domain.reward for name, domain in config.domains.items()},
         timeouts=timeouts,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollpacker.core.types import AttemptId, GroupPart, WorkerId
@@ -38,13 +39,17 @@ class Work:
 class SimWorker:
     """Decodes while it has attempts, accumulates gradients while it has none.
 
+    What it is told during a decode step takes effect at that step's end, during a gradient task
+    after it, and while its engine is being formed when that is done.
+
     Args:
         id: the worker's.
         agenda: time.
         costs: of its engine.
         devices: that the engine runs on.
         max_running: most sequences decoded together.
-        on_finished: takes finished attempts and their tokens.
+        on_ended: takes attempts that finished in a step, and those stopped at its end with
+            their tokens.
         on_accumulated: takes a finished task.
     """
 
@@ -56,15 +61,19 @@ class SimWorker:
         *,
         devices: int,
         max_running: int,
-        on_finished: Callable[[Iterable[tuple[int, int]]], None],
+        on_ended: Callable[[WorkerId, Sequence[AttemptId], Mapping[int, int]], None],
         on_accumulated: Callable[[WorkerId, Task], None],
     ) -> None:
         self.id = id
         self._agenda = agenda
         self._max_running = max_running
-        self._on_finished = on_finished
+        self._on_ended = on_ended
         self._on_accumulated = on_accumulated
         self._attempts: set[AttemptId] = set()
+        self._stopping: list[AttemptId] = []
+        self._stop_at = math.inf
+        self._inbox: list[Callable[[], None]] = []
+        self._forming = False
         self._tasks: deque[Task] = deque()
         self._training = False
         self._gate = 0.0
@@ -79,6 +88,25 @@ class SimWorker:
         """Attempts that it decodes or that wait for it."""
         return len(self._attempts)
 
+    @property
+    def devices(self) -> int:
+        """Of its engine."""
+        return self._devices
+
+    @property
+    def training(self) -> bool:
+        """Whether it accumulates gradients now."""
+        return self._training
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held, nor on its way into the engine."""
+        return not (self._attempts or self._inbox or self._forming)
+
+    def form(self) -> None:
+        """Another engine is coming: hold back what is submitted until ``set_engine``."""
+        self._forming = True
+
     def set_engine(self, costs: EngineCosts, devices: int) -> None:
         """Another engine, on so many devices; nothing may be held."""
         assert not self._attempts, "attempts are moved before their engine changes"
@@ -86,6 +114,13 @@ class SimWorker:
         self._costs, self._devices = costs, devices
         self._decoder = Decoder(costs, max_running=self._max_running)
         self._due = None
+        self._forming = False
+        self._open()
+
+    def _open(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for command in inbox:
+            command()
 
     def begin_step(self, costs: EngineCosts, devices: int) -> None:
         """Forget the last step's work; the engine starts afresh."""
@@ -96,22 +131,28 @@ class SimWorker:
 
     def submit(self, request: Request, attempt: AttemptId) -> None:
         """Decode an attempt."""
+        if self._training or self._forming:
+            self._inbox.append(lambda: self.submit(request, attempt))
+            return
         self._attempts.add(attempt)
         self._decoder.submit(self._agenda.now, request)
 
-    def abort(self, attempts: Collection[AttemptId]) -> dict[int, int]:
-        """Stop attempts; their tokens so far. Those that it does not hold are left out."""
+    def stop(self, attempts: Sequence[AttemptId]) -> None:
+        """Stop attempts at the end of the step in flight, in which they may finish."""
         ours = [attempt for attempt in attempts if attempt in self._attempts]
-        self._attempts.difference_update(ours)
-        return self._decoder.abort(self._agenda.now, ours) if ours else {}
-
-    def stop(self) -> dict[int, int]:
-        """Stop all attempts; their tokens so far."""
-        return self.abort(sorted(self._attempts))
+        if ours and not self._stopping:
+            self._stop_at = self._decoder.pause(self._agenda.now)
+        self._stopping += ours
+        if len(ours) < len(attempts):
+            rest = [attempt for attempt in attempts if attempt not in self._attempts]
+            assert self._inbox, "an attempt that is to stop was never submitted"
+            self._inbox.append(lambda: self.stop(rest))
 
     def settle(self) -> None:
         """All that happens at this instant has happened: plan what comes next."""
         due = self._decoder.next_event(self._agenda.now)
+        if due is not None and self._stopping:
+            due = min(due, self._stop_at)
         if due is not None and due != self._due:
             self._due = due
             self._agenda.at(due, lambda: self._advance(due))
@@ -121,12 +162,22 @@ class SimWorker:
         if self._due != due:
             return
         self._due = None
-        done = self._decoder.advance(self._agenda.now)
-        if done:
-            self._attempts.difference_update(AttemptId(attempt) for attempt, _ in done)
-            self._on_finished(done)
+        done = [AttemptId(a) for a, _ in self._decoder.advance(self._agenda.now)]
+        self._attempts.difference_update(done)
+        stopped = self._stop_due()
+        if done or stopped:
+            self._on_ended(self.id, done, stopped)
         else:
             self.settle()
+
+    def _stop_due(self) -> dict[int, int]:
+        """Stop what is to stop now; tokens by attempt."""
+        if not self._stopping or self._stop_at > self._agenda.now:
+            return {}
+        ours = [attempt for attempt in self._stopping if attempt in self._attempts]
+        self._stopping = []
+        self._attempts.difference_update(ours)
+        return self._decoder.abort(self._agenda.now, ours)
 
     def accumulate(self, task: Task, not_before: float = 0.0) -> None:
         """Queue gradient work, to begin at ``not_before`` at the earliest."""
@@ -134,7 +185,7 @@ class SimWorker:
         self._tasks.append(task)
 
     def _train(self) -> None:
-        if self._training or self._attempts or not self._tasks:
+        if self._training or self._attempts or self._forming or not self._tasks:
             return
         if self._agenda.now < self._gate:
             self._agenda.at(self._gate, self._train)
@@ -145,9 +196,9 @@ class SimWorker:
         self._agenda.after(task.seconds, lambda: self._trained(task))
 
     def _trained(self, task: Task) -> None:
-        self._training = False
         self._on_accumulated(self.id, task)
-        self._train()
+        self._training = False
+        self._open()
 
     def pressure(self) -> tuple[int, float]:
         """Preemptions, and the largest share of the KV cache in use, since ``begin_step``."""

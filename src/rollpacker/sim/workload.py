@@ -27,6 +27,7 @@ class Recorded:
 
     traits: Floats
     lengths: NDArray[np.int32]
+    rewards: tuple[float, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class _Visit:
     domain: str
     traits: Floats
     recorded: NDArray[np.int32] | None
+    rewards: tuple[float, ...] | None = None
     step: int = -1
     visits: int = -1
     lengths: NDArray[np.int32] | None = None
@@ -81,11 +83,8 @@ class Workload:
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
         """Take fresh prompts of each domain; domains take turns, as in shuffled data."""
-        total = sum(counts.values())
-        rng = np.random.default_rng([self._seed, self._drawn])
-        traits = self._lengths.traits(rng, total)
         drawn: list[Prompt] = []
-        for place, domain in enumerate(_interleaved(counts)):
+        for domain in _interleaved(counts):
             number = self._drawn
             self._drawn += 1
             id_ = PromptId(f"p{number}")
@@ -93,11 +92,16 @@ class Workload:
             self._out[id_] = _Visit(
                 number=number,
                 domain=domain,
-                traits=traits[place : place + 1] if known is None else known.traits,
+                traits=self._traits(number) if known is None else known.traits,
                 recorded=None if known is None else known.lengths,
+                rewards=None if known is None else known.rewards,
             )
             drawn.append(Prompt(id=id_, domain=domain, tokens=self.prompt_tokens))
         return tuple(drawn)
+
+    def _traits(self, number: int) -> Floats:
+        """Of the prompt of this number, whichever draw it comes with."""
+        return self._lengths.traits(np.random.default_rng([self._seed, 0, number]), 1)
 
     def length(self, step: int, prompt: PromptId, index: int) -> int:
         """Tokens of one response."""
@@ -114,6 +118,11 @@ class Workload:
             lengths = more if lengths is None else np.concatenate([lengths, more])
             visit.lengths = lengths
         return int(lengths[index])
+
+    def reward(self, step: int, prompt: PromptId, index: int) -> float:  # noqa: ARG002
+        """Of a response: as recorded, else 0 and 1 in turn, so that groups have gradients."""
+        rewards = self._out[prompt].rewards
+        return float(index % 2) if rewards is None else rewards[index % len(rewards)]
 
     def domain(self, prompt: PromptId) -> str:
         """Of a prompt that is out."""

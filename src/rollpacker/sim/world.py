@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
-from rollpacker.core.types import AttemptId, GroupPart, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, GroupPart, RoundKind, WorkerId
 from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
@@ -17,6 +17,7 @@ from rollpacker.sim.costs import EngineCosts, RewardCosts, TrainCosts
 from rollpacker.sim.decoder import Request
 from rollpacker.sim.grading import Grading, RewardKind
 from rollpacker.sim.result import StepResult
+from rollpacker.sim.step import Attempt, Step, step_result
 from rollpacker.sim.worker import SimWorker, Task
 from rollpacker.sim.workload import Workload
 
@@ -57,32 +58,8 @@ class WorldCosts:
     reward_phase_s: float | None = None
 
 
-@dataclass(slots=True)
-class _Attempt:
-    prompt: PromptId
-    index: int
-    worker: WorkerId
-    request: Request
-    decoding: bool = True
-
-
-@dataclass(slots=True)
-class _Step:
-    """The record of the step in progress."""
-
-    number: int
-    start_s: float
-    rollout_start_s: float = 0.0
-    kind: RoundKind = RoundKind.FULL
-    last_end_s: float = 0.0
-    rollout_end_s: float = 0.0
-    samples: int = 0
-    kept_tokens: int = 0
-    over: bool = False
-    attempts: dict[AttemptId, _Attempt] = field(default_factory=dict[AttemptId, _Attempt])
-    groups: dict[PromptId, tuple[AttemptId, ...]] = field(
-        default_factory=dict[PromptId, tuple[AttemptId, ...]]
-    )
+_Stopping = defaultdict[WorkerId, list[AttemptId]]
+"""Attempts to stop, by the worker that decodes them."""
 
 
 class World:
@@ -93,6 +70,7 @@ class World:
         workload: prompts and lengths.
         costs: seconds of everything.
         cap: longest response, tokens.
+        measure: tell the policy what a round's engines went through.
         record: takes every event with its decisions (a journal's ``record``).
     """
 
@@ -103,11 +81,13 @@ class World:
         costs: WorldCosts,
         *,
         cap: int,
+        measure: bool = False,
         record: Record | None = None,
     ) -> None:
         self._workload = workload
         self._costs = costs
         self._cap = cap
+        self._measure = measure
         self._agenda = Agenda()
         self._pump = Pump(policy, self._perform, lambda: self._agenda.now, record)
         self._engine = costs.engine(costs.worker_devices)
@@ -118,7 +98,7 @@ class World:
                 self._engine,
                 devices=costs.worker_devices,
                 max_running=costs.max_running,
-                on_finished=self._finished,
+                on_ended=self._ended,
                 on_accumulated=self._accumulated,
             )
             for number in range(costs.workers)
@@ -128,12 +108,13 @@ class World:
             costs.rewards,
             costs.kinds,
             AdaptiveTimeouts(costs.timeouts),
-            load=self._decoding_share,
+            load=self._busy_share,
             on_graded=self._graded,
         )
-        self._now = _Step(number=-1, start_s=0.0)
+        self._now = Step(number=-1, start_s=0.0)
         self._touched: set[WorkerId] = set()
-        self._stopped: dict[int, int] = {}
+        self._settling = False
+        self._forming: dict[WorkerId, tuple[WorkerId, ...]] = {}
         self._true = Counter[str]()
         self._kept = Counter[str]()
 
@@ -147,13 +128,17 @@ class World:
 
     def run_step(self, number: int) -> StepResult:
         """One synchronous step, from the weights' arrival to the next ones."""
-        self._now = step = _Step(number=number, start_s=self._agenda.now)
+        self._now = step = Step(number=number, start_s=self._agenda.now)
         for worker in self._workers.values():
             worker.begin_step(self._engine, self._costs.worker_devices)
         self._agenda.after(self._costs.sync_s + self._costs.start_s, self._begin_rollout)
         while not step.over:
             assert self._agenda.run_next(), "nothing is left to happen, and the step is not over"
-        return self._result(step)
+        work = [worker.end_step() for worker in self._workers.values()]
+        devices = self._costs.worker_devices
+        return step_result(
+            step, work, self._agenda.now, devices=devices, replica=self._costs.replica
+        )
 
     def _begin_rollout(self) -> None:
         step = self._now
@@ -168,8 +153,16 @@ class World:
 
     def _post(self, *events: ev.Event) -> None:
         self._pump.post(*events)
-        while self._touched:
-            self._workers[self._touched.pop()].settle()
+        if self._touched and not self._settling:
+            self._settling = True
+            self._agenda.after(0.0, self._settle)
+
+    def _settle(self) -> None:
+        """This instant is over: the workers that it touched go on."""
+        self._settling = False
+        touched, self._touched = sorted(self._touched), set()
+        for worker in touched:
+            self._workers[worker].settle()
 
     def _worker(self, id_: WorkerId) -> SimWorker:
         """A worker that is about to change; it plans anew when this instant is over."""
@@ -179,13 +172,15 @@ class World:
     # What the policy decided ------------------------------------------------------------------
 
     def _perform(self, decisions: Sequence[do.Decision]) -> None:
-        aborted: dict[WorkerId, list[AttemptId]] = defaultdict(list)
+        stopping: _Stopping = defaultdict(list)
         for decision in decisions:
             match decision:
                 case do.StartAttempt():
                     self._start(decision)
                 case do.AbortAttempt():
-                    self._abort(decision.attempt, aborted)
+                    self._abort(decision.attempt, stopping)
+                case do.MigrateAttempts():
+                    self._migrate(decision, stopping)
                 case do.GradeAttempt():
                     self._grade(decision.attempt)
                 case do.AccumulateGradients():
@@ -194,11 +189,8 @@ class World:
                     self._accept(decision)
                 case _:
                     self._perform_rare(decision)
-        for worker, attempts in aborted.items():
-            tokens = self._worker(worker).abort(attempts)
-            self._pump.post(
-                *(ev.AttemptAborted(attempt=a, tokens=tokens.get(a, 0)) for a in attempts)
-            )
+        for worker, attempts in stopping.items():
+            self._worker(worker).stop(attempts)
 
     def _perform_rare(self, decision: do.Decision) -> None:
         step = self._now
@@ -212,14 +204,12 @@ class World:
                 self._workload.forget(decision.prompt)
             case do.DeferPrompt():
                 pass
-            case do.MigrateAttempts():
-                self._migrate(decision)
             case do.RegroupWorkers():
                 self._regroup(decision)
             case do.FinishRollout():
                 self._end_rollout(step)
             case do.ApplyUpdate():
-                self._agenda.after(self._costs.apply_s, lambda: self._applied(decision))
+                self._apply(decision)
             case _:
                 raise AssertionError(f"unknown decision {decision!r}")
 
@@ -234,15 +224,21 @@ class World:
             prompt_tokens=self._workload.prompt_tokens,
             target_tokens=min(tokens, self._cap),
         )
-        self._now.attempts[decision.attempt] = _Attempt(
-            decision.prompt, decision.index, decision.worker, request
+        self._now.attempts[decision.attempt] = Attempt(
+            decision.prompt,
+            decision.index,
+            decision.worker,
+            request,
+            reward=self._workload.reward(self._now.number, decision.prompt, decision.index),
         )
         self._worker(decision.worker).submit(request, decision.attempt)
 
-    def _abort(self, attempt: AttemptId, aborted: dict[WorkerId, list[AttemptId]]) -> None:
+    def _abort(self, attempt: AttemptId, stopping: _Stopping) -> None:
         known = self._now.attempts[attempt]
         if known.decoding:
-            aborted[known.worker].append(attempt)
+            if known.target is None:
+                stopping[known.worker].append(attempt)
+            known.stopping, known.target = True, None
             return
         self._grading.cancel(attempt)
         tokens = known.request.target_tokens
@@ -277,15 +273,19 @@ class World:
         self._worker(decision.worker).accumulate(task, gate)
 
     def _gradient_s(self, parts: Iterable[GroupPart]) -> float:
-        step = self._now
-        return sum(
-            self._costs.train.sequence_s(step.attempts[attempt].request.target_tokens)
+        """Groups whose rewards are all alike have no gradient."""
+        step, train = self._now, self._costs.train
+        return train.task_s + sum(
+            train.sequence_s(step.attempts[attempt].request.target_tokens)
             for part in parts
+            if len({step.attempts[a].reward for a in step.groups[part.prompt]}) > 1
             for attempt in step.groups[part.prompt][part.start : part.stop]
         )
 
-    def _end_rollout(self, step: _Step) -> None:
+    def _end_rollout(self, step: Step) -> None:
         step.rollout_end_s = self._agenda.now
+        if not self._measure:
+            return
         pressure = [worker.pressure() for worker in self._workers.values()]
         self._pump.post(
             ev.RoundMeasured(
@@ -297,96 +297,92 @@ class World:
         )
 
     def _regroup(self, decision: do.RegroupWorkers) -> None:
-        for member in decision.members:
-            self._stopped |= self._worker(member).stop()
-        devices = len(decision.members) * self._costs.worker_devices
-        self._worker(decision.lead).set_engine(self._costs.engine(devices), devices)
+        """The engine is there when all that its members decode has stopped."""
+        self._forming[decision.lead] = decision.members
+        self._form()
+        if decision.lead in self._forming:
+            self._workers[decision.lead].form()
 
-    def _migrate(self, decision: do.MigrateAttempts) -> None:
-        tokens = self._worker(decision.source).abort(decision.attempts)
-        for attempt in decision.attempts:
-            if attempt in self._stopped:
-                tokens[attempt] = self._stopped.pop(attempt)
+    def _form(self) -> None:
+        """Form the engines whose members are all idle."""
+        for lead, members in list(self._forming.items()):
+            others = [member for member in members if member != lead]
+            if self._workers[lead].held or not all(self._workers[m].idle for m in others):
+                continue
+            del self._forming[lead]
+            devices = len(members) * self._costs.worker_devices
+            self._worker(lead).set_engine(self._costs.engine(devices), devices)
+
+    def _migrate(self, decision: do.MigrateAttempts, stopping: _Stopping) -> None:
         for attempt in decision.attempts:
             known = self._now.attempts[attempt]
-            done = tokens.get(attempt)
-            if done is None or not known.decoding:
-                continue
-            old = known.request
-            if done >= old.target_tokens:
-                self._finish(attempt)
-                continue
-            known.worker = decision.target
-            request = Request(
-                attempt=attempt,
-                group=old.group,
-                prompt_tokens=old.prompt_tokens,
-                target_tokens=old.target_tokens,
-                generated=done,
-            )
-            self._worker(decision.target).submit(request, attempt)
-            self._pump.post(
-                ev.AttemptMigrated(attempt=attempt, worker=decision.target, tokens=done)
-            )
+            if known.decoding and not known.stopping:
+                if known.target is None:
+                    stopping[known.worker].append(attempt)
+                known.target = decision.target
+
+    def _apply(self, decision: do.ApplyUpdate) -> None:
+        """Nothing to do where nothing was kept."""
+        if not self._now.summed:
+            self._applied(decision)
+            return
+        self._now.summed = False
+        self._agenda.after(self._costs.apply_s, lambda: self._applied(decision))
 
     # What happened ----------------------------------------------------------------------------
 
-    def _finished(self, done: Iterable[tuple[int, int]]) -> None:
-        for attempt, _ in done:
-            self._finish(AttemptId(attempt))
+    def _ended(
+        self, worker: WorkerId, done: Sequence[AttemptId], stopped: Mapping[int, int]
+    ) -> None:
+        """A decode step has ended, and with it these attempts."""
+        self._touched.add(worker)
+        self._pump.post(*map(self._finish, done))
+        self._pump.post(*(self._stop(AttemptId(a), tokens) for a, tokens in stopped.items()))
+        self._form()
         self._post()
 
-    def _finish(self, attempt: AttemptId) -> None:
+    def _finish(self, attempt: AttemptId) -> ev.Event:
         known = self._now.attempts[attempt]
-        known.decoding = False
-        self._touched.add(known.worker)
+        known.decoding, known.target = False, None
         self._now.last_end_s = self._agenda.now
         tokens = known.request.target_tokens
-        self._pump.post(
-            ev.AttemptFinished(
-                attempt=attempt,
-                tokens=tokens,
-                finish_reason="length" if tokens >= self._cap else "stop",
-            )
+        if known.stopping:
+            return ev.AttemptAborted(attempt=attempt, tokens=tokens)
+        return ev.AttemptFinished(
+            attempt=attempt,
+            tokens=tokens,
+            finish_reason="length" if tokens >= self._cap else "stop",
         )
 
+    def _stop(self, attempt: AttemptId, tokens: int) -> ev.Event:
+        """An attempt has left its worker: it is over, or goes on elsewhere."""
+        known = self._now.attempts[attempt]
+        if known.target is None:
+            known.decoding = False
+            return ev.AttemptAborted(attempt=attempt, tokens=tokens)
+        known.worker, known.target = known.target, None
+        known.request = replace(known.request, generated=tokens)
+        self._worker(known.worker).submit(known.request, attempt)
+        return ev.AttemptMigrated(attempt=attempt, worker=known.worker, tokens=tokens)
+
     def _graded(self, attempt: AttemptId) -> None:
-        # Rewards differ within every group, so that each has gradients.
-        reward = float(self._now.attempts[attempt].index % 2)
+        reward = self._now.attempts[attempt].reward
         self._post(ev.AttemptGraded(attempt=attempt, reward=reward))
 
     def _accumulated(self, worker: WorkerId, task: Task) -> None:
-        self._post(
-            ev.GradientsAccumulated(worker=worker, parts=task.parts, seconds=round(task.seconds, 6))
-        )
+        self._touched.add(worker)
+        seconds = round(task.seconds, 6)
+        self._now.summed = True
+        self._post(ev.GradientsAccumulated(worker=worker, parts=task.parts, seconds=seconds))
 
     def _applied(self, decision: do.ApplyUpdate) -> None:
         self._post(ev.UpdateApplied(step=decision.step, update=decision.update))
         self._now.over = decision.last
 
-    def _decoding_share(self) -> float:
-        busy = sum(worker.held > 0 for worker in self._workers.values())
-        return busy / len(self._workers)
-
-    def _result(self, step: _Step) -> StepResult:
-        work = [worker.end_step() for worker in self._workers.values()]
-        end = self._agenda.now
-        seconds = end - step.start_s
-        devices = self._costs.worker_devices
-        replica = self._costs.replica * devices
-        busy = sum(w.decode_s + w.train_s * replica for w in work)
-        return StepResult(
-            step=step.number,
-            kind=step.kind,
-            step_s=seconds,
-            rollout_s=step.rollout_end_s - step.rollout_start_s,
-            grade_wait_s=step.rollout_end_s - step.last_end_s,
-            train_s=end - step.rollout_end_s,
-            samples=step.samples,
-            kept_tokens=step.kept_tokens,
-            decoded_tokens=sum(w.generated_tokens for w in work),
-            decode_steps=max(w.decode_steps for w in work),
-            preemptions=sum(w.preemptions for w in work),
-            peak_kv=max(w.peak_kv for w in work),
-            bubble=1.0 - busy / (len(work) * devices * seconds) if seconds > 0 else 0.0,
-        )
+    def _busy_share(self) -> float:
+        """Of the devices; the judge is as slow beside gradients as beside decoding."""
+        workers, costs = self._workers.values(), self._costs
+        decoding = sum(worker.devices for worker in workers if worker.held)
+        training = sum(worker.training for worker in workers) * costs.replica
+        busy = decoding / costs.worker_devices + training
+        return min(1.0, busy / len(workers))

@@ -1,0 +1,82 @@
+"""The page of an estimate: what each mode of tail batching would gain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollpacker.report import page
+from rollpacker.report.page import Page, Section, Table, Tile, count, seconds
+from rollpacker.sim.estimate import Estimate
+
+_HEADER = ("mode", "speed-up", "kept/true length", "step", "decoded/kept tokens")
+
+
+def write_estimate_report(found: Estimate, out: Path) -> Path:
+    """Write one self-contained HTML page, and return its path."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return page.write_page(_page(found), out)
+
+
+def _page(found: Estimate) -> Page:
+    best = found.modes[found.recommended]
+    icc = "unknown" if found.icc is None else f"{found.icc:.2f}"
+    return Page(
+        title=f"Estimate: {found.task}",
+        subtitle=(
+            f"{found.prompts} prompts of {found.responses} responses a step, {found.steps} steps"
+            f" simulated for each mode; costs: {found.costs}"
+        ),
+        tiles=[
+            Tile(name="Recommended", value=found.recommended, note=f"{best.speedup:.2f}x"),
+            Tile(name="Kept/true length", value=f"{best.kept_vs_true_len:.2f}"),
+            Tile(name="Correlation", value=icc, note="of length within a prompt"),
+            Tile(name="Responses read", value=count(found.read)),
+        ],
+        sections=[
+            Section(
+                id="modes",
+                title="Modes",
+                text=" ".join(found.sentences),
+                figure=_figure(found),
+                table=_table(found),
+            )
+        ],
+        facts=found.to_dict(),
+    )
+
+
+def _table(found: Estimate) -> Table:
+    rows = [
+        (
+            name,
+            f"{mode.speedup:.2f}x",
+            f"{mode.kept_vs_true_len:.2f}",
+            seconds(mode.step_s),
+            f"{mode.decoded_vs_kept:.2f}",
+        )
+        for name, mode in found.modes.items()
+    ]
+    return Table(header=_HEADER, rows=rows)
+
+
+def _figure(found: Estimate) -> dict[str, object]:
+    names = list(found.modes)
+    modes = found.modes.values()
+    return {
+        "data": [
+            {
+                "type": "scatter",
+                "mode": "markers+text",
+                "x": [mode.kept_vs_true_len for mode in modes],
+                "y": [mode.speedup for mode in modes],
+                "text": names,
+                "textposition": "top center",
+                "marker": {"size": 12},
+                "hovertemplate": "%{text}: %{y:.2f}x, keeps %{x:.2f}<extra></extra>",
+            }
+        ],
+        "layout": {
+            "xaxis": {"title": {"text": "kept / true mean length"}},
+            "yaxis": {"title": {"text": "speed-up over off"}, "rangemode": "tozero"},
+        },
+    }

@@ -1,0 +1,189 @@
+"""Costs of CPU workers, fitted to a run's own journal: what ``rollpacker calibrate`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.polytrace.numerics import least_squares
+from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.result import mean
+from rollpacker.sim.run_record import First, GradientTask, Interval, RunRecord, RunStep
+
+Floats = NDArray[np.float64]
+
+_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_NOISE = 20.0
+"""Steps' worth of noise in the length of an interval: messages and the driver."""
+_FORWARD = 1 / 3
+"""Share of the forward pass in a token's gradient: what its prefill is taken to cost."""
+_KV_TOKENS = 1 << 30
+"""No run of ours has been seen to lack KV cache: no limit."""
+
+
+def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibration:
+    """Fit costs to some steps of a run, by default all but the first (it warms up).
+
+    Raises ``ValueError`` when they hold too few measurements.
+    """
+    chosen = timed(run) if steps is None else list(steps)
+    intervals = [each for step in chosen for each in step.intervals]
+    tasks = [each for step in chosen for each in step.tasks]
+    if len(intervals) < 2 * len(_KNOTS) or len(tasks) < 4:
+        raise ValueError(
+            f"{run.name}: {len(intervals)} stretches of decoding and {len(tasks)} gradient tasks "
+            "in it: too few to fit costs, use a longer run"
+        )
+    latency, slope = fit_decoding(intervals)
+    task_s, launch_s, token_s, square_s = fit_gradients(tasks)
+    prefill_s = _FORWARD * token_s
+    start_s = _start_s([f for s in chosen for f in s.firsts], latency, slope, prefill_s)
+    alone = not run.settings["asynchronous_grading"]
+    wait_s = mean(step.rollout_end_s - step.last_end_s for step in chosen)
+    grade_s = _grade_s(chosen)
+    first = run.steps[0]
+    return Calibration.model_validate(
+        {
+            "name": run.name,
+            "device": "cpu",
+            "model": run.name,
+            "gpus": len(first.workers),
+            "prompts": run.settings["rollout"]["prompts_per_step"],
+            "responses": run.settings["rollout"]["num_generations"],
+            "response_cap": run.settings["cap"],
+            "prompt_tokens": round(mean(run.prompt_tokens.values())),
+            "train_launch_s": launch_s,
+            "synchronous_reward_s": wait_s if alone else grade_s,
+            "weight_sync_s": mean(s.measured["step"] - _span(s) for s in chosen),
+            "apply_s": mean(_apply_s(chosen)),
+            "rollout_start_s": start_s,
+            "rewards": {"math_s": wait_s / 2 if alone else grade_s},
+            "measured": {
+                "latency": latency,
+                "kv_tokens": _KV_TOKENS,
+                "prefill_token_s": prefill_s,
+                "context_token_s": slope,
+                "train_token_s": token_s,
+                "train_square_s": square_s,
+                "train_task_s": task_s,
+            },
+            "fitted": _sources(alone, len(chosen)),
+        }
+    )
+
+
+def timed(run: RunRecord) -> list[RunStep]:
+    """The steps that tell something: the first one warms up, if there are others."""
+    return list(run.steps[1:] or run.steps)
+
+
+def _sources(alone: bool, steps: int) -> dict[str, Any]:
+    """Where each value is from."""
+    other = "assumed: rewards of this run were "
+    phase = "time from the last response to the end of the rollout"
+    each = "time from a response to its reward"
+    return {
+        "measured": f"least squares over stretches of decoding and gradient tasks of {steps} steps",
+        "prompt_tokens": "mean of the run; a token's prefill is a third of its gradient, assumed",
+        "weight_sync_s": "time of a step outside of the journal's first and last event",
+        "apply_s": "time from the last gradient to the end of the step",
+        "rollout_start_s": "first responses, less their decoding",
+        "synchronous_reward_s": phase if alone else f"{other}graded beside the rollout",
+        "rewards": f"{other}graded after the rollout; half of that" if alone else each,
+    }
+
+
+def _span(step: RunStep) -> float:
+    assert step.end_s is not None
+    return step.end_s - step.start_s
+
+
+def _apply_s(steps: Iterable[RunStep]) -> list[float]:
+    return [
+        step.end_s - step.last_gradient_s
+        for step in steps
+        if step.end_s is not None and step.last_gradient_s is not None
+    ]
+
+
+def _grade_s(steps: Iterable[RunStep]) -> float:
+    return mean(
+        each.graded_s - each.end_s
+        for step in steps
+        for each in step.attempts.values()
+        if each.graded_s is not None and each.end_s is not None
+    )
+
+
+def fit_decoding(intervals: Sequence[Interval]) -> tuple[dict[int, float], float]:
+    """Seconds of a decode step by batch at no context, and what each context token adds.
+
+    Non-negative least squares on a piecewise linear, non-decreasing curve.
+    """
+    batch = np.array([each.batch for each in intervals], np.float64)
+    steps = np.array([each.steps for each in intervals], np.float64)
+    context = np.array([each.context for each in intervals])
+    seconds = np.array([each.seconds for each in intervals])
+    largest = int(batch.max())
+    knots = [knot for knot in _KNOTS if knot < largest] + [largest]
+    design = np.column_stack([_rising(batch, knots) * steps[:, None], context * steps])
+    weights = 1.0 / np.sqrt(steps * (batch + 8.0) + _NOISE)
+    found = _fit(design, seconds, weights)
+    curve = np.cumsum(found[:-1])
+    return {knot: float(max(value, 1e-9)) for knot, value in zip(knots, curve, strict=True)}, float(
+        found[-1]
+    )
+
+
+def _rising(batch: Floats, knots: Sequence[int]) -> Floats:
+    """Column k rises from 0 at knot k - 1 to 1 at knot k and stays; column 0 is 1."""
+    columns = [np.ones(batch.size)]
+    for low, high in pairwise(knots):
+        columns.append(np.clip((batch - low) / (high - low), 0.0, 1.0))
+    return np.column_stack(columns)
+
+
+def fit_gradients(tasks: Sequence[GradientTask]) -> tuple[float, float, float, float]:
+    """Seconds of a task, and of each response, token and squared token in it."""
+    design = np.array(
+        [
+            [1.0, len(t.lengths), float(sum(t.lengths)), float(sum(n * n for n in t.lengths))]
+            for t in tasks
+        ]
+    )
+    seconds = np.array([task.seconds for task in tasks])
+    weights = 1.0 / np.sqrt(design[:, 2] + float(design[:, 2].mean()))
+    task_s, launch_s, token_s, square_s = _fit(design, seconds, weights).tolist()
+    return task_s, launch_s, token_s, square_s
+
+
+def _fit(design: Floats, seconds: Floats, weights: Floats) -> Floats:
+    """Non-negative least squares; columns are scaled, since their units differ widely."""
+    scale = np.abs(design).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    rows, wanted = design / scale * weights[:, None], seconds * weights
+    size = np.full(design.shape[1], float(np.abs(wanted).max() / np.abs(rows).max()))
+
+    def miss(free: Floats) -> Floats:
+        return rows @ (free * size) - wanted
+
+    many = design.shape[1]
+    return least_squares(miss, np.ones(many), np.zeros(many), np.full(many, np.inf)) * size / scale
+
+
+def _start_s(
+    firsts: Sequence[First], latency: dict[int, float], slope: float, prefill_s: float
+) -> float:
+    """Seconds from the start of a round to the first prefill."""
+    sizes, seconds = list(latency), list(latency.values())
+    waits = [
+        first.seconds
+        - first.steps * (float(np.interp(first.batch, sizes, seconds)) + slope * first.context)
+        - prefill_s * first.prefill
+        for first in firsts
+    ]
+    return max(0.0, mean(waits))

@@ -1,0 +1,138 @@
+"""A real run again, in the simulator: its own prompts, lengths and rewards, calibrated costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rollpacker.core.types import Prompt, PromptId
+from rollpacker.policy.rollout import from_journal
+from rollpacker.polytrace.compare import STEP, Comparison, compare
+from rollpacker.polytrace.redrawn import Redrawn
+from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.fit_costs import calibrate, timed
+from rollpacker.sim.result import StepResult, mean
+from rollpacker.sim.run_record import METRICS, RunRecord, RunStep, Tried
+from rollpacker.sim.workload import Workload
+from rollpacker.sim.world import World, WorldCosts
+
+
+class RunWorkload(Workload):
+    """What a run sampled, as it sampled it.
+
+    A response that the run never finished is drawn from those of its step that are longer than
+    it got.
+    """
+
+    def __init__(self, run: RunRecord) -> None:
+        self._tried: dict[tuple[int, PromptId, int], Tried] = {}
+        self._ended: dict[int, list[int]] = {}
+        for step in run.steps:
+            for tried in step.attempts.values():
+                self._tried[(step.number, tried.prompt, tried.index)] = tried
+            whole = [t.tokens for t in step.attempts.values() if t.end_s is not None]
+            self._ended[step.number] = sorted(whole)
+        everything = np.array([n for each in self._ended.values() for n in each], np.float64)
+        super().__init__(
+            Redrawn(everything, np.zeros(everything.size, np.int64)),
+            domains={name: float(size) for name, size in run.settings["sizes"].items()},
+            prompt_tokens=round(mean(run.prompt_tokens.values())),
+            seed=run.settings["seed"],
+        )
+        self._cap: int = run.settings["cap"]
+        self._left: Iterator[dict[str, int]] = iter([step.remaining for step in run.steps])
+        self._coming: dict[str, list[Prompt]] = {}
+        for step in run.steps:
+            for prompt in step.drawn:
+                self._coming.setdefault(prompt.domain, []).append(prompt)
+        self._domain: dict[PromptId, str] = {}
+
+    def remaining(self) -> dict[str, int]:
+        """As at the start of the run's next step."""
+        return next(self._left)
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """The next prompts of the run. Raises ``ValueError`` when it drew no more."""
+        drawn: list[Prompt] = []
+        for domain, count in counts.items():
+            coming = self._coming.get(domain, [])
+            if len(coming) < count:
+                raise ValueError("the run drew fewer prompts than its simulation would")
+            drawn += coming[:count]
+            del coming[:count]
+        self._domain |= {prompt.id: prompt.domain for prompt in drawn}
+        return tuple(drawn)
+
+    def length(self, step: int, prompt: PromptId, index: int) -> int:
+        """As recorded, or longer than was seen."""
+        tried = self._tried.get((step, prompt, index))
+        if tried is not None and tried.end_s is not None:
+            return max(1, tried.tokens)
+        least = 0 if tried is None else tried.tokens
+        longer = [n for n in self._ended[step] if n > least]
+        rng = np.random.default_rng([self._seed, step, index, len(longer)])
+        return int(rng.choice(longer)) if longer else self._cap
+
+    def reward(self, step: int, prompt: PromptId, index: int) -> float:
+        """As recorded; 0 where the run has none."""
+        tried = self._tried.get((step, prompt, index))
+        return 0.0 if tried is None or tried.reward is None else tried.reward
+
+    def domain(self, prompt: PromptId) -> str:
+        """Of a prompt that was drawn."""
+        return self._domain[prompt]
+
+    def forget(self, prompt: PromptId) -> None:
+        """Nothing is kept of it."""
+
+
+def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
+    """Simulate every step of a run under its own policy."""
+    settings = run.settings
+    alone = not settings["asynchronous_grading"]
+    costs = WorldCosts(
+        workers=len(run.steps[0].workers),
+        engine=lambda devices: calibration.engine(devices),
+        train=calibration.training(),
+        start_s=calibration.rollout_start_s,
+        sync_s=calibration.weight_sync_s,
+        apply_s=calibration.apply_s,
+        rewards=calibration.rewards.costs(),
+        kinds=dict.fromkeys(settings["sizes"], "math"),
+        reward_phase_s=calibration.synchronous_reward_s if alone else None,
+    )
+    policy = from_journal({"settings": settings, "state": run.state})
+    world = World(policy, RunWorkload(run), costs, cap=settings["cap"])
+    return [world.run_step(step.number) for step in run.steps]
+
+
+def accuracy(
+    run: RunRecord, calibration: Calibration, steps: Sequence[RunStep] | None = None
+) -> Comparison:
+    """Simulated against measured seconds of the step, of its rollout and of its training."""
+    chosen = {step.number for step in (timed(run) if steps is None else steps)}
+    alone = not run.settings["asynchronous_grading"]
+    phase_s = calibration.synchronous_reward_s if alone else 0.0
+    predicted: dict[str, list[float]] = {phase: [] for phase in METRICS}
+    measured: dict[str, list[float]] = {phase: [] for phase in METRICS}
+    for step, result in zip(run.steps, rerun(run, calibration), strict=True):
+        if step.number not in chosen:
+            continue
+        train_s = result.train_s - phase_s
+        for phase, seconds in (
+            (STEP, result.step_s),
+            ("rollout", result.step_s - train_s),
+            ("train", train_s),
+        ):
+            predicted[phase].append(seconds)
+            measured[phase].append(step.measured[phase])
+    return compare(predicted, measured)
+
+
+def held_back(run: RunRecord) -> Comparison:
+    """Accuracy on the odd steps of costs that were fitted to the even ones."""
+    steps = timed(run)
+    even = [step for step in steps if step.number % 2 == 0]
+    odd = [step for step in steps if step.number % 2]
+    return accuracy(run, calibrate(run, even), odd)

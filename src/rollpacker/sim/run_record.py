@@ -1,0 +1,280 @@
+"""What a real run's journal and metrics tell of time: decoding, grading, gradients, updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollpacker.core import journal
+from rollpacker.core.types import Prompt, PromptId
+
+METRICS = {"step": "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
+"""Phases that a run times itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """``steps`` decode steps of one worker between two of its responses' ends.
+
+    ``batch`` sequences of ``context`` tokens in all, on average over the steps; ``seconds``.
+    """
+
+    batch: int
+    context: float
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """A worker's first response of a round: ``seconds`` after the round began."""
+
+    batch: int
+    context: float
+    steps: int
+    prefill: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientTask:
+    """Gradients of responses with these lengths, prompts included; ``seconds`` with messages."""
+
+    lengths: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class Tried:
+    """An attempt: ``tokens`` is a lower bound until it has ended."""
+
+    prompt: PromptId
+    index: int
+    worker: int
+    base: int = 0
+    """Tokens that it had when it came to its worker."""
+    join: float = 0.0
+    """When it came to its worker."""
+    tokens: int = 0
+    end_s: float | None = None
+    graded_s: float | None = None
+    reward: float | None = None
+    decoding: bool = True
+
+
+@dataclass(slots=True)
+class RunStep:
+    """One step of a run; times are seconds of its clock."""
+
+    number: int
+    start_s: float
+    workers: tuple[int, ...]
+    remaining: dict[str, int]
+    drawn: list[Prompt] = field(default_factory=list[Prompt])
+    attempts: dict[int, Tried] = field(default_factory=dict[int, Tried])
+    groups: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
+    intervals: list[Interval] = field(default_factory=list[Interval])
+    firsts: list[First] = field(default_factory=list[First])
+    tasks: list[GradientTask] = field(default_factory=list[GradientTask])
+    last_end_s: float = 0.0
+    rollout_end_s: float = 0.0
+    last_gradient_s: float | None = None
+    end_s: float | None = None
+    measured: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each phase, by the run's own metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run.
+
+    Args:
+        name: of its folder.
+        settings: the policy's, as in the journal.
+        state: the policy's at the start.
+        steps: those that ended, in order.
+        prompt_tokens: of every prompt.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    state: dict[str, Any]
+    steps: tuple[RunStep, ...]
+    prompt_tokens: dict[PromptId, int]
+
+
+def is_run(path: Path) -> bool:
+    """Whether it is the folder of a run of ours, with times."""
+    return (path / "journal.jsonl").is_file() and (path / "metrics.jsonl").is_file()
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run's folder. Raises ``ValueError`` when it is none or no step has ended."""
+    path = folder / "journal.jsonl"
+    if not is_run(folder):
+        raise ValueError(f"{folder}: not a run's folder: journal.jsonl and metrics.jsonl expected")
+    reader = _Reader()
+    meta: dict[str, Any] | None = None
+    for _, line in journal.read(path):
+        if "meta" in line:
+            meta = line["meta"] if meta is None else meta
+        else:
+            reader.take(float(line["t"]), line["event"], line["decisions"])
+    measured = _metrics(folder / "metrics.jsonl")
+    steps: list[RunStep] = []
+    for number, step in sorted(reader.steps.items()):
+        step.measured = measured.get(number, {})
+        if step.end_s is not None and len(step.measured) == len(METRICS):
+            steps.append(step)
+    if meta is None or not steps:
+        raise ValueError(f"{folder}: no step of this run has ended, nothing was timed")
+    name = folder.resolve().name
+    return RunRecord(name, meta["settings"], meta["state"], tuple(steps), reader.prompt_tokens)
+
+
+def _metrics(path: Path) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for _, line in journal.read(path):
+        found[line["step"]] = {
+            phase: float(line[key]) for phase, key in METRICS.items() if key in line
+        }
+    return found
+
+
+class _Reader:
+    """Follows a journal. Times are the driver's, when it learned of an event."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, RunStep] = {}
+        self.prompt_tokens: dict[PromptId, int] = {}
+        self._step: RunStep | None = None
+        self._previous: dict[int, tuple[float, Tried] | None] = {}
+        self._begun: dict[int, list[float]] = {}
+        self._free: dict[int, float] = {}
+
+    def take(self, now: float, event: Mapping[str, Any], decisions: list[dict[str, Any]]) -> None:
+        """One line of the journal."""
+        if event["kind"] == "StepStarted":
+            self._start(now, event)
+        step = self._step
+        if step is None:
+            return
+        self._happened(step, now, event)
+        for decision in decisions:
+            self._decided(step, now, decision)
+
+    def _start(self, now: float, event: Mapping[str, Any]) -> None:
+        number, workers = event["step"], tuple(event["workers"])
+        self._step = self.steps[number] = RunStep(number, now, workers, dict(event["remaining"]))
+        self._previous = {}
+        self._begun = {worker: [] for worker in workers}
+        self._free = dict.fromkeys(workers, now)
+
+    def _happened(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
+        match event["kind"]:
+            case "PromptsDrawn":
+                for prompt in event["prompts"]:
+                    drawn = Prompt(
+                        id=prompt["id"], domain=prompt["domain"], tokens=prompt["tokens"]
+                    )
+                    step.drawn.append(drawn)
+                    self.prompt_tokens[drawn.id] = drawn.tokens
+            case "AttemptFinished":
+                self._finished(step, now, event["attempt"], event["tokens"])
+            case "AttemptGraded":
+                tried = step.attempts[event["attempt"]]
+                tried.graded_s, tried.reward = now, event["reward"]
+            case "AttemptAborted" | "AttemptFailed":
+                self._stopped(step, event)
+            case "AttemptMigrated":
+                self._migrated(step, now, event)
+            case "GradientsAccumulated":
+                self._accumulated(step, now, event)
+            case "UpdateApplied":
+                step.end_s = now
+            case "WorkerLost":
+                self._previous.clear()
+            case _:
+                pass
+
+    def _decided(self, step: RunStep, now: float, decision: Mapping[str, Any]) -> None:
+        match decision["kind"]:
+            case "StartAttempt":
+                tried = Tried(decision["prompt"], decision["index"], decision["worker"], join=now)
+                step.attempts[decision["attempt"]] = tried
+            case "MigrateAttempts":
+                self._previous[decision["source"]] = None
+            case "AcceptGroup":
+                step.groups[decision["prompt"]] = decision["attempts"]
+            case "AccumulateGradients":
+                self._begun[decision["worker"]].append(now)
+            case "FinishRollout":
+                step.rollout_end_s = now
+            case _:
+                pass
+
+    def _running(self, step: RunStep, worker: int) -> list[Tried]:
+        return [t for t in step.attempts.values() if t.worker == worker and t.decoding]
+
+    def _finished(self, step: RunStep, now: float, attempt: int, tokens: int) -> None:
+        tried = step.attempts[attempt]
+        running = self._running(step, tried.worker)
+        tried.tokens, tried.end_s, tried.decoding = tokens, now, False
+        step.last_end_s = now
+        batch = len(running)
+        known = tried.worker in self._previous
+        previous = self._previous.get(tried.worker)
+        self._previous[tried.worker] = (now, tried)
+        prompts = sum(self.prompt_tokens[each.prompt] for each in running)
+        if not known and tried.base == 0:
+            prefill = {each.prompt for each in running}
+            context = prompts + batch * tokens / 2
+            step.firsts.append(
+                First(
+                    batch,
+                    context,
+                    tokens,
+                    sum(self.prompt_tokens[prompt] for prompt in prefill),
+                    now - step.start_s,
+                )
+            )
+        if previous is None or previous[1].join != tried.join:
+            return
+        since, other = previous
+        steps = (tokens - tried.base) - (other.tokens - other.base)
+        if steps <= 0:
+            self._previous[tried.worker] = (since, other)
+            return
+        # Those that came together have decoded as many tokens as this one.
+        context = prompts + sum(each.base for each in running)
+        context += batch * ((tokens - tried.base) - steps / 2)
+        step.intervals.append(Interval(batch, context, steps, now - since))
+
+    def _stopped(self, step: RunStep, event: Mapping[str, Any]) -> None:
+        tried = step.attempts[event["attempt"]]
+        if tried.decoding:
+            tried.decoding = False
+            tried.tokens = event.get("tokens", 0)
+            self._previous[tried.worker] = None
+
+    def _migrated(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
+        tried = step.attempts[event["attempt"]]
+        self._previous[tried.worker] = None
+        tried.worker, tried.base, tried.join = event["worker"], event["tokens"], now
+        self._previous[tried.worker] = None
+
+    def _accumulated(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
+        worker = event["worker"]
+        began = max(self._begun[worker].pop(0), self._free[worker])
+        self._free[worker] = step.last_gradient_s = now
+        lengths: list[int] = []
+        for part in event["parts"]:
+            group = [step.attempts[a] for a in step.groups[part["prompt"]]]
+            if len({each.reward for each in group}) > 1:
+                lengths += [
+                    each.tokens + self.prompt_tokens[each.prompt]
+                    for each in group[part["start"] : part["stop"]]
+                ]
+        step.tasks.append(GradientTask(tuple(lengths), now - began))

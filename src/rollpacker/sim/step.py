@@ -1,0 +1,78 @@
+"""The record of a simulated step in progress, and what it amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
+from rollpacker.sim.decoder import Request
+from rollpacker.sim.result import StepResult
+from rollpacker.sim.worker import Work
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt of the step in progress."""
+
+    prompt: PromptId
+    index: int
+    worker: WorkerId
+    request: Request
+    reward: float = 0.0
+    decoding: bool = True
+    stopping: bool = False
+    target: WorkerId | None = None
+    """Where a migrating attempt goes."""
+
+
+@dataclass(slots=True)
+class Step:
+    """The record of the step in progress. Times in seconds since the simulation began."""
+
+    number: int
+    start_s: float
+    rollout_start_s: float = 0.0
+    kind: RoundKind = RoundKind.FULL
+    last_end_s: float = 0.0
+    rollout_end_s: float = 0.0
+    samples: int = 0
+    kept_tokens: int = 0
+    summed: bool = False
+    """Whether there are gradients to apply."""
+    over: bool = False
+    attempts: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
+    groups: dict[PromptId, tuple[AttemptId, ...]] = field(
+        default_factory=dict[PromptId, tuple[AttemptId, ...]]
+    )
+
+
+def step_result(
+    step: Step, work: Sequence[Work], end: float, *, devices: int, replica: int
+) -> StepResult:
+    """A finished step.
+
+    Args:
+        step: its record.
+        work: of each worker.
+        end: when it ended.
+        devices: of a worker.
+        replica: workers of a training replica.
+    """
+    seconds = end - step.start_s
+    busy = sum(w.decode_s + w.train_s * replica * devices for w in work)
+    return StepResult(
+        step=step.number,
+        kind=step.kind,
+        step_s=seconds,
+        rollout_s=step.rollout_end_s - step.rollout_start_s,
+        grade_wait_s=step.rollout_end_s - step.last_end_s,
+        train_s=end - step.rollout_end_s,
+        samples=step.samples,
+        kept_tokens=step.kept_tokens,
+        decoded_tokens=sum(w.generated_tokens for w in work),
+        decode_steps=max(w.decode_steps for w in work),
+        preemptions=sum(w.preemptions for w in work),
+        peak_kv=max(w.peak_kv for w in work),
+        bubble=1.0 - busy / (len(work) * devices * seconds) if seconds > 0 else 0.0,
+    )

@@ -1,0 +1,99 @@
+"""Which mode to use, from what each was estimated to gain, and why, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SAME = 1.02
+"""Speeds that differ by less are taken to be the same."""
+_WORTH_IT = 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeEstimate:
+    """One mode against ``off``, on the same prompts.
+
+    Args:
+        speedup: mean seconds of a step of ``off`` over the mode's.
+        kept_vs_true_len: mean length of the responses trained on over that of all.
+        step_s: mean seconds of a step.
+        decoded_vs_kept: tokens decoded, aborted ones too, over tokens kept.
+    """
+
+    speedup: float
+    kept_vs_true_len: float
+    step_s: float
+    decoded_vs_kept: float
+
+
+def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
+    """The fastest mode that keeps ``limit`` of the true mean length.
+
+    ``exact`` where the fastest gains less than 2% on it; ``off`` where that loses more than 2%.
+    """
+    fair = {name: each.speedup for name, each in modes.items() if each.kept_vs_true_len >= limit}
+    best = max(fair, key=fair.__getitem__, default="exact")
+    if "exact" in fair and fair[best] < _SAME * fair["exact"]:
+        best = "exact"
+    return best if modes[best].speedup > 2.0 - _SAME else "off"
+
+
+def sentences(
+    modes: Mapping[str, ModeEstimate],
+    recommended: str,
+    *,
+    icc: float | None,
+    limit: float,
+    aborted: float = 0.0,
+) -> list[str]:
+    """The estimate in plain words, one to three sentences.
+
+    ``icc`` is of the trace, None where unknown; ``aborted`` the share of its responses that were.
+    """
+    exact, chosen = modes["exact"], modes[recommended]
+    races = {name: modes[name] for name in ("race", "prompts")}
+    best = max(races, key=lambda name: races[name].speedup)
+    told: list[str] = []
+    pays = recommended not in ("off", "exact") or races[best].speedup > _WORTH_IT * exact.speedup
+    if not pays:
+        told.append(
+            f"Racing does not pay here: the best race ({best}) is "
+            f"{races[best].speedup / exact.speedup:.2f}x as fast as exact rounds."
+        )
+    if recommended == "off":
+        told.append("No mode is faster than plain synchronous rounds; leave tail batching off.")
+    elif chosen.speedup < _SAME:
+        told.append(f"Use {recommended}: it is as fast as synchronous rounds, {_keeps(chosen)}.")
+    else:
+        told.append(
+            f"Use {recommended}: about {chosen.speedup:.2f}x faster than synchronous rounds, "
+            f"{_keeps(chosen)}."
+        )
+    biased = [name for name, each in races.items() if _tempting(each, chosen, limit)]
+    for name in biased[:1]:
+        cause = "" if icc is None or icc > 0.5 else " since length is mostly chance within a prompt"
+        told.append(
+            f"Mode {name} would be faster ({races[name].speedup:.2f}x) but trains on responses of "
+            f"{races[name].kept_vs_true_len:.2f} of the true mean length{cause}."
+        )
+    return told + _missing(aborted)
+
+
+def _missing(aborted: float) -> list[str]:
+    if aborted < 0.01:
+        return []
+    return [
+        f"{aborted:.0%} of the responses were aborted and are left out, so true lengths are longer:"
+        " estimate from a run of mode off or exact."
+    ]
+
+
+def _keeps(mode: ModeEstimate) -> str:
+    if mode.kept_vs_true_len > 0.995:
+        return "and no response is lost"
+    return f"keeping {mode.kept_vs_true_len:.2f} of the true mean length"
+
+
+def _tempting(mode: ModeEstimate, chosen: ModeEstimate, limit: float) -> bool:
+    return mode.kept_vs_true_len < limit and mode.speedup > _SAME * chosen.speedup

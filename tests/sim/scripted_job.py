@@ -1,0 +1,146 @@
+"""A job that the runtime and the simulator are both given, and the simulator's run of it."""
+
+from dataclasses import dataclass, field
+
+from rollpacker.config import FakeEngineConfig, RolloutConfig
+from rollpacker.core.types import Prompt, PromptId, sampling_seed
+from rollpacker.data.source import PromptSource
+from rollpacker.engine.fake import scripted_length
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
+from rollpacker.sim.costs import CurveCosts, RewardCosts, TrainCosts
+from rollpacker.sim.hardware import MeasuredDevice
+from rollpacker.sim.world import World, WorldCosts
+
+PROMPT_TOKENS = 7
+LATENCY = {1: 0.0101, 4: 0.0117, 16: 0.0239, 64: 0.0711}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A job that both drivers run."""
+
+    rollout: dict
+    sizes: dict[str, int]
+    lengths: list[int]
+    cap: int
+    steps: int
+    kinds: dict[str, str] = field(default_factory=dict)
+    workers: int = 3
+    concurrency: int = 64
+    seed: int = 0
+    ordered: bool = False
+    updates: int = 1
+    judge_slots: int = 4
+
+    def costs(self) -> WorldCosts:
+        device = MeasuredDevice(
+            latency=LATENCY, kv_tokens=10**9, prefill_token_s=0.0, context_token_s=1.7e-6
+        )
+        return WorldCosts(
+            workers=self.workers,
+            engine=lambda _devices: CurveCosts(device),
+            max_running=self.concurrency,
+            train=TrainCosts(launch_s=0.0113, token_s=3.1e-4, prompt_tokens=PROMPT_TOKENS),
+            start_s=0.37,
+            sync_s=0.21,
+            apply_s=0.0531,
+            rewards=RewardCosts(
+                math_s=0.0457, judge_s=0.317, judge_idle=1.0, judge_slots=self.judge_slots
+            ),
+            kinds=dict(self.kinds),
+        )
+
+    def settings(self) -> RolloutSettings:
+        rollout = RolloutConfig.model_validate(self.rollout)
+        rules = streaming_rules(
+            rollout,
+            latency=LATENCY,
+            workers=self.workers,
+            whole_batch=self.updates > 1,
+            ordered=self.ordered,
+            updates=self.updates,
+        )
+        return RolloutSettings(
+            rollout=rollout,
+            seed=self.seed,
+            sizes=dict(self.sizes),
+            cap=self.cap,
+            latency=LATENCY,
+            asynchronous_grading=asynchronous_grading(rollout, None),
+            rules=rules,
+        )
+
+    def engine(self) -> FakeEngineConfig:
+        return FakeEngineConfig(lengths=self.lengths)
+
+    def source(self) -> PromptSource:
+        prompts = [
+            Prompt(id=PromptId(f"{domain}{i}"), domain=domain, tokens=PROMPT_TOKENS)
+            for domain, count in self.sizes.items()
+            for i in range(count)
+        ]
+        return PromptSource(prompts, self.seed)
+
+
+@dataclass
+class Journal:
+    """Every event with its decisions."""
+
+    lines: list[tuple] = field(default_factory=list)
+
+    def record(self, now, event, made) -> None:
+        self.lines.append((now, event, list(made)))
+
+
+def scripted_reward(seed: int) -> float:
+    """0 or 1: in some groups all are alike."""
+    return float(seed >> 8 & 1)
+
+
+def next_epoch(source: PromptSource, policy: RolloutPolicy) -> None:
+    if not sum(source.remaining().values()) + policy.held:
+        source.next_epoch()
+
+
+# The simulator -------------------------------------------------------------------------------
+
+
+class ScriptedWorkload:
+    """What a world samples, from the script."""
+
+    prompt_tokens = PROMPT_TOKENS
+
+    def __init__(self, script: Script) -> None:
+        self.source = script.source()
+        self._seed = script.seed
+        self._engine = script.engine()
+
+    def remaining(self):
+        return self.source.remaining()
+
+    def draw(self, counts):
+        return self.source.draw(counts)
+
+    def length(self, step, prompt, index) -> int:
+        return scripted_length(self._engine, sampling_seed(self._seed, step, prompt, index))
+
+    def reward(self, step, prompt, index) -> float:
+        return scripted_reward(sampling_seed(self._seed, step, prompt, index))
+
+    def domain(self, prompt) -> str:
+        return prompt.rstrip("0123456789")
+
+    def forget(self, prompt) -> None:
+        pass
+
+
+def simulate(script: Script) -> Journal:
+    journal = Journal()
+    policy = RolloutPolicy(script.settings())
+    workload = ScriptedWorkload(script)
+    world = World(policy, workload, script.costs(), cap=script.cap, record=journal.record)
+    for step in range(script.steps):
+        next_epoch(workload.source, policy)
+        world.run_step(step)
+    return journal

@@ -1,0 +1,158 @@
+"""Estimates of tail batching's gain on somebody's own lengths."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from rollpacker.polytrace.schema import SAMPLES, Trace
+from rollpacker.sim import estimate as est
+from rollpacker.sim.calibration import FOLDER
+from rollpacker.sim.verdict import ModeEstimate, recommend
+
+
+def trace_of(lengths: np.ndarray, *, cap: int, steps: int = 4, task: str = "made") -> Trace:
+    """A trace of ``lengths``, shape (prompts, responses), split over steps."""
+    prompts, responses = lengths.shape
+    rows = [
+        {
+            "task": task,
+            "step": prompt * steps // prompts,
+            "prompt": f"p{prompt}",
+            "index": index,
+            "prompt_tokens": 100,
+            "response_tokens": int(lengths[prompt, index]),
+            "cap": cap,
+            "state": "kept",
+        }
+        for prompt in range(prompts)
+        for index in range(responses)
+    ]
+    return Trace(samples=pl.DataFrame(rows, schema=SAMPLES))
+
+
+def long_tailed(rng: np.random.Generator) -> Trace:
+    """Length is chance: the case that racing distorts."""
+    lengths = np.exp(rng.normal(6.0, 1.1, (128, 8)))
+    return trace_of(np.clip(lengths, 1, 8000).astype(int), cap=8000)
+
+
+def near_the_cap(rng: np.random.Generator) -> Trace:
+    """Length is the prompt's, and half of the prompts fill the cap."""
+    own = rng.normal(7000.0, 1500.0, (128, 1))
+    return trace_of(np.clip(own + rng.normal(0, 200, (128, 8)), 1, 8000).astype(int), cap=8000)
+
+
+def run(trace: Trace, steps: int = 10) -> est.Estimate:
+    job = est.on_paper_gpus(trace.tasks[0], est.source_of(trace))
+    return est.estimate(job, trace, steps=steps)
+
+
+def test_a_long_tail_gains_and_racing_shortens_what_is_kept() -> None:
+    found = run(long_tailed(np.random.default_rng(0)))
+    assert found.icc == pytest.approx(0.0, abs=0.1)
+    assert (found.prompts, found.responses) == (32, 8)
+    assert found.modes["off"].speedup == 1.0
+    assert found.modes["race"].speedup > 1.2
+    assert found.modes["race"].kept_vs_true_len < 0.9
+    assert found.modes["exact"].kept_vs_true_len == pytest.approx(1.0)
+    assert found.recommended != "race"
+    chosen = found.modes[found.recommended]
+    assert chosen.kept_vs_true_len >= 0.95
+    assert chosen.speedup > 1.05
+    assert any("race" in sentence for sentence in found.sentences)
+
+
+def test_near_the_cap_nothing_is_raced() -> None:
+    found = run(near_the_cap(np.random.default_rng(1)))
+    assert found.icc == pytest.approx(0.95, abs=0.05)
+    assert found.recommended in ("exact", "off")
+    assert found.modes["race"].speedup < 1.05 * found.modes["exact"].speedup
+    assert found.sentences[0].startswith("Racing does not pay")
+
+
+def test_the_recorded_prompts_come_first() -> None:
+    lengths = np.arange(1, 257).reshape(32, 8)
+    source = est.source_of(trace_of(lengths, cap=300))
+    assert [r.lengths.tolist() for r in source.recorded] == lengths.tolist()
+    assert source.cap == 300
+    assert source.prompt_tokens == 100
+
+
+def test_what_a_prompt_shares_follows_its_responses() -> None:
+    rng = np.random.default_rng(2)
+    own = rng.normal(0, 1, (200, 1))
+    lengths = np.exp(6.0 + own + 0.5 * rng.normal(size=(200, 8))).astype(int)
+    source = est.source_of(trace_of(lengths, cap=100_000))
+    traits = np.array([r.traits[0, 0] for r in source.recorded])
+    assert np.corrcoef(traits, own[:, 0])[0, 1] > 0.9
+    assert traits.std() == pytest.approx(1.0, abs=0.15)
+
+
+def mode(speedup: float, kept: float = 1.0) -> ModeEstimate:
+    return ModeEstimate(speedup=speedup, kept_vs_true_len=kept, step_s=1.0, decoded_vs_kept=1.0)
+
+
+@pytest.mark.parametrize(
+    ("exact", "prompts", "race", "expected"),
+    [
+        (mode(1.2), mode(1.5, 0.96), mode(1.9, 0.8), "prompts"),
+        (mode(1.2), mode(1.5, 0.94), mode(1.9, 0.8), "exact"),
+        (mode(1.2), mode(1.21, 0.99), mode(1.22, 0.97), "exact"),
+        (mode(0.99), mode(0.9), mode(0.9), "exact"),
+        (mode(0.9), mode(0.9), mode(0.9), "off"),
+        (mode(0.9), mode(1.3, 0.97), mode(1.4, 0.96), "race"),
+    ],
+)
+def test_recommendation(
+    exact: ModeEstimate, prompts: ModeEstimate, race: ModeEstimate, expected: str
+) -> None:
+    modes = {"off": mode(1.0), "exact": exact, "prompts": prompts, "race": race}
+    assert recommend(modes, 0.95) == expected
+
+
+def test_aborted_responses_are_said_to_be_missing() -> None:
+    trace = long_tailed(np.random.default_rng(3))
+    raced = trace.samples.with_columns(
+        state=pl.when(pl.col("index") == 7).then(pl.lit("aborted")).otherwise("state")
+    )
+    found = run(Trace(samples=raced), steps=5)
+    assert found.responses == 7
+    assert "aborted" in found.sentences[-1]
+
+
+def test_several_tasks_need_a_choice() -> None:
+    one = trace_of(np.full((4, 2), 5), cap=10, task="one").samples
+    two = trace_of(np.full((4, 2), 5), cap=10, task="two").samples
+    both = Trace(samples=pl.concat([one, two]))
+    with pytest.raises(ValueError, match="one, two"):
+        est.source_of(both)
+    assert est.source_of(both, "two").prompts == 1
+    with pytest.raises(ValueError, match="not in the trace"):
+        est.source_of(both, "three")
+
+
+def test_the_machine_grows_with_the_step() -> None:
+    small = est.source_of(trace_of(np.full((32, 8), 900), cap=1000))
+    large = est.source_of(trace_of(np.full((1024, 8), 900), cap=1000))
+    assert est.on_paper_gpus("made", small).gpus == 8
+    assert est.on_paper_gpus("made", large).gpus == 32
+    assert est.on_paper_gpus("made", large, gpus=16).gpus == 16
+    huge = est.on_paper_gpus("made", est.source_of(trace_of(np.full((2400, 8), 9), cap=10)))
+    assert huge.rollout.prompts_per_step * 8 <= 2400
+    assert "50% of a step" in huge.costs
+    with pytest.raises(ValueError, match="no such calibration"):
+        est.on_paper_gpus("made", small, "paper-of-nobody")
+    assert (FOLDER / "paper-7b-8k.yaml").is_file()
+
+
+def test_a_page_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    from rollpacker.report.estimate_report import write_estimate_report
+
+    found = run(long_tailed(np.random.default_rng(4)), steps=5)
+    page = write_estimate_report(found, tmp_path / "made" / "estimate.html")
+    text = page.read_text(encoding="utf-8")
+    assert found.sentences[0] in text
+    assert "http" not in text.split("<script")[0]

@@ -1,0 +1,142 @@
+"""Calibration from a run: simulated runs with known costs give these costs back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollpacker import config
+from rollpacker.core.journal import JournalWriter
+from rollpacker.sim import calibration, fit_costs, rerun
+from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.config import SimulationConfig
+from rollpacker.sim.run_record import RunRecord, read_run
+from rollpacker.sim.simulator import Simulation
+from rollpacker.sim.source import Source, of_model
+
+TRUTH: dict[str, Any] = {
+    "name": "made",
+    "device": "cpu",
+    "model": "made",
+    "gpus": 2,
+    "response_cap": 8192,
+    "prompt_tokens": 10,
+    "train_launch_s": 1e-3,
+    "apply_s": 5e-3,
+    "rollout_start_s": 0.02,
+    "weight_sync_s": 0.0,
+    "rewards": {"math_s": 2e-3},
+    "measured": {
+        "latency": {1: 1e-3, 4: 1.2e-3, 16: 2e-3, 64: 6e-3},
+        "kv_tokens": 1 << 30,
+        "prefill_token_s": 3e-5,
+        "context_token_s": 1e-8,
+        "train_token_s": 1e-4,
+        "train_square_s": 1e-9,
+        "train_task_s": 2e-3,
+    },
+    "fitted": {},
+}
+
+
+def made_run(folder: Path, mode: str, steps: int = 12) -> RunRecord:
+    """The folder of a simulated run, as a real one leaves it."""
+    source: Source = of_model("paper-8k")
+    settings = config.parse_as(
+        SimulationConfig,
+        {
+            "calibration": "made",
+            "workload": "paper-8k",
+            "steps": steps,
+            "rollout": {
+                "prompts_per_step": 16,
+                "num_generations": 4,
+                "tail_batching": {"mode": mode},
+            },
+            "domains": {"default": {"reward": "math"}},
+        },
+    )
+    writer = JournalWriter(folder / "journal.jsonl")
+    truth = Calibration.model_validate(TRUTH)
+    simulation = Simulation(settings, truth, source, record=writer.record)
+    writer.meta(
+        {"settings": simulation.settings.to_json(), "state": simulation.policy.state_dict()}
+    )
+    results = simulation.run().steps
+    writer.close()
+    lines = [
+        {
+            "step": result.step,
+            "step_time": result.step_s,
+            "timing_s/rollout": result.step_s - result.train_s,
+            "timing_s/train": result.train_s,
+        }
+        for result in results
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    return read_run(folder)
+
+
+@pytest.mark.parametrize("mode", ["off", "exact"])
+def test_known_costs_come_back(tmp_path: Path, mode: str) -> None:
+    run = made_run(tmp_path, mode)
+    found = fit_costs.calibrate(run)
+    assert found.measured is not None
+    truth = Calibration.model_validate(TRUTH)
+    ours, theirs = found.engine(), truth.engine()
+    for batch in (1, 4, 16):
+        context = batch * 600.0
+        assert ours.step_s(batch, context) == pytest.approx(theirs.step_s(batch, context), rel=0.05)
+    for tokens in (200, 1000, 4000):
+        assert found.training().sequence_s(tokens) == pytest.approx(
+            truth.training().sequence_s(tokens), rel=0.05
+        )
+    assert found.apply_s == pytest.approx(5e-3, rel=0.01)
+    assert found.weight_sync_s + found.rollout_start_s == pytest.approx(0.02, abs=0.015)
+    if mode == "exact":
+        assert found.rewards.math_s == pytest.approx(2e-3, rel=0.01)
+
+
+@pytest.mark.parametrize("mode", ["off", "exact", "race"])
+def test_steps_that_were_held_back_are_predicted(tmp_path: Path, mode: str) -> None:
+    found = rerun.held_back(made_run(tmp_path, mode))
+    assert found.accuracy_mean > 0.97
+    assert found.total > 0.98
+    assert set(found.phases) == {"rollout", "train"}
+
+
+def test_a_rerun_takes_the_runs_own_prompts_lengths_and_rewards(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "exact")
+    again = rerun.rerun(run, Calibration.model_validate(TRUTH))
+    measured = [step.measured["step"] for step in run.steps]
+    assert [step.step_s for step in again] == pytest.approx(measured, rel=1e-3)
+
+
+def test_groups_without_variance_of_rewards_cost_no_gradient(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "off", steps=4)
+    truth = Calibration.model_validate(TRUTH)
+    before = rerun.rerun(run, truth)[1].train_s
+    for tried in run.steps[1].attempts.values():
+        tried.reward = 1.0
+    after = rerun.rerun(run, truth)[1].train_s
+    assert after < 0.1 * before
+
+
+def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
+    found = fit_costs.calibrate(made_run(tmp_path, "exact"))
+    calibration.dump(found, tmp_path / "costs.yaml")
+    assert calibration.load(tmp_path / "costs.yaml") == found
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a run's folder"):
+        read_run(tmp_path)
+
+
+def test_a_run_that_timed_too_little_is_refused(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "exact", steps=1)
+    run.steps[0].intervals.clear()
+    with pytest.raises(ValueError, match="too few"):
+        fit_costs.calibrate(run)

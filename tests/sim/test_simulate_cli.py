@@ -1,0 +1,111 @@
+"""``rollpacker simulate``, ``estimate`` and ``calibrate``."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rollpacker.cli.simulate import calibrate, estimate, simulate
+from rollpacker.core import journal
+from rollpacker.policy.rollout import from_journal
+from rollpacker.polytrace import formats
+from rollpacker.polytrace.schema import SAMPLES, Trace
+
+app = typer.Typer(pretty_exceptions_enable=False)
+for command in (simulate, estimate, calibrate):
+    app.command()(command)
+EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app, list(args), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_simulate_prints_one_object() -> None:
+    text = run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), "steps=2", "--json")
+    found = json.loads(text)
+    assert len(found["step_s"]) == 2
+    assert found["mean_step_s"] == pytest.approx(sum(found["step_s"]) / 2)
+    assert found["kept_vs_true_len"] == pytest.approx(1.0)
+    assert 0.0 <= found["bubble"] <= 1.0
+    assert 0.0 < found["bounds"]["packing_s"] < found["mean_step_s"]
+    assert found["bounds"]["single_sequence_s"] > 0.0
+    assert found["samples_per_s"] == pytest.approx(1024 / found["mean_step_s"])
+    assert found["sim_wall_s"] > 0.0
+
+
+@pytest.mark.parametrize("mode", ["off", "race"])
+def test_a_simulated_journal_replays(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text("left from before\n", encoding="utf-8")
+    args = ("steps=6", "rollout.prompts_per_step=16", f"rollout.tail_batching.mode={mode}")
+    text = run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), *args, "--journal", str(path))
+    assert "s a step" in text
+    replayed = journal.replay(path, from_journal)
+    assert replayed.events > 500
+    assert replayed.differences == []
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_run(example: Path) -> None:
+    run("simulate", str(example), "steps=1", "rollout.prompts_per_step=8")
+
+
+def test_a_wrong_key_is_named() -> None:
+    with pytest.raises(ValueError, match="did you mean 'steps'"):
+        run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), "stepps=2")
+
+
+def test_estimate_reads_a_trace(tmp_path: Path) -> None:
+    rows = [
+        {
+            "task": "made",
+            "step": prompt // 8,
+            "prompt": f"p{prompt}",
+            "index": index,
+            "prompt_tokens": 20,
+            "response_tokens": 50 + 37 * ((prompt * 5 + index * 3) % 40),
+            "state": "kept",
+        }
+        for prompt in range(32)
+        for index in range(4)
+    ]
+    trace = Trace(samples=pl.DataFrame(rows, schema=SAMPLES))
+    formats.write(trace, tmp_path / "made.parquet", "native")
+    args = ("estimate", "--from", str(tmp_path / "made.parquet"), "--steps", "5")
+    found = json.loads(run(*args, "--json"))
+    assert set(found["modes"]) == {"off", "exact", "race", "prompts", "auto"}
+    for mode in found["modes"].values():
+        assert mode["speedup"] > 0.0
+        assert mode["kept_vs_true_len"] > 0.0
+    assert found["recommended"] in found["modes"]
+    assert -1.0 <= found["icc"] <= 1.0
+    assert found["recommended"] in run(*args)
+    given = json.loads(run(*args, "--json", "--calibration", "paper-14b-16k", "--gpus", "16"))
+    assert "Qwen2.5-14B on 16 H800" in given["costs"]
+
+
+def test_calibrate_and_estimate_from_a_run(tmp_path: Path) -> None:
+    # The simulated run stands for a real one: they leave the same files.
+    from test_fit_costs import made_run
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made_run(folder, "exact")
+    out = tmp_path / "costs.yaml"
+    found = json.loads(run("calibrate", "--from", str(folder), "--out", str(out), "--json"))
+    assert found["file"] == str(out)
+    assert 0.0 <= found["error"] < 0.03
+    assert found["accuracy_mean"] == pytest.approx(1.0 - found["error"])
+    predicted = json.loads(run("estimate", "--from", str(folder), "--steps", "5", "--json"))
+    assert "the run itself" in predicted["costs"]
+    assert predicted["modes"]["exact"]["kept_vs_true_len"] == pytest.approx(1.0)
+    text = run(
+        "simulate", str(EXAMPLES / "paper-7b-8k.yaml"), f"calibration={out}", "steps=1", "--json"
+    )
+    assert len(json.loads(text)["step_s"]) == 1

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from rollpacker import __version__, config
 from rollpacker.cli.output import Json, console, errors, print_json
+from rollpacker.cli.reproduce import reproduce
 from rollpacker.cli.simulate import calibrate, estimate, simulate
 from rollpacker.cli.trace import trace_app
 
@@ -31,7 +32,7 @@ bench_app = typer.Typer(help="Measure parts.", no_args_is_help=True)
 app.add_typer(journal_app, name="journal")
 app.add_typer(bench_app, name="bench")
 app.add_typer(trace_app, name="trace")
-for command in (simulate, estimate, calibrate):
+for command in (simulate, estimate, calibrate, reproduce):
     app.command()(command)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,6 +11,8 @@ import typer
 
 from rollpacker.cli import trace_tables as tables
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
+from rollpacker.cli.trace_replay import replay
+from rollpacker.cli.trace_source import chosen_task, meant, read_responses
 
 if TYPE_CHECKING:
     from rollpacker.polytrace.schema import Trace
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 trace_app = typer.Typer(
     help="Work with workload traces.", no_args_is_help=True, pretty_exceptions_enable=False
 )
+trace_app.command()(replay)
 
 Source = Annotated[
     Path,
@@ -140,7 +142,7 @@ def characterize(
     layout = Layout(workers=workers, slots=slots)
     write_page = None if html is None else _page_writer()
     notes: list[str] = []
-    trace = _responses(path, format, task, notes)
+    trace = read_responses(path, format, task, notes)
     reports = describe(trace, layout)
     if html is not None and write_page is not None:
         write_page(trace, reports, html, layout)
@@ -184,8 +186,8 @@ def fit(
     from rollpacker.polytrace.workload import save_model
 
     notes: list[str] = []
-    trace = _responses(path, format, None, notes)
-    name = _chosen_task(path, trace.tasks, task)
+    trace = read_responses(path, format, None, notes)
+    name = chosen_task(path, trace.tasks, task)
     found = fitting.fit(_only(trace, name), lengths)[name]
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(found.model, out)
@@ -313,17 +315,6 @@ def _tell(notes: list[str]) -> None:
         print_note(line)
 
 
-def _responses(path: Path, format: str | None, task: str | None, notes: list[str]) -> Trace:
-    """A trace with responses in it."""
-    from rollpacker.polytrace import formats
-    from rollpacker.polytrace.schema import TraceError
-
-    trace = formats.read(path, format=format, task=task, note=notes.append)
-    if not trace.samples.height:
-        raise TraceError(f"{path}: no responses in it, only reward timings or filters")
-    return trace
-
-
 def _page_writer() -> Callable[..., Path]:
     """What writes the page. Raises ``ValueError`` where the extra is not installed."""
     try:
@@ -344,33 +335,16 @@ def _only(trace: Trace, task: str) -> Trace:
     )
 
 
-def _chosen_task(path: Path, tasks: Collection[str], task: str | None) -> str:
-    if task is None and len(tasks) == 1:
-        return next(iter(tasks))
-    if task is None:
-        raise ValueError(f"{path}: several tasks; name one with --task: {', '.join(tasks)}")
-    if task not in tasks:
-        raise ValueError(
-            f"{path}: no task {task!r}{_meant(task, tasks)}; it has {', '.join(tasks)}"
-        )
-    return task
-
-
 def _model(name: str) -> WorkloadModel:
     from rollpacker.polytrace.workload import load_model, model_names
 
     names = model_names()
     if name not in names and not Path(name).is_file():
         raise ValueError(
-            f"no workload model {name!r}{_meant(name, names)}; give a file or one of"
+            f"no workload model {name!r}{meant(name, names)}; give a file or one of"
             f" {', '.join(names)}"
         )
     try:
         return load_model(name)
     except UnicodeDecodeError:
         raise ValueError(f"{name}: no workload model, expected JSON of `trace fit`") from None
-
-
-def _meant(given: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -290,19 +290,24 @@ def estimate(
     )
 
 
-def _simulate(job: Job, mode: Mode, steps: int, seed: int) -> JobResult:
-    tail = job.rollout.tail_batching.model_copy(update={"mode": mode})
-    config = SimulationConfig(
+def simulation_of(job: Job, steps: int, seed: int) -> SimulationConfig:
+    """The job's configuration, in its own mode."""
+    return SimulationConfig(
         calibration=job.calibration.name,
         workload=job.task,
         steps=steps,
         seed=seed,
-        rollout=job.rollout.model_copy(update={"tail_batching": tail}),
+        rollout=job.rollout,
         gpus=job.gpus,
         rollout_tp=_tensor_parallel(job),
         domains={"default": DomainConfig(reward="math" if job.graded else "none")},
     )
-    return Simulation(config, job.calibration, job.source).run()
+
+
+def _simulate(job: Job, mode: Mode, steps: int, seed: int) -> JobResult:
+    tail = job.rollout.tail_batching.model_copy(update={"mode": mode})
+    job = replace(job, rollout=job.rollout.model_copy(update={"tail_batching": tail}))
+    return Simulation(simulation_of(job, steps, seed), job.calibration, job.source).run()
 
 
 def _tensor_parallel(job: Job) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +11,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.policy.rewards import AdaptiveTimeouts
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import RewardCosts
+from rollpacker.sim.judge import Judge
 
 RewardKind = Literal["none", "math", "code", "judge"]
 
@@ -53,11 +53,15 @@ class Grading:
         self._costs = costs
         self._kinds = dict(kinds)
         self._timeouts = timeouts
-        self._load = load
         self._on_graded = on_graded
         self._wanted: set[AttemptId] = set()
-        self._waiting: deque[_Job] = deque()
-        self._judging = 0
+        self._judge = Judge(
+            agenda,
+            costs,
+            load=load,
+            wanted=self._wanted.__contains__,
+            on_judged=self._graded,
+        )
 
     def submit(self, attempt: AttemptId, domain: str, case: str, run_s: float) -> None:
         """Grade a response; its program (code only) would take ``run_s`` on the test ``case``."""
@@ -72,29 +76,24 @@ class Grading:
             case "code":
                 self._after(self._costs.code_s(run_s, self._timeouts.timeout(case)), job)
             case "judge":
-                self._waiting.append(job)
-                self._judge()
+                self._judge.submit(attempt)
 
-    def _judge(self) -> None:
-        while self._waiting and self._judging < self._costs.judge_slots:
-            job = self._waiting.popleft()
-            if job.attempt in self._wanted:
-                self._judging += 1
-                self._after(self._costs.judged_s(self._load()), job)
+    def reload(self) -> None:
+        """More or fewer devices are busy than before."""
+        self._judge.reload()
 
     def _after(self, seconds: float, job: _Job) -> None:
         self._agenda.after(seconds, lambda: self._finish(job))
 
     def _finish(self, job: _Job) -> None:
-        if job.kind == "judge":
-            self._judging -= 1
         if job.kind == "code" and math.isfinite(job.run_s):
             self._timeouts.observe(job.case, job.run_s, correct=True)
-        if job.attempt in self._wanted:
-            self._wanted.discard(job.attempt)
-            self._on_graded(job.attempt)
-        if job.kind == "judge":
-            self._judge()
+        self._graded(job.attempt)
+
+    def _graded(self, attempt: AttemptId) -> None:
+        if attempt in self._wanted:
+            self._wanted.discard(attempt)
+            self._on_graded(attempt)
 
     def cancel(self, attempt: AttemptId) -> None:
         """Forget an attempt; unknown ones are ignored."""

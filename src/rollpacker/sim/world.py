@@ -163,6 +163,7 @@ class World:
         touched, self._touched = sorted(self._touched), set()
         for worker in touched:
             self._workers[worker].settle()
+        self._grading.reload()
 
     def _worker(self, id_: WorkerId) -> SimWorker:
         """A worker that is about to change; it plans anew when this instant is over."""

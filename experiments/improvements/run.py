@@ -1,0 +1,117 @@
+"""What ours gains over the paper's system, and at what bias: simulated, all on the same lengths.
+
+    python experiments/improvements/run.py [--traces FOLDER] [--steps 40] [--write]
+
+Three settings of the paper with its three kinds of rewards, and with ``--traces`` a folder of
+PolyTrace folders (math, code, search and video), whose rewards take no time. Speed-ups are of the
+seconds that a response takes, over plain synchronous rounds. ``--write`` puts the tables into the
+README beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollpacker.config import parse_as
+from rollpacker.polytrace import formats
+from rollpacker.sim import calibration
+from rollpacker.sim.config import SimulationConfig
+from rollpacker.sim.estimate import on_paper_gpus, simulation_of, source_of
+from rollpacker.sim.simulator import Simulation
+from rollpacker.sim.source import Source, of_model
+
+SETTINGS = (
+    ("7B/8k", "paper-7b-8k", "paper-8k"),
+    ("14B/16k", "paper-14b-16k", "paper-16k"),
+    ("32B/32k", "paper-32b-32k", "paper-32k"),
+)
+REWARDS = {name: {"reward": name} for name in ("math", "code", "judge")}
+PAPER = {"planner": "paper", "streaming": {"scaling": "paper"}}
+ARMS: dict[str, dict[str, Any]] = {
+    "synchronous (`off`)": {"tail_batching": {"mode": "off"}},
+    "the paper's full system": {"tail_batching": {"mode": "race"}, **PAPER},
+    "(a) `exact`: tail to fewer devices at higher TP, streamed": {
+        "tail_batching": {"mode": "exact"}
+    },
+    "(b) `race`, rounds' tails at higher TP": {"tail_batching": {"mode": "race"}},
+    "(c) `auto`, bias limit 0.95": {"tail_batching": {"mode": "auto", "bias_limit": 0.95}},
+    "(c) `auto`, bias limit 0.9": {"tail_batching": {"mode": "auto", "bias_limit": 0.9}},
+    "(c) `prompts`, eta 1.125": {"tail_batching": {"mode": "prompts", "eta_prompts": 1.125}},
+    "(e) `race`, long rounds of two steps' prompts": {
+        "tail_batching": {"mode": "race", "long_round_steps": 2}
+    },
+    "(e) `prompts`, eta 1.125, long rounds of two": {
+        "tail_batching": {"mode": "prompts", "eta_prompts": 1.125, "long_round_steps": 2}
+    },
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Seconds a response, and kept over true mean length."""
+
+    seconds: float
+    kept: float
+
+
+def simulate(job: tuple[SimulationConfig, Any, Source, dict[str, Any], int]) -> Outcome:
+    config, costs, source, arm, steps = job
+    rollout = config.rollout.model_dump()
+    streaming = {"group_tokens": 16384} | arm.get("streaming", {})
+    tree = config.model_dump() | {
+        "steps": steps,
+        "rollout": rollout | arm | {"streaming": streaming},
+    }
+    result = Simulation(parse_as(SimulationConfig, tree), costs, source).run()
+    return Outcome(1.0 / result.samples_per_s, result.kept_vs_true_len)
+
+
+def jobs(traces: Path | None) -> dict[str, tuple[SimulationConfig, Any, Source]]:
+    found: dict[str, tuple[SimulationConfig, Any, Source]] = {}
+    for name, costs, model in SETTINGS:
+        tree = {"calibration": costs, "workload": model, "domains": REWARDS}
+        tree["rollout"] = {"prompts_per_step": 128, "num_generations": 8}
+        config = parse_as(SimulationConfig, tree)
+        found[name] = config, calibration.load(costs), of_model(model)
+    for folder in sorted(traces.iterdir()) if traces else []:
+        if folder.is_dir():
+            job = on_paper_gpus(folder.name, source_of(formats.read(folder)))
+            found[folder.name] = simulation_of(job, 1, 0), job.calibration, job.source
+    return found
+
+
+def table(outcomes: dict[str, dict[str, Outcome]]) -> str:
+    lines = ["| | " + " | ".join(outcomes) + " |", "|---|" + "---|" * len(outcomes)]
+    for arm in ARMS:
+        cells = []
+        for by_arm in outcomes.values():
+            speedup = by_arm["synchronous (`off`)"].seconds / by_arm[arm].seconds
+            cells.append(f"{speedup:.2f}x / {by_arm[arm].kept:.2f}")
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    found = jobs(given.traces)
+    work = [(*job, arm, given.steps) for job in found.values() for arm in ARMS.values()]
+    with ProcessPoolExecutor() as pool:
+        done = iter(list(pool.map(simulate, work)))
+    text = table({name: {arm: next(done) for arm in ARMS} for name in found})
+    print(text)
+    if given.write:
+        readme = Path(__file__).with_name("README.md")
+        head = readme.read_text(encoding="utf-8").split("<!-- table -->")[0]
+        readme.write_text(f"{head}<!-- table -->\n\n{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""``rollpacker trace replay``: a trace's steps on a real engine, or in the simulator."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
+from rollpacker.cli.trace_source import chosen_task, read_responses
+
+if TYPE_CHECKING:
+    from rollpacker.runtime.replay_plan import Scale, StepPlan
+
+Source = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A trace: a file, a folder, or its parent.")
+]
+Model = Annotated[str | None, typer.Option("--model", help="Checkpoint to decode with.")]
+Kind = Annotated[Literal["mini", "fake"], typer.Option("--engine", help="fake decodes in no time.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="First steps; default: all.")]
+Task = Annotated[
+    str | None, typer.Option("--task", help="Task to replay, where the trace has several.")
+]
+Concurrency = Annotated[int, typer.Option("--concurrency", help="Most sequences decoded together.")]
+TimeScale = Annotated[
+    float, typer.Option("--time-scale", help="Factor of tools' and rewards' seconds.")
+]
+TokensScale = Annotated[
+    float, typer.Option("--max-tokens-scale", help="Factor of all lengths, prompts included.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="JSON lines to write, for `trace compare`.")
+]
+Simulate = Annotated[
+    bool, typer.Option("--simulate", help="Run it in the simulator: nothing is decoded.")
+]
+CalibrationName = Annotated[
+    str | None,
+    typer.Option("--calibration", help="Costs of --simulate; default: by the longest length."),
+]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", help="GPUs of --simulate; default: the calibration's.")
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16"], typer.Option("--dtype", help="Type of the weights.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of prompts and sampling.")]
+Format = Annotated[
+    str | None, typer.Option("--format", help="Format of TRACE; found out by default.")
+]
+
+Row = dict[str, Any]
+_SUMS = (
+    "step_s",
+    "rollout_s",
+    "tool_wait_s",
+    "reward_s",
+    "responses",
+    "turns",
+    "generated_tokens",
+    "context_tokens",
+    "cached_tokens",
+    "prefill_tokens",
+    "decode_steps",
+    "preemptions",
+)
+_SECONDS = {
+    "step": "step",
+    "step_s": "whole s",
+    "rollout_s": "rollout s",
+    "tool_wait_s": "tool wait s",
+    "reward_s": "reward s",
+    "tokens_per_s": "tokens/s",
+}
+_WORK = {
+    "step": "step",
+    "responses": "responses",
+    "turns": "turns",
+    "generated_tokens": "generated",
+    "prefill_tokens": "prefilled",
+    "decode_steps": "decode steps",
+    "peak_running": "peak running",
+}
+
+
+_SHARING = {
+    "mini": "a prompt is shared while its group has responses in the engine; what later turns add "
+    "to it is prefilled at each of them",
+    "fake": "the engine 'fake' shares no prefixes",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What the command line asks for besides the trace."""
+
+    model: str | None
+    engine: Literal["mini", "fake"]
+    dtype: Literal["float32", "bfloat16"]
+    concurrency: int
+    seed: int
+    simulate: bool
+    calibration: str | None
+    gpus: int | None
+
+
+def replay(
+    path: Source,
+    model: Model = None,
+    engine: Kind = "mini",
+    steps: Steps = None,
+    task: Task = None,
+    concurrency: Concurrency = 256,
+    time_scale: TimeScale = 1.0,
+    max_tokens_scale: TokensScale = 1.0,
+    out: Out = None,
+    simulate: Simulate = False,
+    calibration: CalibrationName = None,
+    gpus: Gpus = None,
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    format: Format = None,
+    as_json: Json = False,
+) -> None:
+    """Decode a trace again, every response at its recorded length, and time the phases.
+
+    Example: rollpacker trace replay search.parquet --model Qwen/Qwen2.5-0.5B-Instruct --steps 2
+    """
+    from rollpacker.runtime.replay_plan import Scale
+
+    _check(steps, concurrency, time_scale, max_tokens_scale, gpus, seed, out)
+    choice = _Choice(
+        model=model,
+        engine=engine,
+        dtype=dtype,
+        concurrency=concurrency,
+        seed=seed,
+        simulate=simulate,
+        calibration=calibration,
+        gpus=gpus,
+    )
+    notes = _unused(choice)
+    scale = Scale(tokens=max_tokens_scale, time=time_scale)
+    name, plans = _plans(path, format, task, steps, scale, notes)
+    made = _simulated(plans, choice, notes) if simulate else _replayed(plans, choice, scale)
+    rows = _written(made, scale, out)
+    found = {
+        "task": name,
+        "engine": "simulator" if simulate else engine,
+        "max_tokens_scale": scale.tokens,
+        "time_scale": scale.time,
+        "steps": rows,
+        "total": _total(rows),
+        **({} if out is None else {"file": str(out)}),
+    }
+    notes += _said(found)
+    if as_json:
+        print_json({**found, "notes": notes})
+        return
+    _show(found, notes)
+
+
+def _check(
+    steps: int | None,
+    concurrency: int,
+    time_scale: float,
+    tokens_scale: float,
+    gpus: int | None,
+    seed: int,
+    out: Path | None,
+) -> None:
+    """Raise ``ValueError`` on an option that cannot be meant."""
+    for name, value, least in (
+        ("--steps", steps, 1),
+        ("--concurrency", concurrency, 1),
+        ("--gpus", gpus, 1),
+        ("--seed", seed, 0),
+    ):
+        if value is not None and value < least:
+            raise ValueError(f"{name} {value}: must be at least {least}")
+    if not (math.isfinite(time_scale) and time_scale >= 0.0):
+        raise ValueError(f"--time-scale {time_scale}: must be 0 or more")
+    if not (math.isfinite(tokens_scale) and tokens_scale > 0.0):
+        raise ValueError(f"--max-tokens-scale {tokens_scale}: must be more than 0")
+    if out is not None and (out.is_dir() or out.suffix == ".json"):
+        raise ValueError(f"--out {out}: name a file of JSON lines, such as replay.jsonl")
+
+
+def _unused(choice: _Choice) -> list[str]:
+    if not choice.simulate and (choice.calibration or choice.gpus):
+        raise ValueError("--calibration and --gpus are of a simulation: add --simulate")
+    if choice.model is not None and choice.simulate:
+        return ["--model is not used: a simulation decodes nothing"]
+    if choice.model is not None and choice.engine == "fake":
+        return ["--model is not used: the engine 'fake' decodes nothing"]
+    return []
+
+
+def _plans(
+    path: Path,
+    format: str | None,
+    task: str | None,
+    steps: int | None,
+    scale: Scale,
+    notes: list[str],
+) -> tuple[str, list[StepPlan]]:
+    """The task's name and its steps. Raises ``ValueError`` when there is nothing to replay."""
+    from rollpacker.runtime.replay_plan import plan
+
+    trace = read_responses(path, format, None, notes)
+    name = chosen_task(path, trace.tasks, task)
+    return name, plan(trace, name, steps=steps, scale=scale, note=notes.append)
+
+
+def _replayed(plans: list[StepPlan], choice: _Choice, scale: Scale) -> Iterator[Row]:
+    from rollpacker.runtime.replay import Replayer
+    from rollpacker.runtime.replay_engine import build_engine
+
+    engine, vocabulary = build_engine(
+        choice.engine,
+        choice.model,
+        plans,
+        concurrency=choice.concurrency,
+        dtype=choice.dtype,
+        scale=scale.tokens,
+    )
+    replayer = Replayer(engine, vocabulary=vocabulary, seed=choice.seed)
+    replayer.warm_up()
+    for plan in plans:
+        yield replayer.run(plan).to_dict()
+
+
+def _simulated(plans: list[StepPlan], choice: _Choice, notes: list[str]) -> Iterator[Row]:
+    from rollpacker.cli.trace_simulate import Simulator
+
+    simulator = Simulator.of(
+        plans,
+        calibration=choice.calibration,
+        gpus=choice.gpus,
+        concurrency=choice.concurrency,
+        seed=choice.seed,
+    )
+    notes += simulator.notes(plans)
+    for plan in plans:
+        yield simulator.run(plan)
+
+
+def _written(made: Iterable[Row], scale: Scale, out: Path | None) -> list[Row]:
+    """All rows, each written as soon as its step is over."""
+    rows: list[Row] = []
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        file = None
+        for row in made:
+            if out is not None and file is None:
+                file = stack.enter_context(out.open("w", encoding="utf-8"))
+            rows.append({**row, "max_tokens_scale": scale.tokens, "time_scale": scale.time})
+            if file is not None:
+                file.write(json.dumps(rows[-1]) + "\n")
+                file.flush()
+    return rows
+
+
+def _total(rows: list[Row]) -> Row:
+    sums: Row = {name: sum(row[name] for row in rows) for name in _SUMS if name in rows[0]}
+    rollout = sums["rollout_s"]
+    if "peak_running" in rows[0]:
+        sums["peak_running"] = max(row["peak_running"] for row in rows)
+    sums["rates"] = {"tokens_per_s": sums["generated_tokens"] / rollout if rollout else 0.0}
+    return sums
+
+
+def _said(found: dict[str, Any]) -> list[str]:
+    """What a reader must know to read the numbers."""
+    said: list[str] = []
+    tokens, time, total = found["max_tokens_scale"], found["time_scale"], found["total"]
+    if tokens != 1.0:
+        said.append(f"scaled: every length is {tokens:g} of the recorded one, prompts included")
+    if time != 1.0 and (total.get("tool_wait_s") or total["reward_s"] or time == 0.0):
+        said.append(f"scaled: tools and rewards take {time:g} of their recorded seconds")
+    if "prefill_tokens" in total:
+        prefill, context = total["prefill_tokens"], total["context_tokens"]
+        cached = total["cached_tokens"]
+        recorded = f"; the trace found {cached:,} in its prefix cache" if cached else ""
+        said.append(f"prefilled {prefill:,} of {context:,} prompt tokens{recorded}")
+        said.append(_SHARING[found["engine"]])
+    return said
+
+
+def _show(found: dict[str, Any], notes: list[str]) -> None:
+    rows = [row | row["rates"] for row in found["steps"]]
+    total = {"step": "all"} | found["total"] | found["total"]["rates"]
+    for columns in (_SECONDS, _WORK):
+        shown = {key: title for key, title in columns.items() if key in rows[0]}
+        view = Table()
+        for title in shown.values():
+            view.add_column(title, justify="right")
+        for row in rows if len(rows) == 1 else [*rows, total]:
+            view.add_row(*(_cell(row[key]) for key in shown))
+        console.print(view)
+    for note in notes:
+        print_note(note)
+    if "file" in found:
+        print_plain(f"steps: {found['file']}")
+
+
+def _cell(value: float | str) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if value < 100 else f"{value:,.0f}"
+    return value if isinstance(value, str) else f"{value:,}"

@@ -1,0 +1,320 @@
+"""Replays a trace's steps on a real engine: forced lengths, slept latencies, timed phases."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.engine.base import Engine, EngineStats, Output, Request, SamplingParams
+from rollpacker.runtime.replay_plan import Response, StepPlan, Turn
+
+Ints = NDArray[np.int32]
+
+
+class Clock(Protocol):
+    """Time, and a way to let it pass."""
+
+    def now(self) -> float:
+        """Seconds from an arbitrary zero."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class WallClock:
+    """This machine's monotonic clock."""
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One replayed step. ``step_s`` is ``rollout_s`` plus ``reward_s``.
+
+    Args:
+        step: its number in the trace.
+        rollout_s: seconds from the first request to the end of the last response.
+        tool_wait_s: the part of it in which the engine had nothing to do until a tool answered.
+        reward_s: from the end of the rollout to the last reward.
+        responses, turns: of the step.
+        generated_tokens: sampled, exactly as planned.
+        context_tokens: of all turns' prompts.
+        cached_tokens: of these, found in the prefix cache when the trace was recorded.
+        prefill_tokens: run through the model: of prompts, and of responses preempted.
+        decode_steps: of the engine.
+        peak_running: most sequences decoded together.
+        preemptions: for lack of KV cache.
+    """
+
+    step: int
+    rollout_s: float
+    tool_wait_s: float
+    reward_s: float
+    responses: int
+    turns: int
+    generated_tokens: int
+    context_tokens: int
+    cached_tokens: int
+    prefill_tokens: int
+    decode_steps: int
+    peak_running: int
+    preemptions: int
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step."""
+        return self.rollout_s + self.reward_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; ``rates`` are generated tokens by second of the rollout, and by busy second.
+
+        Keys that end in ``_s`` at the top are phases: rates are kept apart from them.
+        """
+        busy = self.rollout_s - self.tool_wait_s
+        rates = {"tokens_per_s": self.rollout_s, "busy_tokens_per_s": busy}
+        return {
+            "step": self.step,
+            "step_s": self.step_s,
+            **{key: value for key, value in asdict(self).items() if key != "step"},
+            "rates": {
+                name: self.generated_tokens / seconds if seconds > 0.0 else 0.0
+                for name, seconds in rates.items()
+            },
+        }
+
+
+@dataclass(slots=True, eq=False)
+class _Conversation:
+    """A response in progress: its first prompt and, of the turn it is at, place and context."""
+
+    response: Response
+    group: PromptId
+    opening: Ints
+    context: Ints
+    place: int = 0
+
+    @property
+    def turn(self) -> Turn:
+        """The turn in progress."""
+        return self.response.turns[self.place]
+
+
+class Replayer:
+    """Runs plans, one step at a time.
+
+    The first turns of a group share its prompt's prefill. Later turns are sent as a continuation
+    of that prompt, so an engine that still holds it for the group runs only what came after it.
+
+    Args:
+        engine: idle. It samples at temperature 1 and stops at nothing but the length.
+        vocabulary: token ids are drawn below this.
+        seed: of the prompts' ids and of the sampling.
+        clock: times the phases and waits for tools and rewards.
+    """
+
+    def __init__(
+        self, engine: Engine, *, vocabulary: int, seed: int = 0, clock: Clock | None = None
+    ) -> None:
+        self.engine = engine
+        self.vocabulary = vocabulary
+        self.seed = seed
+        self.clock: Clock = clock or WallClock()
+        self._attempts = 0
+
+    def warm_up(self) -> None:
+        """Compile what the engine compiles on first use."""
+        turns = (Turn(prompt=2, tokens=2), Turn(prompt=5, tokens=2))
+        self.run(StepPlan(step=0, groups=((Response(turns=turns), Response(turns=turns)),)))
+
+    def run(self, plan: StepPlan) -> Replayed:
+        """Replay one step. Raises ``ValueError`` when the engine can never hold a request."""
+        return _Step(self, plan).run()
+
+    def attempt(self) -> AttemptId:
+        """A new id."""
+        self._attempts += 1
+        return AttemptId(self._attempts)
+
+
+class _Step:
+    """A step in progress: each response decodes, waits for a tool or for its reward, or is done."""
+
+    def __init__(self, owner: Replayer, plan: StepPlan) -> None:
+        self._owner, self._plan = owner, plan
+        self._engine, self._clock = owner.engine, owner.clock
+        self._rng = np.random.default_rng([owner.seed, plan.step])
+        self._outbox: list[Request] = []
+        self._decoding: dict[AttemptId, _Conversation] = {}
+        self._timers: list[tuple[float, int, Callable[[float], None]]] = []
+        self._set = 0
+        self._left = len(plan.responses)
+        self._end_s = self._graded_s = -math.inf
+        self._tool_wait_s = 0.0
+        self._peak = self._sampled = 0
+
+    def run(self) -> Replayed:
+        """Run it to its end."""
+        before = self._engine.stats()
+        self._sampled = before.generated_tokens
+        conversations = self._conversations()
+        zero = self._clock.now()
+        for conversation in conversations:
+            self._begin(conversation, zero)
+        self._send()
+        while self._left:
+            if self._engine.busy():
+                self._decode()
+            else:
+                self._tool_wait_s += self._wait()
+            self._fire()
+            self._send()
+        while self._timers:
+            self._wait()
+            self._fire()
+        if self._plan.batch_reward_s > 0.0:
+            self._clock.sleep(self._plan.batch_reward_s)
+            self._graded_s = self._clock.now()
+        return self._result(before, zero)
+
+    def _conversations(self) -> list[_Conversation]:
+        """Every response with its opening; those of a group are prefixes of one another."""
+        made: list[_Conversation] = []
+        for number, group in enumerate(self._plan.groups):
+            whole = self._tokens(max(response.turns[0].prompt for response in group))
+            for response in group:
+                opening = whole[: response.turns[0].prompt]
+                name = PromptId(f"{self._plan.step}/{number}/{len(opening)}")
+                made.append(_Conversation(response, name, opening, opening))
+        return made
+
+    def _tokens(self, count: int) -> Ints:
+        return self._rng.integers(0, self._owner.vocabulary, max(0, count), np.int32)
+
+    def _begin(self, conversation: _Conversation, now: float) -> None:
+        """Ask for the turn in progress; one that generates nothing is over at once."""
+        turn = conversation.turn
+        if turn.tokens == 0:
+            self._over(conversation, now)
+            return
+        attempt = self._owner.attempt()
+        self._decoding[attempt] = conversation
+        self._outbox.append(self._request(attempt, conversation, turn))
+
+    def _request(self, attempt: AttemptId, conversation: _Conversation, turn: Turn) -> Request:
+        opening, context = conversation.opening, conversation.context
+        assert len(context) == turn.prompt
+        group, prompt = conversation.group, opening
+        if len(context) < len(opening):
+            group, prompt = PromptId(f"{group}/{attempt}"), context
+        carried = context[len(prompt) :]
+        return Request(
+            attempt=attempt,
+            group=group,
+            prompt=prompt,
+            params=SamplingParams(max_tokens=len(carried) + turn.tokens, ignore_stop=True),
+            seed=self._owner.seed << 32 | attempt,
+            generated=carried,
+            logprobs=np.zeros(len(carried), np.float32),
+        )
+
+    def _send(self) -> None:
+        if self._outbox:
+            self._engine.submit(self._outbox)
+            self._outbox = []
+
+    def _decode(self) -> None:
+        outputs = self._engine.step()
+        now = self._clock.now()
+        sampled = self._engine.stats().generated_tokens
+        self._peak = max(self._peak, sampled - self._sampled)
+        self._sampled = sampled
+        for output in outputs:
+            self._answered(output, now)
+
+    def _answered(self, output: Output, now: float) -> None:
+        conversation = self._decoding.pop(output.attempt)
+        turn = conversation.turn
+        # What was sent as already generated comes back at the head of the output.
+        prompt = conversation.context[: len(conversation.opening)]
+        context = np.concatenate([prompt, output.tokens])
+        assert len(context) == turn.prompt + turn.tokens, "the engine kept to the forced length"
+        assert output.finish_reason == "length"
+        conversation.context = context
+        self._over(conversation, now)
+
+    def _over(self, conversation: _Conversation, now: float) -> None:
+        """The turn has been generated: its tools work."""
+        seconds = conversation.turn.tool_s
+        if seconds > 0.0:
+            self._after(now, seconds, lambda then: self._next(conversation, then))
+        else:
+            self._next(conversation, now)
+
+    def _next(self, conversation: _Conversation, now: float) -> None:
+        """On to the next turn, or to the reward."""
+        conversation.place += 1
+        if conversation.place < len(conversation.response.turns):
+            grown, wanted = conversation.context, conversation.turn.prompt
+            added = self._tokens(wanted - len(grown))
+            conversation.context = np.concatenate([grown[:wanted], added])
+            self._begin(conversation, now)
+            return
+        self._left -= 1
+        self._end_s = max(self._end_s, now)
+        if conversation.response.reward_s > 0.0:
+            self._after(now, conversation.response.reward_s, self._graded)
+
+    def _graded(self, now: float) -> None:
+        self._graded_s = now
+
+    def _after(self, now: float, seconds: float, then: Callable[[float], None]) -> None:
+        self._set += 1
+        heapq.heappush(self._timers, (now + seconds, self._set, then))
+
+    def _wait(self) -> float:
+        """Sleep until the next timer; seconds that this took."""
+        start = self._clock.now()
+        self._clock.sleep(max(0.0, self._timers[0][0] - start))
+        return self._clock.now() - start
+
+    def _fire(self) -> None:
+        """Run what is due."""
+        now = self._clock.now()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2](now)
+
+    def _result(self, before: EngineStats, zero: float) -> Replayed:
+        after, turns = self._engine.stats(), self._plan.turns
+        generated = after.generated_tokens - before.generated_tokens
+        assert generated == sum(turn.tokens for turn in turns), "every length was forced"
+        return Replayed(
+            step=self._plan.step,
+            rollout_s=self._end_s - zero,
+            tool_wait_s=self._tool_wait_s,
+            reward_s=max(0.0, self._graded_s - self._end_s),
+            responses=len(self._plan.responses),
+            turns=len(turns),
+            generated_tokens=generated,
+            context_tokens=sum(turn.prompt for turn in turns if turn.tokens),
+            cached_tokens=sum(turn.cached for turn in turns if turn.tokens),
+            prefill_tokens=after.prefill_tokens - before.prefill_tokens,
+            decode_steps=after.steps - before.steps,
+            peak_running=self._peak,
+            preemptions=after.preemptions - before.preemptions,
+        )

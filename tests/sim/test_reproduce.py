@@ -1,0 +1,78 @@
+"""The paper's experiments: rows, jobs as data, and the full run (slow)."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollpacker.cli.reproduce import reproduce_rows
+from rollpacker.config import parse_as
+from rollpacker.sim.config import SimulationConfig
+from rollpacker.sim.reproduce import FIGURES, fig12, table2
+from rollpacker.sim.reproduce.rows import missing, row, within
+
+
+def test_status_follows_from_the_error() -> None:
+    rows = [
+        row("a", 2.0, 2.1),
+        row("b", 2.0, 2.1, fitted=True),
+        row("c", 2.0, 2.5, fitted=True),
+        row("d", None, 2.5),
+        missing("e", 2.0, "no model of it"),
+    ]
+    assert [r.status for r in rows] == [
+        "predicted",
+        "fitted",
+        "not_reproduced",
+        "predicted",
+        "not_reproduced",
+    ]
+    assert rows[0].relative_error == pytest.approx(0.05)
+    assert within(rows) == 2
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_job_is_a_valid_simulation(name: str) -> None:
+    for job in FIGURES[name].jobs().values():
+        parse_as(SimulationConfig, job.config)
+
+
+def test_a_seed_makes_another_job() -> None:
+    job = table2.verl("8k")
+    assert job.seeded(1).key != job.seeded(2).key
+    assert job.seeded(1).key == job.seeded(1).key
+    assert fig12.growing("off", 9.0).key != fig12.growing("off", 8.0).key
+
+
+def test_a_job_gives_the_same_result_again() -> None:
+    job = table2.part("8k", "trainer")
+    short = replace(job, config=job.config | {"steps": 2})
+    assert short.run() == short.run()
+
+
+def test_each_part_of_rollpacker_is_faster_than_verl() -> None:
+    def step_s(job: table2.Job) -> float:
+        return replace(job, config=job.config | {"steps": 3}).run().mean_step_s
+
+    base = step_s(table2.verl("8k"))
+    assert base > step_s(table2.part("8k", "tail batching")) > step_s(table2.part("8k", "reward"))
+
+
+def test_lengths_grow_to_the_cap() -> None:
+    job = fig12.growing("off", 9.0)
+    config = parse_as(SimulationConfig, job.config)
+    source = job.source(config)
+    assert len(source.recorded) == fig12.STEPS * config.rollout.prompts_per_step
+    first, last = source.recorded[0].lengths, source.recorded[-1].lengths
+    assert first.max() <= fig12.FIRST_CAP
+    assert last.max() <= fig12.LAST_CAP
+    assert all(recorded.lengths.min() >= 1 for recorded in source.recorded)
+
+
+@pytest.mark.slow
+def test_the_paper_is_reproduced() -> None:
+    rows = reproduce_rows(["table2", "fig11"], seeds=1)
+    cells = [r for r in rows if r.name.startswith("table2/")]
+    bars = [r for r in rows if r.name.startswith("fig11/") and r.paper is not None]
+    assert (len(cells), len(bars)) == (12, 24)
+    assert within(cells) >= 9
+    assert within(bars) >= 20

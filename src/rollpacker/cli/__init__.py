@@ -18,6 +18,7 @@ from rich.table import Table
 from rollpacker import __version__, config
 from rollpacker.cli.output import Json, console, errors, print_json
 from rollpacker.cli.reproduce import reproduce
+from rollpacker.cli.sandbox import sandbox_app
 from rollpacker.cli.simulate import calibrate, estimate, simulate
 from rollpacker.cli.trace import trace_app
 
@@ -32,6 +33,7 @@ bench_app = typer.Typer(help="Measure parts.", no_args_is_help=True)
 app.add_typer(journal_app, name="journal")
 app.add_typer(bench_app, name="bench")
 app.add_typer(trace_app, name="trace")
+app.add_typer(sandbox_app, name="sandbox")
 for command in (simulate, estimate, calibrate, reproduce):
     app.command()(command)
 

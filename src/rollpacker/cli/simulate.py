@@ -112,8 +112,8 @@ def _summary(result: JobResult) -> list[str]:
         f"{result.mean_step_s:.4g} s a step, {result.samples_per_s:.4g} responses a second, "
         f"workers idle for {result.bubble:.0%} of the time",
         f"kept responses are {result.kept_vs_true_len:.2f} of the true mean length",
-        f"bounds: no rollout is shorter than {result.single_sequence_s:.4g} s where a response "
-        f"reaches the longest length, nor than {result.packing_s:.4g} s with full engines",
+        f"bounds without races: no rollout is shorter than {result.single_sequence_s:.4g} s "
+        f"where a response reaches the longest length, nor than {result.packing_s:.4g} s a step",
         f"simulated in {result.sim_wall_s:.1f} s",
     ]
 

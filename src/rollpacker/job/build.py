@@ -163,10 +163,11 @@ def check(config: RunConfig) -> None:
             "rollout.tail_batching.long_round_steps and train.updates_per_step both split a round "
             "into updates: leave one of them at 1"
         )
-    if config.rollout.planner != "off":
+    if config.rollout.planner != "off" or config.rollout.streaming.scaling != "consolidate":
         raise ValueError(
-            "rollout.planner needs engines that span several devices, which runs do not have yet: "
-            "try it with 'rollpacker simulate', or leave it at 'off'"
+            "rollout.planner and rollout.streaming.scaling are for engines that span several "
+            "devices, which runs do not have yet: try them with 'rollpacker simulate', or leave "
+            "them at 'off' and 'consolidate'"
         )
     if config.rollout.tail_batching.censoring_weights and mode != "prompts":
         raise ValueError(

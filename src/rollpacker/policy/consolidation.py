@@ -33,7 +33,7 @@ class TailCost(Protocol):
         ...
 
     def prefill_seconds(self, tp: int, tokens: int) -> float:
-        """To compute the KV of ``tokens``; what setting the group up costs included."""
+        """To compute the KV of ``tokens``."""
         ...
 
     def decode_seconds(self, tp: int, contexts: Tokens, remaining: Tokens) -> float:

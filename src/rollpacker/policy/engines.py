@@ -77,11 +77,12 @@ class Engines:
         self._devices = 0
         self._planner = self._build_planner()
         self._scaling = self._build_scaling() if stream else None
-        self._step = 0
         self._kind = RoundKind.FULL
         self._tp = machine.worker_devices
         self._regroups: list[do.RegroupWorkers] = []
+        self._retired: tuple[WorkerId, ...] = ()
         self._prompt_tokens: dict[PromptId, int] = {}
+        self._rounds: dict[RoundKind, tuple[int, float]] = {}
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -90,6 +91,7 @@ class Engines:
         self._progress: dict[WorkerId, int] = {}
         self._prompt: dict[AttemptId, PromptId] = {}
         self._started = 0
+        self._started_tokens = 0
 
     def _build_planner(self) -> Planner | None:
         devices, initial = self._machine.devices(), self._machine.worker_devices
@@ -123,10 +125,8 @@ class Engines:
         return self._machine.round_seconds(tp, lengths, self._devices)
 
     def _forecast(self, kind: RoundKind) -> LengthForecast | None:
-        attempts = self._config.prompts_per_step * self._config.num_generations
-        known = list(self._prompt_tokens.values())
-        mean = sum(known) / len(known) if known else 0.0
-        return occupancy(self._history, kind, attempts, mean)
+        attempts, prompt_tokens = self._rounds.get(kind, (0, 0.0))
+        return occupancy(self._history, kind, attempts, prompt_tokens) if attempts else None
 
     def lay_out(self, kind: RoundKind, workers: tuple[WorkerId, ...]) -> Sequence[WorkerId]:
         """Form the engines of a round; the workers that run one."""
@@ -162,9 +162,10 @@ class Engines:
                 self._base[decision.attempt] = -self._progress.get(decision.worker, 0)
                 self._prompt[decision.attempt] = decision.prompt
                 self._started += 1
+                self._started_tokens += self._prompt_tokens.get(decision.prompt, 0)
             case do.AbortAttempt():
                 self._at.pop(decision.attempt, None)
-            case do.AcceptGroup():
+            case do.AcceptGroup() | do.DropGroup():
                 self._prompt_tokens.pop(decision.prompt, None)
             case _:
                 pass
@@ -186,6 +187,7 @@ class Engines:
             case ev.RoundMeasured():
                 self._report(event)
             case ev.WorkerLost():
+                self._at = {a: w for a, w in self._at.items() if w != event.worker}
                 if self._scaling is not None:
                     self._scaling.lose(event.worker)
             case _:
@@ -198,7 +200,8 @@ class Engines:
             self._progress[worker] = max(self._progress.get(worker, 0), steps)
 
     def _report(self, event: ev.RoundMeasured) -> None:
-        if self._planner is not None:
+        if self._planner is not None and self._started:
+            self._rounds[self._kind] = self._started, self._started_tokens / self._started
             self._planner.observe(
                 RoundReport(
                     kind=self._kind,
@@ -230,7 +233,14 @@ class Engines:
             for attempt, worker in self._at.items()
         ]
 
+    def retired(self) -> tuple[WorkerId, ...]:
+        """Workers that run no engine any more, since the last call."""
+        retired, self._retired = self._retired, ()
+        return retired
+
     def _follow(self, decision: ScaleDecision) -> Iterable[do.Decision]:
+        inside = [m for lead, members in decision.groups.items() for m in members if m != lead]
+        self._retired = (*self._retired, *decision.freed, *inside)
         for lead, members in decision.groups.items():
             if len(members) > 1:
                 yield do.RegroupWorkers(lead=lead, members=members)
@@ -246,10 +256,18 @@ class Engines:
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
         planner = None if self._planner is None else self._planner.state_dict()
-        return {"planner": planner, "prompt_tokens": dict(self._prompt_tokens)}
+        return {
+            "planner": planner,
+            "prompt_tokens": dict(self._prompt_tokens),
+            "rounds": {str(kind): list(seen) for kind, seen in self._rounds.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state_dict``."""
         self._prompt_tokens = {PromptId(p): n for p, n in state["prompt_tokens"].items()}
+        self._rounds = {
+            RoundKind(kind): (attempts, tokens)
+            for kind, (attempts, tokens) in state["rounds"].items()
+        }
         if self._planner is not None:
             self._planner.load_state_dict(state["planner"])

@@ -99,11 +99,12 @@ class Machine:
         """Engines of ``tp`` devices over all workers; the lowest worker runs each."""
         size = tp // self.worker_devices
         base = self.worker_devices
+        live = set(workers)
         return Layout(
             workers={
                 worker: tuple(range(worker * base, (worker + size) * base))
                 for worker in workers
-                if worker % size == 0
+                if worker % size == 0 and live.issuperset(range(worker, worker + size))
             },
             node_size=self.node_size,
             training_replica_devices=self.replica_devices,

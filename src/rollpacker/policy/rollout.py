@@ -62,10 +62,8 @@ class RolloutPolicy:
         for decision in engines.decide(now, self._streaming.waiting):
             made.append(decision)
             self._streaming.observe(decision)
-            if isinstance(decision, do.RegroupWorkers):
-                for member in decision.members:
-                    if member != decision.lead:
-                        self._tail.retire(member)
+        for worker in engines.retired():
+            self._tail.retire(worker)
 
     def _follow(self, made: list[do.Decision], decisions: Iterable[do.Decision]) -> None:
         for decision in decisions:

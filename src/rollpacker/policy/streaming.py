@@ -132,7 +132,7 @@ class Streaming:
             case ev.AttemptMigrated():
                 self._move(event.attempt, event.worker)
             case ev.GradientsAccumulated():
-                if event.worker in self._workers:
+                if event.worker in self._replicas:
                     self._workers[event.worker].tasks -= 1
             case ev.UpdateApplied():
                 self._next_update()
@@ -207,6 +207,7 @@ class Streaming:
             del self._replicas[lead]
             self._set_ready([*self._workers[lead].parts, *self._ready])
             self._workers[lead].parts.clear()
+            self._workers[lead].tasks = 0
         lost = self._workers.pop(worker, None)
         if lost is not None:
             for attempt in lost.running:

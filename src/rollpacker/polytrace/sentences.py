@@ -7,6 +7,8 @@ from collections.abc import Callable
 from rollpacker.polytrace.characterize import TaskReport
 
 _WORTH_IT = 1.1
+_LONG_TAIL = 5.0
+"""Longest over median length from which a tail is long."""
 _FAIR = 0.95
 _SURE = 0.01
 
@@ -30,9 +32,15 @@ def sentences(report: TaskReport) -> list[str]:
 def _gain(report: TaskReport) -> list[str]:
     race = report.modes["race"]
     if race.speedup < _WORTH_IT:
+        short = report.max_over_median < _LONG_TAIL
+        why = (
+            f"the longest responses are only {report.max_over_median:.1f}x the median"
+            if short
+            else "the engines of this layout are busy to the end"
+        )
         return [
-            f"tail batching would gain nothing here ({race.speedup:.2f}x): leave it off, since the"
-            f" longest responses are only {report.max_over_median:.1f}x the median"
+            f"tail batching would gain nothing here ({race.speedup:.2f}x): leave it off,"
+            f" since {why}"
         ]
     prompts = report.modes["prompts"]
     return [

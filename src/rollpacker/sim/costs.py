@@ -7,7 +7,7 @@ sequences from ``K`` context tokens take ``n * step_s(batch, K + batch * n / 2)`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -191,32 +191,6 @@ class TrainCosts:
         """Seconds of gradient for one response of ``tokens``."""
         whole = tokens + self.prompt_tokens
         return self.launch_s + (self.token_s + self.square_s * whole) * whole
-
-    def sequences_s(self, lengths: Iterable[int]) -> float:
-        """Seconds of gradient for responses on one replica."""
-        return sum(map(self.sequence_s, lengths))
-
-    def step_s(self, replicas: Sequence[Iterable[int]]) -> float:
-        """Seconds of a step: the slowest replica's; each has its responses' lengths."""
-        return max(map(self.sequences_s, replicas), default=0.0)
-
-
-# 7B, 14B and 32B took 5, 13 and 23 s: 3.0, 2.3 and 2.8 GB/s, whatever the number of GPUs.
-_SYNC_BANDWIDTH = 2.7e9
-
-
-def weight_sync_s(shape: ModelShape, bandwidth: float = _SYNC_BANDWIDTH) -> float:
-    """Seconds to bring new bfloat16 weights from the trainer to the engines, uncalibrated."""
-    return shape.weight_bytes / bandwidth
-
-
-def adaptive_timeout_s(
-    anchor_s: float | None, *, factor: float = 1.5, least_s: float = 2.0, most_s: float = 30.0
-) -> float:
-    """Timeout of a test case whose slowest correct response so far took ``anchor_s``."""
-    if anchor_s is None:
-        return most_s
-    return min(max(least_s, factor * anchor_s), most_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -86,8 +85,10 @@ class Grading:
         self._agenda.after(seconds, lambda: self._finish(job))
 
     def _finish(self, job: _Job) -> None:
-        if job.kind == "code" and math.isfinite(job.run_s):
-            self._timeouts.observe(job.case, job.run_s, correct=True)
+        if job.kind == "code" and job.attempt in self._wanted:
+            # A program that ends in time counts as correct: rewards are not modelled by content.
+            correct = job.run_s <= self._timeouts.timeout(job.case)
+            self._timeouts.observe(job.case, job.run_s, correct)
         self._graded(job.attempt)
 
     def _graded(self, attempt: AttemptId) -> None:

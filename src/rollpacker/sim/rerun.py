@@ -103,7 +103,13 @@ def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
         reward_phase_s=calibration.synchronous_reward_s if alone else None,
     )
     policy = from_journal({"settings": settings, "state": run.state})
-    world = World(policy, RunWorkload(run), costs, cap=settings["cap"])
+    world = World(
+        policy,
+        RunWorkload(run),
+        costs,
+        cap=settings["cap"],
+        train_all=settings["rules"]["train_all"],
+    )
     return [world.run_step(step.number) for step in run.steps]
 
 

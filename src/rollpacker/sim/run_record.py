@@ -75,6 +75,8 @@ class RunStep:
     drawn: list[Prompt] = field(default_factory=list[Prompt])
     attempts: dict[int, Tried] = field(default_factory=dict[int, Tried])
     groups: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
+    trained: set[PromptId] = field(default_factory=set[PromptId])
+    """Kept groups that have gradients."""
     intervals: list[Interval] = field(default_factory=list[Interval])
     firsts: list[First] = field(default_factory=list[First])
     tasks: list[GradientTask] = field(default_factory=list[GradientTask])
@@ -120,6 +122,7 @@ def read_run(folder: Path) -> RunRecord:
     for _, line in journal.read(path):
         if "meta" in line:
             meta = line["meta"] if meta is None else meta
+            reader.configure(line["meta"]["settings"])
         else:
             reader.take(float(line["t"]), line["event"], line["decisions"])
     measured = _metrics(folder / "metrics.jsonl")
@@ -149,10 +152,15 @@ class _Reader:
     def __init__(self) -> None:
         self.steps: dict[int, RunStep] = {}
         self.prompt_tokens: dict[PromptId, int] = {}
+        self._train_all = False
         self._step: RunStep | None = None
         self._previous: dict[int, tuple[float, Tried] | None] = {}
         self._begun: dict[int, list[float]] = {}
         self._free: dict[int, float] = {}
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """What the policy was told."""
+        self._train_all = bool(settings["rules"]["train_all"])
 
     def take(self, now: float, event: Mapping[str, Any], decisions: list[dict[str, Any]]) -> None:
         """One line of the journal."""
@@ -208,6 +216,8 @@ class _Reader:
                 self._previous[decision["source"]] = None
             case "AcceptGroup":
                 step.groups[decision["prompt"]] = decision["attempts"]
+                if decision["informative"] or self._train_all:
+                    step.trained.add(decision["prompt"])
             case "AccumulateGradients":
                 self._begun[decision["worker"]].append(now)
             case "FinishRollout":
@@ -272,7 +282,7 @@ class _Reader:
         lengths: list[int] = []
         for part in event["parts"]:
             group = [step.attempts[a] for a in step.groups[part["prompt"]]]
-            if len({each.reward for each in group}) > 1:
+            if part["prompt"] in step.trained:
                 lengths += [
                     each.tokens + self.prompt_tokens[each.prompt]
                     for each in group[part["start"] : part["stop"]]

@@ -113,9 +113,12 @@ class Simulation:
         prompts = max(1, _BOUND_SAMPLES // rollout.num_generations)
         drawn = self._source.lengths.sample(rng, prompts, rollout.num_generations)
         lengths = np.minimum(drawn, self.cap).ravel().tolist()
-        engine = costs.engine(costs.worker_devices)
-        most = costs.max_running
-        whole = packing_bound_s(engine, costs.workers, lengths, max_running=most)
+        devices = costs.workers * costs.worker_devices
+        whole = min(
+            packing_bound_s(costs.engine(tp), devices // tp, lengths, max_running=costs.max_running)
+            for tp in engine_sizes(self._calibration)
+            if tp <= devices
+        )
         return whole * responses / len(lengths)
 
     def _single_sequence_s(self) -> float:

@@ -42,6 +42,8 @@ class Step:
     """Whether there are gradients to apply."""
     over: bool = False
     attempts: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
+    trained: set[PromptId] = field(default_factory=set[PromptId])
+    """Kept groups that have gradients."""
     groups: dict[PromptId, tuple[AttemptId, ...]] = field(
         default_factory=dict[PromptId, tuple[AttemptId, ...]]
     )

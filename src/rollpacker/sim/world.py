@@ -71,6 +71,7 @@ class World:
         costs: seconds of everything.
         cap: longest response, tokens.
         measure: tell the policy what a round's engines went through.
+        train_all: groups without informative rewards have a gradient too.
         record: takes every event with its decisions (a journal's ``record``).
     """
 
@@ -82,12 +83,14 @@ class World:
         *,
         cap: int,
         measure: bool = False,
+        train_all: bool = False,
         record: Record | None = None,
     ) -> None:
         self._workload = workload
         self._costs = costs
         self._cap = cap
         self._measure = measure
+        self._train_all = train_all
         self._agenda = Agenda()
         self._pump = Pump(policy, self._perform, lambda: self._agenda.now, record)
         self._engine = costs.engine(costs.worker_devices)
@@ -259,6 +262,8 @@ class World:
     def _accept(self, decision: do.AcceptGroup) -> None:
         step = self._now
         step.groups[decision.prompt] = decision.attempts
+        if decision.informative or self._train_all:
+            step.trained.add(decision.prompt)
         tokens = sum(step.attempts[a].request.target_tokens for a in decision.attempts)
         step.samples += len(decision.attempts)
         step.kept_tokens += tokens
@@ -274,12 +279,12 @@ class World:
         self._worker(decision.worker).accumulate(task, gate)
 
     def _gradient_s(self, parts: Iterable[GroupPart]) -> float:
-        """Groups whose rewards are all alike have no gradient."""
+        """Groups that the policy calls uninformative have no gradient."""
         step, train = self._now, self._costs.train
         return train.task_s + sum(
             train.sequence_s(step.attempts[attempt].request.target_tokens)
             for part in parts
-            if len({step.attempts[a].reward for a in step.groups[part.prompt]}) > 1
+            if part.prompt in step.trained
             for attempt in step.groups[part.prompt][part.start : part.stop]
         )
 

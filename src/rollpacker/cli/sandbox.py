@@ -1,0 +1,136 @@
+"""``rollpacker sandbox``: try, measure and use the code sandbox."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollpacker.cli.output import Json, print_json, print_note, print_plain
+
+if TYPE_CHECKING:
+    from rollpacker.reward.sandbox import Level, Test, Verdict
+
+sandbox_app = typer.Typer(
+    help="Run untrusted programs.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+LevelOption = Annotated[
+    str, typer.Option("--level", help="strong, standard or basic; refused where it does not work.")
+]
+
+
+@sandbox_app.command()
+def selftest(
+    level: LevelOption = "standard",
+    timeout: Annotated[float, typer.Option(help="CPU seconds of each program.")] = 0.3,
+    as_json: Json = False,
+) -> None:
+    """Run hostile programs on this machine and say how many were contained.
+
+    Example: rollpacker sandbox selftest --level strong
+    """
+    from rollpacker.reward.sandbox import Limits, Sandbox
+    from rollpacker.reward.sandbox.selftest import selftest as run_selftest
+
+    limits = Limits(memory_mb=256, output_mb=4, idle_s=0.5)
+    with Sandbox(_level(level), limits=limits, check=False) as sandbox:
+        found = run_selftest(sandbox, timeout)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print_plain(f"level {found.level}: {found.contained} of {found.total} contained")
+    for each in found.escaped:
+        print_note(f"not contained: {each}")
+    if found.contained < found.total:
+        raise typer.Exit(1)
+
+
+@sandbox_app.command()
+def run(
+    program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="Python file.")],
+    tests: Annotated[
+        Path,
+        typer.Option(
+            "--tests",
+            help='JSON list of {"stdin","stdout"}, {"call","args","expected"} or {"asserts"}.',
+        ),
+    ],
+    timeout: Annotated[float, typer.Option(help="CPU seconds for each test.")] = 10.0,
+    level: LevelOption = "standard",
+    as_json: Json = False,
+) -> None:
+    """Run a program against tests; exit code 1 unless all of them pass.
+
+    Example: rollpacker sandbox run solution.py --tests tests.json --timeout 2
+    """
+    from rollpacker.reward.sandbox import Sandbox
+
+    parsed = _read_tests(tests)
+    source = program.read_text(encoding="utf-8")
+    with Sandbox(_level(level)) as sandbox:
+        verdict = sandbox.run(source, parsed, timeout)
+    if as_json:
+        print_json(asdict(verdict))
+    else:
+        _print_verdict(verdict)
+    if verdict.verdict != "pass":
+        raise typer.Exit(1)
+
+
+@sandbox_app.command()
+def bench(
+    executions: Annotated[int, typer.Option(help="Executions to time.")] = 1000,
+    zygotes: Annotated[int, typer.Option(help="Executions at once; 0 takes one per core.")] = 0,
+    level: LevelOption = "standard",
+    as_json: Json = False,
+) -> None:
+    """Time executions of a short program.
+
+    Example: rollpacker sandbox bench --executions 2000 --zygotes 2
+    """
+    from rollpacker.reward.sandbox.bench import measure
+
+    found = asdict(measure(_level(level), executions, zygotes))
+    if as_json:
+        print_json(found)
+        return
+    for name, value in found.items():
+        print_plain(f"{name}: {value if isinstance(value, str | int) else f'{value:.2f}'}")
+
+
+def _level(name: str) -> Level:
+    from rollpacker.reward.sandbox import LEVELS
+
+    for level in LEVELS:
+        if level == name:
+            return level
+    raise ValueError(f"--level: unknown level '{name}': expected {', '.join(LEVELS)}")
+
+
+def _read_tests(path: Path) -> list[Test]:
+    from rollpacker.reward.sandbox import parse_test
+
+    try:
+        rows: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
+        raise ValueError(f"{path}: expected a JSON list of test objects")
+    try:
+        return [parse_test(row) for row in rows]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    forgeable = ", forgeable" if verdict.forgeable else ""
+    print_plain(
+        f"{verdict.verdict}: {verdict.passed} of {len(verdict.tests)} passed, "
+        f"{verdict.cpu_s:.3f} CPU s, level {verdict.level}{forgeable}"
+    )
+    for place, test in enumerate(verdict.tests):
+        print_plain(f"  {place}: {test.verdict} {test.cpu_s:.3f} s {test.detail}".rstrip())

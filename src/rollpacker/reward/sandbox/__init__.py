@@ -1,0 +1,36 @@
+"""The code sandbox: the boundary between a hostile program and the trainer."""
+
+from rollpacker.reward.sandbox.formats import read_tests
+from rollpacker.reward.sandbox.sandbox import Sandbox, strongest_level
+from rollpacker.reward.sandbox.types import (
+    LEVELS,
+    AssertTest,
+    CallTest,
+    Level,
+    Limits,
+    Outcome,
+    SandboxUnavailableError,
+    StdinTest,
+    Test,
+    TestResult,
+    Verdict,
+    parse_test,
+)
+
+__all__ = [
+    "LEVELS",
+    "AssertTest",
+    "CallTest",
+    "Level",
+    "Limits",
+    "Outcome",
+    "Sandbox",
+    "SandboxUnavailableError",
+    "StdinTest",
+    "Test",
+    "TestResult",
+    "Verdict",
+    "parse_test",
+    "read_tests",
+    "strongest_level",
+]

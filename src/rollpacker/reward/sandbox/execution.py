@@ -1,0 +1,146 @@
+"""One execution: descriptors in, CPU and wall time watched from outside, bytes out."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from rollpacker.reward.sandbox.clock import ChildClock
+from rollpacker.reward.sandbox.types import Limits
+from rollpacker.reward.sandbox.zygote import Exit, Zygote
+
+End = Literal["exit", "signal", "tle_cpu", "tle_idle", "starved", "no_start"]
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_STARVED = 10.0
+_SHORTEST_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What came of one execution.
+
+    Args:
+        end: how it ended; ``no_start`` when the program was never reached.
+        code: exit status or signal.
+        cpu_s: CPU seconds.
+        wall_s: seconds.
+        stdout: standard output.
+        result: what the harness reported.
+        stderr: standard error.
+        flooded: whether an output was cut at its limit.
+    """
+
+    end: End
+    code: int
+    cpu_s: float
+    wall_s: float
+    stdout: bytes
+    result: bytes
+    stderr: bytes
+    flooded: bool
+
+
+def execute(zygote: Zygote, job: bytes, stdin: bytes, limits: Limits, budget_s: float) -> Execution:
+    """Run a job within ``budget_s`` CPU seconds. Raises ``ZygoteDiedError``."""
+    output = limits.output_mb << 20
+    kernel_limits = (limits.memory_mb << 20, math.ceil(budget_s) + 2, output)
+    with _file(job) as job_fd, _file(stdin) as stdin_fd, _outputs() as (out, err, result):
+        began = time.monotonic()
+        pidfd = zygote.fork([job_fd, stdin_fd, out, err, result], kernel_limits)
+        try:
+            end, exited = _watch(zygote, pidfd, limits.wall_cap(budget_s), budget_s)
+        finally:
+            os.close(pidfd)
+        wall_s = time.monotonic() - began
+        written = [_read(each, output) for each in (out, result, err)]
+    if end == "exit":
+        signalled = os.WIFSIGNALED(exited.status)
+        end = "tle_cpu" if exited.cpu_s > budget_s else "signal" if signalled else "exit"
+    if not written[1] and end in ("exit", "signal"):
+        end = "no_start"
+    code = os.waitstatus_to_exitcode(exited.status)
+    flooded = any(len(each) >= output for each in written[:2])
+    stdout, report, stderr = written
+    return Execution(end, abs(code), exited.cpu_s, wall_s, stdout, report[1:], stderr, flooded)
+
+
+def _watch(zygote: Zygote, pidfd: int, cap_s: float, budget_s: float) -> tuple[End, Exit]:
+    """Wait for the end of a child, and bring it about when a limit is reached."""
+    began = time.monotonic()
+    clock: ChildClock | None = None
+    used = 0.0
+    while True:
+        # With one thread, it cannot use more CPU time than passes.
+        exited = zygote.wait(max(budget_s - used, _SHORTEST_S))
+        if exited is not None:
+            return "exit", exited
+        clock = clock or ChildClock(pidfd)
+        now = clock.cpu_s()
+        used = used if now is None else now
+        wall = time.monotonic() - began
+        reached = _limit_reached(used, budget_s, wall, clock, cap_s)
+        if reached is not None:
+            return reached, _kill(zygote, pidfd)
+
+
+def _limit_reached(
+    used: float, budget_s: float, wall: float, clock: ChildClock, cap_s: float
+) -> End | None:
+    if used > budget_s:
+        return "tle_cpu"
+    if wall <= cap_s:
+        return None
+    if wall - clock.waited_s() > cap_s:
+        return "tle_idle"
+    return "starved" if wall > _STARVED * cap_s else None
+
+
+def _kill(zygote: Zygote, pidfd: int) -> Exit:
+    # It may have ended just now, and may be stopped: only SIGKILL ends both.
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    while (exited := zygote.wait(60.0)) is None:
+        pass
+    return exited
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[int]:
+    """A file in memory that nobody can write to any more."""
+    descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _outputs() -> Iterator[list[int]]:
+    """Three empty files in memory; the child's file size limit bounds them."""
+    descriptors: list[int] = []
+    try:
+        for _ in range(3):
+            descriptors.append(os.memfd_create("sandbox", os.MFD_CLOEXEC))
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _read(descriptor: int, most: int) -> bytes:
+    size = min(os.fstat(descriptor).st_size, most)
+    return os.pread(descriptor, size, 0) if size else b""

@@ -1,0 +1,102 @@
+"""From a test to a job, and from an execution to the test's result."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from rollpacker.reward.sandbox.compare import same_output, same_value
+from rollpacker.reward.sandbox.decode import BadResultError, decode, read_report
+from rollpacker.reward.sandbox.execution import Execution
+from rollpacker.reward.sandbox.types import (
+    AssertTest,
+    CallTest,
+    Outcome,
+    StdinTest,
+    Test,
+    TestResult,
+)
+
+_DETAIL = 300
+
+
+def encode_job(program: str, test: Test) -> tuple[bytes, bytes]:
+    """What goes in: the job and its standard input. What is expected never does.
+
+    Raises ``ValueError`` when a call's arguments are no JSON.
+    """
+    fields: dict[str, object] = {"program": program}
+    stdin = b""
+    if isinstance(test, StdinTest):
+        fields |= {"kind": "stdin"}
+        stdin = test.stdin.encode("utf-8", "surrogatepass")
+    elif isinstance(test, CallTest):
+        fields |= {"kind": "call", "call": test.call, "args": list(test.args)}
+    else:
+        fields |= {"kind": "asserts", "code": test.asserts}
+    try:
+        return json.dumps(fields).encode(), stdin
+    except TypeError as error:
+        raise ValueError(f"a test's arguments must be JSON values: {error}") from error
+
+
+def judge(test: Test, execution: Execution) -> TestResult:
+    """The verdict on one execution."""
+    verdict, detail = _judge(test, execution)
+    return TestResult(
+        verdict=verdict,
+        cpu_s=execution.cpu_s,
+        wall_s=execution.wall_s,
+        detail="".join(c if c.isprintable() else " " for c in detail[:_DETAIL]),
+    )
+
+
+def _judge(test: Test, execution: Execution) -> tuple[Outcome, str]:
+    match execution.end:
+        case "tle_cpu" | "tle_idle":
+            return execution.end, "time limit"
+        case "starved":
+            return "infra", "no core was free"
+        case "no_start":
+            return "infra", "the child failed: " + execution.stderr.decode("utf-8", "replace")
+        case "signal":
+            return _signalled(execution.code)
+        case "exit":
+            pass
+    if execution.flooded:
+        return "fail", "output limit"
+    if execution.code != 0:
+        error = _error(execution)
+        failed = isinstance(test, AssertTest) and error.startswith("AssertionError")
+        return "fail" if failed else "crash", error
+    if isinstance(test, StdinTest):
+        found = execution.stdout.decode("utf-8", "replace")
+        return ("pass", "") if same_output(found, test.stdout) else ("fail", "wrong output")
+    return _judge_report(test, execution.result)
+
+
+def _signalled(number: int) -> tuple[Outcome, str]:
+    # A program cannot send it: the kernel was out of memory, or an operator was.
+    if number == signal.SIGKILL:
+        return "infra", "killed from outside"
+    return "crash", signal.Signals(number).name
+
+
+def _error(execution: Execution) -> str:
+    try:
+        return str(read_report(execution.result).get("error", ""))
+    except BadResultError:
+        return f"exit status {execution.code}"
+
+
+def _judge_report(test: CallTest | AssertTest, result: bytes) -> tuple[Outcome, str]:
+    try:
+        report = read_report(result)
+        if isinstance(test, AssertTest):
+            return ("pass", "") if report.get("held") is True else ("fail", "no result")
+        if "value" not in report:
+            return "fail", "no result"
+        found = decode(report["value"])
+    except BadResultError as error:
+        return "fail", str(error)
+    return ("pass", "") if same_value(found, test.expected) else ("fail", "wrong value")

@@ -1,0 +1,127 @@
+"""From a fork of the zygote to a locked-down process that runs one program."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import sysconfig
+from dataclasses import dataclass
+from typing import NoReturn
+
+from . import harness, kernel, landlock
+from .bpf import build_filter
+
+_RESULT, _JOB = 3, 4
+_ERROR = 3  # place among the descriptors that are sent
+_FIRST_FREE = 64
+_OPEN_FILES = 32
+_NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lockdown:
+    """What a child locks itself down with.
+
+    Args:
+        rules: descriptor of the Landlock ruleset; None at level ``basic``.
+        filter: system calls that it keeps.
+    """
+
+    rules: int | None
+    filter: kernel.SeccompFilter
+
+    @classmethod
+    def build(cls, level: str) -> Lockdown:
+        """Prepare a level. Raises ``OSError`` or ``ValueError`` where the machine has it not."""
+        files = level != "basic"
+        program = build_filter(os.uname().machine, files)
+        rules = None
+        if files:
+            low = landlock.ruleset(*_library())
+            # Out of the way of the child's own descriptors.
+            rules = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+            os.close(low)
+        return cls(rules, kernel.SeccompFilter(program))
+
+    def enter(self) -> None:
+        """Lock this process down, for good; descriptors from ``_JOB`` up are closed."""
+        if self.rules is not None:
+            landlock.restrict(self.rules)
+        os.closerange(_JOB, 1 << 16)
+        self.filter.install()
+
+
+def _library() -> tuple[list[str], list[str]]:
+    """What to read and what to list of the standard library, without installed packages."""
+    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    folders = {os.path.realpath(folder) for folder in folders}
+    readable = [
+        entry.path
+        for folder in sorted(folders)
+        for entry in os.scandir(folder)
+        if entry.name not in _NOT_THE_LIBRARY
+    ]
+    return readable, sorted(folders)
+
+
+def become_program(
+    descriptors: list[int], limits: tuple[int, ...], lockdown: Lockdown, zygote: int
+) -> NoReturn:
+    """Give everything up, then run the program; never returns."""
+    status = 1
+    try:
+        job = _enter(descriptors, limits, lockdown, zygote)
+        status = harness.run(job, _RESULT)
+    finally:
+        os._exit(status)
+
+
+def _enter(
+    descriptors: list[int], limits: tuple[int, ...], lockdown: Lockdown, zygote: int
+) -> bytes:
+    try:
+        kernel.die_with_parent(signal.SIGKILL)
+        if os.getppid() != zygote:
+            raise ProcessLookupError("the zygote has ended")
+        _place(descriptors)
+        job = _read_job()
+        _limit(*limits)
+        lockdown.enter()
+    except Exception as error:
+        os.write(descriptors[_ERROR], repr(error).encode())
+        raise
+    # The one sign that all of the above has worked; a program cannot take it back.
+    os.write(_RESULT, b"+")
+    return job
+
+
+def _place(descriptors: list[int]) -> None:
+    """Descriptors to their places; first out of the way, as some may sit in others' places."""
+    job, *streams = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
+    for place, descriptor in enumerate(streams):
+        os.dup2(descriptor, place)
+    os.dup2(job, _JOB)
+
+
+def _read_job() -> bytes:
+    size = os.fstat(_JOB).st_size
+    return os.pread(_JOB, size, 0)
+
+
+def _limit(memory: int, cpu_s: int, output: int) -> None:
+    limits = {
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_FSIZE: output,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for kind, wanted in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (value, value))

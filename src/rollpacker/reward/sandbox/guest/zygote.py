@@ -1,0 +1,114 @@
+"""The zygote: forks a child for every execution. It sees descriptors, never what is in them.
+
+Over a SEQPACKET socket it is sent ``REQUEST`` with the child's descriptors, and answers twice: the
+child's pidfd, then ``EXIT`` when the child has ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import NoReturn
+
+from . import harness, kernel, preload
+from .child import Lockdown, become_program
+from .isolate import isolate
+
+REQUEST = struct.Struct("<QQQ")
+"""Bytes of memory, CPU seconds and bytes of output that the child is limited to."""
+
+EXIT = struct.Struct("<idd")
+"""Wait status and CPU seconds of the child, CPU seconds of the zygote since it started."""
+
+DESCRIPTORS = 5
+"""Program and arguments, standard input, output and error, result."""
+
+_STACK_BYTES = 112 << 20
+
+
+def main() -> NoReturn:
+    """Serve the socket named on the command line until it closes."""
+    options = json.loads(sys.argv[1])
+    sock = socket.socket(fileno=options["socket"])
+    try:
+        lockdown = _prepare(options)
+    except (OSError, ValueError) as error:
+        sock.send(json.dumps({"error": str(error)}).encode())
+        os._exit(1)
+    sock.send(b"{}")
+    try:
+        _serve(sock, lockdown)
+    finally:
+        os._exit(0)
+
+
+def _prepare(options: dict[str, object]) -> Lockdown:
+    _expendable()
+    os.chdir("/")
+    # Room for the recursion of programs; the hard limit stays as they may raise it.
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    if hard == resource.RLIM_INFINITY or hard > _STACK_BYTES:
+        resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, hard))
+    level = str(options["level"])
+    uid = options["uid"]
+    isolate(level, uid if isinstance(uid, int) else None)
+    kernel.no_new_privileges()
+    lockdown = Lockdown.build(level)
+    kernel.set_dumpable(False)
+    preload.run()
+    harness.prepare()
+    os.environ.clear()
+    sys.argv[:] = [""]
+    sys.path[:] = [path for path in sys.path if path != options["folder"]]
+    gc.collect()
+    gc.freeze()
+    return lockdown
+
+
+def _expendable() -> None:
+    """Short of memory, the kernel should end a sandbox rather than the trainer."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
+    except OSError:
+        return
+
+
+def _serve(sock: socket.socket, lockdown: Lockdown) -> None:
+    zygote = os.getpid()
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(sock, REQUEST.size, DESCRIPTORS)
+        if not request:
+            return
+        pid = kernel.fork()
+        if pid == 0:
+            become_program(descriptors, REQUEST.unpack(request), lockdown, zygote)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        pidfd = os.pidfd_open(pid)
+        try:
+            socket.send_fds(sock, [b"p"], [pidfd])
+            _wait(sock, pidfd)
+        finally:
+            # Unreaped, so the pid is the child's: of namespace init, -1 would be everyone.
+            os.kill(pid, signal.SIGKILL)
+            _, status, usage = os.wait4(pid, 0)
+            os.close(pidfd)
+        child_s = usage.ru_utime + usage.ru_stime
+        sock.send(EXIT.pack(status, child_s, time.process_time()))
+
+
+def _wait(sock: socket.socket, pidfd: int) -> None:
+    """Until the child has ended or the trainer has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(sock, select.POLLRDHUP | select.POLLHUP)
+    poll.poll()

@@ -1,0 +1,234 @@
+"""The sandbox: runs untrusted programs against tests, in a pool of zygotes."""
+
+from __future__ import annotations
+
+import math
+import queue
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+from rollpacker.reward.sandbox.execution import Execution, execute
+from rollpacker.reward.sandbox.grade import encode_job, judge
+from rollpacker.reward.sandbox.types import (
+    LEVELS,
+    AssertTest,
+    Level,
+    Limits,
+    Outcome,
+    SandboxUnavailableError,
+    Test,
+    TestResult,
+    Verdict,
+)
+from rollpacker.reward.sandbox.zygote import Zygote, ZygoteDiedError
+
+_RETRIES = 2
+# CPU seconds grow with what else runs: a program this near to its budget runs again, alone.
+_MARGIN = 1.2
+
+
+class Sandbox:
+    """Runs programs that may be hostile. Verdicts are computed here, outside of them.
+
+    It may be shared by threads; as many programs run at once as there are zygotes. Make it before
+    the process loads anything secret, and close it.
+
+    Args:
+        level: ``strong`` (namespaces, seccomp, Landlock), ``standard`` (seccomp, Landlock) or
+            ``basic`` (seccomp, nothing can be opened).
+        allow_weaker: take the strongest weaker level when ``level`` does not work here.
+        zygotes: programs that run at once.
+        limits: memory, output and idle time of a program.
+        check: run some hostile programs first.
+
+    Raises:
+        SandboxUnavailableError: the level does not work here, or a hostile program got through.
+        ValueError: an unknown level.
+    """
+
+    def __init__(
+        self,
+        level: Level = "standard",
+        *,
+        allow_weaker: bool = False,
+        zygotes: int = 1,
+        limits: Limits | None = None,
+        check: bool = True,
+    ) -> None:
+        if level not in LEVELS or zygotes < 1:
+            raise ValueError(
+                f"a sandbox needs a level of {', '.join(LEVELS)} and zygotes >= 1, "
+                f"got level={level!r} and zygotes={zygotes}"
+            )
+        self.limits = limits or Limits()
+        self._alone = threading.Lock()
+        self._all: list[Zygote] = [_start(level, allow_weaker)]
+        self.level: Level = self._all[0].level
+        self._free: queue.SimpleQueue[Zygote] = queue.SimpleQueue()
+        try:
+            for _ in range(zygotes - 1):
+                self._all.append(Zygote(self.level))
+            for zygote in self._all:
+                self._free.put(zygote)
+            if check:
+                self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        from rollpacker.reward.sandbox.selftest import quick_check
+
+        escaped = quick_check(self)
+        if escaped:
+            raise SandboxUnavailableError(
+                f"sandbox level '{self.level}' does not hold on this machine: hostile programs "
+                f"got through: {', '.join(escaped)}"
+            )
+
+    def run(
+        self,
+        program: str,
+        tests: Sequence[Test],
+        timeout_s: float | Sequence[float],
+        *,
+        stop_early: bool = False,
+    ) -> Verdict:
+        """Run a program against its tests, each in a process of its own.
+
+        Args:
+            program: Python source.
+            tests: at least one.
+            timeout_s: CPU seconds for each test; a sequence gives every test its own.
+            stop_early: leave out the tests after the first that did not pass.
+
+        Raises:
+            ValueError: no tests, no positive timeout, or arguments that are no JSON.
+            SandboxUnavailableError: zygotes cannot be started any more.
+        """
+        budgets = [timeout_s] * len(tests) if isinstance(timeout_s, int | float) else timeout_s
+        if not tests or len(budgets) != len(tests) or not all(0 < t < math.inf for t in budgets):
+            raise ValueError(
+                "a sandbox needs tests and timeout_s > 0, one or as many as tests, "
+                f"got {len(tests)} tests and timeout_s={timeout_s}"
+            )
+        results: list[TestResult] = []
+        for test, budget_s in zip(tests, budgets, strict=True):
+            results.append(self._run(program, test, budget_s))
+            if stop_early and results[-1].verdict != "pass":
+                break
+        wrong: list[Outcome] = [each.verdict for each in results if each.verdict != "pass"]
+        return Verdict(
+            verdict="infra" if "infra" in wrong else wrong[0] if wrong else "pass",
+            tests=tuple(results),
+            level=self.level,
+            cpu_s=sum(each.cpu_s for each in results),
+            forgeable=any(isinstance(test, AssertTest) for test in tests),
+        )
+
+    def _run(self, program: str, test: Test, timeout_s: float) -> TestResult:
+        job, stdin = encode_job(program, test)
+        result: TestResult | None = None
+        for _ in range(1 + _RETRIES):
+            execution = self._execute(job, stdin, _MARGIN * timeout_s)
+            if execution is None:
+                continue
+            if execution.end == "exit" and execution.cpu_s > timeout_s:
+                execution = self._execute(job, stdin, timeout_s, alone=True)
+            if execution is not None:
+                result = judge(test, execution)
+                if result.verdict != "infra":
+                    return result
+        return result or TestResult(
+            verdict="infra", cpu_s=0.0, wall_s=0.0, detail="the zygote died"
+        )
+
+    def _execute(
+        self, job: bytes, stdin: bytes, budget_s: float, alone: bool = False
+    ) -> Execution | None:
+        """One execution; None when its zygote died, which is then replaced."""
+        with self._zygotes(len(self._all) if alone else 1) as taken:
+            try:
+                return execute(taken[0], job, stdin, self.limits, budget_s)
+            except ZygoteDiedError:
+                taken[0] = self._replace(taken[0])
+                return None
+            except BaseException:
+                # Interrupted: a program may still run in it.
+                taken[0] = self._replace(taken[0])
+                raise
+
+    @contextmanager
+    def _zygotes(self, count: int) -> Iterator[list[Zygote]]:
+        taken: list[Zygote] = []
+        try:
+            if count == 1:
+                taken.append(self._free.get())
+            else:
+                # Two that wait for all would wait for each other.
+                with self._alone:
+                    for _ in range(count):
+                        taken.append(self._free.get())
+            yield taken
+        finally:
+            for zygote in taken:
+                self._free.put(zygote)
+
+    def _replace(self, dead: Zygote) -> Zygote:
+        dead.close()
+        fresh = Zygote(self.level)
+        self._all[self._all.index(dead)] = fresh
+        return fresh
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the zygotes themselves, without their children."""
+        return sum(zygote.cpu_s for zygote in self._all)
+
+    def close(self) -> None:
+        """End the zygotes and what runs in them."""
+        for zygote in self._all:
+            zygote.close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def strongest_level() -> Level | None:
+    """The strongest level that works and holds on this machine; None when there is none."""
+    for level in LEVELS:
+        try:
+            Sandbox(level).close()
+        except SandboxUnavailableError:
+            continue
+        return level
+    return None
+
+
+def _start(level: Level, allow_weaker: bool) -> Zygote:
+    if sys.platform != "linux":
+        raise SandboxUnavailableError(f"the code sandbox needs Linux, this is {sys.platform}")
+    weaker = LEVELS[LEVELS.index(level) :] if allow_weaker else (level,)
+    for place, each in enumerate(weaker):
+        try:
+            zygote = Zygote(each)
+        except SandboxUnavailableError as error:
+            if place == len(weaker) - 1:
+                hint = "" if allow_weaker else "; a weaker level must be asked for"
+                raise SandboxUnavailableError(f"{error}{hint}") from error
+            continue
+        if each != level:
+            warnings.warn(f"the sandbox runs at level '{each}', not '{level}'", stacklevel=3)
+        return zygote
+    raise AssertionError("the last level returns or raises")

@@ -1,0 +1,139 @@
+"""Tests, verdicts and limits of the code sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rollpacker.reward.base import GradingError
+
+Level = Literal["strong", "standard", "basic"]
+LEVELS: tuple[Level, ...] = ("strong", "standard", "basic")
+"""Strongest first."""
+
+Outcome = Literal["pass", "fail", "tle_cpu", "tle_idle", "crash", "infra"]
+"""``tle_cpu``: over the CPU budget; ``tle_idle``: slept or stopped past the wall cap; ``infra``:
+the sandbox's fault, not the program's, after retries."""
+
+
+class SandboxUnavailableError(GradingError):
+    """This machine cannot give the level that was asked for, or a sandbox cannot be kept up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StdinTest:
+    """The program is run as a script; what it prints must be ``stdout``."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTest:
+    """A function of the program must return ``expected``.
+
+    ``call`` is ``name`` or ``Class.method``; a ``name`` that the program has not is looked for in
+    its class ``Solution``. Arguments are JSON values; ``expected`` never enters the sandbox.
+    """
+
+    call: str
+    args: Sequence[Any]
+    expected: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssertTest:
+    """Statements with asserts, or pytest-style ``test_*`` functions, run beside the program.
+
+    A hostile program can forge their success, as the check happens where the program is.
+    """
+
+    asserts: str
+
+
+Test = StdinTest | CallTest | AssertTest
+
+_KINDS: tuple[tuple[type[Test], frozenset[str]], ...] = (
+    (StdinTest, frozenset({"stdin", "stdout"})),
+    (CallTest, frozenset({"call", "args", "expected"})),
+    (AssertTest, frozenset({"asserts"})),
+)
+
+
+def parse_test(fields: Mapping[str, Any]) -> Test:
+    """A test from its JSON object. Raises ``ValueError`` when it is of no known kind."""
+    for kind, names in _KINDS:
+        if set(fields) == names:
+            return kind(**fields)
+    expected = " or ".join("{" + ", ".join(sorted(names)) + "}" for _, names in _KINDS)
+    raise ValueError(f"a test has the keys {sorted(fields)}, expected {expected}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestResult:
+    """The outcome of one test.
+
+    Args:
+        verdict: of this test.
+        cpu_s: CPU seconds that the program took.
+        wall_s: seconds that it was there.
+        detail: why it did not pass, in few words; partly the program's own.
+    """
+
+    __test__ = False
+
+    verdict: Outcome
+    cpu_s: float
+    wall_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome of a program.
+
+    Args:
+        verdict: ``pass`` when all tests passed; ``infra`` when one was; else the first other one.
+        tests: one result a test, in order; fewer when the run stopped early.
+        level: the isolation that the program ran in.
+        cpu_s: CPU seconds of all tests.
+        forgeable: a test was run where the program could change its outcome.
+    """
+
+    verdict: Outcome
+    tests: tuple[TestResult, ...]
+    level: Level
+    cpu_s: float
+    forgeable: bool
+
+    @property
+    def passed(self) -> int:
+        """Tests that passed."""
+        return sum(result.verdict == "pass" for result in self.tests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a program may use.
+
+    Args:
+        memory_mb: address space, in MiB.
+        output_mb: standard output, standard error and result each, in MiB.
+        idle_s: the wall cap is ``max(10 T, T + idle_s)`` for a budget of T CPU seconds.
+    """
+
+    memory_mb: int = 1024
+    output_mb: int = 8
+    idle_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.memory_mb < 128 or self.output_mb < 1 or self.idle_s <= 0:
+            raise ValueError(
+                "a sandbox needs memory_mb >= 128, output_mb >= 1 and idle_s > 0, got "
+                f"memory_mb={self.memory_mb}, output_mb={self.output_mb}, idle_s={self.idle_s}"
+            )
+
+    def wall_cap(self, budget_s: float) -> float:
+        """Seconds, less the wait for a core, that a budget of CPU seconds may stretch to."""
+        return max(10.0 * budget_s, budget_s + self.idle_s)

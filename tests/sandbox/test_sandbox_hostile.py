@@ -1,0 +1,117 @@
+"""Hostile programs are contained, and would get through if they were not."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from rollpacker.reward.sandbox import (
+    LEVELS,
+    AssertTest,
+    Level,
+    Sandbox,
+    SandboxUnavailableError,
+    Verdict,
+)
+from rollpacker.reward.sandbox.hostile import Hostile, World, hostile_programs
+from rollpacker.reward.sandbox.hostile.suite import ESCAPED
+from rollpacker.reward.sandbox.selftest import quick_check, selftest
+from rollpacker.reward.sandbox.types import Limits, Outcome
+
+# They would harm the machine, need a program before them, or a kernel built for x32.
+NOT_OUTSIDE = {"mount", "write_compiled_module", "write_shared_memory", "kill_everyone"}
+NOT_OUTSIDE |= {"earlier_program", "foreign_numbers"}
+# What a container or another uid may stop as well.
+NOT_EVERYWHERE = {
+    "foreign_machine", "change_root", "become_root", "new_namespace", "io_uring", "keyring",
+    "kernel_program", "kernel_log", "fault_handler", "performance_events", "change_owner",
+    "open_by_handle", "trace_canary", "trace_parent", "read_parent_memory", "raise_limits",
+    "read_canary_memory", "read_parent_environment", "unnamed_file", "change_attributes",
+    "read_packages", "list_root", "limit_canary", "signal_parent", "execute_self",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("each", LEVELS)
+def test_every_program_is_contained(level: Level, each: Level) -> None:
+    if LEVELS.index(each) < LEVELS.index(level):
+        pytest.skip("does not work on this machine")
+    limits = Limits(memory_mb=256, output_mb=2, idle_s=0.25)
+    with Sandbox(each, limits=limits, check=False) as sandbox:
+        found = selftest(sandbox, timeout_s=0.1)
+    assert found.escaped == ()
+    assert found.contained == found.total >= 170
+
+
+def outside(hostile: Hostile, world: World) -> str:
+    """What it prints without a sandbox."""
+    with tempfile.TemporaryFile("w+") as stdin:
+        stdin.write(getattr(hostile.test, "stdin", ""))
+        stdin.seek(0)
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", hostile.program],
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            cwd=world.fields["folder"],
+        )
+    return done.stdout
+
+
+def test_escapes_would_succeed_outside() -> None:
+    """Or else their containment would say nothing."""
+    with World() as world:
+        names = [each.name for each in hostile_programs(world) if each.kind == "escape"]
+    failed: list[str] = []
+    for name in sorted(set(names) - NOT_OUTSIDE - NOT_EVERYWHERE):
+        with World() as world:
+            (hostile,) = [each for each in hostile_programs(world) if each.name == name]
+            if ESCAPED not in outside(hostile, world):
+                failed.append(name)
+    # subprocess and pytest may have left no other descriptor open.
+    assert set(failed) <= {"other_descriptors"}
+
+
+def test_damage_is_seen() -> None:
+    with World() as world:
+        assert world.damage() == []
+        Path(world.fields["victim"]).write_text("x")
+        assert world.damage() == ["files were changed"]
+    names = {"kill_canary": "a process was killed", "connect_unix": "a socket was connected to"}
+    for name, damage in names.items():
+        with World() as world:
+            (hostile,) = [each for each in hostile_programs(world) if each.name == name]
+            outside(hostile, world)
+            deadline = time.monotonic() + 10.0
+            while not (found := world.damage()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert found == [damage]
+
+
+def test_a_forger_of_asserts_gets_through_and_is_stamped(sandbox: Sandbox) -> None:
+    program = "class E:\n __eq__ = lambda self, other: True\ndef f(x): return E()"
+    found = sandbox.run(program, [AssertTest(asserts="assert f(1) == 2")], 2.0)
+    assert (found.verdict, found.forgeable) == ("pass", True)
+
+
+def test_the_quick_check_passes_and_can_fail(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert quick_check(sandbox) == []
+    monkeypatch.setattr(Hostile, "contained", lambda self, verdict: self.name != "write_file")
+    assert [each.partition(" ")[0] for each in quick_check(sandbox)] == ["write_file"]
+    with pytest.raises(SandboxUnavailableError, match="hostile programs got through: write_file"):
+        Sandbox(sandbox.level)
+
+
+def test_infra_is_not_containment() -> None:
+    with World() as world:
+        hostile = hostile_programs(world)[0]
+    outcomes: dict[Outcome, bool] = {"infra": False, "pass": False, "crash": True}
+    for outcome, contained in outcomes.items():
+        verdict = Verdict(verdict=outcome, tests=(), level="standard", cpu_s=0.0, forgeable=False)
+        assert hostile.contained(verdict) is contained

@@ -1,0 +1,171 @@
+"""What programs return: encoded there, checked and compared here."""
+
+import json
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollpacker.reward.sandbox.compare import same_output, same_value
+from rollpacker.reward.sandbox.decode import BadResultError, decode, read_report
+from rollpacker.reward.sandbox.guest.values import encode
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+KEYS = st.text() | st.integers() | st.booleans() | st.none()
+VALUES = st.recursive(
+    SCALARS | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.sets(st.integers() | st.text(), max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def exact(value: Any) -> Any:
+    """A value with its types."""
+    if isinstance(value, dict):
+        return dict, [(exact(key), exact(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [exact(item) for item in value]
+    if isinstance(value, float):
+        return float, value.hex()
+    return type(value), value
+
+
+@given(VALUES)
+def test_what_is_encoded_is_read_back_exactly(value: Any) -> None:
+    report = read_report(json.dumps({"value": encode(value)}).encode())
+    assert exact(decode(report["value"])) == exact(value)
+    assert same_value(value, decode(report["value"]))
+
+
+@given(st.binary(max_size=200))
+def test_bytes_are_refused_or_read(data: bytes) -> None:
+    with suppress(BadResultError):
+        decode(read_report(data).get("value"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.text() | st.sampled_from(["i", "f", "l", "t", "s", "d", "b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
+)
+
+
+@given(JSON)
+def test_any_json_is_refused_or_read(value: Any) -> None:
+    with suppress(BadResultError):
+        decode(value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "nothing"),
+        (b"[]", "not a report"),
+        (b" " * (1 << 22), "too large"),
+        (b'{"value":' + b"[" * 10**6, "nested too deeply"),
+        (b'{"value":' + b'["l",[' * 200 + b"]]" * 200 + b"}", "nested too deeply"),
+        (b'{"value":' + b"9" * 10**6 + b"}", "not JSON"),
+        (b'{"value":1e999}', "not JSON"),
+        (b'{"value":"\xff"}', "not JSON"),
+    ],
+)
+def test_reports_that_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(BadResultError, match=message):
+        read_report(data)
+
+
+def test_brackets_in_strings_are_not_depth() -> None:
+    text = '"\\' + "[{" * 10**5
+    assert read_report(json.dumps({"value": text}).encode())["value"] == text
+
+
+def test_hostile_reports_are_refused_in_linear_time() -> None:
+    began = time.process_time()
+    for data in (b'"' + b'\\"' * 10**6, b'"' * 10**6, b'{"' + b"\\" * 10**6, b"[]" * 10**6):
+        with pytest.raises(BadResultError):
+            read_report(data)
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["i", "f" * 10**6],
+        ["i", "0x_1"],
+        ["i", " 1"],
+        ["i", 3],
+        ["f", "x"],
+        ["f", "0x1p99999999"],
+        ["b", "0"],
+        ["s", [["l", []]]],
+        ["d", [["l", []]]],
+        ["d", [[["l", []], None]]],
+        ["l", "x"],
+        ["q", []],
+        ["l"],
+        {},
+        3.5,
+    ],
+)
+def test_values_that_are_refused(value: Any) -> None:
+    with pytest.raises(BadResultError):
+        decode(value)
+
+
+def test_nesting_is_bounded_where_values_are_encoded() -> None:
+    value: list[Any] = []
+    for _ in range(64):
+        value = [value]
+    assert decode(encode(value)) == value
+    with pytest.raises(ValueError, match="too deeply"):
+        encode([value])
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "same"),
+    [
+        ("1 2\n3\n", "1 2 \n3", True),
+        ("1 2\n\n", "1 2", True),
+        ("1  2", "1 2", True),
+        ("1\n2", "1 2", False),
+        ("0.30000000000000004", "0.3", True),
+        ("0.31", "0.3", False),
+        ("3", "3.0", True),
+        ("3.0", "3", False),
+        ("1000000000000000001", "1000000000000000000", False),
+        ("nan", "1.5", False),
+        ("1" * 10**6, "1.5", False),
+        ("yes", "YES", False),
+        ("", "0", False),
+        ("0\n\n1", "0\n1", False),
+        ("1\n" * 10**6, "1", False),
+    ],
+)
+def test_outputs(found: str, expected: str, same: bool) -> None:
+    assert same_output(found, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "same"),
+    [
+        ({1: "a", "1": "a"}, {"1": "a"}, False),
+        ({True: 1}, {"true": 1}, True),
+        (((1,), [2]), [[1], [2]], True),
+        ([1], (1,), False),
+        (float("nan"), float("nan"), True),
+        (float("nan"), 1.0, False),
+        (10**400, 1.0, False),
+        (10**17 + 1, 10**17, False),
+        (b"x", "x", False),
+        (False, None, False),
+    ],
+)
+def test_values(found: Any, expected: Any, same: bool) -> None:
+    assert same_value(found, expected) is same

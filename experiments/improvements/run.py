@@ -20,9 +20,9 @@ from rollpacker.config import parse_as
 from rollpacker.polytrace import formats
 from rollpacker.sim import calibration
 from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.estimate import on_paper_gpus, simulation_of, source_of
+from rollpacker.sim.estimate import on_paper_gpus, simulation_of
 from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import Source, of_model
+from rollpacker.sim.source import Source, of_model, of_trace
 
 SETTINGS = (
     ("7B/8k", "paper-7b-8k", "paper-8k"),
@@ -79,7 +79,7 @@ def jobs(traces: Path | None) -> dict[str, tuple[SimulationConfig, Any, Source]]
         found[name] = config, calibration.load(costs), of_model(model)
     for folder in sorted(traces.iterdir()) if traces else []:
         if folder.is_dir():
-            job = on_paper_gpus(folder.name, source_of(formats.read(folder)))
+            job = on_paper_gpus(folder.name, of_trace(formats.read(folder)))
             found[folder.name] = simulation_of(job, 1, 0), job.calibration, job.source
     return found
 

@@ -9,6 +9,7 @@ import pytest
 from rollpacker.polytrace.schema import SAMPLES, Trace
 from rollpacker.sim import estimate as est
 from rollpacker.sim.calibration import FOLDER
+from rollpacker.sim.source import of_trace
 from rollpacker.sim.verdict import ModeEstimate, recommend
 
 
@@ -45,7 +46,7 @@ def near_the_cap(rng: np.random.Generator) -> Trace:
 
 
 def run(trace: Trace, steps: int = 10) -> est.Estimate:
-    job = est.on_paper_gpus(trace.tasks[0], est.source_of(trace))
+    job = est.on_paper_gpus(trace.tasks[0], of_trace(trace))
     return est.estimate(job, trace, steps=steps)
 
 
@@ -74,7 +75,7 @@ def test_near_the_cap_nothing_is_raced() -> None:
 
 def test_the_recorded_prompts_come_first() -> None:
     lengths = np.arange(1, 257).reshape(32, 8)
-    source = est.source_of(trace_of(lengths, cap=300))
+    source = of_trace(trace_of(lengths, cap=300))
     assert [r.lengths.tolist() for r in source.recorded] == lengths.tolist()
     assert source.cap == 300
     assert source.prompt_tokens == 100
@@ -84,7 +85,7 @@ def test_what_a_prompt_shares_follows_its_responses() -> None:
     rng = np.random.default_rng(2)
     own = rng.normal(0, 1, (200, 1))
     lengths = np.exp(6.0 + own + 0.5 * rng.normal(size=(200, 8))).astype(int)
-    source = est.source_of(trace_of(lengths, cap=100_000))
+    source = of_trace(trace_of(lengths, cap=100_000))
     traits = np.array([r.traits[0, 0] for r in source.recorded])
     assert np.corrcoef(traits, own[:, 0])[0, 1] > 0.9
     assert traits.std() == pytest.approx(1.0, abs=0.15)
@@ -127,19 +128,19 @@ def test_several_tasks_need_a_choice() -> None:
     two = trace_of(np.full((4, 2), 5), cap=10, task="two").samples
     both = Trace(samples=pl.concat([one, two]))
     with pytest.raises(ValueError, match="one, two"):
-        est.source_of(both)
-    assert est.source_of(both, "two").prompts == 1
+        of_trace(both)
+    assert of_trace(both, "two").prompts == 1
     with pytest.raises(ValueError, match="not in the trace"):
-        est.source_of(both, "three")
+        of_trace(both, "three")
 
 
 def test_the_machine_grows_with_the_step() -> None:
-    small = est.source_of(trace_of(np.full((32, 8), 900), cap=1000))
-    large = est.source_of(trace_of(np.full((1024, 8), 900), cap=1000))
+    small = of_trace(trace_of(np.full((32, 8), 900), cap=1000))
+    large = of_trace(trace_of(np.full((1024, 8), 900), cap=1000))
     assert est.on_paper_gpus("made", small).gpus == 8
     assert est.on_paper_gpus("made", large).gpus == 32
     assert est.on_paper_gpus("made", large, gpus=16).gpus == 16
-    huge = est.on_paper_gpus("made", est.source_of(trace_of(np.full((2400, 8), 9), cap=10)))
+    huge = est.on_paper_gpus("made", of_trace(trace_of(np.full((2400, 8), 9), cap=10)))
     assert huge.rollout.prompts_per_step * 8 <= 2400
     assert "50% of a step" in huge.costs
     with pytest.raises(ValueError, match="no such calibration"):

@@ -169,11 +169,12 @@ def _job(
     path: Path, calibration: str | None, gpus: int | None, task: str | None, notes: list[str]
 ) -> tuple[Trace, Job]:
     from rollpacker.polytrace import formats
-    from rollpacker.sim.estimate import on_own_workers, on_paper_gpus, source_of
+    from rollpacker.sim.estimate import on_own_workers, on_paper_gpus
     from rollpacker.sim.run_record import is_run, read_run
+    from rollpacker.sim.source import of_trace
 
     trace = formats.read(path, note=notes.append)
-    source = source_of(trace, task)
+    source = of_trace(trace, task)
     name = task or trace.tasks[0]
     if calibration is None and gpus is None and is_run(path):
         try:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.config import RolloutConfig, StreamingConfig
 from rollpacker.core.types import RoundKind
-from rollpacker.polytrace.copula import CopulaLengths
-from rollpacker.polytrace.numerics import midranks
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics import finished, intraclass_correlation, known_cap, visits
+from rollpacker.polytrace.statistics import finished, intraclass_correlation, visits
 from rollpacker.sim import calibration as calibrations
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import DomainConfig, SimulationConfig
@@ -30,9 +26,8 @@ from rollpacker.sim.fit_costs import calibrate
 from rollpacker.sim.result import JobResult, mean
 from rollpacker.sim.run_record import RunRecord
 from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import Source
+from rollpacker.sim.source import Source, task_samples
 from rollpacker.sim.verdict import ModeEstimate, recommend, sentences
-from rollpacker.sim.workload import Recorded
 
 Mode = Literal["off", "exact", "race", "prompts", "auto"]
 MODES: tuple[Mode, ...] = ("off", "exact", "prompts", "race", "auto")
@@ -100,79 +95,9 @@ class Job:
     costs: str
 
 
-def source_of(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source:
-    """A trace's prompts, and a model of what it does not hold.
-
-    Raises ``ValueError`` when the task is not there, not unique, or has no finished response.
-    """
-    samples = _in_order(finished(_of_task(trace, task)))
-    if samples.is_empty():
-        raise ValueError("the trace has no finished response: nothing is known of its lengths")
-    tokens = np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
-    groups = samples["visit"].to_numpy().astype(np.int64)
-    sizes = np.bincount(groups)
-    icc, icc_log = (intraclass_correlation(v, groups) for v in (tokens, np.log(tokens)))
-    cap = known_cap(samples)
-    known = [value if np.isfinite(value) else 0.0 for value in (icc, icc_log)]
-    model = CopulaLengths.matching(tokens, known[0], known[1], cap)
-    traits = _posterior(tokens, groups, model.rho, np.random.default_rng([seed, 4]))
-    ends = np.cumsum(sizes)[:-1]
-    rewards = _rewards(samples["reward"], ends)
-    mean_prompt = samples["prompt_tokens"].cast(pl.Float64).mean()
-    return Source(
-        lengths=model,
-        recorded=tuple(
-            Recorded(traits[place : place + 1], part.astype(np.int32), rewards[place])
-            for place, part in enumerate(np.split(tokens, ends))
-        ),
-        cap=cap or int(tokens.max()),
-        prompt_tokens=round(mean_prompt) if isinstance(mean_prompt, float) else None,
-        prompts=max(1, round(sizes.size / samples["step"].n_unique())),
-        responses=max(1, int(np.median(sizes))),
-    )
-
-
-def _in_order(samples: pl.DataFrame) -> pl.DataFrame:
-    """By step, prompts in the order of the trace, with a column ``visit`` that numbers them."""
-    place = pl.col("row").min().over("step", "prompt").alias("place")
-    ordered = samples.with_row_index("row").with_columns(place).sort("step", "place", "index")
-    return ordered.with_columns((pl.struct("step", "place").rank("dense") - 1).alias("visit"))
-
-
-def _rewards(column: pl.Series, ends: NDArray[np.int64]) -> list[tuple[float, ...] | None]:
-    """Of each prompt's responses; None where the trace does not tell."""
-    parts = np.split(column.cast(pl.Float64).to_numpy(), ends)
-    return [None if np.isnan(part).any() else tuple(part.tolist()) for part in parts]
-
-
-def _of_task(trace: Trace, task: str | None) -> pl.DataFrame:
-    names = trace.tasks
-    if task is None and len(names) != 1:
-        raise ValueError(f"the trace has the tasks {', '.join(names)}: choose one with --task")
-    if task is not None and task not in names:
-        raise ValueError(f"task {task!r} is not in the trace; it has {', '.join(names)}")
-    return trace.samples.filter(pl.col("task") == (task or names[0]))
-
-
-def _posterior(
-    tokens: Floats, groups: NDArray[np.int64], rho: float, rng: np.random.Generator
-) -> Floats:
-    """A draw of each prompt's shared normal given its responses, shape (prompts, 1).
-
-    Exact for a copula without skew: normal scores with correlation ``rho``.
-    """
-    levels = (midranks(tokens) - 0.5) / tokens.size
-    scores = np.array([NormalDist().inv_cdf(level) for level in levels.tolist()])
-    sizes = np.bincount(groups)
-    total = 1.0 - rho + sizes * rho
-    centre = np.sqrt(rho) * np.bincount(groups, scores) / total
-    spread = np.sqrt((1.0 - rho) / total)
-    return (centre + spread * rng.standard_normal(sizes.size))[:, None]
-
-
 def correlation(trace: Trace, task: str | None = None) -> tuple[float | None, int]:
     """Intraclass correlation of length within a prompt, and the number of finished responses."""
-    samples = finished(_of_task(trace, task))
+    samples = finished(task_samples(trace, task))
     found = intraclass_correlation(samples["response_tokens"].to_numpy(), visits(samples))
     return (found if np.isfinite(found) else None), samples.height
 
@@ -266,7 +191,7 @@ def estimate(
         on_mode: told which mode comes next.
     """
     icc, read = correlation(trace, job.task)
-    aborted = 1.0 - read / _of_task(trace, job.task).height
+    aborted = 1.0 - read / task_samples(trace, job.task).height
     count = steps or steps_for(job)
     found: dict[str, JobResult] = {}
     for mode in MODES:

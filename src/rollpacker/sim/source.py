@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from rollpacker.polytrace import formats
+from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.generate import load_model, model_names
-from rollpacker.polytrace.lengths import Lengths
-from rollpacker.polytrace.redrawn import Redrawn
+from rollpacker.polytrace.lengths import Floats, Lengths
+from rollpacker.polytrace.numerics import midranks
 from rollpacker.polytrace.schema import Trace
+from rollpacker.polytrace.statistics import finished, intraclass_correlation, known_cap
 from rollpacker.sim.workload import Recorded
 
 
@@ -64,36 +68,72 @@ def of_model(name: str) -> Source:
     )
 
 
-def of_trace(trace: Trace, task: str | None = None) -> Source:
-    """A trace's own prompts and lengths. Raises ``ValueError`` without whole responses."""
-    tasks = trace.tasks
-    if task is None and len(tasks) > 1:
-        raise ValueError(f"the trace has the tasks {', '.join(tasks)}: choose one with 'task'")
-    if task is not None and task not in tasks:
-        raise ValueError(f"task {task!r} is not in the trace; it has {', '.join(tasks)}")
-    table = trace.samples.filter(
-        (pl.col("task") == (task or tasks[0]))
-        & (pl.col("state").is_null() | (pl.col("state") != "aborted"))
-    )
-    if table.is_empty():
-        raise ValueError("the trace has no whole response")
-    groups = table.group_by(["step", "prompt"], maintain_order=True).agg(
-        pl.col("response_tokens"), pl.col("prompt_tokens").mean()
-    )
-    lists = [np.array(tokens, np.int32) for tokens in groups["response_tokens"]]
-    sizes = [len(tokens) for tokens in lists]
-    visits = np.repeat(np.arange(len(lists)), sizes)
-    flat = np.concatenate(lists).astype(np.float64)
-    steps = table["step"].n_unique()
-    cap = table["cap"].max()
-    mean = table["prompt_tokens"].mean()
+def of_trace(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source:
+    """A trace's prompts, and a model of what it does not hold.
+
+    Raises ``ValueError`` when the task is not there, not unique, or has no finished response.
+    """
+    samples = _in_order(finished(task_samples(trace, task)))
+    if samples.is_empty():
+        raise ValueError("the trace has no finished response: nothing is known of its lengths")
+    tokens = np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+    groups = samples["visit"].to_numpy().astype(np.int64)
+    sizes = np.bincount(groups)
+    icc, icc_log = (intraclass_correlation(v, groups) for v in (tokens, np.log(tokens)))
+    cap = known_cap(samples)
+    known = [value if np.isfinite(value) else 0.0 for value in (icc, icc_log)]
+    model = CopulaLengths.matching(tokens, known[0], known[1], cap)
+    traits = _posterior(tokens, groups, model.rho, np.random.default_rng([seed, 4]))
+    ends = np.cumsum(sizes)[:-1]
+    rewards = _rewards(samples["reward"], ends)
+    mean_prompt = samples["prompt_tokens"].cast(pl.Float64).mean()
     return Source(
-        lengths=Redrawn(flat, visits),
+        lengths=model,
         recorded=tuple(
-            Recorded(np.array([[float(number)]]), tokens) for number, tokens in enumerate(lists)
+            Recorded(traits[place : place + 1], part.astype(np.int32), rewards[place])
+            for place, part in enumerate(np.split(tokens, ends))
         ),
-        cap=int(cap) if isinstance(cap, int) else int(flat.max()),
-        prompt_tokens=round(mean) if isinstance(mean, float) else None,
-        prompts=max(1, len(lists) // steps),
-        responses=int(np.median(sizes)),
+        cap=cap or int(tokens.max()),
+        prompt_tokens=round(mean_prompt) if isinstance(mean_prompt, float) else None,
+        prompts=max(1, round(sizes.size / samples["step"].n_unique())),
+        responses=max(1, int(np.median(sizes))),
     )
+
+
+def _in_order(samples: pl.DataFrame) -> pl.DataFrame:
+    """By step, prompts in the order of the trace, with a column ``visit`` that numbers them."""
+    place = pl.col("row").min().over("step", "prompt").alias("place")
+    ordered = samples.with_row_index("row").with_columns(place).sort("step", "place", "index")
+    return ordered.with_columns((pl.struct("step", "place").rank("dense") - 1).alias("visit"))
+
+
+def _rewards(column: pl.Series, ends: NDArray[np.int64]) -> list[tuple[float, ...] | None]:
+    """Of each prompt's responses; None where the trace does not tell."""
+    parts = np.split(column.cast(pl.Float64).to_numpy(), ends)
+    return [None if np.isnan(part).any() else tuple(part.tolist()) for part in parts]
+
+
+def task_samples(trace: Trace, task: str | None) -> pl.DataFrame:
+    """Rows of one task. Raises ``ValueError`` when it is not there, or not the only one."""
+    names = trace.tasks
+    if task is None and len(names) != 1:
+        raise ValueError(f"the trace has the tasks {', '.join(names)}: choose one task")
+    if task is not None and task not in names:
+        raise ValueError(f"task {task!r} is not in the trace; it has {', '.join(names)}")
+    return trace.samples.filter(pl.col("task") == (task or names[0]))
+
+
+def _posterior(
+    tokens: Floats, groups: NDArray[np.int64], rho: float, rng: np.random.Generator
+) -> Floats:
+    """A draw of each prompt's shared normal given its responses, shape (prompts, 1).
+
+    Exact for a copula without skew: normal scores with correlation ``rho``.
+    """
+    levels = (midranks(tokens) - 0.5) / tokens.size
+    scores = np.array([NormalDist().inv_cdf(level) for level in levels.tolist()])
+    sizes = np.bincount(groups)
+    total = 1.0 - rho + sizes * rho
+    centre = np.sqrt(rho) * np.bincount(groups, scores) / total
+    spread = np.sqrt((1.0 - rho) / total)
+    return (centre + spread * rng.standard_normal(sizes.size))[:, None]

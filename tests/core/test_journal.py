@@ -218,3 +218,32 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, text: str, message
     path.write_text(text)
     with pytest.raises(journal.JournalError, match=message):
         journal.replay(path, build)
+
+
+class Strict:
+    """Knows an attempt only from the decision that started it."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, bool] = {}
+
+    def handle(self, now: float, event: events.Event) -> list[decisions.Decision]:
+        if isinstance(event, events.AttemptFinished):
+            assert self.known.pop(event.attempt)
+        elif isinstance(event, events.AttemptGraded):
+            self.known[event.attempt] = True
+        return []
+
+
+def test_a_lost_line_is_a_difference_and_no_crash(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    writer = journal.JournalWriter(path)
+    writer.meta({})
+    for event in (events.AttemptGraded(attempt=AttemptId(7), reward=1.0), finished(7)):
+        writer.record(0.0, event, [])
+    writer.close()
+    assert journal.replay(path, lambda _: Strict()).differences == []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([lines[0], lines[2]]) + "\n", encoding="utf-8")
+    (difference,) = journal.replay(path, lambda _: Strict()).differences
+    assert difference["line"] == 2
+    assert difference["error"] == "KeyError: 7"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from rollpacker import __version__, config
@@ -45,7 +46,8 @@ def main() -> None:
     except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         _fail(str(error) if isinstance(error, ValueError) else _os_error(error), 2)
     except ImportError as error:
-        _fail(f"{error}; install it with: pip install 'rollpacker[all]'", 2)
+        fix = "" if "pip install" in str(error) else "; in a clone: pip install -e '.[all]'"
+        _fail(f"{error}{fix}", 2)
     except (RuntimeError, OSError) as error:
         _fail(str(error), 1)
 
@@ -159,14 +161,14 @@ def doctor(as_json: Json = False) -> None:
         for check in found:
             mark = "[green]ok[/]  " if check.ok else "[red]no[/]  "
             fix = "" if check.ok else f"\n      fix: {check.fix}"
-            console.print(f"{mark}{check.name}: {check.detail}{fix}", highlight=False)
+            console.print(mark + escape(f"{check.name}: {check.detail}{fix}"), highlight=False)
     if not all(check.ok for check in found):
         raise typer.Exit(1)
 
 
 @journal_app.command()
 def replay(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A run's journal.jsonl.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A run's folder or journal.jsonl.")],
     as_json: Json = False,
 ) -> None:
     """Feed a journal through its policy; every decision must come again.
@@ -176,7 +178,8 @@ def replay(
     from rollpacker.core import journal
     from rollpacker.policy.rollout import from_journal
 
-    result = journal.replay(path, from_journal)
+    file = path / "journal.jsonl" if path.is_dir() else path
+    result = journal.replay(file, from_journal)
     if as_json:
         print_json(
             {

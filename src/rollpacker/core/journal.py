@@ -147,7 +147,14 @@ def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
             continue
         if policy is None or "event" not in line:
             raise JournalError(f"{path}, line {number}: expected a meta line first, then events")
-        made = policy.handle(float(line["t"]), decode_event(line["event"]))
+        event = decode_event(line["event"])
+        try:
+            made = list(policy.handle(float(line["t"]), event))
+        except (AssertionError, LookupError) as error:
+            # An event that cannot follow what came before: lines are missing or were changed.
+            problem = f"{type(error).__name__}: {error}"
+            result.differences.append({"line": number, "written": line["event"], "error": problem})
+            return result
         _compare(result, number, made, line["decisions"])
     if policy is None:
         raise JournalError(f"{path}: empty, no meta line")

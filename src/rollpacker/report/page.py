@@ -15,7 +15,7 @@ try:
     from plotly.offline import get_plotlyjs
 except ImportError as error:
     raise ImportError(
-        f"the report needs jinja2 and plotly ({error}): pip install 'rollpacker[report]'"
+        f"the report needs jinja2 and plotly ({error}): pip install -e '.[report]'"
     ) from error
 
 

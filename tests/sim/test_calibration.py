@@ -113,3 +113,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "short.yaml").write_text("name: x")
     with pytest.raises(ValueError, match="'device' is required"):
         calibration.load(tmp_path / "short.yaml")
+
+
+def test_the_nearest_calibration_holds_the_longest_response() -> None:
+    names = {100: "paper-7b-8k", 8192: "paper-7b-8k", 8193: "paper-14b-16k", 10**6: "paper-32b-32k"}
+    assert {longest: calibration.nearest(longest).name for longest in names} == names

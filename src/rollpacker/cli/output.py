@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from rollpacker.core.finite import finite
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 console = Console()
@@ -17,7 +17,7 @@ errors = Console(stderr=True)
 
 def print_json(data: Any) -> None:
     """Print one JSON object; what is not finite becomes null."""
-    print(json.dumps(_finite(data), allow_nan=False))
+    print(json.dumps(finite(data), allow_nan=False))
 
 
 def print_plain(text: str) -> None:
@@ -28,13 +28,3 @@ def print_plain(text: str) -> None:
 def print_note(text: str) -> None:
     """Print a note on standard error."""
     errors.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

@@ -100,6 +100,12 @@ def _table(rows: Iterable[Row]) -> Table:
 
 
 def _summary(rows: Sequence[Row], wall: float) -> str:
+    from rollpacker.sim.reproduce.rows import within
+
     compared = [row for row in rows if row.paper is not None]
-    good = sum(row.status != "not_reproduced" for row in compared)
-    return f"{good} of {len(compared)} within 10% of the paper, in {wall:.0f} s"
+    good = within(compared)
+    fitted = sum(row.status == "fitted" for row in compared)
+    return (
+        f"{good} of {len(compared)} within 10% of the paper, {fitted} of them fitted to it, "
+        f"in {wall:.0f} s"
+    )

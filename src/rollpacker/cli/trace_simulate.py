@@ -77,10 +77,7 @@ class Simulator:
         """With a calibration by name or file; by default the nearest built-in one."""
         if calibration is None:
             longest = max(_longest(plan) for plan in plans)
-            built_in = [calibrations.load(name) for name in calibrations.builtin()]
-            costs = min(
-                built_in, key=lambda c: (c.response_cap < longest, abs(c.response_cap - longest))
-            )
+            costs = calibrations.nearest(longest)
         else:
             costs = calibrations.load(calibration)
         # The trace's own rewards count, not the calibrated experiment's, and nothing is trained:

@@ -72,12 +72,15 @@ class RolloutPolicy:
             self._measure.observe(decision)
             if self._engines is not None:
                 self._engines.observe(decision)
-                if isinstance(decision, do.BeginRound):
-                    for group in self._engines.regroups():
-                        made.append(group)
-                        self._streaming.observe(group)
+            if isinstance(decision, do.BeginRound):
+                self._form_engines(made)
             if isinstance(decision, do.FinishRollout):
                 self._measure.finish(self._tail.audited())
+
+    def _form_engines(self, made: list[do.Decision]) -> None:
+        for group in [] if self._engines is None else self._engines.regroups():
+            made.append(group)
+            self._streaming.observe(group)
 
     @property
     def queue(self) -> int:

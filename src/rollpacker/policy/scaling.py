@@ -52,7 +52,6 @@ class ScaleDecision:
         tp: devices of each group that goes on decoding.
         groups: workers whose devices become one group, by the worker that runs it; empty when
             the groups that go on are as before.
-        gradient_batch: responses that freed devices take at once; 0 for as they come.
     """
 
     freed: tuple[WorkerId, ...]
@@ -61,7 +60,6 @@ class ScaleDecision:
     groups: dict[WorkerId, tuple[WorkerId, ...]] = field(
         default_factory=dict[WorkerId, tuple[WorkerId, ...]]
     )
-    gradient_batch: int = 0
 
 
 class Scaling(Protocol):
@@ -151,9 +149,7 @@ def contexts_by_worker(
     return found
 
 
-def halve(
-    layout: Layout, active: Sequence[ActiveAttempt], gradient_batch: int = 0
-) -> ScaleDecision | None:
+def halve(layout: Layout, active: Sequence[ActiveAttempt]) -> ScaleDecision | None:
     """Free the cheapest half; its requests go to the others. None if no half can be freed."""
     by_worker = contexts_by_worker(layout, active)
     loads = {worker: sum(one.context for one in mine) for worker, mine in by_worker.items()}
@@ -162,9 +158,7 @@ def halve(
         return None
     kept = {worker: load for worker, load in loads.items() if worker not in freed}
     moved = [one for worker in freed for one in by_worker[worker]]
-    return ScaleDecision(
-        freed=freed, moves=spread(moved, kept), tp=layout.tp, gradient_batch=gradient_batch
-    )
+    return ScaleDecision(freed=freed, moves=spread(moved, kept), tp=layout.tp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,11 +251,9 @@ class FixedScalingSettings:
 
     Args:
         fraction: share of finished requests at which half of the devices is freed; 0 never.
-        gradient_batch: responses that the freed devices take at once.
     """
 
     fraction: float = 0.4
-    gradient_batch: int = 64
 
 
 class FixedScaling:
@@ -287,7 +279,7 @@ class FixedScaling:
         if self._done or self._layout is None or not reached or not active:
             return None
         self._done = True
-        return halve(self._layout, active, self._settings.gradient_batch)
+        return halve(self._layout, active)
 
     def lose(self, worker: WorkerId) -> None:
         """A worker has died."""

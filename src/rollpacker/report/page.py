@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,8 @@ except ImportError as error:
     raise ImportError(
         f"the report needs jinja2 and plotly ({error}): pip install -e '.[report]'"
     ) from error
+
+from rollpacker.core.finite import finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +96,8 @@ def write_page(page: Page, path: Path) -> Path:
 
 def embed(data: Any) -> str:
     """JSON that is safe inside a script element; what is not finite becomes null."""
-    text = json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def seconds(value: float | None) -> str:

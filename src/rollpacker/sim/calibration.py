@@ -190,6 +190,12 @@ def builtin() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def nearest(longest: int) -> Calibration:
+    """The built-in one whose cap is the least that holds ``longest`` tokens, else the largest."""
+    known = [load(name) for name in builtin()]
+    return min(known, key=lambda c: (c.response_cap < longest, abs(c.response_cap - longest)))
+
+
 def load(source: str | Path) -> Calibration:
     """Read a calibration by its built-in name or its path.
 

@@ -114,7 +114,7 @@ def on_paper_gpus(
     assert source.cap is not None
     assert source.prompts is not None
     assert source.responses is not None
-    costs = calibrations.load(name or _nearest(source.cap))
+    costs = calibrations.load(name) if name else calibrations.nearest(source.cap)
     costs = costs.model_copy(update={"synchronous_reward_s": 0.0})
     prompts = min(source.prompts, max(8, _MOST_ATTEMPTS // (_CYCLE * source.responses)))
     smaller = prompts / source.prompts
@@ -157,13 +157,6 @@ def on_own_workers(run: RunRecord, source: Source, task: str) -> Job:
         graded=True,
         costs=f"fitted to the run itself, with its {costs.gpus} workers",
     )
-
-
-def _nearest(cap: int) -> str:
-    for name in ("paper-7b-8k", "paper-14b-16k"):
-        if cap <= calibrations.load(name).response_cap:
-            return name
-    return "paper-32b-32k"
 
 
 def steps_for(job: Job) -> int:

@@ -126,6 +126,11 @@ class Echo:
             case events.AttemptFinished(attempt=attempt):
                 self.started += 1
                 return [decisions.GradeAttempt(attempt=attempt)]
+            case events.AttemptGraded():
+                return [
+                    decisions.ApplyUpdate(step=1, update=update, last=update == 1)
+                    for update in range(2)
+                ]
             case events.PromptsDrawn(prompts=prompts):
                 return [decisions.DeferPrompt(prompt=prompt) for prompt in prompts]
             case _:
@@ -157,6 +162,19 @@ def test_a_replay_of_an_untouched_journal_has_no_difference(tmp_path: Path) -> N
     write_run(path, Echo(), MOMENTS)
     result = journal.replay(path, build)
     assert (result.events, result.decisions, result.differences) == (4, 4, [])
+
+
+def test_a_replay_says_within_which_step_a_journal_ends(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    graded = (3.0, events.AttemptGraded(attempt=AttemptId(1), reward=1.0))
+    updates = [(4.0 + update, events.UpdateApplied(step=1, update=update)) for update in range(2)]
+    write_run(path, Echo(), [*MOMENTS, graded, *updates])
+    lines = path.read_text().splitlines(keepends=True)
+    ends = []
+    for count in range(1, len(lines) + 1):
+        path.write_text("".join(lines[:count]))
+        ends.append(journal.replay(path, build).unfinished)
+    assert ends == [None, *[1] * (len(lines) - 2), None]
 
 
 def test_a_replay_names_the_line_whose_decisions_differ(tmp_path: Path) -> None:

@@ -259,6 +259,14 @@ def weights_digest(checkpoint: Path) -> str:
     return digest.hexdigest()
 
 
+def largest_difference(one: Path, other: Path) -> float:
+    """Of any weight of two checkpoints."""
+    from safetensors.torch import load_file
+
+    a, b = (load_file(next(p.rglob("*.safetensors"))) for p in (one, other))
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
 def checkpoints(folder: Path) -> list[int]:
     return sorted(int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*"))
 

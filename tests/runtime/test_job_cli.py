@@ -139,7 +139,8 @@ def test_json_of_the_other_commands(shop: Workshop, tmp_path: Path) -> None:
     done = cli("journal", "replay", folder / "journal.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     replay = json.loads(done.stdout)
-    assert set(replay) == {"events", "decisions", "differences"}
+    assert set(replay) == {"events", "decisions", "differences", "unfinished_step"}
+    assert replay["unfinished_step"] is None
     assert replay["differences"] == 0
     assert replay["events"] > 0
 

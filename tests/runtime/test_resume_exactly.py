@@ -11,6 +11,7 @@ from runtime_jobs import (
     cli,
     kept_groups,
     kept_samples,
+    largest_difference,
     metrics,
     one_line,
     run,
@@ -168,10 +169,3 @@ def test_two_workers_resume(shop: Workshop) -> None:
     assert set(kept_groups(copy).values()) == {3}
     assert times_trained(copy) == Counter({f"p{i}": 2 for i in range(ROWS)})
     assert largest_difference(folder / "checkpoint-3", copy / "checkpoint-3") <= 1e-5
-
-
-def largest_difference(one: Path, other: Path) -> float:
-    from safetensors.torch import load_file
-
-    a, b = (load_file(next(p.rglob("*.safetensors"))) for p in (one, other))
-    return max(float((a[name] - b[name]).abs().max()) for name in a)

@@ -8,6 +8,7 @@ scripted engine. Virtual: the worker and reward processes, which keep the order 
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from scripted_job import Journal, Script, next_epoch, scripted_reward
@@ -21,6 +22,7 @@ from rollpacker.engine.fake import FakeEngine
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rollout import Rollout
 from rollpacker.runtime.updates import Updates
@@ -297,6 +299,7 @@ class Runtime:
             updates=Updates(pool, algorithm, max_length=script.cap, clock=clock),
             params=SamplingParams(max_tokens=script.cap),
             journal=self.run.journal,
+            graded=GradedLog(Path("never-begun"), say=print),
             clock=clock,
         )
 

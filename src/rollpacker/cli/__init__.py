@@ -186,6 +186,7 @@ def replay(
                 "events": result.events,
                 "decisions": result.decisions,
                 "differences": len(result.differences),
+                "unfinished_step": result.unfinished,
             }
         )
     else:
@@ -193,6 +194,8 @@ def replay(
             f"{result.events} events, {result.decisions} decisions, "
             f"{len(result.differences)} differences"
         )
+        if result.unfinished is not None:
+            console.print(f"the journal ends within step {result.unfinished}")
         for difference in result.differences[:3]:
             console.print_json(data=difference)
     if result.differences:

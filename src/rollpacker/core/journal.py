@@ -132,6 +132,19 @@ class Replay:
         self.events = 0
         self.decisions = 0
         self.differences: list[dict[str, Any]] = []
+        self.unfinished: int | None = None
+        """The step within which it ends: the run goes on, was killed, or lines are lost."""
+        self._last_update: int | None = None
+
+    def follow(self, event: events.Event, made: Iterable[decisions.Decision]) -> None:
+        """Note where a step begins and ends."""
+        for decision in made:
+            if isinstance(decision, decisions.ApplyUpdate) and decision.last:
+                self._last_update = decision.update
+        if isinstance(event, events.StepStarted):
+            self.unfinished, self._last_update = event.step, None
+        elif isinstance(event, events.UpdateApplied) and event.update == self._last_update:
+            self.unfinished = None
 
 
 def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
@@ -155,6 +168,7 @@ def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
             problem = f"{type(error).__name__}: {error}"
             result.differences.append({"line": number, "written": line["event"], "error": problem})
             return result
+        result.follow(event, made)
         _compare(result, number, made, line["decisions"])
     if policy is None:
         raise JournalError(f"{path}: empty, no meta line")

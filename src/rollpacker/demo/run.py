@@ -16,6 +16,8 @@ from rollpacker.runtime.progress import Progress
 
 RECOMMENDED = "exact"
 MODES = ("off", RECOMMENDED, "race")
+_PLAIN_EVERY = 9
+"""Steps for each line of the log, where it is no terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,9 @@ def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any
     runs: dict[str, Path] = {}
     for mode in MODES:
         say(f"GRPO, mode '{mode}': {size.steps} steps of 16 prompts x 8 responses")
-        runs[mode] = train(demo_config(model, out / mode, mode, size), progress=Progress())
+        runs[mode] = train(
+            demo_config(model, out / mode, mode, size), progress=Progress(every=_PLAIN_EVERY)
+        )
     summary = compare({mode: _summary(run) for mode, run in runs.items()})
     summary["report"] = str(write_comparison(runs, summary, out / "report.html"))
     (out / "demo.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

@@ -123,6 +123,7 @@ def assemble(
         updates=updates,
         params=params,
         journal=log.journal,
+        graded=log.graded,
         clock=clock,
     )
     return Parts(

@@ -141,6 +141,7 @@ class Job:
         gc.freeze()  # collections must not walk the libraries' objects again and again
         watching = asyncio.create_task(self._watch().run())
         while not self._over():
+            self._recall_graded()
             record = await parts.rollout.run_step(count.step)
             _check_graded(record)
             self._count(record)
@@ -148,6 +149,7 @@ class Job:
             if self._interrupted:
                 break
         watching.cancel()
+        parts.log.graded.clear()
         if count.step > self._saved:
             await self._save()
         if not self._interrupted:
@@ -157,6 +159,20 @@ class Job:
             raise CheckpointError(
                 f"{self._folder}: the last checkpoint cannot be written, so the steps after step "
                 f"{max(self._saved, 0)} are lost: free some space, then --resume auto"
+            )
+
+    def _recall_graded(self) -> None:
+        """Take up what an interrupted run of this step had graded with the same weights."""
+        weights = None
+        # Whoever finished before wins the race again, but others than in one go may come next.
+        races = self._config.rollout.tail_batching.mode not in ("off", "exact")
+        if not (self._config.deterministic and races):
+            weights = self._checkpoints.fingerprint(self._counters.step)
+        known = self._parts.log.graded.begin(self._counters.step, weights)
+        if known:
+            self._parts.log.progress.note(
+                f"step {self._counters.step}: {known} graded responses of the interrupted run are "
+                "used again"
             )
 
     def _watch(self) -> Watch:

@@ -72,6 +72,13 @@ class Checkpoints:
             self._verified.add(found.step)
         return found
 
+    def fingerprint(self, step: int) -> str | None:
+        """Digest of a verified checkpoint, of every byte of it; None when there is none."""
+        if step not in self._verified:
+            return None
+        manifest = (self.folder / f"{_NAME}{step}" / _MANIFEST).read_bytes()
+        return hashlib.blake2b(manifest, digest_size=16).hexdigest()
+
     def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
         """Write ``checkpoint-<step>``, then delete what is older than the kept ones.
 

@@ -33,10 +33,12 @@ class Progress:
 
     Args:
         console: where to; standard error by default, so that standard output stays machine-made.
+        every: steps for each plain line, where it is no terminal.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, every: int = 1) -> None:
         self._console = console or Console(stderr=True)
+        self._every = every
         self._live: Live | None = None
         self._title = ""
         self._total = 0
@@ -119,7 +121,7 @@ class Progress:
         self._waiting = None
         self._rewards = (*self._rewards, shown.get("reward", 0.0))[-_TREND:]
         self._times = (*self._times, shown.get("step_time", 0.0))[-_TREND:]
-        if self._live is None:
+        if self._live is None and (self._done % self._every == 0 or self._done == self._total):
             kind = str(metrics.get("tail/round_kind", ""))
             self._print(_plain_line(int(shown["step"]), kind, shown))
 

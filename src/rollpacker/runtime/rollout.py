@@ -22,6 +22,7 @@ from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
@@ -41,6 +42,8 @@ class Rollout:
         updates: sums gradients and changes the weights.
         params: how responses are sampled.
         journal: records every event.
+        graded: keeps graded responses until the step's update, and has those of a step that was
+            interrupted.
         clock: seconds since the run began.
     """
 
@@ -55,6 +58,7 @@ class Rollout:
         updates: Updates,
         params: SamplingParams,
         journal: JournalWriter,
+        graded: GradedLog,
         clock: Clock,
     ) -> None:
         self._config = config
@@ -64,6 +68,7 @@ class Rollout:
         self._rewards = rewards
         self._updates = updates
         self._params = params
+        self._graded = graded
         self._clock = clock
         self._pump = Pump(policy, self._perform, clock, journal.record)
         self._lockstep = config.deterministic
@@ -97,6 +102,8 @@ class Rollout:
                 step=step, workers=self._pool.workers, remaining=self._problems.remaining()
             )
         )
+        if self._grades:
+            self._settle()
         await self._done
         self.record.end_s = self._clock()
         return self.record
@@ -163,7 +170,11 @@ class Rollout:
             request=request,
             start_s=self._clock(),
         )
-        self._outbox[decision.worker].append(request)
+        known = self._graded.find(decision.prompt, decision.index)
+        if known is None:
+            self._outbox[decision.worker].append(request)
+        else:
+            self._pump.post(self._finished(known.of(decision.attempt).output))
 
     def _abort(self, attempt: Attempt) -> None:
         if attempt.stage in DECODING:
@@ -200,8 +211,12 @@ class Rollout:
             return
         rows = self._problems.rows
         if not self._rewards.needs_group:
-            self._rewards.grade(self._to_grade, rows)
-            self._to_grade.clear()
+            waiting, self._to_grade = self._to_grade, []
+            known = {a.id: k for a in waiting if (k := self._graded.find(a.prompt, a.index))}
+            self._grades.extend(response.of(id_).grade for id_, response in known.items())
+            if not self._lockstep:
+                self._post_grades()
+            self._rewards.grade([a for a in waiting if a.id not in known], rows)
             return
         unfinished = {a.prompt for a in self.record.attempts.values() if a.stage in DECODING}
         for prompt in {attempt.prompt: None for attempt in self._to_grade}:
@@ -310,13 +325,22 @@ class Rollout:
         self._pump.post(self._abort_event(attempt))
 
     def _take_grades(self, grades: Sequence[Grade]) -> None:
+        self._grades.extend(grades)
         if self._lockstep:
-            self._grades.extend(grades)
             self._settle()
         else:
-            self._pump.post(*(e for grade in grades for e in self._graded(grade)))
+            self._post_grades()
 
-    def _graded(self, grade: Grade) -> list[ev.Event]:
+    def _post_grades(self) -> None:
+        events = [e for grade in self._grades for e in self._grade_event(grade)]
+        self._grades.clear()
+        graded = [
+            self.record.attempts[e.attempt] for e in events if isinstance(e, ev.AttemptGraded)
+        ]
+        self._graded.add(graded)
+        self._pump.post(*events)
+
+    def _grade_event(self, grade: Grade) -> list[ev.Event]:
         attempt = self.record.attempts.get(grade.attempt)
         if attempt is None or attempt.stage is not Stage.GRADING:
             return []
@@ -332,11 +356,11 @@ class Rollout:
 
     def _settle(self) -> None:
         """In lockstep, decoding goes on when all that finished is graded, in a fixed order."""
-        if not self._lockstep or self._rewards.pending():
+        if not self._lockstep:
             return
-        grades = sorted(self._grades, key=lambda grade: grade.attempt)
-        self._grades.clear()
-        self._pump.post(*(e for grade in grades for e in self._graded(grade)))
+        while self._grades and not self._rewards.pending():
+            self._grades.sort(key=lambda grade: grade.attempt)
+            self._post_grades()
         if self._rewards.pending():
             return
         for worker in sorted(self._held):

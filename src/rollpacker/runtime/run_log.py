@@ -11,6 +11,7 @@ from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import Group
 from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
+from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.samples import SampleLog
@@ -43,6 +44,7 @@ class RunLog:
     ) -> None:
         self.progress = progress
         self.journal = JournalWriter(folder / "journal.jsonl")
+        self.graded = GradedLog(folder / "graded.log", say=progress.note)
         self._samples = SampleLog(folder, last_step=last_step, say=progress.note)
         trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
         self._metrics = MetricsLog(
@@ -137,6 +139,7 @@ class RunLog:
         self._samples.close()
         self._metrics.close()
         self._tasks.close()
+        self.graded.close()
         self.journal.close()
 
 

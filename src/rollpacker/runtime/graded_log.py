@@ -1,0 +1,183 @@
+"""Graded responses of the step in flight, so that a run that is killed does not sample them again.
+
+An append-only file of records, each with its CRC. They hold for one step and for the weights of
+one verified checkpoint: a step that begins with any others starts an empty log.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.engine.base import Output
+from rollpacker.reward.base import Grade
+from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.durable import AppendFile
+
+_FRAME = struct.Struct("<III")
+"""CRC-32 of what follows the frame, bytes of JSON, bytes of tokens with logprobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradedResponse:
+    """A response and its grade, as a step that was killed has left them."""
+
+    output: Output
+    grade: Grade
+
+    def of(self, attempt: AttemptId) -> GradedResponse:
+        """The same under the id that it has now."""
+        out, old = self.output, self.grade
+        output = Output(
+            attempt=attempt,
+            tokens=out.tokens,
+            logprobs=out.logprobs,
+            finish_reason=out.finish_reason,
+            weights_version=out.weights_version,
+        )
+        grade = Grade(attempt=attempt, reward=old.reward, rewards=old.rewards)
+        return GradedResponse(output, grade)
+
+
+class GradedLog:
+    """The log of one run.
+
+    Args:
+        path: its file; made when the first step that can use it begins.
+        say: told when the log cannot be written; the run goes on without it.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._path = path
+        self._say = say
+        self._file: AppendFile | None = None
+        self._known: dict[tuple[PromptId, int], GradedResponse] = {}
+
+    def begin(self, step: int, weights: str | None) -> int:
+        """Begin a step; returns how many responses of it are known from before.
+
+        Args:
+            step: the step.
+            weights: fingerprint of the checkpoint that the step begins with; None where there is
+                none, so that nothing of the step could be used again.
+        """
+        self.close()
+        self._known = {}
+        if weights is None:
+            self.clear()
+            return 0
+        head = {"step": step, "weights": weights}
+        records, good = _read(self._path)
+        if records and records[0][0] == head:
+            for fields, body in records[1:]:
+                self._known[fields["prompt"], fields["index"]] = _response(step, fields, body)
+        try:
+            self._open(head, good if self._known else 0)
+        except OSError as error:
+            self._stop(error)
+        return len(self._known)
+
+    def find(self, prompt: PromptId, index: int) -> GradedResponse | None:
+        """The response to a prompt with this sample index, if it was graded before."""
+        return self._known.get((prompt, index))
+
+    def add(self, attempts: Iterable[Attempt]) -> None:
+        """Keep what was just graded."""
+        if self._file is None:
+            return
+        new = (a for a in attempts if (a.prompt, a.index) not in self._known)
+        try:
+            self._file.write(b"".join(map(_encode_attempt, new)))
+        except OSError as error:
+            self._stop(error)
+
+    def clear(self) -> None:
+        """Nothing is in flight: remove the file."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, head: Mapping[str, Any], good: int) -> None:
+        with self._path.open("ab") as file:
+            file.truncate(good)
+        self._file = AppendFile(self._path)
+        if not good:
+            self._file.write(_encode(head, b""))
+
+    def _stop(self, error: OSError) -> None:
+        self.close()
+        self._say(
+            f"WARNING {self._path} cannot be written ({error}): a run killed in this step samples "
+            "it again"
+        )
+
+
+def _encode_attempt(attempt: Attempt) -> bytes:
+    assert attempt.output is not None
+    fields = {
+        "prompt": attempt.prompt,
+        "index": attempt.index,
+        "finish_reason": attempt.output.finish_reason,
+        "reward": attempt.reward,
+        "rewards": dict(attempt.rewards),
+    }
+    tokens = np.ascontiguousarray(attempt.output.tokens, dtype="<i4")
+    logprobs = np.ascontiguousarray(attempt.output.logprobs, dtype="<f4")
+    return _encode(fields, tokens.tobytes() + logprobs.tobytes())
+
+
+def _response(step: int, fields: Mapping[str, Any], body: bytes) -> GradedResponse:
+    half = len(body) // 2
+    output = Output(
+        attempt=AttemptId(-1),
+        tokens=np.frombuffer(body[:half], dtype="<i4").astype(np.int32),
+        logprobs=np.frombuffer(body[half:], dtype="<f4").astype(np.float32),
+        finish_reason=fields["finish_reason"],
+        weights_version=step,
+    )
+    grade = Grade(attempt=AttemptId(-1), reward=fields["reward"], rewards=fields["rewards"])
+    return GradedResponse(output, grade)
+
+
+def _encode(fields: Mapping[str, Any], body: bytes) -> bytes:
+    head = json.dumps(fields).encode()
+    crc = zlib.crc32(body, zlib.crc32(head))
+    return _FRAME.pack(crc, len(head), len(body)) + head + body
+
+
+def _read(path: Path) -> tuple[Sequence[tuple[dict[str, Any], bytes]], int]:
+    """The records up to the first that is torn or damaged, and how many bytes they are."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    records: list[tuple[dict[str, Any], bytes]] = []
+    good = 0
+    for fields, body, end in _records(data):
+        records.append((fields, body))
+        good = end
+    return records, good
+
+
+def _records(data: bytes) -> Iterator[tuple[dict[str, Any], bytes, int]]:
+    at = 0
+    while at + _FRAME.size <= len(data):
+        crc, head, body = _FRAME.unpack_from(data, at)
+        begin, end = at + _FRAME.size, at + _FRAME.size + head + body
+        if end > len(data) or zlib.crc32(data[begin:end]) != crc:
+            return
+        yield json.loads(data[begin : begin + head]), data[begin + head : end], end
+        at = end

@@ -1,0 +1,196 @@
+"""What a killed step had graded is used again, and only with the same weights."""
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime_jobs import (
+    Workshop,
+    checkpoints,
+    cli,
+    kept_samples,
+    largest_difference,
+    run,
+    start_cli,
+    weights_digest,
+)
+
+from rollpacker.core import journal
+from rollpacker.core.types import AttemptId, PromptId, WorkerId
+from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.policy.rollout import from_journal
+from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.graded_log import GradedLog
+
+STEP = 3
+
+
+def graded(number: int) -> Attempt:
+    rng = np.random.default_rng(number)
+    tokens = rng.integers(0, 99, number + 1).astype(np.int32)
+    attempt = AttemptId(number)
+    prompt = np.zeros(2, np.int32)
+    return Attempt(
+        id=attempt,
+        prompt=PromptId(f"p{number // 2}"),
+        index=number % 2,
+        worker=WorkerId(0),
+        request=Request(
+            attempt=attempt,
+            group=PromptId(f"p{number // 2}"),
+            prompt=prompt,
+            params=SamplingParams(max_tokens=9),
+            seed=1,
+        ),
+        start_s=0.0,
+        output=Output(
+            attempt=attempt,
+            tokens=tokens,
+            logprobs=-rng.random(number + 1).astype(np.float32),
+            finish_reason="stop",
+            weights_version=STEP,
+        ),
+        reward=number / 3,
+        rewards={"ones": number / 3},
+    )
+
+
+def written(path: Path, count: int) -> GradedLog:
+    log = GradedLog(path, say=pytest.fail)
+    assert log.begin(STEP, "w") == 0
+    log.add(graded(number) for number in range(count))
+    log.close()
+    return log
+
+
+def test_what_was_graded_comes_back_to_the_bit_under_its_new_id(tmp_path: Path) -> None:
+    written(tmp_path / "log", 5)
+    log = GradedLog(tmp_path / "log", say=pytest.fail)
+    assert log.begin(STEP, "w") == 5
+    for number in range(5):
+        known, old = log.find(PromptId(f"p{number // 2}"), number % 2), graded(number)
+        assert known is not None
+        assert old.output is not None
+        again = known.of(AttemptId(70))
+        assert (again.output.attempt, again.grade.attempt) == (70, 70)
+        np.testing.assert_array_equal(again.output.tokens, old.output.tokens)
+        np.testing.assert_array_equal(again.output.logprobs, old.output.logprobs)
+        assert (again.grade.reward, again.grade.rewards) == (old.reward, old.rewards)
+        assert (again.output.finish_reason, again.output.weights_version) == ("stop", STEP)
+    assert log.find(PromptId("p9"), 0) is None
+
+
+@pytest.mark.parametrize(("step", "weights"), [(STEP + 1, "w"), (STEP, "other"), (STEP, None)])
+def test_another_step_or_other_weights_begin_anew(
+    tmp_path: Path, step: int, weights: str | None
+) -> None:
+    path = tmp_path / "log"
+    written(path, 5)
+    log = GradedLog(path, say=pytest.fail)
+    assert log.begin(step, weights) == 0
+    assert path.exists() == (weights is not None)
+    log.add([graded(0)])
+    log.close()
+    assert GradedLog(path, say=pytest.fail).begin(STEP, "w") == 0
+
+
+def test_torn_anywhere_the_records_before_are_used_and_more_can_follow(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    written(path, 3)
+    data = path.read_bytes()
+    found: list[int] = []
+    for size in range(len(data) + 1):
+        path.write_bytes(data[:size])
+        log = GradedLog(path, say=pytest.fail)
+        found.append(log.begin(STEP, "w"))
+        log.add([graded(7)])
+        log.close()
+        assert GradedLog(path, say=pytest.fail).begin(STEP, "w") == found[-1] + 1
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (0, 3)
+
+
+def test_a_flipped_bit_ends_what_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    written(path, 3)
+    data = path.read_bytes()
+    for at in range(len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 4
+        path.write_bytes(flipped)
+        log = GradedLog(path, say=pytest.fail)
+        assert log.begin(STEP, "w") < 3
+        log.close()
+
+
+def test_a_full_disk_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    log = GradedLog(tmp_path / "log", say=said.append)
+    log.begin(STEP, "w")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rollpacker.runtime.graded_log.AppendFile.write", full)
+    log.add([graded(0)])
+    log.add([graded(1)])
+    assert len(said) == 1
+    assert "cannot be written" in said[0]
+
+
+FIXED = {"deterministic": True, "checkpoint": {"every": 1, "keep": 9}, "grading": {"workers": 1}}
+
+
+def killer(shop: Workshop, at: int) -> dict[str, object]:
+    """A reward that kills the driver at its call number ``at``, the first time."""
+    options = {"log": str(shop.folder / "calls"), "marker": str(shop.folder / "killed"), "at": at}
+    return {"function": f"{shop.rewards}:killer", "options": options}
+
+
+KILLER = """
+def killer(completions, completion_ids, prompts, log, marker, at):
+    with open(log, "a") as file:
+        file.write(json.dumps([prompts[0], completion_ids[0]]) + "\\n")
+    calls = len(open(log).readlines())
+    if calls == at and not os.path.exists(marker):
+        open(marker, "w").close()
+        time.sleep(0.5)  # what was graded before must have reached the driver
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+    return ones(completions)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_step_samples_only_what_was_not_graded(tmp_path: Path, workers: int) -> None:
+    shop = Workshop(tmp_path, rows=8)
+    shop.rewards.write_text(shop.rewards.read_text() + KILLER)
+    settings = {**FIXED, "epochs": 1, "workers__count": workers, "data__shuffle": False}
+    whole, _ = run(shop.config("whole", "exact", **settings))
+    file = shop.file("cut", "exact", **settings, rewards=[killer(shop, at=12 + 9)])
+    process = start_cli("train", file)
+    process.wait(120)
+    assert process.returncode == -9
+    process.communicate()
+    folder = tmp_path / "cut"
+    assert checkpoints(folder) == [1]
+    before = calls(shop)
+    done = cli("train", file, "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    reused = next(line for line in (done.stdout + done.stderr).splitlines() if "used again" in line)
+    count = int(reused.split("step 1: ")[1].split()[0])
+    assert 1 <= count <= 9
+    assert calls(shop) - before == 12 - count
+    assert kept_samples(folder) == kept_samples(whole)
+    one, other = (f / "checkpoint-2" for f in (folder, whole))
+    if workers == 1:
+        assert weights_digest(one) == weights_digest(other)
+    else:
+        assert largest_difference(one, other) <= 1e-5
+    assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
+    assert not (folder / "graded.log").exists()
+
+
+def calls(shop: Workshop) -> int:
+    return (shop.folder / "calls").read_bytes().count(b"\n")

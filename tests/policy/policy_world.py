@@ -8,9 +8,15 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, GroupPart, Prompt, PromptId, WorkerId
+from rollpacker.policy.machine import Machine, single_devices
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.policy.streaming import StreamingRules
+
+
+def local_machine(workers: int) -> Machine:
+    """Workers of one device each."""
+    return single_devices(workers, kv_tokens=10_000, latency={1: 1e-3, 64: 2e-3})
 
 
 def settings(
@@ -22,6 +28,7 @@ def settings(
     ordered: bool = False,
     updates: int = 1,
     consolidate_below: int = 4,
+    machine: Machine | None = None,
 ) -> RolloutSettings:
     return RolloutSettings(
         rollout=RolloutConfig.model_validate(rollout),
@@ -32,10 +39,11 @@ def settings(
         asynchronous_grading=asynchronous,
         rules=StreamingRules(
             stream=stream,
-            consolidate_below=consolidate_below,
+            consolidate_below=consolidate_below if machine is None else 0,
             ordered=ordered,
             updates=updates,
         ),
+        machine=machine,
     )
 
 

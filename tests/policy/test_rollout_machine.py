@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from policy_world import World
+from policy_world import World, local_machine
 from policy_world import settings as make_settings
 
 from rollpacker.core import events as ev
@@ -35,6 +35,7 @@ class RolloutMachine(RuleBasedStateMachine):
         workers=st.integers(1, 3),
         retries=st.integers(0, 2),
         buckets=st.sampled_from([1, 1, 3]),
+        scaling=st.sampled_from(["consolidate", "consolidate", "paper", "fixed"]),
     )
     def begin(
         self,
@@ -52,6 +53,7 @@ class RolloutMachine(RuleBasedStateMachine):
         workers: int,
         retries: int,
         buckets: int,
+        scaling: str,
     ) -> None:
         sizes = {"a": first} | ({"b": second} if second else {})
         given = make_settings(
@@ -68,13 +70,14 @@ class RolloutMachine(RuleBasedStateMachine):
                     "audit_prompts": 1,
                 },
                 "dynamic_sampling": {"enabled": dynamic, "max_draws": 2},
-                "streaming": {"group_tokens": 300},
+                "streaming": {"group_tokens": 300, "scaling": scaling},
             },
             sizes,
             stream=stream and mode != "off" and updates == 1 and not ordered,
             asynchronous=asynchronous or mode in ("race", "prompts", "auto"),
             ordered=ordered,
             updates=updates,
+            machine=None if scaling == "consolidate" else local_machine(workers),
         )
         self.world = World(given, workers)
         self.failures = 0

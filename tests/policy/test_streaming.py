@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policy_world import World, settings
+from policy_world import World, local_machine, settings
 
 from rollpacker.core import decisions as do
 from rollpacker.core.types import WorkerId
@@ -66,3 +66,37 @@ def test_groups_without_variance_cost_nothing_and_go_together() -> None:
     for attempt in sorted(world.grading):
         world.grade(attempt, 1.0)
     assert [len(parts) for _, parts in world.gradients] == [4]
+
+
+def fixed(fraction: float) -> World:
+    streaming = {"group_tokens": 1, "scaling": "fixed", "scaling_fraction": fraction}
+    rollout = ROLLOUT | {"streaming": streaming}
+    world = World(settings(rollout, {"a": 4}, machine=local_machine(2)))
+    world.start()
+    return world
+
+
+def test_at_a_fixed_fraction_one_of_two_workers_is_freed_and_starts_gradients() -> None:
+    world = fixed(0.5)
+    for attempt in sorted(world.running)[:3]:
+        world.finish(attempt, 50)
+        assert not world.moving
+    world.finish(min(world.running), 50)
+    (target,) = set(world.moving.values())
+    freed = WorkerId(1 - target)
+    assert freed not in {w for a, w in world.running.items() if a not in world.moving}
+    for attempt in sorted(world.moving):
+        world.confirm_move(attempt)
+    for place, attempt in enumerate(sorted(world.grading)):
+        world.grade(attempt, float(place % 2))
+    assert {worker for worker, _ in world.gradients} == {freed}
+
+
+def test_a_freed_worker_that_dies_before_its_attempts_have_moved_takes_none_with_it() -> None:
+    world = fixed(0.25)
+    for attempt in sorted(world.running)[-2:]:
+        world.finish(attempt, 50)
+    (source,) = {world.running[attempt] for attempt in world.moving}
+    world.lose(source)
+    assert len(world.running) == 6
+    assert set(world.running.values()) == set(world.workers)

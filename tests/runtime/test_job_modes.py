@@ -10,6 +10,7 @@ from runtime_jobs import (
     Workshop,
     checkpoints,
     kept_groups,
+    kept_samples,
     metrics,
     run,
     table,
@@ -147,3 +148,31 @@ def test_race_keeps_whole_groups(shop: Workshop) -> None:
     assert summary["tail"]["aborted_tokens"] == aborted
     assert summary["decoded_tokens"] == table(folder)["tokens"].sum()
     assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
+
+
+@pytest.mark.parametrize("scaling", ["fixed", "paper"])
+def test_half_of_the_workers_is_freed_as_the_rule_says(scaling: str, shop: Workshop) -> None:
+    """And the samples are the same as without it."""
+    streaming = {"scaling": scaling, "group_tokens": 1}
+    folder, _ = run(shop.config(scaling, rollout__streaming=streaming, steps=4))
+    plain, _ = run(shop.config(f"{scaling}-not", "off", steps=1))
+    first = [sample for sample in kept_samples(folder) if sample[0] == 0]
+    assert first == kept_samples(plain)
+    moves = decisions_by_step(folder, "MigrateAttempts")
+    assert moves
+    assert all(len({move["source"] for move in step}) == 1 for step in moves.values())
+    if scaling == "fixed":
+        assert set(moves) == {0, 1, 2, 3}
+    assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
+
+
+def decisions_by_step(folder: Path, kind: str) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    step = -1
+    for line in (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()[1:]:
+        entry = json.loads(line)
+        step = entry["event"].get("step", step)
+        for decision in entry["decisions"]:
+            if decision["kind"] == kind:
+                found.setdefault(step, []).append(decision)
+    return found

@@ -150,10 +150,10 @@ class StreamingConfig(Config):
     group_tokens: int = Field(default=1024, ge=1)
     """Tokens that make one gradient task; small groups are put together."""
     scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
-    """Which rule frees devices where engines span several (simulated so far): ``consolidate``
-    moves the tail to fewer devices, at a higher tensor-parallel size where that is sooner done;
-    ``paper`` frees half between 20% and 50% of finished responses if the rest fits; ``fixed``
-    frees half at ``scaling_fraction``."""
+    """Which rule frees devices from the tail: ``consolidate`` goes by ``consolidate_below``
+    (where engines span several devices, simulated so far, the tail may also move to a higher
+    tensor-parallel size); ``paper`` frees half between 20% and 50% of finished responses if the
+    rest fits; ``fixed`` frees half at ``scaling_fraction``."""
     scaling_fraction: float = Field(default=0.4, ge=0.0, le=1.0)
     """Share of finished responses at which ``fixed`` frees half of the devices."""
 

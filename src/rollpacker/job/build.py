@@ -8,13 +8,14 @@ from pathlib import Path
 
 import yaml
 
-from rollpacker.config import DataConfig, EvalConfig, RunConfig
+from rollpacker.config import DataConfig, EvalConfig, MiniEngineConfig, RunConfig
 from rollpacker.core.types import Prompt
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.resume import Start
+from rollpacker.policy.machine import single_devices
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.clock import Clock
@@ -164,11 +165,10 @@ def check(config: RunConfig) -> None:
             "rollout.tail_batching.long_round_steps and train.updates_per_step both split a round "
             "into updates: leave one of them at 1"
         )
-    if config.rollout.planner != "off" or config.rollout.streaming.scaling != "consolidate":
+    if config.rollout.planner != "off":
         raise ValueError(
-            "rollout.planner and rollout.streaming.scaling are for engines that span several "
-            "devices, which runs do not have yet: try them with 'rollpacker simulate', or leave "
-            "them at 'off' and 'consolidate'"
+            "rollout.planner is for engines that span several devices, which runs do not have "
+            "yet: try it with 'rollpacker simulate', or leave it at 'off'"
         )
     if config.rollout.tail_batching.censoring_weights and mode != "prompts":
         raise ValueError(
@@ -244,6 +244,11 @@ def rollout_settings(
         or config.train.updates_per_step > 1
         or config.rollout.tail_batching.censoring_weights
     )
+    machine = None
+    if config.rollout.streaming.scaling != "consolidate":
+        machine = single_devices(
+            len(pool.workers), kv_tokens=kv_tokens(config, problems, cap), latency=pool.latency
+        )
     return RolloutSettings(
         rollout=config.rollout,
         seed=config.seed,
@@ -259,8 +264,19 @@ def rollout_settings(
             ordered=config.deterministic,
             updates=config.train.updates_per_step,
             train_all=config.train.beta > 0,
+            machine=machine,
         ),
+        machine=machine,
     )
+
+
+def kv_tokens(config: RunConfig, problems: Problems, cap: int) -> int:
+    """KV tokens that an engine was sized for."""
+    engine = config.engine
+    given, running = (
+        (engine.kv_tokens, engine.max_running) if isinstance(engine, MiniEngineConfig) else (0, 256)
+    )
+    return given or running * (cap + max(len(tokens) for tokens in problems.tokens.values()))
 
 
 def total_steps(config: RunConfig, problems: Problems) -> int:

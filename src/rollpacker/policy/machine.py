@@ -147,4 +147,27 @@ class Machine:
         return _ADAPTER.validate_python(data)
 
 
+def single_devices(workers: int, *, kv_tokens: float, latency: Mapping[int, float]) -> Machine:
+    """Workers of one device each, every one a training replica of its own: a run's.
+
+    Args:
+        workers: how many there are.
+        kv_tokens: KV budget of each.
+        latency: seconds of a decode step by batch size.
+    """
+    profile = EngineProfile(
+        kv_tokens=kv_tokens, latency=dict(latency), context_token_s=0.0, prefill_token_s=0.0
+    )
+    return Machine(
+        node_size=workers,
+        worker_devices=1,
+        replica_devices=1,
+        device_bytes=0.0,
+        weight_bytes=0.0,
+        heads=1,
+        profiles={1: profile},
+        train_token_s=0.0,
+    )
+
+
 _ADAPTER = TypeAdapter(Machine)

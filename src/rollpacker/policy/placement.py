@@ -13,6 +13,7 @@ class Placement:
     def __init__(self, workers: Sequence[WorkerId]) -> None:
         self._running: dict[WorkerId, set[AttemptId]] = {worker: set() for worker in workers}
         self._worker: dict[AttemptId, WorkerId] = {}
+        self._retired: set[WorkerId] = set()
 
     @property
     def workers(self) -> int:
@@ -20,10 +21,17 @@ class Placement:
         return len(self._running)
 
     def choose(self) -> WorkerId:
-        """The least loaded worker. Raises ``RuntimeError`` when none is left."""
+        """The least loaded worker, a retired one only when there is no other.
+
+        Raises ``RuntimeError`` when none is left.
+        """
         if not self._running:
             raise RuntimeError("every worker has died; the run cannot go on")
-        return min(self._running, key=lambda worker: (len(self._running[worker]), worker))
+
+        def load(worker: WorkerId) -> tuple[bool, int, WorkerId]:
+            return worker in self._retired, len(self._running[worker]), worker
+
+        return min(self._running, key=load)
 
     def started(self, attempt: AttemptId, worker: WorkerId) -> None:
         """An attempt begins on a worker."""
@@ -43,8 +51,8 @@ class Placement:
             self.started(attempt, worker)
 
     def retire(self, worker: WorkerId) -> None:
-        """Start nothing on a worker any more; what it runs has another place already."""
-        self._running.pop(worker, None)
+        """Start nothing on a worker any more; what it runs is moving, but may die with it."""
+        self._retired.add(worker)
 
     def lose(self, worker: WorkerId) -> list[AttemptId]:
         """Forget a dead worker; returns what ran there, oldest first."""

@@ -24,7 +24,7 @@ class RolloutSettings:
         latency: seconds of a decode step of one worker by batch size.
         asynchronous_grading: grade each response when it finishes.
         rules: what streaming may do.
-        machine: devices, where engines may span several; None where each worker is one engine.
+        machine: devices, where engines may span several or the rule that frees them asks for them.
     """
 
     rollout: RolloutConfig
@@ -83,7 +83,7 @@ def streaming_rules(
         workers: how many there are.
         whole_batch: the update needs all groups before its first gradient.
         ordered, updates, train_all: as in ``StreamingRules``.
-        machine: devices, where engines may span several: then another rule moves the tail.
+        machine: devices, as in ``RolloutSettings``: then another rule moves the tail.
     """
     mode, config = rollout.tail_batching.mode, rollout.streaming
     stream = config.enabled and mode != "off" and not whole_batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,44 @@ class _Visit:
     lengths: NDArray[np.int32] | None = None
 
 
-class Workload:
+class Workload(Protocol):
+    """What a simulated job samples."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of every prompt."""
+        ...
+
+    def remaining(self) -> dict[str, int]:
+        """Fresh prompts that are left of each domain."""
+        ...
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """Take fresh prompts of each domain."""
+        ...
+
+    def length(self, step: int, prompt: PromptId, index: int) -> int:
+        """Tokens of one response."""
+        ...
+
+    def reward(self, step: int, prompt: PromptId, index: int) -> float:
+        """Of one response."""
+        ...
+
+    def domain(self, prompt: PromptId) -> str:
+        """Of a prompt that is out."""
+        ...
+
+    def run_s(self, step: int, prompt: PromptId, index: int) -> float:
+        """Seconds that the response's program would run, in a domain of code."""
+        ...
+
+    def forget(self, prompt: PromptId) -> None:
+        """The prompt is done; it never comes again."""
+        ...
+
+
+class DrawnWorkload:
     """An endless stream of prompts.
 
     Args:

@@ -96,7 +96,9 @@ class LengthHistory:
             self._begin(step)
         self._cache.clear()
         key = (step, str(kind))
-        seen = self._rounds.setdefault(key, _Round(*key))
+        seen = self._rounds.get(key)
+        if seen is None:
+            seen = self._rounds[key] = _Round(*key)
         end = CENSORED if censored else TRUNCATED if truncated else FINISHED
         seen.lengths.setdefault(prompt, []).append(length)
         seen.ends.setdefault(prompt, []).append(end)

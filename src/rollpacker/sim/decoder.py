@@ -17,14 +17,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from rollpacker.sim.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One attempt: ``target_tokens`` in all, ``generated`` of them elsewhere (it migrated).
 
     Requests of one ``group`` share their prompt's prefill while one of them is held.
@@ -268,6 +267,8 @@ class Decoder:
         return heap[0][0]
 
     def _finish(self) -> None:
+        if not self._running or self._heap[0][0] > self.decode_steps:
+            return
         while self._running and self._first_finish() <= self.decode_steps:
             live = heappop(self._heap)[2]
             self._leave(live, live.target)

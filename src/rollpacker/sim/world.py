@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
@@ -306,8 +305,10 @@ class World:
         """A decode step has ended, and with it these attempts."""
         self._touched.add(worker)
         self._pump.post(*map(self._finish, done))
-        self._pump.post(*(self._stop(AttemptId(a), tokens) for a, tokens in stopped.items()))
-        self._form()
+        if stopped:
+            self._pump.post(*(self._stop(AttemptId(a), tokens) for a, tokens in stopped.items()))
+        if self._forming:
+            self._form()
         self._post()
 
     def _finish(self, attempt: AttemptId) -> ev.Event:
@@ -330,7 +331,7 @@ class World:
             known.decoding = False
             return ev.AttemptAborted(attempt=attempt, tokens=tokens)
         known.worker, known.target = known.target, None
-        known.request = replace(known.request, generated=tokens)
+        known.request = known.request._replace(generated=tokens)
         self._worker(known.worker).submit(known.request, attempt)
         return ev.AttemptMigrated(attempt=attempt, worker=known.worker, tokens=tokens)
 

@@ -23,7 +23,7 @@ from rollpacker.policy.admission import (
     predict,
 )
 from rollpacker.policy.bias import Bias
-from rollpacker.policy.lengths import LengthHistory, intraclass_correlation
+from rollpacker.policy.lengths import LengthHistory, known_correlation
 
 CPU = LatencyCurve({1: 0.17e-3, 4: 0.22e-3, 16: 0.36e-3, 32: 0.59e-3, 64: 1.2e-3, 128: 3.0e-3})
 GPU = LatencyCurve({1: 0.010, 16: 0.011, 64: 0.0135, 128: 0.018, 256: 0.027})
@@ -116,9 +116,9 @@ def test_synthetic_rounds_have_the_measured_distribution_and_correlation(name):
     rounds = SyntheticRounds.draw(true, icc, (100, 64, 8), np.random.default_rng(0))
     assert rounds.first.shape == rounds.again.shape == (100, 64, 8)
     assert rounds.first.mean() == pytest.approx(true.mean(), rel=0.04)
-    assert intraclass_correlation(list(rounds.first.reshape(-1, 8))) == pytest.approx(icc, abs=0.02)
+    assert known_correlation(list(rounds.first.reshape(-1, 8))) == pytest.approx(icc, abs=0.02)
     both = np.concatenate([rounds.first, rounds.again], axis=2).reshape(-1, 16)
-    assert intraclass_correlation(list(both)) == pytest.approx(icc, abs=0.02)
+    assert known_correlation(list(both)) == pytest.approx(icc, abs=0.02)
 
 
 def seconds_of(family, eta_p, eta_r, steps):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from synthetic_race import FITS, race
 
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.bias import Audited, BiasMeter, choose_audited, is_audit_step
+from rollpacker.policy.bias import Audited, BiasMeter, is_audit_step
 from rollpacker.policy.censoring import (
     KaplanMeier,
     Observations,
@@ -117,15 +117,6 @@ def test_weights_are_clipped_and_have_mean_one(kept, everything):
 def test_audits_come_every_so_many_steps_and_never_at_zero():
     assert [s for s in range(30) if is_audit_step(s, 7)] == [7, 14, 21, 28]
     assert not any(is_audit_step(s, 0) for s in range(30))
-
-
-@given(st.integers(0, 20), st.integers(1, 8), st.integers(0, 5))
-def test_audited_prompts_are_distinct_and_in_order(count, wanted, seed):
-    prompts = [PromptId(str(i)) for i in range(count)]
-    chosen = choose_audited(prompts, wanted, np.random.default_rng(seed))
-    assert len(set(chosen)) == len(chosen) == min(count, wanted)
-    assert list(chosen) == [p for p in prompts if p in chosen]
-    assert chosen == choose_audited(prompts, wanted, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize(("mode", "knob"), [("race", RESPONSES_KNOB), ("prompts", PROMPTS_KNOB)])

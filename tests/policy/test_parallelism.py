@@ -218,36 +218,6 @@ def test_one_odd_round_moves_nothing():
         assert planner.plan(SHORT) == 1
 
 
-def test_a_move_must_pay_over_the_horizon():
-    def end(**rules: float) -> int:
-        planner = Noisy({1: 100.0, 2: 80.0, 4: 90.0, 8: 95.0}, iter(lambda: 1.0, None), **rules)
-        return planner.sizes(10, 1)[-1]
-
-    assert end(horizon=10, switch_seconds=199.0) == 2
-    assert end(horizon=10, switch_seconds=201.0) == 1
-
-
-def test_kinds_that_alternate_share_a_size_when_changing_it_costs_more_than_it_saves():
-    best = {SHORT: {1: 100.0, 2: 115.0}, LONG: {1: 130.0, 2: 100.0}}
-    two = Devices(node_size=2, device_bytes=64e9, weight_bytes=15e9)
-
-    def end(layout_seconds: float) -> tuple[int, int]:
-        planner = ForecastPlanner(
-            ForecastSettings(devices=two, initial=1, layout_seconds=layout_seconds),
-            lambda tp, lengths, kind: best[kind][tp],
-            lambda kind: LENGTHS,
-        )
-        tps = {SHORT: 1, LONG: 1}
-        for place in range(60):
-            kind = LONG if place % 4 == 3 else SHORT
-            planner.observe(report(kind, tps[kind], seconds=best[kind][tps[kind]]))
-            tps[kind] = planner.plan(kind)
-        return tps[SHORT], tps[LONG]
-
-    assert end(0.0) == (1, 2)
-    assert end(20.0) == (1, 1)
-
-
 def test_it_does_not_shrink_into_a_size_that_the_peak_would_not_fit():
     tight = Devices(node_size=4, device_bytes=64e9, weight_bytes=60e9)
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.policy.quotas import over_provision, over_provisioned, split
+from rollpacker.core.groups import over_provision
+from rollpacker.policy.quotas import split
 
 weights = st.dictionaries(
     st.text(min_size=1, max_size=3), st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=6
@@ -41,7 +42,3 @@ def test_weights_that_split_nothing_are_refused(bad):
 @given(st.integers(0, 2000), st.integers(100, 400))
 def test_over_provision_is_the_exact_ceiling(count, percent):
     assert over_provision(count, percent / 100) == math.ceil(Fraction(percent, 100) * count)
-
-
-def test_over_provisioning_applies_to_each_quota():
-    assert over_provisioned({"a": 6, "b": 5}, 1.25) == {"a": 8, "b": 7}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 
@@ -181,9 +180,8 @@ class Round:
 @settings(max_examples=60, deadline=None)
 def test_decisions_keep_groups_whole_and_some_devices_decoding(name, where, attempts, seed, data):
     lose_at = data.draw(st.sampled_from([None, 2, 5]))
-    restore_at = data.draw(st.sampled_from([None, 1, 3, 6]))
     runs = []
-    for again in (False, True):
+    for _ in range(2):
         policy = POLICIES[name]()
         policy.begin(where, LENGTHS)
         world = Round(policy, where, attempts, random.Random(seed))
@@ -193,11 +191,6 @@ def test_decisions_keep_groups_whole_and_some_devices_decoding(name, where, atte
                 break
             if step == lose_at:
                 world.lose()
-            if again and step == restore_at and lose_at is None:
-                world.policy = POLICIES[name]()
-                world.policy.begin(where, LENGTHS)
-                world.policy.load_state_dict(json.loads(json.dumps(policy.state_dict())))
-                policy = world.policy
             if world.active:
                 made.append(world.observe(float(step)))
                 world.grow()
@@ -335,7 +328,8 @@ def test_likely_lengths_have_the_longest_of_a_random_draw():
     where = layout(8, 1, 1)
     active = attempts(64, where, generated=0)
     likely = remaining_tokens(LENGTHS, active)
-    assert likely.max() == pytest.approx(LENGTHS.expected_max(64), rel=0.35)
+    longest = np.sum(1.0 - (1.0 - LENGTHS.survival) ** 64)
+    assert likely.max() == pytest.approx(longest, rel=0.35)
     assert likely.mean() == pytest.approx(LENGTHS.mean(), rel=0.1)
     shuffled = remaining_tokens(LENGTHS, active[::-1])
     assert (shuffled[::-1] == likely).all()

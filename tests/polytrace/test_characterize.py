@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.bootstrap import intervals
 from rollpacker.polytrace.characterize import characterize
 from rollpacker.polytrace.generate import generate, load_model
@@ -21,7 +22,6 @@ from rollpacker.polytrace.sentences import sentences
 from rollpacker.polytrace.statistics import (
     area_under_curve,
     drift,
-    intraclass_correlation,
     known_cap,
     tail_index,
 )

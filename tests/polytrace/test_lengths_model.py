@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.lengths import PAPER, LengthModel
 from rollpacker.polytrace.quantiles import QuantileTable
 from rollpacker.polytrace.redrawn import Redrawn
-from rollpacker.polytrace.statistics import intraclass_correlation
 
 LEVELS = [0.5, 0.75, 0.9, 0.95, 0.99]
 

@@ -21,10 +21,10 @@ from rollpacker.engine.fake import FakeEngine
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.generate import generate, load_model
 from rollpacker.polytrace.native import concat
+from rollpacker.polytrace.replay_plan import Response, Scale, StepPlan, Turn, plan
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
 from rollpacker.runtime.replay import Replayer
 from rollpacker.runtime.replay_engine import build_engine
-from rollpacker.runtime.replay_plan import Response, Scale, StepPlan, Turn, plan
 
 Call = Callable[..., tuple[int, str, str]]
 SHARED = os.environ.get("ROLLPACKER_POLYTRACE")

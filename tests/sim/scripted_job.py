@@ -10,7 +10,8 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.sim.costs import CurveCosts, RewardCosts, TrainCosts
 from rollpacker.sim.hardware import MeasuredDevice
-from rollpacker.sim.world import World, WorldCosts
+from rollpacker.sim.machines import WorldCosts
+from rollpacker.sim.world import World
 
 PROMPT_TOKENS = 7
 LATENCY = {1: 0.0101, 4: 0.0117, 16: 0.0239, 64: 0.0711}

@@ -88,7 +88,7 @@ def test_a_cpu_calibration_survives_a_round_trip(tmp_path: Path) -> None:
         ({"fitted": {"kapa": "x"}}, "fitted.kapa is not a key"),
         ({"rollout_tp": 3}, "gpus=2 is not a multiple of rollout_tp"),
         ({"device": "H800", "measured": None, "model": "x"}, "unknown model 'x'"),
-        ({"device": "A100", "measured": None, "model": "Llama-3.1-70B"}, "raise tp"),
+        ({"device": "A100", "measured": None, "model": "Llama-3.1-70B"}, "runs on 4, 8 x A100"),
         ({"measured": {"latency": {}, "kv_tokens": 1, "prefill_token_s": 0}}, "latency curve"),
     ],
 )

@@ -179,7 +179,7 @@ def drive(costs: EngineCosts, max_running: int, actions: list[Action]) -> Outcom
             break
     out.preemptions, out.steps = decoder.preemptions, decoder.decode_steps
     out.end, out.peak = now, decoder.peak_kv
-    assert decoder.running == decoder.waiting == decoder.kv_used == 0
+    assert decoder.waiting == 0
     made = sum(tokens for _, tokens, _ in out.finished) + sum(out.aborted.values())
     elsewhere = sum(what.generated for _, what in actions if isinstance(what, Request))
     assert decoder.generated_tokens == made - elsewhere
@@ -290,12 +290,13 @@ def test_a_group_prefills_its_prompt_once_and_freezes_the_batch() -> None:
     decoder = Decoder(Affine(), max_running=8)
     for attempt in range(3):
         decoder.submit(0.0, request(attempt))
-    decoder.next_event(0.0)
-    assert decoder.frozen_until == pytest.approx(100 * 2e-5)
-    decoder.submit(0.01, request(3, "other"))
-    before = decoder.frozen_until
-    finish(decoder, 0.01)
-    assert decoder.frozen_until > before
+    alone = decoder.next_event(0.0)
+    assert alone is not None
+    assert decoder.busy_s == pytest.approx(100 * 2e-5)
+    decoder.submit(0.01, request(3, "other", tokens=20))
+    ends = decoder.next_event(decoder.pause(0.01))
+    assert ends is not None
+    assert ends > alone + 100 * 2e-5
 
 
 def test_a_prompt_leaves_the_cache_with_its_last_request() -> None:
@@ -303,8 +304,9 @@ def test_a_prompt_leaves_the_cache_with_its_last_request() -> None:
     decoder.submit(0.0, request(0))
     idle = finish(decoder, 0.0)
     decoder.submit(idle, request(1))
+    before = decoder.busy_s
     decoder.next_event(idle)
-    assert decoder.frozen_until == pytest.approx(idle + 100 * 2e-5)
+    assert decoder.busy_s - before == pytest.approx(100 * 2e-5)
 
 
 def test_a_migrated_request_recomputes_all_and_decodes_the_rest() -> None:
@@ -315,7 +317,7 @@ def test_a_migrated_request_recomputes_all_and_decodes_the_rest() -> None:
     assert 0 < done[0] < 100
     target.submit(0.2, request(0, tokens=100, generated=done[0]))
     target.next_event(0.2)
-    assert target.frozen_until == pytest.approx(0.2 + (100 + done[0]) * 2e-5)
+    assert target.busy_s == pytest.approx((100 + done[0]) * 2e-5)
     finish(target, 0.2)
     assert source.generated_tokens + target.generated_tokens == 100
 
@@ -346,7 +348,7 @@ def test_the_queue_waits_for_a_place_and_is_first_come() -> None:
         decoder.submit(0.0, request(attempt))
     first = decoder.next_event(0.0)
     assert first is not None
-    assert (decoder.running, decoder.waiting) == (1, 3)
+    assert decoder.waiting == 3
     assert decoder.abort(first / 2, [1]) == {1: 0}
     order: list[int] = []
     at = decoder.next_event(first / 2)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from rollpacker.polytrace.lengths import PAPER
-from rollpacker.sim.workload import Recorded, Workload
+from rollpacker.sim.workload import DrawnWorkload, Recorded
 
 DOMAINS = {"a": 1.0, "b": 1.0, "c": 2.0}
 
 
-def workload(seed: int = 0, domains: dict[str, float] | None = None, recorded=()) -> Workload:
-    return Workload(
+def workload(seed: int = 0, domains: dict[str, float] | None = None, recorded=()) -> DrawnWorkload:
+    return DrawnWorkload(
         PAPER["8k"],
         domains=domains or DOMAINS,
         prompt_tokens=200,
@@ -21,7 +21,7 @@ def workload(seed: int = 0, domains: dict[str, float] | None = None, recorded=()
     )
 
 
-def lengths(of: Workload, step: int, prompts, responses: int = 4) -> list[list[int]]:
+def lengths(of: DrawnWorkload, step: int, prompts, responses: int = 4) -> list[list[int]]:
     return [[of.length(step, p.id, index) for index in range(responses)] for p in prompts]
 
 

@@ -17,7 +17,7 @@ from rollpacker.cli.output import Json, console, print_json, print_note, print_p
 from rollpacker.cli.trace_source import chosen_task, read_responses
 
 if TYPE_CHECKING:
-    from rollpacker.runtime.replay_plan import Scale, StepPlan
+    from rollpacker.polytrace.replay_plan import Scale, StepPlan
 
 Source = Annotated[
     Path, typer.Argument(metavar="TRACE", help="A trace: a file, a folder, or its parent.")
@@ -133,7 +133,7 @@ def replay(
 
     Example: rollpacker trace replay search.parquet --model Qwen/Qwen2.5-0.5B-Instruct --steps 2
     """
-    from rollpacker.runtime.replay_plan import Scale
+    from rollpacker.polytrace.replay_plan import Scale
 
     _check(steps, concurrency, time_scale, max_tokens_scale, gpus, seed, out)
     choice = _Choice(
@@ -212,7 +212,7 @@ def _plans(
     notes: list[str],
 ) -> tuple[str, list[StepPlan]]:
     """The task's name and its steps. Raises ``ValueError`` when there is nothing to replay."""
-    from rollpacker.runtime.replay_plan import plan
+    from rollpacker.polytrace.replay_plan import plan
 
     trace = read_responses(path, format, None, notes)
     name = chosen_task(path, trace.tasks, task)
@@ -238,18 +238,12 @@ def _replayed(plans: list[StepPlan], choice: _Choice, scale: Scale) -> Iterator[
 
 
 def _simulated(plans: list[StepPlan], choice: _Choice, notes: list[str]) -> Iterator[Row]:
-    from rollpacker.cli.trace_simulate import Simulator
+    from rollpacker.sim.replay import assumptions, replay, replay_costs
 
-    simulator = Simulator.of(
-        plans,
-        calibration=choice.calibration,
-        gpus=choice.gpus,
-        concurrency=choice.concurrency,
-        seed=choice.seed,
-    )
-    notes += simulator.notes(plans)
+    costs, gpus = replay_costs(plans, choice.calibration), choice.gpus
+    notes += assumptions(plans, costs, gpus)
     for plan in plans:
-        yield simulator.run(plan)
+        yield replay(plan, costs, gpus=gpus, concurrency=choice.concurrency, seed=choice.seed)
 
 
 def _written(made: Iterable[Row], scale: Scale, out: Path | None) -> list[Row]:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.config import TailBatchingConfig
+from rollpacker.core.groups import over_provision
 from rollpacker.policy.bias import Bias
 from rollpacker.policy.censoring import KaplanMeier
 from rollpacker.policy.lengths import ENOUGH_GROUPS, LengthHistory
-from rollpacker.policy.quotas import over_provision
 
 Lengths = NDArray[np.float64]
 

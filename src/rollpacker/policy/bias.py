@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollpacker.core.types import PromptId, RoundKind
+from rollpacker.core.types import RoundKind
 from rollpacker.policy.censoring import (
     CENSORED,
     censoring_weights,
@@ -120,14 +120,6 @@ class _Unraced:
 def is_audit_step(step: int, every: int) -> bool:
     """Whether the short round of ``step`` is audited; ``every`` 0 is never."""
     return every > 0 and step > 0 and step % every == 0
-
-
-def choose_audited(
-    prompts: Sequence[PromptId], count: int, rng: np.random.Generator
-) -> tuple[PromptId, ...]:
-    """``count`` of ``prompts`` (all, if fewer) at random, in their order."""
-    chosen = np.sort(rng.choice(len(prompts), size=min(count, len(prompts)), replace=False))
-    return tuple(prompts[int(i)] for i in chosen)
 
 
 class BiasMeter:

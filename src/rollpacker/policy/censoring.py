@@ -115,14 +115,6 @@ class KaplanMeier:
         more = np.divide(self._tail[index], alive, out=np.zeros(index.shape), where=alive > 0)
         return np.asarray(length, np.float64) + more
 
-    def expected_max(self, n: int) -> float:
-        """Expected longest of ``n`` independent responses, in tokens."""
-        return float(np.sum(1.0 - (1.0 - self.survival) ** n))
-
-    def running(self, n: int) -> NDArray[np.float64]:
-        """Expected number of ``n`` attempts that still run after decode step ``t``; by ``t``."""
-        return n * self.survival
-
 
 def _completed(survival: NDArray[np.float64], cap: int | None) -> NDArray[np.float64]:
     """The curve with an exponential tail if it does not reach 0; ends at the first 0."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -180,31 +180,6 @@ class Consolidation:
         self._layout = self._layout and self._layout.without(worker)
         self._groups = {
             lead: group for lead, group in self._groups.items() if worker not in group.members
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the round has done so far, as JSON."""
-        return {
-            "tp": self._tp,
-            "groups": [[lead, list(group.members)] for lead, group in self._groups.items()],
-            "looked": self._looked,
-            "until": None if self._until == -np.inf else self._until,
-            "moved": list(self._moved.items()),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``, after ``begin`` with the same layout and lengths."""
-        assert self._layout is not None
-        workers = self._layout.workers
-        self._tp, self._looked = state["tp"], state["looked"]
-        self._until = -np.inf if state["until"] is None else state["until"]
-        self._moved = {AttemptId(attempt): WorkerId(lead) for attempt, lead in state["moved"]}
-        self._groups = {
-            WorkerId(lead): _Group(
-                tuple(sorted(device for member in members for device in workers[member])),
-                tuple(members),
-            )
-            for lead, members in state["groups"]
         }
 
 

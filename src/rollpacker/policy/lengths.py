@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollpacker.core.groups import intraclass_correlation
 from rollpacker.core.types import PromptId, RoundKind
 from rollpacker.policy.censoring import (
     CENSORED,
@@ -94,7 +96,9 @@ class LengthHistory:
             self._begin(step)
         self._cache.clear()
         key = (step, str(kind))
-        seen = self._rounds.setdefault(key, _Round(*key))
+        seen = self._rounds.get(key)
+        if seen is None:
+            seen = self._rounds[key] = _Round(*key)
         end = CENSORED if censored else TRUNCATED if truncated else FINISHED
         seen.lengths.setdefault(prompt, []).append(length)
         seen.ends.setdefault(prompt, []).append(end)
@@ -145,18 +149,10 @@ class LengthHistory:
             self._cache["distribution"] = KaplanMeier.fit(fresh, rerun, self._cap)
         return self._cache["distribution"]
 
-    def expected_max(self, n: int) -> float:
-        """Expected longest of ``n`` responses, in tokens, as if they were independent."""
-        return self.distribution().expected_max(n)
-
-    def expected_step_profile(self, n: int) -> NDArray[np.float64]:
-        """Expected number of ``n`` attempts still running after decode step ``t``, by ``t``."""
-        return self.distribution().running(n)
-
     def icc(self) -> float:
         """Intraclass correlation of length within a prompt, 0 to 1; 0 where not known."""
         if "icc" not in self._cache:
-            self._cache["icc"] = intraclass_correlation(self.complete_groups())
+            self._cache["icc"] = known_correlation(self.complete_groups())
         return self._cache["icc"]
 
     def complete_groups(self) -> list[NDArray[np.float64]]:
@@ -229,20 +225,13 @@ def shrunk_mean(own: float, count: int, grand: float, icc: float) -> float:
     return grand + trust * (own - grand)
 
 
-def intraclass_correlation(groups: list[NDArray[np.float64]]) -> float:
-    """ICC(1) by analysis of variance over groups of two or more, clipped to 0..1.
+def known_correlation(groups: Sequence[NDArray[np.float64]]) -> float:
+    """Intraclass correlation over groups of two or more, clipped to 0..1.
 
     0 with fewer than two groups or without any variance.
     """
     if len(groups) < 2:
         return 0.0
-    sizes = np.array([group.size for group in groups], np.float64)
-    means = np.array([group.mean() for group in groups])
-    total = float(sizes.sum())
-    grand = float(sizes @ means) / total
-    between = float(sizes @ (means - grand) ** 2) / (len(groups) - 1)
-    inside = sum(float(np.sum((group - group.mean()) ** 2)) for group in groups)
-    within = inside / (total - len(groups))
-    size = (total - float(sizes @ sizes) / total) / (len(groups) - 1)
-    spread = between + (size - 1.0) * within
-    return min(1.0, max(0.0, (between - within) / spread)) if spread > 0.0 else 0.0
+    numbers = np.repeat(np.arange(len(groups)), [group.size for group in groups])
+    found = intraclass_correlation(np.concatenate(groups), numbers)
+    return min(1.0, max(0.0, found)) if math.isfinite(found) else 0.0

@@ -149,7 +149,8 @@ class Measurements:
         if prompt is None:
             return
         self._ends[attempt] = _End(tokens, truncated)
-        source = "audit" if any(race.prompt.id == prompt for race in audited) else self._kind
+        is_audit = bool(audited) and any(race.prompt.id == prompt for race in audited)
+        source = "audit" if is_audit else self._kind
         self.history.observe(prompt, tokens, False, source, self._step, truncated)
 
     def _tokens(self, part: GroupPart) -> int:

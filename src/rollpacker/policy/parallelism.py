@@ -2,7 +2,7 @@
 
 ``PaperPlanner`` follows preemptions (RollPacker, section 4.2). ``ForecastPlanner`` predicts the
 time of the next like round at every size, and moves only for a saving that is larger than what
-moving costs and than what noise could feign.
+noise could feign.
 """
 
 from __future__ import annotations
@@ -27,30 +27,26 @@ class Devices:
         node_size: devices of a node; a tensor-parallel group never leaves its node.
         device_bytes: memory of a device that weights and KV may use.
         weight_bytes: all weights, sharded over the group.
-        kv_bytes: KV that a group must hold besides: one longest sequence, at least.
         heads: attention heads, which a size must divide; 0 where it does not matter.
     """
 
     node_size: int
     device_bytes: float
     weight_bytes: float
-    kv_bytes: float = 0.0
     heads: int = 0
 
     def sizes(self) -> tuple[int, ...]:
         """Possible sizes, ascending. Raises ``ValueError`` when the model fits into no node."""
-        needed = self.weight_bytes + self.kv_bytes
         found = tuple(
             size
             for size in range(1, self.node_size + 1)
             if self.node_size % size == 0
             and self.heads % size == 0
-            and size * self.device_bytes >= needed
             and self.kv_per_device(size) > 0.0
         )
         if not found:
             raise ValueError(
-                f"weights and KV of {needed / 1e9:.1f} GB fit into no tensor-parallel group of "
+                f"weights of {self.weight_bytes / 1e9:.1f} GB fit into no tensor-parallel group of "
                 f"a node of {self.node_size} x {self.device_bytes / 1e9:.1f} GB"
             )
         return found
@@ -215,20 +211,14 @@ class ForecastSettings:
     Args:
         devices: which sizes are possible.
         initial: size before anything is known.
-        horizon: like rounds over which a saving must pay for the move.
         margin: share of a round's time that a move must save; the guard against noise.
         patience: like rounds in a row in which a move must be worth it.
-        switch_seconds: paid once, when a kind of round moves to another size.
-        layout_seconds: paid whenever two rounds in a row run at different sizes.
     """
 
     devices: Devices
     initial: int
-    horizon: int = 20
     margin: float = 0.1
     patience: int = 2
-    switch_seconds: float = 0.0
-    layout_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -246,12 +236,9 @@ class _Error:
 @dataclass(slots=True)
 class _Seen:
     tp: int
-    rounds: int = 0
     worth: int = 0
     """Rounds in a row after which a move was worth it."""
     errors: dict[int, _Error] = field(default_factory=dict[int, _Error])
-    neighbours: dict[RoundKind, int] = field(default_factory=dict[RoundKind, int])
-    """Rounds of other kinds that ran right before or after."""
 
 
 class ForecastPlanner:
@@ -278,26 +265,16 @@ class ForecastPlanner:
         self._sizes = settings.devices.sizes()
         self._initial = _checked(settings.initial, self._sizes)
         self._kinds: dict[RoundKind, _Seen] = {}
-        self._last: RoundKind | None = None
 
     def observe(self, report: RoundReport) -> None:
         """Take the report of a round that is over; this is where a kind's size may change."""
         seen = self._kinds.setdefault(report.kind, _Seen(report.tp))
         seen.tp = _checked(report.tp, self._sizes)
-        seen.rounds += 1
-        self._follow(report.kind)
         predicted = self._predicted(report.kind)
         if math.isfinite(predicted.get(seen.tp, math.inf)) and report.seconds > 0.0:
             error = seen.errors.setdefault(seen.tp, _Error())
             error.add(math.log(report.seconds / predicted[seen.tp]))
         self._decide(report, seen, self._corrected(seen, predicted))
-
-    def _follow(self, kind: RoundKind) -> None:
-        if self._last is not None and self._last != kind:
-            for one, other in ((kind, self._last), (self._last, kind)):
-                neighbours = self._kinds[one].neighbours
-                neighbours[other] = neighbours.get(other, 0) + 1
-        self._last = kind
 
     def _predicted(self, kind: RoundKind) -> dict[int, float]:
         lengths = self._forecast(kind)
@@ -306,18 +283,12 @@ class ForecastPlanner:
         return {tp: self._cost(tp, lengths, kind) for tp in self._sizes}
 
     def _corrected(self, seen: _Seen, predicted: Mapping[int, float]) -> dict[int, float]:
-        """Seconds of a like round by size, what its neighbours' other sizes cost it included."""
+        """Seconds of a like round by size."""
         here = seen.errors.get(seen.tp, _Error())
-        found: dict[int, float] = {}
-        for tp, seconds in predicted.items():
-            factor = math.exp(seen.errors.get(tp, here).mean)
-            found[tp] = seconds * factor + self._settings.layout_seconds * self._changes(seen, tp)
-        return found
-
-    def _changes(self, seen: _Seen, tp: int) -> float:
-        """Changes of size that a round at ``tp`` has before or after it, on average."""
-        other = sum(n for kind, n in seen.neighbours.items() if self._kinds[kind].tp != tp)
-        return other / max(1, seen.rounds)
+        return {
+            tp: seconds * math.exp(seen.errors.get(tp, here).mean)
+            for tp, seconds in predicted.items()
+        }
 
     def _decide(self, report: RoundReport, seen: _Seen, seconds: Mapping[int, float]) -> None:
         rules = self._settings
@@ -327,8 +298,7 @@ class ForecastPlanner:
         best = min(allowed, key=lambda tp: (seconds[tp], tp != seen.tp, tp))
         now = seconds[seen.tp]
         clear = seconds[best] < (1.0 - rules.margin) * now
-        pays = rules.horizon * (now - seconds[best]) > rules.switch_seconds
-        seen.worth = seen.worth + 1 if best != seen.tp and clear and pays else 0
+        seen.worth = seen.worth + 1 if best != seen.tp and clear else 0
         if seen.worth >= rules.patience:
             seen.tp, seen.worth = best, 0
 
@@ -350,31 +320,23 @@ class ForecastPlanner:
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
         return {
-            "last": None if self._last is None else str(self._last),
-            "kinds": {
-                str(kind): {
-                    "tp": seen.tp,
-                    "rounds": seen.rounds,
-                    "worth": seen.worth,
-                    "errors": {str(tp): asdict(error) for tp, error in seen.errors.items()},
-                    "neighbours": {str(other): n for other, n in seen.neighbours.items()},
-                }
-                for kind, seen in self._kinds.items()
-            },
+            str(kind): {
+                "tp": seen.tp,
+                "worth": seen.worth,
+                "errors": {str(tp): asdict(error) for tp, error in seen.errors.items()},
+            }
+            for kind, seen in self._kinds.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
-        self._last = None if state["last"] is None else RoundKind(state["last"])
         self._kinds = {
             RoundKind(kind): _Seen(
                 tp=seen["tp"],
-                rounds=seen["rounds"],
                 worth=seen["worth"],
                 errors={int(tp): _Error(**error) for tp, error in seen["errors"].items()},
-                neighbours={RoundKind(other): n for other, n in seen["neighbours"].items()},
             )
-            for kind, seen in state["kinds"].items()
+            for kind, seen in state.items()
         }
 
 

@@ -27,14 +27,4 @@ def split(total: int, weights: Mapping[str, float]) -> dict[str, int]:
     return parts
 
 
-def over_provision(count: int, eta: float) -> int:
-    """``ceil(eta * count)``, proof against ``1.1 * 10 = 11.000000000000002``."""
-    return math.ceil(eta * count - _ROUNDING)
-
-
-def over_provisioned(quotas: Mapping[str, int], eta: float) -> dict[str, int]:
-    """Prompts to start for each domain's quota."""
-    return {name: over_provision(quota, eta) for name, quota in quotas.items()}
-
-
 _ROUNDING = 1e-9

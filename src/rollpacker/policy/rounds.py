@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rollpacker.core.groups import over_provision
 from rollpacker.core.types import RoundKind
-from rollpacker.policy.quotas import over_provision, split
+from rollpacker.policy.quotas import split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,14 +84,6 @@ class Scaling(Protocol):
 
     def lose(self, worker: WorkerId) -> None:
         """A worker has died."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the round has done so far, as JSON."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``, after ``begin`` with the same layout and lengths."""
         ...
 
 
@@ -236,14 +228,6 @@ class PaperScaling:
         """A worker has died."""
         self._layout = self._layout and self._layout.without(worker)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the round has done so far, as JSON."""
-        return {"done": self._done, "tried": self._tried}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``, after ``begin`` with the same layout and lengths."""
-        self._done, self._tried = state["done"], state["tried"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedScalingSettings:
@@ -284,14 +268,6 @@ class FixedScaling:
     def lose(self, worker: WorkerId) -> None:
         """A worker has died."""
         self._layout = self._layout and self._layout.without(worker)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the round has done so far, as JSON."""
-        return {"done": self._done}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``, after ``begin`` with the same layout and lengths."""
-        self._done = state["done"]
 
 
 _ROUNDING = 1e-9

@@ -78,6 +78,8 @@ class Streaming:
         self._update = 0
         self._rollout_over = False
         self._applying = False
+        self._none_below = 0
+        """No worker with fewer tasks than this may train now."""
 
     def start(self, event: ev.StepStarted) -> None:
         """Begin a step with all workers decoding."""
@@ -96,6 +98,7 @@ class Streaming:
         self._update = 0
         self._rollout_over = False
         self._applying = False
+        self._none_below = 0
 
     def observe(self, decision: do.Decision) -> None:
         """Follow what the rollout decided."""
@@ -117,6 +120,7 @@ class Streaming:
                 self._accept(decision)
             case do.FinishRollout():
                 self._rollout_over = True
+                self._none_below = 0
                 self._split_updates()
             case _:
                 pass
@@ -134,6 +138,7 @@ class Streaming:
             case ev.GradientsAccumulated():
                 if event.worker in self._replicas:
                     self._workers[event.worker].tasks -= 1
+                    self._none_below = 0
             case ev.UpdateApplied():
                 self._next_update()
             case ev.WorkerLost():
@@ -153,10 +158,12 @@ class Streaming:
         if not self._rollout_over:
             yield from self._consolidate()
         yield from self._dispatch()
-        busy = self._ready or any(worker.tasks for worker in self._workers.values())
-        if self._rollout_over and not busy:
+        if self._rollout_over and not self._busy():
             self._applying = True
             yield do.ApplyUpdate(step=self._step, update=self._update, last=not self._later)
+
+    def _busy(self) -> bool:
+        return bool(self._ready) or any(worker.tasks for worker in self._workers.values())
 
     def _accept(self, decision: do.AcceptGroup) -> None:
         counts = decision.informative or self._rules.train_all
@@ -183,7 +190,10 @@ class Streaming:
     def _end(self, attempt: AttemptId) -> None:
         worker = self._at.pop(attempt, None)
         if worker is not None:
-            self._workers[worker].running.discard(attempt)
+            running = self._workers[worker].running
+            running.discard(attempt)
+            if not running:
+                self._none_below = 0
 
     def _move(self, attempt: AttemptId, target: WorkerId) -> None:
         if attempt in self._at and target in self._workers:
@@ -192,6 +202,7 @@ class Streaming:
             self._workers[target].running.add(attempt)
 
     def _regroup(self, decision: do.RegroupWorkers) -> None:
+        self._none_below = 0
         for member in decision.members:
             self._engine_of[member] = decision.lead
 
@@ -202,6 +213,7 @@ class Streaming:
 
     def _lose(self, worker: WorkerId) -> None:
         """The gradient sum of its replica is gone: others must repeat its groups."""
+        self._none_below = 0
         lead = next((one for one, members in self._replicas.items() if worker in members), None)
         if lead is not None:
             del self._replicas[lead]
@@ -266,16 +278,27 @@ class Streaming:
                 return
             # The last tasks go to workers that have none, or one would end late.
             scarce = self._waiting < 2 * _SMALLEST_TASK * len(self._replicas)
-            most = 1 if scarce else self._config.lookahead
-            free = [
-                (self._workers[worker].tasks, worker)
-                for worker in self._replicas
-                if self._workers[worker].tasks < most and self._may_train(worker)
-            ]
-            if not free:
+            worker = self._free_worker(1 if scarce else self._config.lookahead)
+            if worker is None:
                 return
-            worker = min(free)[1]
             yield self._assign(worker, self._take())
+
+    def _free_worker(self, most: int) -> WorkerId | None:
+        """Of those that may train, the one with the fewest tasks if these are fewer than ``most``.
+
+        Asked at every event: where there was none, there is none until something changes.
+        """
+        if most <= self._none_below:
+            return None
+        free = [
+            (self._workers[worker].tasks, worker)
+            for worker in self._replicas
+            if self._workers[worker].tasks < most and self._may_train(worker)
+        ]
+        if not free:
+            self._none_below = most
+            return None
+        return min(free)[1]
 
     def _may_train(self, worker: WorkerId) -> bool:
         if self._rollout_over:

@@ -52,7 +52,10 @@ class _Round:
         """Every race is decided and every told-to-stop attempt has stopped."""
         if self.aborting or self.waiting_for_prompts:
             return False
-        return all(race.done and race.idle for race in self.races.values())
+        return not any(
+            not race.done or race.decoding or race.waiting or race.grading
+            for race in self.races.values()
+        )
 
 
 class TailBatching:
@@ -173,7 +176,8 @@ class TailBatching:
     def _settle(self, current: _Round) -> Iterable[do.Decision]:
         if not self._asynchronous:
             yield from self._grade_all(current)
-        yield from self._top_up(current)
+        if self._config.dynamic_sampling.enabled:
+            yield from self._top_up(current)
         if current.done():
             current.finished = True
             yield do.FinishRollout(step=current.step, round=current.plan.kind)
@@ -330,13 +334,12 @@ class TailBatching:
 
     def _top_up(self, current: _Round) -> Iterable[do.Decision]:
         """Dynamic sampling: draw again when the prompts in play cannot fill the quotas."""
-        sampling = self._config.dynamic_sampling
-        if not sampling.enabled or current.waiting_for_prompts:
+        if current.waiting_for_prompts:
             return
         accepted = sum(current.accepted.values())
         open_ = sum(not race.done for race in current.races.values())
         missing = self._config.prompts_per_step - accepted - open_
-        if missing <= 0 or current.draws >= sampling.max_draws:
+        if missing <= 0 or current.draws >= self._config.dynamic_sampling.max_draws:
             return
         counts = domain_quotas(missing, self._sizes, self._remaining)
         if counts:

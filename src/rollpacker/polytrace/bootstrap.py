@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.statistics import weighted_icc
+from rollpacker.core.groups import weighted_icc
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]

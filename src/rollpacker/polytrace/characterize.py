@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.bootstrap import Interval, intervals
 from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.layout import Imbalance, Layout, Round, imbalance, synchronous_round
@@ -27,7 +28,6 @@ from rollpacker.polytrace.statistics import (
     Drift,
     drift,
     finished,
-    intraclass_correlation,
     known_cap,
     tail_index,
     visits,

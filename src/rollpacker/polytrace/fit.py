@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.fit_mixture import fit_mixture
 from rollpacker.polytrace.fit_turns import fit_turns
@@ -19,7 +20,6 @@ from rollpacker.polytrace.schema import Trace, TraceError
 from rollpacker.polytrace.statistics import (
     drift,
     finished,
-    intraclass_correlation,
     known_cap,
     visits,
 )

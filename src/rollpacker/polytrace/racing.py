@@ -6,11 +6,11 @@ Rewards, prefill and admission are left out: every attempt decodes from the star
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollpacker.core.groups import over_provision
 from rollpacker.polytrace.layout import Layout
 from rollpacker.polytrace.lengths import Lengths
 
@@ -65,7 +65,7 @@ def estimate_race(
     others are run again, with fresh attempts, in long rounds of ``prompts``.
     """
     rng = np.random.default_rng(seed)
-    started = (ceil(eta_prompts * prompts - 1e-9), ceil(eta_responses * responses - 1e-9))
+    started = (over_provision(prompts, eta_prompts), over_provision(responses, eta_responses))
     rounds = int(np.clip(_MOST_SAMPLED // (started[0] * started[1]), *_ROUNDS))
     traits = lengths.traits(rng, rounds * started[0])
     drawn = lengths.given(rng, traits, started[1]).reshape(rounds, *started)

@@ -42,45 +42,6 @@ def visits(samples: pl.DataFrame) -> NDArray[np.int64]:
     return keys.to_numpy().astype(np.int64)
 
 
-def intraclass_correlation(values: Floats, groups: NDArray[np.int64]) -> float:
-    """ICC(1) by analysis of variance, not clipped; nan with fewer than two groups of two.
-
-    Args:
-        values: shape (n,).
-        groups: group number of each, from 0, shape (n,).
-    """
-    sizes = np.bincount(groups).astype(np.float64)
-    several = sizes >= 2
-    if several.sum() < 2:
-        return float("nan")
-    totals = np.bincount(groups, values)
-    squares = np.bincount(groups, values**2)
-    means = totals[several] / sizes[several]
-    inside = squares[several] - totals[several] * means
-    ones = np.ones(means.size)
-    return float(weighted_icc(sizes[several], means, inside, ones))
-
-
-def weighted_icc(sizes: Floats, means: Floats, inside: Floats, weights: Floats) -> Floats:
-    """ICC(1) of groups that are counted ``weights`` times, shape (..., groups); nan if constant.
-
-    Args:
-        sizes: responses of each group.
-        means: mean of each.
-        inside: sum of squares around it.
-        weights: how often each group counts; leading axes are kept.
-    """
-    count = weights.sum(-1)
-    total = weights @ sizes
-    grand = (weights @ (sizes * means)) / total
-    spread = weights @ (sizes * means**2) - total * grand**2
-    between = np.maximum(spread, 0.0) / (count - 1.0)
-    within = np.maximum(weights @ inside, 0.0) / (total - count)
-    size = (total - (weights @ sizes**2) / total) / (count - 1.0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (between - within) / (between + (size - 1.0) * within)
-
-
 def tail_index(lengths: Floats, cap: float | None) -> float | None:
     """Hill's exponent of the longest 5%, those at the cap censored; None where it has no tail.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Engine, EngineStats, Output, Request, SamplingParams
-from rollpacker.runtime.replay_plan import Response, StepPlan, Turn
+from rollpacker.polytrace.replay_plan import Response, StepPlan, Turn
 
 Ints = NDArray[np.int32]
 

@@ -20,7 +20,7 @@ class Agenda:
     def at(self, time: float, action: Action) -> None:
         """Run ``action`` at ``time``; a time that has passed is now."""
         self._count += 1
-        heappush(self._heap, (max(time, self.now), self._count, action))
+        heappush(self._heap, (time if time > self.now else self.now, self._count, action))
 
     def after(self, seconds: float, action: Action) -> None:
         """Run ``action`` in so many seconds."""

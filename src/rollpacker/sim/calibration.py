@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from rollpacker.policy.parallelism import Devices
 from rollpacker.sim.costs import (
     PROMPT_TOKENS,
     ROLLOUT_START_S,
@@ -21,6 +22,7 @@ from rollpacker.sim.costs import (
     GpuCosts,
     RewardCosts,
     TrainCosts,
+    engine_devices,
 )
 from rollpacker.sim.hardware import Cluster, MeasuredDevice, find_device
 from rollpacker.sim.models import ModelShape, find_model
@@ -151,6 +153,15 @@ class Calibration(_Node):
     def cluster(self) -> Cluster:
         """The GPUs. Raises ``ValueError`` on a CPU."""
         return Cluster.of(self.device, self.gpus)
+
+    def devices(self, gpus: int | None = None) -> Devices:
+        """What decides which tensor-parallel sizes are possible on ``gpus`` (default: its own)."""
+        device = find_device(self.device)
+        return engine_devices(device, self.shape, self.efficiency.costs(), gpus or self.gpus)
+
+    def engine_sizes(self, gpus: int | None = None) -> tuple[int, ...]:
+        """Tensor-parallel sizes that hold the model on ``gpus`` (default: its own), ascending."""
+        return (1,) if self.measured is not None else self.devices(gpus).sizes()
 
     def engine(self, tp: int | None = None) -> EngineCosts:
         """Costs of one engine replica at ``tp`` (default: ``rollout_tp``; unused on a CPU)."""

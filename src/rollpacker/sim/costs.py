@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rollpacker.policy.admission import LatencyCurve
+from rollpacker.policy.parallelism import Devices
 from rollpacker.sim.hardware import Device, MeasuredDevice
 from rollpacker.sim.models import ModelShape
 
@@ -71,11 +72,21 @@ class Efficiency:
     reserved: float = 4e9
 
 
+def engine_devices(device: Device, shape: ModelShape, efficiency: Efficiency, gpus: int) -> Devices:
+    """What decides which tensor-parallel sizes a model can have on ``gpus`` devices."""
+    return Devices(
+        node_size=min(gpus, device.per_node),
+        device_bytes=device.memory * efficiency.memory - efficiency.reserved,
+        weight_bytes=shape.weight_bytes,
+        heads=shape.heads,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCosts:
     """A model on ``tp`` GPUs of one node; ``kappa`` multiplies the decode step.
 
-    Raises ``ValueError`` when the model does not fit or ``tp`` does not divide its heads.
+    Raises ``ValueError`` when the model cannot have ``tp``.
     """
 
     device: Device
@@ -92,14 +103,13 @@ class GpuCosts:
 
     def __post_init__(self) -> None:
         device, shape, tp, e = self.device, self.shape, self.tp, self.efficiency
-        if tp < 1 or tp > device.per_node or shape.heads % tp:
+        devices = engine_devices(device, shape, e, device.per_node)
+        if tp not in devices.sizes():
             raise ValueError(
-                f"tp={tp}: use a divisor of the {shape.heads} heads of {shape.name}, "
-                f"at most {device.per_node}"
+                f"tp={tp}: {shape.name}, with {shape.heads} heads, runs on "
+                f"{', '.join(map(str, devices.sizes()))} x {device.name}"
             )
-        free = tp * (device.memory * e.memory - e.reserved) - shape.weight_bytes
-        if free <= 0.0:
-            raise ValueError(f"{shape.name} does not fit on {tp} x {device.name}: raise tp")
+        free = tp * devices.device_bytes - shape.weight_bytes
         many = tp > 1
         reduced = 2 * shape.layers * shape.hidden * 2 * 2 * (tp - 1) / (tp * device.bus)
         kv_shards = min(tp, shape.kv_heads)

@@ -17,14 +17,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from rollpacker.sim.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One attempt: ``target_tokens`` in all, ``generated`` of them elsewhere (it migrated).
 
     Requests of one ``group`` share their prompt's prefill while one of them is held.
@@ -68,7 +67,6 @@ class Decoder:
         decode_steps: steps.
         peak_kv: most context tokens held.
         busy_s: seconds of decoding and prefill.
-        frozen_until: end of the last prefill, during which the whole batch waits.
     """
 
     def __init__(self, costs: EngineCosts, *, max_running: int) -> None:
@@ -98,22 +96,11 @@ class Decoder:
         self.decode_steps = 0
         self.peak_kv = 0
         self.busy_s = 0.0
-        self.frozen_until = 0.0
-
-    @property
-    def running(self) -> int:
-        """Sequences in the batch."""
-        return len(self._running)
 
     @property
     def waiting(self) -> int:
         """Sequences not admitted, preempted ones included."""
         return len(self._held) - len(self._running)
-
-    @property
-    def kv_used(self) -> int:
-        """Context tokens of the running sequences at the last step boundary."""
-        return self._context
 
     def submit(self, now: float, request: Request) -> None:
         """Queue a request. Raises ``ValueError`` if it can never fit or its id is held."""
@@ -280,6 +267,8 @@ class Decoder:
         return heap[0][0]
 
     def _finish(self) -> None:
+        if not self._running or self._heap[0][0] > self.decode_steps:
+            return
         while self._running and self._first_finish() <= self.decode_steps:
             live = heappop(self._heap)[2]
             self._leave(live, live.target)
@@ -334,7 +323,6 @@ class Decoder:
             seconds = self._costs.prefill_s(tokens)
             self.busy_s += seconds
             self._boundary += seconds
-            self.frozen_until = self._boundary
 
     def _enter(self, live: _Live, need: int) -> int:
         """Put a sequence into the batch; the tokens to prefill for it."""

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.config import RolloutConfig, StreamingConfig
+from rollpacker.core.groups import intraclass_correlation
 from rollpacker.core.types import RoundKind
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics import finished, intraclass_correlation, visits
+from rollpacker.polytrace.statistics import finished, visits
 from rollpacker.sim import calibration as calibrations
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import DomainConfig, SimulationConfig
@@ -234,10 +235,8 @@ def _tensor_parallel(job: Job) -> int | None:
     if costs.measured is not None or source.cap is None:
         return None
     need = source.cap + (source.prompt_tokens or PROMPT_TOKENS) + BLOCK_SLACK
-    tp = costs.rollout_tp
-    while costs.engine(tp).capacity < need:
-        tp *= 2
-    return tp
+    sizes = [tp for tp in costs.engine_sizes(job.gpus) if tp >= costs.rollout_tp]
+    return next((tp for tp in sizes if costs.engine(tp).capacity >= need), None)
 
 
 def _against_off(found: Mapping[str, JobResult]) -> dict[str, ModeEstimate]:

@@ -9,16 +9,15 @@ import numpy as np
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace.compare import STEP, Comparison, compare
-from rollpacker.polytrace.redrawn import Redrawn
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.fit_costs import calibrate, timed
+from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult, mean
 from rollpacker.sim.run_record import METRICS, RunRecord, RunStep, Tried
-from rollpacker.sim.workload import Workload
-from rollpacker.sim.world import World, WorldCosts
+from rollpacker.sim.world import World
 
 
-class RunWorkload(Workload):
+class RunWorkload:
     """What a run sampled, as it sampled it.
 
     A response that the run never finished is drawn from those of its step that are longer than
@@ -33,13 +32,8 @@ class RunWorkload(Workload):
                 self._tried[(step.number, tried.prompt, tried.index)] = tried
             whole = [t.tokens for t in step.attempts.values() if t.end_s is not None]
             self._ended[step.number] = sorted(whole)
-        everything = np.array([n for each in self._ended.values() for n in each], np.float64)
-        super().__init__(
-            Redrawn(everything, np.zeros(everything.size, np.int64)),
-            domains={name: float(size) for name, size in run.settings["sizes"].items()},
-            prompt_tokens=round(mean(run.prompt_tokens.values())),
-            seed=run.settings["seed"],
-        )
+        self.prompt_tokens = round(mean(run.prompt_tokens.values()))
+        self._seed: int = run.settings["seed"]
         self._cap: int = run.settings["cap"]
         self._left: Iterator[dict[str, int]] = iter([step.remaining for step in run.steps])
         self._coming: dict[str, list[Prompt]] = {}
@@ -83,6 +77,10 @@ class RunWorkload(Workload):
         """Of a prompt that was drawn."""
         return self._domain[prompt]
 
+    def run_s(self, step: int, prompt: PromptId, index: int) -> float:  # noqa: ARG002
+        """Programs are not told apart: every reward takes the run's mean seconds."""
+        return 0.0
+
     def forget(self, prompt: PromptId) -> None:
         """Nothing is kept of it."""
 
@@ -90,17 +88,13 @@ class RunWorkload(Workload):
 def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
     """Simulate every step of a run under its own policy."""
     settings = run.settings
-    alone = not settings["asynchronous_grading"]
-    costs = WorldCosts(
-        workers=len(run.steps[0].workers),
-        engine=lambda devices: calibration.engine(devices),
-        train=calibration.training(),
-        start_s=calibration.rollout_start_s,
-        sync_s=calibration.weight_sync_s,
-        apply_s=calibration.apply_s,
-        rewards=calibration.rewards.costs(),
+    costs = WorldCosts.of(
+        calibration,
+        gpus=len(run.steps[0].workers),
+        worker_devices=1,
+        replica_devices=1,
         kinds=dict.fromkeys(settings["sizes"], "math"),
-        reward_phase_s=calibration.synchronous_reward_s if alone else None,
+        reward_phase=not settings["asynchronous_grading"],
     )
     policy = from_journal({"settings": settings, "state": run.state})
     world = World(

@@ -11,13 +11,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.generate import load_model, model_names
 from rollpacker.polytrace.lengths import Floats, Lengths
 from rollpacker.polytrace.numerics import midranks
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics import finished, intraclass_correlation, known_cap
+from rollpacker.polytrace.statistics import finished, known_cap
 from rollpacker.sim.workload import Recorded
 
 

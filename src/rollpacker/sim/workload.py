@@ -7,7 +7,8 @@ and the response's index: never on scheduling. So all modes see the same first v
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +42,47 @@ class _Visit:
     rewards: tuple[float, ...] | None = None
     step: int = -1
     visits: int = -1
-    lengths: NDArray[np.int32] | None = None
+    lengths: list[int] = field(default_factory=list[int])
 
 
-class Workload:
+class Workload(Protocol):
+    """What a simulated job samples."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of every prompt."""
+        ...
+
+    def remaining(self) -> dict[str, int]:
+        """Fresh prompts that are left of each domain."""
+        ...
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """Take fresh prompts of each domain."""
+        ...
+
+    def length(self, step: int, prompt: PromptId, index: int) -> int:
+        """Tokens of one response."""
+        ...
+
+    def reward(self, step: int, prompt: PromptId, index: int) -> float:
+        """Of one response."""
+        ...
+
+    def domain(self, prompt: PromptId) -> str:
+        """Of a prompt that is out."""
+        ...
+
+    def run_s(self, step: int, prompt: PromptId, index: int) -> float:
+        """Seconds that the response's program would run, in a domain of code."""
+        ...
+
+    def forget(self, prompt: PromptId) -> None:
+        """The prompt is done; it never comes again."""
+        ...
+
+
+class DrawnWorkload:
     """An endless stream of prompts.
 
     Args:
@@ -109,15 +147,14 @@ class Workload:
         if visit.step != step:
             visit.step = step
             visit.visits += 1
-            visit.lengths = visit.recorded if visit.visits == 0 else None
+            known = visit.recorded if visit.visits == 0 else None
+            visit.lengths = [] if known is None else known.tolist()
         lengths = visit.lengths
-        while lengths is None or index >= len(lengths):
-            have = 0 if lengths is None else len(lengths)
-            rng = np.random.default_rng([self._seed, 1, visit.number, visit.visits, have])
-            more = self._lengths.given(rng, visit.traits, _BLOCK)[0]
-            lengths = more if lengths is None else np.concatenate([lengths, more])
-            visit.lengths = lengths
-        return int(lengths[index])
+        while index >= len(lengths):
+            seed = [self._seed, 1, visit.number, visit.visits, len(lengths)]
+            rng = np.random.default_rng(seed)
+            lengths += self._lengths.given(rng, visit.traits, _BLOCK)[0].tolist()
+        return lengths[index]
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float:  # noqa: ARG002
         """Of a response: as recorded, else 0 and 1 in turn, so that groups have gradients."""

@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
 from rollpacker.core.types import AttemptId, GroupPart, RoundKind, WorkerId
-from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.rewards import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
-from rollpacker.sim.costs import EngineCosts, RewardCosts, TrainCosts
 from rollpacker.sim.decoder import Request
-from rollpacker.sim.grading import Grading, RewardKind
+from rollpacker.sim.grading import Grading
+from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult
 from rollpacker.sim.step import Attempt, Step, step_result
 from rollpacker.sim.worker import SimWorker, Task
 from rollpacker.sim.workload import Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldCosts:
-    """What everything costs on the simulated machines. Times in seconds.
-
-    Args:
-        workers: each owns the devices of the smallest engine.
-        worker_devices: how many those are.
-        engine: costs of an engine on so many devices.
-        max_running: most sequences that an engine decodes together.
-        replica: workers of a training replica.
-        train: gradient work of one.
-        start_s: once per rollout.
-        sync_s: new weights to the engines.
-        apply_s: reduce and update.
-        rewards: of one reward.
-        kinds: kind of reward of each domain.
-        timeouts: of code rewards.
-        reward_phase_s: when set, rewards are no service beside the rollout but a phase of this
-            length after it.
-    """
-
-    workers: int
-    worker_devices: int = 1
-    engine: Callable[[int], EngineCosts]
-    max_running: int = 1024
-    replica: int = 1
-    train: TrainCosts
-    start_s: float = 0.0
-    sync_s: float = 0.0
-    apply_s: float = 0.0
-    rewards: RewardCosts = field(default_factory=RewardCosts)
-    kinds: dict[str, RewardKind] = field(default_factory=dict[str, RewardKind])
-    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
-    reward_phase_s: float | None = None
-
 
 _Stopping = defaultdict[WorkerId, list[AttemptId]]
 """Attempts to stop, by the worker that decodes them."""
@@ -343,8 +305,10 @@ class World:
         """A decode step has ended, and with it these attempts."""
         self._touched.add(worker)
         self._pump.post(*map(self._finish, done))
-        self._pump.post(*(self._stop(AttemptId(a), tokens) for a, tokens in stopped.items()))
-        self._form()
+        if stopped:
+            self._pump.post(*(self._stop(AttemptId(a), tokens) for a, tokens in stopped.items()))
+        if self._forming:
+            self._form()
         self._post()
 
     def _finish(self, attempt: AttemptId) -> ev.Event:
@@ -367,7 +331,7 @@ class World:
             known.decoding = False
             return ev.AttemptAborted(attempt=attempt, tokens=tokens)
         known.worker, known.target = known.target, None
-        known.request = replace(known.request, generated=tokens)
+        known.request = known.request._replace(generated=tokens)
         self._worker(known.worker).submit(known.request, attempt)
         return ev.AttemptMigrated(attempt=attempt, worker=known.worker, tokens=tokens)
 

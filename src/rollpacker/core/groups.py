@@ -1,0 +1,54 @@
+"""Groups of responses: how many to start, and how alike the responses of a prompt are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_ROUNDING = 1e-9
+
+
+def over_provision(count: int, eta: float) -> int:
+    """``ceil(eta * count)``, proof against ``1.1 * 10 = 11.000000000000002``."""
+    return math.ceil(eta * count - _ROUNDING)
+
+
+def intraclass_correlation(values: Floats, groups: NDArray[np.int64]) -> float:
+    """ICC(1) by analysis of variance, not clipped; nan with fewer than two groups of two.
+
+    Args:
+        values: shape (n,).
+        groups: group number of each, from 0, shape (n,).
+    """
+    sizes = np.bincount(groups).astype(np.float64)
+    several = sizes >= 2
+    if several.sum() < 2:
+        return float("nan")
+    means = np.bincount(groups, values) / np.maximum(sizes, 1.0)
+    inside: Floats = np.bincount(groups, (values - means[groups]) ** 2).astype(np.float64)
+    ones = np.ones(int(several.sum()))
+    return float(weighted_icc(sizes[several], means[several], inside[several], ones))
+
+
+def weighted_icc(sizes: Floats, means: Floats, inside: Floats, weights: Floats) -> Floats:
+    """ICC(1) of groups that are counted ``weights`` times, shape (..., groups); nan if constant.
+
+    Args:
+        sizes: responses of each group.
+        means: mean of each.
+        inside: sum of squares around it.
+        weights: how often each group counts; leading axes are kept.
+    """
+    count = weights.sum(-1)
+    total = weights @ sizes
+    grand = (weights @ (sizes * means)) / total
+    spread = weights @ (sizes * means**2) - total * grand**2
+    between = np.maximum(spread, 0.0) / (count - 1.0)
+    within = np.maximum(weights @ inside, 0.0) / (total - count)
+    size = (total - (weights @ sizes**2) / total) / (count - 1.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (between - within) / (between + (size - 1.0) * within)

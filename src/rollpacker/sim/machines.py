@@ -1,0 +1,140 @@
+"""The simulated machines: what a calibration makes of a number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rollpacker.policy.machine import EngineProfile, Machine
+from rollpacker.policy.rewards import TimeoutSettings
+from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.config import SimulationConfig
+from rollpacker.sim.costs import EngineCosts, RewardCosts, TrainCosts
+from rollpacker.sim.grading import RewardKind
+
+_CURVE = tuple(2**power for power in range(11))
+"""Batch sizes at which the policy is told a decode step's latency."""
+_CONTEXT = 1024
+"""Context of each sequence at which that latency is taken, tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldCosts:
+    """What everything costs on the simulated machines. Times in seconds.
+
+    Args:
+        workers: each owns the devices of the smallest engine.
+        worker_devices: how many those are.
+        engine: costs of an engine on so many devices.
+        max_running: most sequences that an engine decodes together.
+        replica: workers of a training replica.
+        train: gradient work of one.
+        start_s: once per rollout.
+        sync_s: new weights to the engines.
+        apply_s: reduce and update.
+        rewards: of one reward.
+        kinds: kind of reward of each domain.
+        timeouts: of code rewards.
+        reward_phase_s: when set, rewards are no service beside the rollout but a phase of this
+            length after it.
+    """
+
+    workers: int
+    worker_devices: int = 1
+    engine: Callable[[int], EngineCosts]
+    max_running: int = 1024
+    replica: int = 1
+    train: TrainCosts
+    start_s: float = 0.0
+    sync_s: float = 0.0
+    apply_s: float = 0.0
+    rewards: RewardCosts = field(default_factory=RewardCosts)
+    kinds: dict[str, RewardKind] = field(default_factory=dict[str, RewardKind])
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    reward_phase_s: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        calibration: Calibration,
+        *,
+        gpus: int,
+        worker_devices: int,
+        replica_devices: int,
+        kinds: dict[str, RewardKind],
+        reward_phase: bool,
+        timeouts: TimeoutSettings | None = None,
+        max_running: int = 1024,
+    ) -> WorldCosts:
+        """A calibration's costs on ``gpus`` devices.
+
+        Raises ``ValueError`` when they do not divide into training replicas and engines.
+        """
+        if gpus % replica_devices or replica_devices % worker_devices:
+            raise ValueError(
+                f"gpus={gpus} do not divide into training replicas of {replica_devices} GPUs with "
+                f"engines of {worker_devices}: change gpus or rollout_tp"
+            )
+        return cls(
+            workers=gpus // worker_devices,
+            worker_devices=worker_devices,
+            engine=calibration.engine,
+            max_running=max_running,
+            replica=replica_devices // worker_devices,
+            train=calibration.training(replica_devices),
+            start_s=calibration.rollout_start_s,
+            sync_s=calibration.weight_sync_s,
+            apply_s=calibration.apply_s,
+            rewards=calibration.rewards.costs(),
+            kinds=kinds,
+            timeouts=timeouts or TimeoutSettings(),
+            reward_phase_s=calibration.synchronous_reward_s if reward_phase else None,
+        )
+
+
+def worker_devices(config: SimulationConfig, calibration: Calibration) -> int:
+    """Devices of the smallest engine: a planner may use any size, else the configured one."""
+    if config.rollout.planner != "off":
+        return calibration.engine_sizes(config.gpus)[0]
+    return config.rollout_tp or calibration.rollout_tp
+
+
+def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
+    """Devices of a training replica: it holds at least one engine."""
+    return max(calibration.train_gpus, worker_devices(config, calibration))
+
+
+def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | None:
+    """What the policy may know of the machines; None where no engine spans several devices."""
+    if calibration.measured is not None:
+        return None
+    base = worker_devices(config, calibration)
+    devices = calibration.devices(config.gpus)
+    return Machine(
+        node_size=devices.node_size,
+        worker_devices=base,
+        replica_devices=replica_devices(config, calibration),
+        device_bytes=devices.device_bytes,
+        weight_bytes=devices.weight_bytes,
+        heads=devices.heads,
+        profiles={tp: _profile(calibration.engine(tp)) for tp in _at_least(base, devices.sizes())},
+        train_token_s=calibration.training(1).token_s,
+    )
+
+
+def _at_least(base: int, sizes: Iterable[int]) -> list[int]:
+    return [size for size in sizes if size >= base]
+
+
+def _profile(engine: EngineCosts) -> EngineProfile:
+    return EngineProfile(
+        kv_tokens=engine.capacity,
+        latency={batch: engine.step_s(batch, 0.0) for batch in _CURVE},
+        context_token_s=engine.slope(1),
+        prefill_token_s=engine.prefill_s(1.0),
+    )
+
+
+def latency_curve(costs: EngineCosts) -> dict[int, float]:
+    """Seconds of a decode step by batch, as a policy is told."""
+    return {batch: costs.step_s(batch, float(batch * _CONTEXT)) for batch in _CURVE}

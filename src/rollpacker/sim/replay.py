@@ -1,0 +1,139 @@
+"""The steps of a trace on simulated machines, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rollpacker.config import RolloutConfig, TailBatchingConfig
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.polytrace.redrawn import Redrawn
+from rollpacker.polytrace.replay_plan import StepPlan
+from rollpacker.sim import calibration as calibrations
+from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.config import SimulationConfig
+from rollpacker.sim.simulator import Simulation
+from rollpacker.sim.source import Source
+from rollpacker.sim.workload import Recorded
+
+
+def replay_costs(plans: Sequence[StepPlan], name: str | None) -> Calibration:
+    """A calibration by name or file, by default the built-in one nearest to the longest response.
+
+    The trace's own rewards count, not the calibrated experiment's, and nothing is trained: there
+    may be as few GPUs as one engine takes.
+    """
+    if name is None:
+        costs = calibrations.nearest(max(_longest(plan) for plan in plans))
+    else:
+        costs = calibrations.load(name)
+    own = {"synchronous_reward_s": 0.0, "train_gpus": costs.rollout_tp}
+    return costs.model_copy(update=own)
+
+
+def assumptions(plans: Sequence[StepPlan], costs: Calibration, gpus: int | None) -> list[str]:
+    """What a simulated replay assumes, in words."""
+    devices = "CPU workers" if costs.measured else costs.device
+    said = [f"simulated: {costs.name}, {costs.model} on {gpus or costs.gpus} {devices}, mode off"]
+    if any(len(response.turns) > 1 for plan in plans for response in plan.responses):
+        said.append("the simulator decodes all turns of a response at once; tools take no time")
+    if any(len({len(group) for group in plan.groups}) > 1 for plan in plans):
+        said.append("prompts with fewer responses than others get redrawn ones in addition")
+    return said
+
+
+def replay(
+    plan: StepPlan, costs: Calibration, *, gpus: int | None, concurrency: int, seed: int
+) -> dict[str, Any]:
+    """Simulate one step, every response at its recorded length; its seconds and work.
+
+    Args:
+        plan: the step.
+        costs: of the machines.
+        gpus: number of GPUs; None takes the calibration's.
+        concurrency: most sequences that an engine decodes together.
+        seed: of what the trace lacks.
+    """
+    config = SimulationConfig(
+        calibration=costs.name,
+        workload="trace",
+        steps=1,
+        seed=seed,
+        gpus=gpus,
+        max_running=concurrency,
+        rollout=RolloutConfig(
+            prompts_per_step=len(plan.groups),
+            num_generations=max(len(each) for each in plan.groups),
+            max_completion_length=_longest(plan),
+            tail_batching=TailBatchingConfig(mode="off"),
+        ),
+    )
+    ends = _Ends()
+    step = Simulation(config, costs, _source(plan), record=ends).run().steps[0]
+    rollout_s = step.rollout_s - step.grade_wait_s
+    reward_s = _reward_s(plan, ends)
+    return {
+        "step": plan.step,
+        "step_s": rollout_s + reward_s,
+        "rollout_s": rollout_s,
+        "reward_s": reward_s,
+        "responses": step.samples,
+        "generated_tokens": step.decoded_tokens,
+        "decode_steps": step.decode_steps,
+        "preemptions": step.preemptions,
+        "rates": {"tokens_per_s": step.decoded_tokens / rollout_s},
+    }
+
+
+def _source(plan: StepPlan) -> Source:
+    lengths = [np.array([max(1, r.tokens) for r in g], np.int32) for g in plan.groups]
+    visits = np.repeat(np.arange(len(lengths)), [len(each) for each in lengths])
+    openings = [response.turns[0].prompt for response in plan.responses]
+    return Source(
+        lengths=Redrawn(np.concatenate(lengths).astype(np.float64), visits),
+        recorded=tuple(Recorded(np.array([[float(at)]]), each) for at, each in enumerate(lengths)),
+        cap=_longest(plan),
+        prompt_tokens=max(1, round(sum(openings) / len(openings))),
+    )
+
+
+def _longest(plan: StepPlan) -> int:
+    return max(1, max(response.tokens for response in plan.responses))
+
+
+class _Ends:
+    """Takes a simulation's events; keeps when each response ended."""
+
+    def __init__(self) -> None:
+        self._places: dict[PromptId, int] = {}
+        self._attempts: dict[AttemptId, tuple[int, int]] = {}
+        self.ended: dict[tuple[int, int], float] = {}
+        """Seconds by the place of the group and of the response in it."""
+
+    def __call__(self, now: float, event: ev.Event, decisions: Sequence[do.Decision]) -> None:
+        """One event with its decisions."""
+        match event:
+            case ev.PromptsDrawn():
+                self._places |= {prompt.id: at for at, prompt in enumerate(event.prompts)}
+            case ev.AttemptFinished():
+                self.ended[self._attempts[event.attempt]] = now
+            case _:
+                pass
+        for decision in decisions:
+            if isinstance(decision, do.StartAttempt):
+                place = (self._places[decision.prompt], decision.index)
+                self._attempts[decision.attempt] = place
+
+
+def _reward_s(plan: StepPlan, ends: _Ends) -> float:
+    """Seconds from the last response to the last reward."""
+    graded = [
+        ends.ended[at, index] + response.reward_s
+        for at, group in enumerate(plan.groups)
+        for index, response in enumerate(group)
+    ]
+    return max(graded) - max(ends.ended.values()) + plan.batch_reward_s

@@ -20,10 +20,19 @@ from rollpacker.core import journal
 from rollpacker.core.types import AttemptId, PromptId, WorkerId
 from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.policy.rollout import from_journal
+from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.graded_log import GradedLog
 
 STEP = 3
+RUN = CodeRun(
+    verdict="fail",
+    tests=("pass", "fail"),
+    cpu_s=(0.01, 0.02),
+    timeout_s=2.0,
+    level="standard",
+    forgeable=False,
+)
 
 
 def graded(number: int) -> Attempt:
@@ -53,6 +62,7 @@ def graded(number: int) -> Attempt:
         ),
         reward=number / 3,
         rewards={"ones": number / 3},
+        runs={"code": RUN} if number % 2 else {},
     )
 
 
@@ -76,7 +86,11 @@ def test_what_was_graded_comes_back_to_the_bit_under_its_new_id(tmp_path: Path) 
         assert (again.output.attempt, again.grade.attempt) == (70, 70)
         np.testing.assert_array_equal(again.output.tokens, old.output.tokens)
         np.testing.assert_array_equal(again.output.logprobs, old.output.logprobs)
-        assert (again.grade.reward, again.grade.rewards) == (old.reward, old.rewards)
+        assert (again.grade.reward, again.grade.rewards, again.grade.runs) == (
+            old.reward,
+            old.rewards,
+            old.runs,
+        )
         assert (again.output.finish_reason, again.output.weights_version) == ("stop", STEP)
     assert log.find(PromptId("p9"), 0) is None
 

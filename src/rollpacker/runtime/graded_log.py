@@ -10,7 +10,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Output
-from rollpacker.reward.base import Grade
+from rollpacker.reward.base import CodeRun, Grade
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.durable import AppendFile
 
@@ -43,7 +43,7 @@ class GradedResponse:
             finish_reason=out.finish_reason,
             weights_version=out.weights_version,
         )
-        grade = Grade(attempt=attempt, reward=old.reward, rewards=old.rewards)
+        grade = Grade(attempt=attempt, reward=old.reward, rewards=old.rewards, runs=old.runs)
         return GradedResponse(output, grade)
 
 
@@ -133,6 +133,7 @@ def _encode_attempt(attempt: Attempt) -> bytes:
         "finish_reason": attempt.output.finish_reason,
         "reward": attempt.reward,
         "rewards": dict(attempt.rewards),
+        "runs": {name: asdict(run) for name, run in attempt.runs.items()},
     }
     tokens = np.ascontiguousarray(attempt.output.tokens, dtype="<i4")
     logprobs = np.ascontiguousarray(attempt.output.logprobs, dtype="<f4")
@@ -148,8 +149,17 @@ def _response(step: int, fields: Mapping[str, Any], body: bytes) -> GradedRespon
         finish_reason=fields["finish_reason"],
         weights_version=step,
     )
-    grade = Grade(attempt=AttemptId(-1), reward=fields["reward"], rewards=fields["rewards"])
+    grade = Grade(
+        attempt=AttemptId(-1),
+        reward=fields["reward"],
+        rewards=fields["rewards"],
+        runs={name: _run(run) for name, run in fields["runs"].items()},
+    )
     return GradedResponse(output, grade)
+
+
+def _run(fields: Mapping[str, Any]) -> CodeRun:
+    return CodeRun(**{**fields, "tests": tuple(fields["tests"]), "cpu_s": tuple(fields["cpu_s"])})
 
 
 def _encode(fields: Mapping[str, Any], body: bytes) -> bytes:

@@ -23,6 +23,7 @@ from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.graded_log import GradedLog
+from rollpacker.runtime.grading import Grading
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
@@ -72,11 +73,12 @@ class Rollout:
         self._clock = clock
         self._pump = Pump(policy, self._perform, clock, journal.record)
         self._lockstep = config.deterministic
+        self._grading = Grading(
+            rewards, problems, graded, lockstep=self._lockstep, post=self._pump.post, clock=clock
+        )
         self._held: set[WorkerId] = set()
-        self._grades: list[Grade] = []
         self._outbox: dict[WorkerId, list[Request]] = defaultdict(list)
         self._stopping: dict[WorkerId, list[AttemptId]] = defaultdict(list)
-        self._to_grade: list[Attempt] = []
         self._done: asyncio.Future[None] | None = None
         self._late: list[str] = []
         self.record = StepRecord(step=0, start_s=0.0)
@@ -94,6 +96,7 @@ class Rollout:
         self._pool.on_report = self._guarded(self._report)
         self._pool.on_lost = self._guarded(self._lose)
         self._rewards.on_grades = self._guarded(self._take_grades)
+        self._grading.begin(self.record)
         self._updates.begin(self.record, self._finish_update)
         self._pool.meet()
         self._pool.broadcast(msg.BeginStep(version=step))
@@ -102,9 +105,9 @@ class Rollout:
                 step=step, workers=self._pool.workers, remaining=self._problems.remaining()
             )
         )
-        if self._grades:
-            self._settle()
+        self._settle()
         await self._done
+        self.record.faults[:0] = self._rewards.end_step()
         self.record.end_s = self._clock()
         return self.record
 
@@ -122,7 +125,7 @@ class Rollout:
                 case do.AbortAttempt():
                     self._abort(self.record.attempts[decision.attempt])
                 case do.GradeAttempt():
-                    self._to_grade.append(self.record.attempts[decision.attempt])
+                    self._grading.add(self.record.attempts[decision.attempt])
                 case do.MigrateAttempts():
                     self._migrate(decision)
                 case do.AccumulateGradients():
@@ -202,28 +205,7 @@ class Rollout:
             self._pool.send(worker, msg.Abort(attempts=attempts))
         self._outbox.clear()
         self._stopping.clear()
-        self._grade_waiting()
-
-    def _grade_waiting(self) -> None:
-        """Grade what has finished; whole groups where a reward compares responses."""
-        self._to_grade = [a for a in self._to_grade if a.stage is Stage.GRADING]
-        if not self._to_grade:
-            return
-        rows = self._problems.rows
-        if not self._rewards.needs_group:
-            waiting, self._to_grade = self._to_grade, []
-            known = {a.id: k for a in waiting if (k := self._graded.find(a.prompt, a.index))}
-            self._grades.extend(response.of(id_).grade for id_, response in known.items())
-            if not self._lockstep:
-                self._post_grades()
-            self._rewards.grade([a for a in waiting if a.id not in known], rows)
-            return
-        unfinished = {a.prompt for a in self.record.attempts.values() if a.stage in DECODING}
-        for prompt in {attempt.prompt: None for attempt in self._to_grade}:
-            if prompt not in unfinished:
-                group = [a for a in self._to_grade if a.prompt == prompt]
-                self._rewards.grade(group, rows)
-                self._to_grade = [a for a in self._to_grade if a.prompt != prompt]
+        self._grading.send()
 
     # What happened ----------------------------------------------------------------------------
 
@@ -325,43 +307,12 @@ class Rollout:
         self._pump.post(self._abort_event(attempt))
 
     def _take_grades(self, grades: Sequence[Grade]) -> None:
-        self._grades.extend(grades)
-        if self._lockstep:
-            self._settle()
-        else:
-            self._post_grades()
-
-    def _post_grades(self) -> None:
-        events = [e for grade in self._grades for e in self._grade_event(grade)]
-        self._grades.clear()
-        graded = [
-            self.record.attempts[e.attempt] for e in events if isinstance(e, ev.AttemptGraded)
-        ]
-        self._graded.add(graded)
-        self._pump.post(*events)
-
-    def _grade_event(self, grade: Grade) -> list[ev.Event]:
-        attempt = self.record.attempts.get(grade.attempt)
-        if attempt is None or attempt.stage is not Stage.GRADING:
-            return []
-        attempt.graded_s = self._clock()
-        if grade.reward is None:
-            attempt.stage, attempt.verdict = Stage.OVER, "failed"
-            error = grade.error or "no reward"
-            self.record.faults.append(f"reward of prompt {attempt.prompt}: {error}")
-            return [ev.GradingFailed(attempt=attempt.id, error=error)]
-        attempt.stage = Stage.GRADED
-        attempt.reward, attempt.rewards = grade.reward, grade.rewards
-        return [ev.AttemptGraded(attempt=attempt.id, reward=grade.reward)]
+        self._grading.take(grades)
+        self._settle()
 
     def _settle(self) -> None:
         """In lockstep, decoding goes on when all that finished is graded, in a fixed order."""
-        if not self._lockstep:
-            return
-        while self._grades and not self._rewards.pending():
-            self._grades.sort(key=lambda grade: grade.attempt)
-            self._post_grades()
-        if self._rewards.pending():
+        if not self._lockstep or not self._grading.settle():
             return
         for worker in sorted(self._held):
             self._pool.send(worker, msg.Proceed())

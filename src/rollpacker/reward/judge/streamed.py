@@ -74,7 +74,8 @@ class StreamedModel:
             )
         body: Any = model.eval().model
         self.device = device
-        self.config = model.config
+        self.config: Any = model.config
+        self.dtype = model.dtype
         self._layers = list(body.layers)
         self.layers = len(self._layers)
         self.store = LayerStore(self._layers, device, pipelined=pipelined)
@@ -110,9 +111,13 @@ class StreamedModel:
 
     @torch.no_grad()
     def hidden(
-        self, ids: Tensor, mask: Tensor | None = None, cache: DynamicCache | None = None
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        cache: DynamicCache | None = None,
+        layers: int | None = None,
     ) -> Tensor:
-        """Output of the last layer, before the norm, shape (B, T, H)."""
+        """Output of the first ``layers`` layers (of all), before the norm, shape (B, T, H)."""
         hidden = self._embed(ids)
         masks = create_masks_for_generate(self.config, hidden, mask, cache)
         positions = _positions(ids, mask)
@@ -123,7 +128,7 @@ class StreamedModel:
             "use_cache": cache is not None,
         }
         self.store.begin()
-        for layer in range(self.layers):
+        for layer in range(self.layers if layers is None else layers):
             hidden = self._run(layer, hidden, self._mask_of(layer, masks), shared)
         return hidden
 

@@ -124,7 +124,9 @@ def _check(text: str) -> None:
         raise ValueError(f"judge: template: {error}; write a plain brace twice") from None
     for _, name, spec, conversion in parts:
         if name not in FIELDS or spec or conversion:
-            field = f"{name}{'!' if conversion else ''}{conversion or ''}{':' if spec else ''}{spec}"
+            field = (
+                f"{name}{'!' if conversion else ''}{conversion or ''}{':' if spec else ''}{spec}"
+            )
             raise ValueError(
                 f"judge: template has an unknown field '{{{field}}}'; known: "
                 f"{', '.join('{%s}' % each for each in FIELDS)} (write a plain brace twice)"

@@ -73,8 +73,9 @@ class RewardConfig(Config):
     """One reward function."""
 
     function: str
-    """``math``, ``rg`` (the reasoning-gym scorer of the row's task), ``path/to/file.py:name`` or
-    ``package.module:name``; TRL's and verl's signatures are recognised."""
+    """``math``, ``rg`` (the reasoning-gym scorer of the row's task), ``judge`` (a language model),
+    ``path/to/file.py:name`` or ``package.module:name``; TRL's and verl's signatures are
+    recognised."""
     name: str | None = None
     """Name in the metrics; default: the function's."""
     weight: float = 1.0

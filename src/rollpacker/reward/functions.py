@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.config.load import parse_as
 from rollpacker.reward.base import GradeRequest, GradingError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Scorer = Callable[[Sequence[GradeRequest]], list[float | None]]
 """Scores of some responses, one each; None where the function is not applicable."""
 
-BUILT_IN = ("math", "rg")
+BUILT_IN = ("math", "rg", "judge")
 
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", "completion_ids"}
@@ -47,6 +48,8 @@ def resolve(function: str, options: Mapping[str, Any]) -> Scorer:
     Raises ``ValueError`` when there is no such function, or it has an unknown signature or no
     such option.
     """
+    if function == "judge":
+        return _judge(options)
     if function in BUILT_IN:
         return _built_in(function, options)
     target = _find(function)
@@ -75,6 +78,14 @@ def _built_in(function: str, options: Mapping[str, Any]) -> Scorer:
     return lambda requests: [
         _number(function, score(request.completion, request.row)) for request in requests
     ]
+
+
+def _judge(options: Mapping[str, Any]) -> Scorer:
+    from rollpacker.reward.judge.judge import Judge
+    from rollpacker.reward.judge.options import JudgeOptions
+
+    judge = Judge(parse_as(JudgeOptions, dict(options), source="rewards: judge"))
+    return lambda requests: [*judge.grade(requests)]
 
 
 def _find(function: str) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ class Asker(Protocol):
 
     max_tokens: int
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str) -> list[int]:
         """The prompt's tokens."""
         ...
 
@@ -37,7 +37,7 @@ class Asker(Protocol):
         """How many of the shortest prompts to ask together; None when none fits."""
         ...
 
-    def ask(self, prompts: Sequence[Sequence[int]], resident: int) -> list[float | None]:
+    def ask(self, prompts: Sequence[list[int]], resident: int) -> list[float | None]:
         """Scores; None where an answer is no grade. ``MemoryError`` when they are too many."""
         ...
 
@@ -45,7 +45,7 @@ class Asker(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     attempt: AttemptId
-    prompt: Sequence[int]
+    prompt: list[int]
 
 
 class Judge:
@@ -68,12 +68,11 @@ class Judge:
     def grade(self, requests: Sequence[GradeRequest]) -> list[float]:
         """One score each. Raises the first ``GradingError`` after all have been tried."""
         outcomes = self.outcomes(requests)
-        scores = [outcome for outcome in outcomes if not isinstance(outcome, GradingError)]
-        if len(scores) < len(requests):
-            errors = [outcome for outcome in outcomes if isinstance(outcome, GradingError)]
+        errors = [outcome for outcome in outcomes if isinstance(outcome, GradingError)]
+        if errors:
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise GradingError(f"{errors[0]}{more}")
-        return scores
+        return [float(outcome) for outcome in outcomes if not isinstance(outcome, GradingError)]
 
     def outcomes(self, requests: Sequence[GradeRequest]) -> list[Outcome]:
         """A score or the reason why there is none, one each."""
@@ -145,7 +144,7 @@ class Judge:
         given_up, self._waiting = self._waiting, []
         return {waiting.attempt: error for waiting in given_up}
 
-    def _prompt(self, request: GradeRequest) -> Sequence[int]:
+    def _prompt(self, request: GradeRequest) -> list[int]:
         completion = request.completion
         if self._options.after is not None:
             completion = completion.rpartition(self._options.after)[2]
@@ -156,7 +155,7 @@ class Judge:
             completion, prompt = cut, self._rendered(request, cut)
         return prompt
 
-    def _rendered(self, request: GradeRequest, completion: str) -> Sequence[int]:
+    def _rendered(self, request: GradeRequest, completion: str) -> list[int]:
         reference = request.row.get(self._options.reference_key)
         values = {
             "prompt": prompt_text(request.prompt),
@@ -186,12 +185,17 @@ class _CallableAsker:
         self._generate = generate
         self._parse = make_parser(options.parser, options.low, options.high)
         self.max_tokens = options.max_tokens or 1 << 62
-        self.plan = fixed_plan(0, most=options.max_concurrency, batch_tokens=options.batch_tokens)
+        self._plan = fixed_plan(
+            0, most=options.max_concurrency, batch_tokens=options.batch_tokens
+        )
+
+    def plan(self, lengths: Sequence[int]) -> JudgePlan | None:
+        return self._plan(lengths)
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]
 
-    def ask(self, prompts: Sequence[Sequence[int]], resident: int) -> list[float | None]:
+    def ask(self, prompts: Sequence[list[int]], resident: int) -> list[float | None]:
         del resident  # the function's own business
         texts = ["".join(map(chr, prompt)) for prompt in prompts]
         answers = self._generate(texts)

@@ -82,7 +82,8 @@ class StreamedModel:
         self._embed = body.embed_tokens.to(device)
         self._rotary = body.rotary_emb.to(device)
         self._norm = body.norm.to(device)
-        self._head: Any = model.get_output_embeddings().to(device)
+        head: Any = model.get_output_embeddings()
+        self._head = head.to(device)
         self._types: list[str] | None = getattr(model.config, "layer_types", None)
 
     def keep(self, resident: int) -> None:
@@ -157,7 +158,8 @@ class WholeModel:
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self.device = device
         self.layers = model.config.get_text_config().num_hidden_layers
-        self._model: Any = model.eval().to(device)
+        whole: Any = model.eval()
+        self._model: Any = whole.to(device)
 
     def keep(self, resident: int) -> None:
         """Nothing: all layers are resident."""

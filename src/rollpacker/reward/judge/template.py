@@ -129,7 +129,7 @@ def _check(text: str) -> None:
             )
             raise ValueError(
                 f"judge: template has an unknown field '{{{field}}}'; known: "
-                f"{', '.join('{%s}' % each for each in FIELDS)} (write a plain brace twice)"
+                f"{{prompt}}, {{completion}}, {{reference}} (write a plain brace twice)"
             )
     if "completion" not in {name for _, name, _, _ in parts}:
         raise ValueError("judge: template has no {completion}: it would judge nothing")

@@ -185,9 +185,7 @@ class _CallableAsker:
         self._generate = generate
         self._parse = make_parser(options.parser, options.low, options.high)
         self.max_tokens = options.max_tokens or 1 << 62
-        self._plan = fixed_plan(
-            0, most=options.max_concurrency, batch_tokens=options.batch_tokens
-        )
+        self._plan = fixed_plan(0, most=options.max_concurrency, batch_tokens=options.batch_tokens)
 
     def plan(self, lengths: Sequence[int]) -> JudgePlan | None:
         return self._plan(lengths)

@@ -36,27 +36,31 @@ Answer to grade:
 
 Is the answer correct? Reply with Yes or No only."""
 
-# Small models imitate better than they obey: no instruction, only examples.
-_FEW_SHOT = """\
-Reference: 8
-Answer: 5 + 3 = 8. Answer: 8
-Grade: right
-
-Reference: -4
-Answer: 4 - 1 = 3, 3 - 7 = 4. Answer: 4
-Grade: wrong
-
-Reference: 3
-Answer: 9 - 6 = 2. Answer: 2
-Grade: wrong
-
-Reference: 11
-Answer: 2 + 9 = 11. Answer: 11
-Grade: right
-
-Reference: {reference}
-Answer: {completion}
-Grade:"""
+# Small models imitate better than they obey: no instruction, only examples, and many of them.
+_SHOTS = [
+    ("4", "14"),
+    ("-11", "-1"),
+    ("3", "1"),
+    ("-5", "-5"),
+    ("3", "3"),
+    ("-6", "-9"),
+    ("1", "1"),
+    ("-1", "9"),
+    ("12", "12"),
+    ("-8", "-8"),
+    ("16", "16"),
+    ("-12", "-15"),
+    ("1", "-1"),
+    ("-2", "-2"),
+    ("0", "3"),
+    ("1", "1"),
+]
+_GRADED = "Reference: {}\nAnswer: {}\nGrade: {}\n\n"
+_FEW_SHOT = "".join(
+    _GRADED.format(reference, answer, "Yes" if answer == reference else "No")
+    for reference, answer in _SHOTS
+)
+_FEW_SHOT += "Reference: {reference}\nAnswer: {completion}\nGrade:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ class Template:
 BUILT_IN = {
     "reference": Template(text=_REFERENCE),
     "no_reference": Template(text=_NO_REFERENCE),
-    "few_shot": Template(text=_FEW_SHOT, chat=False, yes=" right", no=" wrong"),
+    "few_shot": Template(text=_FEW_SHOT, chat=False, yes=" Yes", no=" No"),
 }
 
 

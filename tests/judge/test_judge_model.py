@@ -89,9 +89,20 @@ def test_greedy_text_equals_transformers_generate(folder, resident):
 
 
 def test_generate_mode_parses_the_models_text(folder):
-    judge = judge_of(folder, mode="generate", parser="regex:()", max_new_tokens=3)
+    model, tokenizer = load(folder)
+    texts = []
+    for text in ANSWERS:
+        ids = tokenizer(f"Q 1+1? R 2 A {text} G", return_tensors="pt").input_ids
+        out = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
+        texts.append(tokenizer.decode(out, skip_special_tokens=True))
+    last = texts[0][-1]
+    # Each text's length, where it holds the last character of the first one.
+    judge = judge_of(folder, mode="generate", parser="regex:(\\d)", max_new_tokens=8)
+    judge._asker._parse = lambda text: len(text) / 100 if last in text else None
     outcomes = judge.outcomes(REQUESTS)
-    assert all(isinstance(outcome, GradingError) for outcome in outcomes)
+    expected = [len(text) / 100 if last in text else None for text in texts]
+    assert expected[0] is not None
+    assert [None if isinstance(o, GradingError) else o for o in outcomes] == expected
 
 
 def test_numbers_are_measured(folder):

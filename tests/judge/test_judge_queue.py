@@ -117,7 +117,7 @@ def test_overlong_prompts_fail_or_lose_their_beginning():
 def test_only_what_follows_the_mark_is_judged():
     answers = Answers()
     judge_of(answers, after="</think>").grade([request(1, "so </think> 3"), request(2, "4")])
-    assert answers.batches == [["4", " 3"]]
+    assert answers.batches == [["3", "4"]]
 
 
 @pytest.mark.parametrize(

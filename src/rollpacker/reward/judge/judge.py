@@ -147,7 +147,7 @@ class Judge:
     def _prompt(self, request: GradeRequest) -> list[int]:
         completion = request.completion
         if self._options.after is not None:
-            completion = completion.rpartition(self._options.after)[2]
+            completion = completion.rpartition(self._options.after)[2].strip()
         prompt = self._rendered(request, completion)
         most = self._asker.max_tokens
         while len(prompt) > most:

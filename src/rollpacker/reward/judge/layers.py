@@ -80,7 +80,7 @@ class LayerStore:
     @torch.no_grad()
     def keep(self, resident: int) -> None:
         """From now on ``resident`` layers stay on the device, spread evenly over the model."""
-        if len(self._resident) == resident and len(self._streamed) == len(self._host) - resident:
+        if self._in_place(resident):
             return
         if self._stream is not None:
             self._stream.synchronize()  # it may still be writing to a buffer that is given up
@@ -91,6 +91,12 @@ class LayerStore:
         for layer in sorted(chosen - set(self._resident)):
             self._resident[layer] = self._host[layer].to(self._device)
         self._buffers = [self._new_buffer() for _ in range(self._buffers_needed())]
+
+    def _in_place(self, resident: int) -> bool:
+        # Counted, not remembered: a call that ran out of memory may have left any part undone.
+        streamed = len(self._host) - resident
+        held = (len(self._resident), len(self._streamed), len(self._buffers))
+        return held == (resident, streamed, self._buffers_needed())
 
     def begin(self) -> None:
         """A pass through the layers starts: its first copies, if they are not under way."""

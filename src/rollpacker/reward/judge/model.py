@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from rollpacker.policy.rewards import JudgeBudget, JudgePlan
 from rollpacker.reward.judge.decode import greedy, logit_differences
@@ -51,7 +53,10 @@ class ModelAsker:
         if self._chat:
             turn = [{"role": "user", "content": text}]
             text = self._tokenizer.apply_chat_template(
-                turn, add_generation_prompt=True, tokenize=False
+                turn,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._options.chat_template_kwargs,
             )
         # A chat template writes its own special tokens.
         return self._tokenizer(text, add_special_tokens=not self._chat)["input_ids"]
@@ -122,10 +127,11 @@ def _load(options: JudgeOptions) -> tuple[Any, Any]:
     if not path.is_dir() and (options.model.startswith((".", "/", "~"))):
         raise ValueError(f"judge: model={options.model}: there is no such folder")
     place = str(path) if path.is_dir() else options.model
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(place, dtype=options.dtype)
         tokenizer = AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(f"judge: model={options.model}: {first}") from error
     return model, tokenizer

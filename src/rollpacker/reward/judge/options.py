@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,8 @@ class JudgeOptions(Config):
     and ``{reference}``, or a file with such a text."""
     chat: bool | None = None
     """Send the prompt as a chat turn; default: where the tokenizer can, but for ``few_shot``."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Extra arguments of the tokenizer's chat template, as ``enable_thinking: false``."""
     reference_key: str = "answer"
     """Column of the reference answer."""
     after: str | None = None

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.config.load import parse_as
 from rollpacker.reward.base import GradeRequest, GradingError
 
 if TYPE_CHECKING:
@@ -81,6 +80,7 @@ def _built_in(function: str, options: Mapping[str, Any]) -> Scorer:
 
 
 def _judge(options: Mapping[str, Any]) -> Scorer:
+    from rollpacker.config.load import parse_as
     from rollpacker.reward.judge.judge import Judge
     from rollpacker.reward.judge.options import JudgeOptions
 

@@ -152,7 +152,7 @@ def test_a_missing_column_is_named(file):
     [
         (
             "maths",
-            "rewards: unknown function 'maths': expected math, code, rg, path/to/file.py",
+            "rewards: unknown function 'maths': expected math, code, judge, rg, path/to/file.py",
         ),
         ("no.such:thing", "rewards: cannot import 'no.such': ModuleNotFoundError"),
         ("nowhere.py:f", "rewards: cannot import 'nowhere.py': FileNotFoundError: no file"),

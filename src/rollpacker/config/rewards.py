@@ -13,9 +13,9 @@ class RewardConfig(Config):
     """One reward function."""
 
     function: str
-    """``math``, ``code`` (runs the program in a sandbox), ``rg`` (the reasoning-gym scorer of the
-    row's task), ``path/to/file.py:name`` or ``package.module:name``; TRL's and verl's signatures
-    are recognised."""
+    """``math``, ``code`` (runs the program in a sandbox), ``judge`` (a language model), ``rg`` (the
+    reasoning-gym scorer of the row's task), ``path/to/file.py:name`` or ``package.module:name``;
+    TRL's and verl's signatures are recognised."""
     name: str | None = None
     """Name in the metrics; default: the function's."""
     domains: list[str] = []

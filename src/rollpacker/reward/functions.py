@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Scorer = Callable[[Sequence[GradeRequest]], Sequence[float | Scored | None]]
 """Scores of some responses, one each; None where the function is not applicable."""
 
-BUILT_IN = ("math", "code", "rg")
+BUILT_IN = ("math", "code", "judge", "rg")
 
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", "completion_ids"}
@@ -76,6 +76,8 @@ def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> S
 
         code = CodeReward(options, host)
         return lambda requests: [code(request) for request in requests]
+    if function == "judge":
+        return _judge(options)
     if function == "math":
         from rollpacker.reward.math import MathReward as Reward
     else:
@@ -86,6 +88,15 @@ def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> S
     return lambda requests: [
         _number(function, score(request.completion, request.row)) for request in requests
     ]
+
+
+def _judge(options: Mapping[str, Any]) -> Scorer:
+    from rollpacker.config.load import parse_as
+    from rollpacker.reward.judge.judge import Judge
+    from rollpacker.reward.judge.options import JudgeOptions
+
+    judge = Judge(parse_as(JudgeOptions, dict(options), source="rewards: judge"))
+    return lambda requests: [*judge.grade(requests)]
 
 
 def _find(function: str) -> Callable[..., Any]:

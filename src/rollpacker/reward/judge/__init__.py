@@ -1,0 +1,1 @@
+"""The LLM judge: a language model that grades responses, most of its layers in host memory."""

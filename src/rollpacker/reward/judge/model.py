@@ -1,0 +1,194 @@
+"""The judge's model: loaded once, asked in batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from rollpacker.policy.rewards import JudgeBudget, JudgePlan
+from rollpacker.reward.judge.decode import greedy, logit_differences
+from rollpacker.reward.judge.measure import free_bytes, measure
+from rollpacker.reward.judge.options import JudgeOptions
+from rollpacker.reward.judge.parse import make_parser
+from rollpacker.reward.judge.plan import Planner, budgeted_plan, fixed_plan
+from rollpacker.reward.judge.streamed import SUPPORTED, CausalModel, StreamedModel, WholeModel
+from rollpacker.reward.judge.template import Template
+
+_GB = 1e9
+
+
+class ModelAsker:
+    """Scores prompts with a model of its own.
+
+    Args:
+        options: which model, and how it is asked.
+        template: tells whether prompts are chat turns, and the answers that are compared.
+
+    Raises ``ValueError``, in one line, when the model cannot be loaded or used as asked.
+    """
+
+    def __init__(self, options: JudgeOptions, template: Template) -> None:
+        self._options = options
+        torch.set_num_threads(options.threads)
+        device = _device(options.device)
+        loaded, self._tokenizer = _load(options)
+        self._stop = _stop_ids(loaded, self._tokenizer)
+        self.max_tokens = _context(loaded, options)
+        self._chat = _chat(options.chat, template, self._tokenizer)
+        self._answers = _answer_tokens(options, template, self._tokenizer)
+        self._parse = make_parser(options.parser, options.low, options.high)
+        self._model = _placed(loaded, device, options)
+        self._plan = _planner(self._model, options)
+
+    def encode(self, text: str) -> list[int]:
+        """The prompt's tokens, within the chat template if it is a chat turn."""
+        if self._chat:
+            turn = [{"role": "user", "content": text}]
+            text = self._tokenizer.apply_chat_template(
+                turn,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._options.chat_template_kwargs,
+            )
+        # A chat template writes its own special tokens.
+        return self._tokenizer(text, add_special_tokens=not self._chat)["input_ids"]
+
+    def plan(self, lengths: Sequence[int]) -> JudgePlan | None:
+        """Concurrency and resident layers for waiting prompts of these lengths, ascending."""
+        return self._plan([length + self._new_tokens for length in lengths])
+
+    def ask(self, prompts: Sequence[list[int]], resident: int) -> list[float | None]:
+        """Scores, one each; None where the judge's answer is no grade.
+
+        Raises ``MemoryError`` when the device has no room for them together.
+        """
+        with _out_of_memory(self._model.device):
+            self._model.keep(resident)
+            if self._options.mode == "logits":
+                yes, no = self._answers
+                differences = logit_differences(self._model, prompts, yes, no)
+                return [self._score(difference) for difference in differences]
+            ids = greedy(
+                self._model,
+                prompts,
+                stop=self._stop,
+                max_new_tokens=self._options.max_new_tokens,
+            )
+        texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [self._parse(text) for text in texts]
+
+    @property
+    def _new_tokens(self) -> int:
+        return self._options.max_new_tokens if self._options.mode == "generate" else 0
+
+    def _score(self, difference: float) -> float | None:
+        return difference_score(difference, self._options)
+
+
+def difference_score(difference: float, options: JudgeOptions) -> float | None:
+    """The score of a difference of logits (nats); None when it is not a number."""
+    if math.isnan(difference):
+        return None
+    beyond = difference - options.threshold
+    if options.score == "threshold":
+        return float(beyond > 0.0)
+    return 0.5 * (1.0 + math.tanh(0.5 * beyond))
+
+
+@contextmanager
+def _out_of_memory(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise MemoryError(str(error)) from error
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("judge: device: cuda, but torch sees no CUDA device; set device: cpu")
+    return torch.device(name)
+
+
+def _load(options: JudgeOptions) -> tuple[Any, Any]:
+    assert options.model is not None
+    path = Path(options.model).expanduser()
+    if not path.is_dir() and (options.model.startswith((".", "/", "~"))):
+        raise ValueError(f"judge: model={options.model}: there is no such folder")
+    place = str(path) if path.is_dir() else options.model
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=options.dtype)
+        tokenizer = AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError, SafetensorError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(f"judge: model={options.model}: {first}") from error
+    return model, tokenizer
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> set[int]:
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    found = {*(configured if isinstance(configured, list) else [configured])}
+    return {i for i in found | {tokenizer.eos_token_id} if i is not None}
+
+
+def _context(model: Any, options: JudgeOptions) -> int:
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    new = options.max_new_tokens if options.mode == "generate" else 0
+    limits = [limit for limit in (options.max_tokens, context and context - new) if limit]
+    if not limits or min(limits) < 1:
+        raise ValueError(f"judge: model={options.model}: no context known; set max_tokens")
+    return min(limits)
+
+
+def _chat(chosen: bool | None, template: Template, tokenizer: Any) -> bool:
+    if chosen and not tokenizer.chat_template:
+        raise ValueError("judge: the model's tokenizer has no chat template; set chat: false")
+    return chosen if chosen is not None else template.chat and bool(tokenizer.chat_template)
+
+
+def _answer_tokens(options: JudgeOptions, template: Template, tokenizer: Any) -> tuple[int, int]:
+    """The first token of each answer; they must differ."""
+    texts = (
+        template.yes if options.yes is None else options.yes,
+        template.no if options.no is None else options.no,
+    )
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    if not all(ids) or ids[0][0] == ids[1][0]:
+        raise ValueError(
+            f"judge: the answers {texts[0]!r} and {texts[1]!r} do not begin with different tokens "
+            "of the model; change yes or no"
+        )
+    return ids[0][0], ids[1][0]
+
+
+def _placed(model: Any, device: torch.device, options: JudgeOptions) -> CausalModel:
+    streamable = model.config.model_type in SUPPORTED
+    if options.resident == "all" or (options.resident == "auto" and not streamable):
+        return WholeModel(model, device)
+    return StreamedModel(model, device)
+
+
+def _planner(model: CausalModel, options: JudgeOptions) -> Planner:
+    most = None if options.memory_gb is None else options.memory_gb * _GB
+    adaptive = model.device.type == "cuda" or most is not None
+    if isinstance(model, StreamedModel) and options.resident == "auto" and adaptive:
+        budget = JudgeBudget(
+            measure(model, cached=options.mode == "generate"), options.max_concurrency
+        )
+        return budgeted_plan(
+            budget, lambda: free_bytes(model, most), batch_tokens=options.batch_tokens
+        )
+    resident = options.resident if isinstance(options.resident, int) else model.layers
+    return fixed_plan(resident, most=options.max_concurrency, batch_tokens=options.batch_tokens)

@@ -1,0 +1,108 @@
+"""NVIDIA's Multi-Process Service, with which judge and actor compute on one GPU at a time.
+
+Without it the GPU switches between the processes. The daemon must run before the processes that
+share the GPU touch it; with the default folders they find it by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_CONTROL = "nvidia-cuda-mps-control"
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    code: int
+    output: str
+
+
+class MpsError(RuntimeError):
+    """The daemon cannot be started or stopped; the message says why and what to do."""
+
+
+def environment(folder: Path | None) -> dict[str, str]:
+    """Variables of the daemon and its clients; with None the driver's default folders."""
+    if folder is None:
+        return {}
+    return {
+        "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
+        "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
+    }
+
+
+def is_running(folder: Path | None = None) -> bool:
+    """Whether a daemon answers. Raises ``MpsError`` where MPS is not installed."""
+    return _call([_program()], folder, commands="get_server_list\n").code == 0
+
+
+def start(folder: Path | None = None) -> bool:
+    """Start the daemon; false when one runs already, which is then used and left alone.
+
+    Raises ``MpsError`` where MPS is not installed or may not be started.
+    """
+    if is_running(folder):
+        return False
+    for place in environment(folder).values():
+        Path(place).mkdir(parents=True, exist_ok=True)
+    done = _call([_program(), "-d"], folder)
+    if done.code != 0 or not is_running(folder):
+        raise MpsError(
+            f"CUDA MPS cannot be started ({done.output}): it may need root or a GPU in default "
+            "compute mode; go on without it, judge and actor then take turns on the GPU"
+        )
+    return True
+
+
+def stop(folder: Path | None = None) -> None:
+    """Stop the daemon. Raises ``MpsError`` when it does not answer."""
+    done = _call([_program()], folder, commands="quit\n")
+    if done.code != 0:
+        raise MpsError(f"CUDA MPS cannot be stopped ({done.output}): is it another user's?")
+
+
+@contextmanager
+def daemon(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
+    """A running daemon and its clients' variables; stopped at the end if it was started here."""
+    ours = start(folder)
+    try:
+        yield environment(folder)
+    finally:
+        if ours:
+            stop(folder)
+
+
+def _program() -> str:
+    program = shutil.which(_CONTROL)
+    if program is None:
+        raise MpsError(f"no {_CONTROL} on PATH: it comes with NVIDIA's driver (Linux only)")
+    return program
+
+
+def _call(command: list[str], folder: Path | None, commands: str = "") -> _Done:
+    # The output goes to a file: the daemon would hold a pipe open, and we would wait for its end.
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            done = subprocess.run(
+                command,
+                input=commands,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | environment(folder),
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise MpsError(f"{_CONTROL} cannot be run: {error}") from error
+        output.seek(0)
+        text = " ".join(output.read().split())[:300]
+    return _Done(done.returncode, text or f"exit code {done.returncode}")

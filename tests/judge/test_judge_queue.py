@@ -1,0 +1,178 @@
+"""The judge's queue, batches and failures, with a function in place of a model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from judge_models import request
+
+from rollpacker.policy.rewards import JudgeBudget, JudgeModel
+from rollpacker.reward.base import GradingError
+from rollpacker.reward.judge.judge import Judge
+from rollpacker.reward.judge.options import JudgeOptions
+from rollpacker.reward.judge.plan import budgeted_plan, fixed_plan
+
+OPTIONS = {"mode": "generate", "template": "{completion}", "parser": "regex:(\\d+)$"}
+
+
+class Answers:
+    """Repeats each prompt; no more than ``room`` at once, as a device without more memory."""
+
+    def __init__(self, room: int = 99) -> None:
+        self.room = room
+        self.batches: list[list[str]] = []
+
+    def __call__(self, prompts):
+        self.batches.append(list(prompts))
+        if len(prompts) > self.room:
+            raise MemoryError("too many")
+        return prompts
+
+
+def judge_of(answers: Answers, **options) -> Judge:
+    return Judge(JudgeOptions(**OPTIONS | options), generate=answers)
+
+
+def test_scores_come_in_the_order_of_the_requests():
+    answers = Answers()
+    scores = judge_of(answers).grade([request(1, "long 7"), request(2, "3"), request(3, "ab 5")])
+    assert scores == [0.7, 0.3, 0.5]
+    assert answers.batches == [["3", "ab 5", "long 7"]]
+
+
+def test_batches_are_of_similar_lengths_and_capped():
+    answers = Answers()
+    texts = ["x" * n + " 1" for n in (50, 1, 1, 48, 1, 2)]
+    judge_of(answers, max_concurrency=3).grade([request(i, t) for i, t in enumerate(texts)])
+    assert [[len(p) - 2 for p in b] for b in answers.batches] == [[1, 1, 1], [2, 48, 50]]
+    answers.batches.clear()
+    judge_of(answers, batch_tokens=100).grade([request(i, t) for i, t in enumerate(texts)])
+    assert [[len(p) - 2 for p in b] for b in answers.batches] == [[1, 1, 1, 2], [48], [50]]
+
+
+def test_cancelled_requests_are_not_asked():
+    answers = Answers()
+    judge = judge_of(answers, max_concurrency=1)
+    judge.submit([request(i, f"{'x' * i} {i}") for i in range(5)])
+    assert judge.step() == {0: 0.0}
+    judge.cancel([2, 3, 77])
+    assert judge.pending == 2
+    assert judge.step() | judge.step() == {1: 0.1, 4: 0.4}
+    assert judge.step() == {}
+    assert [b[0][-1] for b in answers.batches] == ["0", "1", "4"]
+
+
+@given(st.integers(1, 9), st.integers(1, 20))
+def test_out_of_memory_halves_the_batch(room, count):
+    answers = Answers(room)
+    scores = judge_of(answers).grade([request(i, str(i % 10)) for i in range(count)])
+    assert scores == [(i % 10) / 10 for i in range(count)]
+
+
+def test_one_that_does_not_fit_alone_has_no_score():
+    judge = judge_of(Answers(room=0))
+    outcomes = judge.outcomes([request(1, "1"), request(2, "2")])
+    assert all(isinstance(o, GradingError) and "out of memory" in str(o) for o in outcomes)
+
+
+def test_what_cannot_be_parsed_is_an_error_of_its_own():
+    judge = judge_of(Answers())
+    good, bad = judge.outcomes([request(1, "4"), request(2, "four")])
+    assert good == 0.4
+    assert isinstance(bad, GradingError)
+    with pytest.raises(GradingError, match="holds no grade"):
+        judge.grade([request(1, "4"), request(2, "four")])
+    assert judge.pending == 0
+
+
+def test_an_answer_too_few_is_an_error_and_leaves_nothing_behind():
+    judge = Judge(JudgeOptions(**OPTIONS), generate=lambda prompts: prompts[1:])
+    with pytest.raises(GradingError, match="0 answers to 1 prompts"):
+        judge.grade([request(1, "4")])
+    assert judge.pending == 0
+
+
+def test_a_row_without_a_reference_is_an_error_of_its_own():
+    judge = judge_of(Answers(), template="{reference}|{completion}")
+    good, bad = judge.outcomes([request(1, "4"), request(2, "4", answer=None)])
+    assert good == 0.4
+    assert "uses {reference}" in str(bad)
+
+
+def test_overlong_prompts_fail_or_lose_their_beginning():
+    answers = Answers()
+    text = "abcdefgh" * 20 + " 7"
+    with pytest.raises(GradingError, match="tokens too long"):
+        judge_of(answers, max_tokens=50).grade([request(1, text)])
+    assert judge_of(answers, max_tokens=50, overlong="tail").grade([request(1, text)]) == [0.7]
+    (prompt,) = answers.batches[-1]
+    assert 30 <= len(prompt) <= 50
+    assert prompt.startswith("[...] ")
+    assert text.endswith(prompt.removeprefix("[...] "))
+    with pytest.raises(GradingError, match=r"no room|too long"):
+        judge_of(answers, max_tokens=5, overlong="tail", template="long text: {completion}").grade(
+            [request(1, text)]
+        )
+
+
+def test_only_what_follows_the_mark_is_judged():
+    answers = Answers()
+    judge_of(answers, after="</think>").grade([request(1, "so </think> 3"), request(2, "4")])
+    assert answers.batches == [["3", "4"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"mode": "logits"}, "set mode: generate"),
+        ({"parser": "stars"}, "unknown parser 'stars'"),
+        ({"template": "{what}"}, "unknown field"),
+        ({"low": 3, "high": 3}, "low must be below high"),
+        ({"resident": -1}, "resident must not be negative"),
+        ({"residents": 1}, "residents"),
+    ],
+)
+def test_unusable_options_are_refused(options, problem):
+    with pytest.raises(ValueError, match=problem):
+        judge_of(Answers(), **options)
+
+
+def test_a_judge_without_a_model_is_refused():
+    with pytest.raises(ValueError, match=r"options\.model is missing"):
+        Judge(JudgeOptions())
+
+
+MODEL = JudgeModel(
+    layers=8,
+    layer_bytes=100,
+    fixed_bytes=50,
+    token_bytes=1.0,
+    token_seconds=0.001,
+    copy_seconds=0.1,
+)
+
+
+def test_the_policy_decides_within_the_batch_cap():
+    plan = budgeted_plan(JudgeBudget(MODEL, most=9), lambda: 1e6, batch_tokens=10**6)
+    assert plan([10] * 20) == JudgeBudget(MODEL, most=9).decide([10] * 20, 1e6)
+    capped = budgeted_plan(JudgeBudget(MODEL, most=9), lambda: 1e6, batch_tokens=30)
+    decided = capped([10] * 20)
+    assert decided is not None
+    assert decided.concurrency <= 3
+    assert plan([]) is None
+    assert budgeted_plan(JudgeBudget(MODEL), lambda: 10.0, batch_tokens=30)([10]) is None
+
+
+def test_memory_decides_the_resident_layers():
+    residents = []
+    for free in (400, 600, 800, 2000):
+        decided = budgeted_plan(JudgeBudget(MODEL), lambda f=free: f, batch_tokens=10**6)([20, 30])
+        assert decided is not None
+        residents.append(decided.resident)
+    assert residents == sorted(residents)
+    assert residents[0] < residents[-1]
+
+
+def test_a_batch_has_at_least_one():
+    plan = fixed_plan(3, most=4, batch_tokens=10)([99, 100])
+    assert plan is not None
+    assert (plan.concurrency, plan.resident) == (1, 3)

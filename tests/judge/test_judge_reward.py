@@ -1,0 +1,86 @@
+"""The judge as a reward: by name, in grading processes, in a job."""
+
+import json
+
+import pytest
+import yaml
+from judge_models import request, save_judge
+
+from rollpacker import job
+from rollpacker.config import ConfigError, GradingConfig, RewardConfig, load
+from rollpacker.reward.functions import resolve
+from rollpacker.reward.judge.judge import Judge
+from rollpacker.reward.judge.options import JudgeOptions
+from rollpacker.reward.pool import GradingPool
+
+TEMPLATE = "Q {prompt} R {reference} A {completion} G"
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    folder = save_judge(tmp_path_factory.mktemp("judge"))
+    return {"model": str(folder), "template": TEMPLATE, "yes": "Y", "no": "N", "resident": 1}
+
+
+def test_a_judge_is_found_by_name_and_loaded_once(options):
+    requests = [request(i, text) for i, text in enumerate(("2", "3", "two"))]
+    scorer = resolve("judge", options)
+    expected = Judge(JudgeOptions(**options)).grade(requests)
+    assert scorer(requests) == expected
+    assert [scorer([r])[0] for r in requests] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [({"residents": 3}, "rewards: judge: .*residents.*resident"), ({"mode": "vote"}, "mode")],
+)
+def test_unknown_options_are_named(options, change, problem):
+    with pytest.raises(ConfigError, match=problem):
+        resolve("judge", options | change)
+
+
+def test_a_grading_process_judges_a_group(options):
+    reward = RewardConfig(function="judge", options=options, needs_group=True, timeout_s=100.0)
+    pool = GradingPool([reward], GradingConfig())
+    try:
+        pool.wait_ready()
+        requests = [request(i, text) for i, text in enumerate(("2", "3", "two"))]
+        grades = pool.grade_now(requests, group=True)
+    finally:
+        pool.close()
+    expected = Judge(JudgeOptions(**options)).grade(requests)
+    assert [g.reward for g in grades] == pytest.approx(expected, abs=1e-5)
+    assert [list(g.rewards) for g in grades] == [["judge"]] * 3
+
+
+def test_a_missing_model_stops_the_job_before_it_starts(options):
+    pool = GradingPool(
+        [RewardConfig(function="judge", options=options | {"model": "/no/model"})], GradingConfig()
+    )
+    try:
+        with pytest.raises(ValueError, match="judge: model=/no/model: there is no such folder"):
+            pool.wait_ready()
+    finally:
+        pool.close()
+
+
+def test_a_job_trains_on_a_judges_scores(options, tmp_path):
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    tree = {
+        "output": str(tmp_path / "run"),
+        "steps": 2,
+        "model": {"path": options["model"]},
+        "data": {"path": str(tmp_path / "rows.jsonl"), "chat": False},
+        "rewards": [{"function": "judge", "options": options, "timeout_s": 100.0}],
+        "rollout": {"prompts_per_step": 2, "num_generations": 3, "max_completion_length": 12},
+        "workers": {"count": 1, "pin": False, "device": "cpu"},
+        "checkpoint": {"every": 0},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    folder = job.train(load(tmp_path / "job.yaml"))
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert len(steps) == 2
+    assert all(0.0 < step["rewards/judge/mean"] < 1.0 for step in steps)
+    assert all(step["frac_reward_zero_std"] < 1.0 for step in steps)

@@ -316,7 +316,7 @@ def test_replay_writes_what_compare_reads(
         assert ours["generated_tokens"] == theirs["generated_tokens"]
     code, out, _ = call("compare", simulated, real, "--json")
     assert code == 0
-    assert set(json.loads(out)["phases"]) == {"rollout", "reward"}
+    assert set(json.loads(out)["phases"]) == {"rollout", "reward", "tool_wait"}
     code, out, _ = call("compare", real, real, "--json")
     assert set(json.loads(out)["phases"]) == {"rollout", "reward", "tool_wait"}
 

@@ -11,6 +11,7 @@ from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, st
 from rollpacker.sim.costs import CurveCosts, RewardCosts, TrainCosts
 from rollpacker.sim.hardware import MeasuredDevice
 from rollpacker.sim.machines import WorldCosts
+from rollpacker.sim.turns import Turn, Turns
 from rollpacker.sim.world import World
 
 PROMPT_TOKENS = 7
@@ -123,8 +124,9 @@ class ScriptedWorkload:
     def draw(self, counts):
         return self.source.draw(counts)
 
-    def length(self, step, prompt, index) -> int:
-        return scripted_length(self._engine, sampling_seed(self._seed, step, prompt, index))
+    def turns(self, step, prompt, index) -> Turns:
+        seed = sampling_seed(self._seed, step, prompt, index)
+        return (Turn(scripted_length(self._engine, seed)),)
 
     def reward(self, step, prompt, index) -> float:
         return scripted_reward(sampling_seed(self._seed, step, prompt, index))

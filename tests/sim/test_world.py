@@ -19,13 +19,15 @@ SLACK = 1e-6
 class Run:
     """A simulated job, its steps and its journal."""
 
+    workload = ScriptedWorkload
+
     def __init__(self, script: Script) -> None:
         self.script = script
         self.policy = RolloutPolicy(script.settings())
         self.lines: list[tuple] = []
         self.results = []
         self.starts: list[int] = []
-        workload = ScriptedWorkload(script)
+        workload = self.workload(script)
         costs = script.costs()
         world = World(self.policy, workload, costs, cap=script.cap, record=self.record)
         for step in range(script.steps):

@@ -80,10 +80,12 @@ def _as_json(result: JobResult) -> dict[str, Any]:
         "samples_per_s": result.samples_per_s,
         "kept_vs_true_len": result.kept_vs_true_len,
         "bubble": result.bubble,
+        "tool_wait_s": result.tool_wait_s,
         "preemptions": sum(step.preemptions for step in result.steps),
         "bounds": {
             "packing_s": result.packing_s,
             "single_sequence_s": result.single_sequence_s,
+            "tool_wait_s": result.tool_bound_s,
         },
         "sim_wall_s": result.sim_wall_s,
     }
@@ -114,7 +116,17 @@ def _summary(result: JobResult) -> list[str]:
         f"kept responses are {result.kept_vs_true_len:.2f} of the true mean length",
         f"bounds without races: no rollout is shorter than {result.single_sequence_s:.4g} s "
         f"where a response reaches the longest length, nor than {result.packing_s:.4g} s a step",
+        *_tools(result),
         f"simulated in {result.sim_wall_s:.1f} s",
+    ]
+
+
+def _tools(result: JobResult) -> list[str]:
+    if result.tool_bound_s == 0.0:
+        return []
+    return [
+        f"workers only wait for tools in another {result.tool_wait_s:.4g} s of a step; "
+        f"one response waits for {result.tool_bound_s:.4g} s at most",
     ]
 
 

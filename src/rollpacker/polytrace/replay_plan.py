@@ -127,7 +127,7 @@ def plan(
 def _step(number: int, samples: pl.DataFrame, batch_s: float | None, scale: Scale) -> StepPlan:
     groups: dict[str, list[Response]] = {}
     for row in samples.iter_rows(named=True):
-        groups.setdefault(row["prompt"], []).append(_response(row, scale))
+        groups.setdefault(row["prompt"], []).append(response(row, scale))
     # Where single rewards were timed, the batches' seconds hold the same work again.
     graded = samples["reward_s"].null_count() < samples.height
     return StepPlan(
@@ -137,7 +137,8 @@ def _step(number: int, samples: pl.DataFrame, batch_s: float | None, scale: Scal
     )
 
 
-def _response(row: dict[str, Any], scale: Scale) -> Response:
+def response(row: dict[str, Any], scale: Scale) -> Response:
+    """What a row of ``SAMPLES`` holds of a response."""
     reward_s = scale.time * (row["reward_s"] or 0.0)
     turns: Sequence[dict[str, Any]] = row["turns"] or []
     if not turns:

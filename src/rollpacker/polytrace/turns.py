@@ -9,10 +9,28 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.polytrace.quantiles import QuantileTable
+from rollpacker.polytrace.replay_plan import Response, Turn
 from rollpacker.polytrace.schema import TOOL, TURN
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """One entry a turn, and from ``owner`` on one a call; ``owner``: its turn's place."""
+
+    sample: Ints
+    turn: Ints
+    last: NDArray[np.bool_]
+    context: Ints
+    cached: Ints
+    completion: Ints
+    owner: Ints
+    tool_tokens: Ints
+    name: NDArray[np.str_]
+    latency_s: Floats
+    status: NDArray[np.str_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +69,49 @@ class TurnModel:
         self, rng: np.random.Generator, prompt_tokens: Ints, response_tokens: Ints
     ) -> tuple[pl.Series, pl.Series]:
         """Columns ``turns`` and ``tools`` of responses, their completions summing to the length."""
+        drawn = self._draw(rng, prompt_tokens, response_tokens)
+        turns = pl.DataFrame(
+            {
+                "sample": drawn.sample,
+                "prompt_tokens": drawn.context,
+                "cached_tokens": drawn.cached,
+                "completion_tokens": drawn.completion,
+                "finish_reason": np.where(drawn.last, "stop", "tool_calls"),
+                "latency_s": pl.Series([None] * drawn.sample.size, dtype=pl.Float64),
+            }
+        )
+        tools = pl.DataFrame(
+            {
+                "sample": drawn.sample[drawn.owner],
+                "turn": drawn.turn[drawn.owner],
+                "name": drawn.name,
+                "latency_s": drawn.latency_s,
+                "tokens": drawn.tool_tokens,
+                "status": drawn.status,
+            }
+        )
+        samples = response_tokens.size
+        return _lists(turns, TURN, samples), _lists(tools, TOOL, samples)
+
+    def responses(
+        self, rng: np.random.Generator, prompt_tokens: Ints, response_tokens: Ints
+    ) -> list[Response]:
+        """The same draw as responses to replay; the calls of a turn are made at once."""
+        drawn = self._draw(rng, prompt_tokens, response_tokens)
+        waits = np.zeros(drawn.sample.size)
+        np.maximum.at(waits, drawn.owner, drawn.latency_s)
+        found: list[list[Turn]] = [[] for _ in range(response_tokens.size)]
+        for place, sample in enumerate(drawn.sample):
+            turn = Turn(
+                prompt=int(drawn.context[place]),
+                tokens=int(drawn.completion[place]),
+                cached=int(drawn.cached[place]),
+                tool_s=float(waits[place]),
+            )
+            found[int(sample)].append(turn)
+        return [Response(turns=tuple(turns)) for turns in found]
+
+    def _draw(self, rng: np.random.Generator, prompt_tokens: Ints, response_tokens: Ints) -> _Drawn:
         count = self._counts(rng, response_tokens)
         sample = np.repeat(np.arange(count.size), count)
         turn = np.arange(sample.size) - np.repeat(np.cumsum(count) - count, count)
@@ -71,27 +132,19 @@ class TurnModel:
             self.cached_first.sample(rng, sample.size),
             self.cached_later.sample(rng, sample.size),
         )
-        turns = pl.DataFrame(
-            {
-                "sample": sample,
-                "prompt_tokens": context,
-                "cached_tokens": (np.clip(hit, 0.0, 1.0) * earlier).astype(np.int64),
-                "completion_tokens": completion,
-                "finish_reason": np.where(last, "stop", "tool_calls"),
-                "latency_s": pl.Series([None] * sample.size, dtype=pl.Float64),
-            }
+        return _Drawn(
+            sample=sample,
+            turn=turn,
+            last=last,
+            context=context,
+            cached=(np.clip(hit, 0.0, 1.0) * earlier).astype(np.int64),
+            completion=completion,
+            owner=owner,
+            tool_tokens=tool_tokens,
+            name=_names(rng, self.tools, owner.size),
+            latency_s=self.tool_latency_s.sample(rng, owner.size),
+            status=_names(rng, self.statuses, owner.size),
         )
-        tools = pl.DataFrame(
-            {
-                "sample": sample[owner],
-                "turn": turn[owner],
-                "name": _names(rng, self.tools, owner.size),
-                "latency_s": self.tool_latency_s.sample(rng, owner.size),
-                "tokens": tool_tokens,
-                "status": _names(rng, self.statuses, owner.size),
-            }
-        )
-        return _lists(turns, TURN, count.size), _lists(tools, TOOL, count.size)
 
     def _counts(self, rng: np.random.Generator, response_tokens: Ints) -> Ints:
         chances = np.array([_sums_to_1(row) for row in self.turns]).cumsum(axis=1)

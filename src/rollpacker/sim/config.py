@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from rollpacker.config import Config, RolloutConfig, StreamingConfig
+from rollpacker.sim.decoder import ToolKv
 from rollpacker.sim.grading import RewardKind
 
 
@@ -51,6 +52,9 @@ class SimulationConfig(Config):
     """GPUs, when not the calibration's."""
     rollout_tp: int | None = Field(default=None, ge=1)
     """Tensor-parallel size of rollout, when not the calibration's."""
+    tool_kv: ToolKv = "cached"
+    """KV of a response that waits for tools: ``cached`` (vLLM: found again unless others needed
+    the room), ``kept`` (nothing is admitted in its place) or ``dropped``."""
     max_running: int = Field(default=1024, ge=1)
     """Most sequences that an engine decodes together."""
 

@@ -8,6 +8,9 @@ Rules, as in vLLM: first-come admission while ``K + 8 B + need <= 0.99 capacity`
 runs) and ``B < max_running``; when the next tokens no longer fit, the latest admitted sequence
 goes back to the head of the queue and is recomputed, and nothing is admitted in that step.
 
+A turn that another one follows may leave its KV behind (``ToolKv``): its next turn then prefills
+only what is not found.
+
 What happens between step boundaries: the step in flight ends as it began, and the change takes
 effect at its end. An attempt aborted in flight keeps the tokens of whole steps only.
 """
@@ -15,18 +18,25 @@ effect at its end. An attempt aborted in flight keeps the tokens of whole steps 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rollpacker.sim.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts
 
+ToolKv = Literal["cached", "kept", "dropped"]
+"""What becomes of a response's KV while it waits for tools: ``cached`` as in vLLM (the request has
+ended; its blocks can be found again until others need them, least recently used first), ``kept``
+(the same, but nothing is admitted in their place), ``dropped``."""
+
 
 class Request(NamedTuple):
-    """One attempt: ``target_tokens`` in all, ``generated`` of them elsewhere (it migrated).
+    """One turn of an attempt: ``target_tokens``, ``generated`` of them elsewhere (it migrated).
 
-    Requests of one ``group`` share their prompt's prefill while one of them is held.
+    Its context begins with the prompt, whose prefill the requests of a ``group`` share while one
+    of them is held, and ``earlier`` tokens of turns and tools. ``returns``: a turn follows, which
+    may find this one's KV.
     """
 
     attempt: int
@@ -34,17 +44,32 @@ class Request(NamedTuple):
     prompt_tokens: int
     target_tokens: int
     generated: int = 0
+    earlier: int = 0
+    returns: bool = False
 
 
 class _Live:
     """A held request; ``start`` is the step count at which it would have had no token."""
 
-    __slots__ = ("attempt", "generated", "gone", "group", "prompt", "start", "target", "ticket")
+    __slots__ = (
+        "attempt",
+        "generated",
+        "gone",
+        "group",
+        "prompt",
+        "returns",
+        "shared",
+        "start",
+        "target",
+        "ticket",
+    )
 
     def __init__(self, request: Request) -> None:
         self.attempt = request.attempt
         self.group = request.group
-        self.prompt = request.prompt_tokens
+        self.shared = request.prompt_tokens
+        self.prompt = request.prompt_tokens + request.earlier
+        self.returns = request.returns
         self.target = request.target_tokens
         self.generated = request.generated
         self.start = 0
@@ -60,6 +85,7 @@ class Decoder:
     Args:
         costs: of the replica.
         max_running: most sequences decoded together.
+        tool_kv: what becomes of the KV of a turn that another one follows.
 
     Counters, up to the last step boundary (a step in flight at a change is counted at once):
         preemptions: sequences thrown out and recomputed.
@@ -69,7 +95,7 @@ class Decoder:
         busy_s: seconds of decoding and prefill.
     """
 
-    def __init__(self, costs: EngineCosts, *, max_running: int) -> None:
+    def __init__(self, costs: EngineCosts, *, max_running: int, tool_kv: ToolKv = "cached") -> None:
         if max_running < 1:
             raise ValueError(f"max_running={max_running} must be at least 1")
         self._costs = costs
@@ -83,6 +109,9 @@ class Decoder:
         self._heap: list[tuple[int, int, _Live]] = []
         self._groups: dict[str, int] = {}
         self._prefilled: set[str] = set()
+        self._tool_kv: ToolKv = tool_kv
+        self._cache: OrderedDict[int, int] = OrderedDict()
+        self._cached = 0
         self._done: list[tuple[int, int]] = []
         self._boundary = 0.0
         self._in_flight_until = 0.0
@@ -123,7 +152,7 @@ class Decoder:
                 f"attempt {request.attempt}: target_tokens must exceed generated, "
                 f"got {request.target_tokens} and {request.generated}"
             )
-        most = request.prompt_tokens + request.target_tokens + BLOCK_SLACK
+        most = request.prompt_tokens + request.earlier + request.target_tokens + BLOCK_SLACK
         if most > self._capacity:
             raise ValueError(
                 f"attempt {request.attempt} needs {most} tokens of KV cache, "
@@ -259,6 +288,8 @@ class Decoder:
         self.busy_s += end - self._boundary
         self._boundary = self._in_flight_until = end
         self._end = None
+        if self._cache:
+            self._evict()
 
     def _first_finish(self) -> int:
         heap = self._heap
@@ -273,6 +304,9 @@ class Decoder:
             live = heappop(self._heap)[2]
             self._leave(live, live.target)
             self._release(live)
+            if live.returns and self._tool_kv != "dropped":
+                self._cache[live.attempt] = live.prompt + live.target
+                self._cached += live.prompt + live.target
             self._done.append((live.attempt, live.target))
             self._changed = True
             self._end = None
@@ -312,6 +346,8 @@ class Decoder:
             live = waiting[0]
             need = live.prompt + live.generated
             used = self._context + BLOCK_SLACK * len(running)
+            if self._tool_kv == "kept":
+                used += self._cached - self._cache.get(live.attempt, 0)
             if not live.gone:
                 if running and used + need > self._admit_limit:
                     break
@@ -332,6 +368,27 @@ class Decoder:
         self._running[live.attempt] = live
         self._context += need
         heappush(self._heap, (live.start + live.target, live.ticket, live))
-        shared = live.group in self._prefilled
+        found = live.shared if live.group in self._prefilled else 0
         self._prefilled.add(live.group)
-        return 0 if shared and not live.generated else need
+        if self._cache:
+            own = self._cache.pop(live.attempt, 0)
+            self._cached -= own
+            found = max(found, own)
+            self._evict()
+        return need if live.generated else need - found
+
+    def _evict(self) -> None:
+        """Give up what is cached where running sequences need the room, oldest first.
+
+        Blocks of a sequence go from its end, so that what is left of it can still be found.
+        """
+        lacking = self._context + BLOCK_SLACK * len(self._running) + self._cached - self._capacity
+        while lacking > 0 and self._cache:
+            attempt, tokens = next(iter(self._cache.items()))
+            given = min(tokens, math.ceil(lacking))
+            if given == tokens:
+                del self._cache[attempt]
+            else:
+                self._cache[attempt] = tokens - given
+            self._cached -= given
+            lacking -= given

@@ -234,7 +234,8 @@ def _tensor_parallel(job: Job) -> int | None:
     costs, source = job.calibration, job.source
     if costs.measured is not None or source.cap is None:
         return None
-    need = source.cap + (source.prompt_tokens or PROMPT_TOKENS) + BLOCK_SLACK
+    prompt = (source.prompt_tokens or PROMPT_TOKENS) + source.tool_tokens
+    need = source.cap + prompt + BLOCK_SLACK
     sizes = [tp for tp in costs.engine_sizes(job.gpus) if tp >= costs.rollout_tp]
     return next((tp for tp in sizes if costs.engine(tp).capacity >= need), None)
 
@@ -255,6 +256,7 @@ def _mode(result: JobResult, base: float) -> ModeEstimate:
         kept_vs_true_len=kept,
         step_s=seconds,
         decoded_vs_kept=sum(s.decoded_tokens for s in steps) / sum(s.kept_tokens for s in steps),
+        tool_wait_s=mean(step.tool_wait_s for step in steps),
     )
 
 

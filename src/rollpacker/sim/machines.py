@@ -10,6 +10,7 @@ from rollpacker.policy.rewards import TimeoutSettings
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import EngineCosts, RewardCosts, TrainCosts
+from rollpacker.sim.decoder import ToolKv
 from rollpacker.sim.grading import RewardKind
 
 _CURVE = tuple(2**power for power in range(11))
@@ -27,6 +28,7 @@ class WorldCosts:
         worker_devices: how many those are.
         engine: costs of an engine on so many devices.
         max_running: most sequences that an engine decodes together.
+        tool_kv: what becomes of KV during tool calls.
         replica: workers of a training replica.
         train: gradient work of one.
         start_s: once per rollout.
@@ -43,6 +45,7 @@ class WorldCosts:
     worker_devices: int = 1
     engine: Callable[[int], EngineCosts]
     max_running: int = 1024
+    tool_kv: ToolKv = "cached"
     replica: int = 1
     train: TrainCosts
     start_s: float = 0.0
@@ -65,6 +68,7 @@ class WorldCosts:
         reward_phase: bool,
         timeouts: TimeoutSettings | None = None,
         max_running: int = 1024,
+        tool_kv: ToolKv = "cached",
     ) -> WorldCosts:
         """A calibration's costs on ``gpus`` devices.
 
@@ -80,6 +84,7 @@ class WorldCosts:
             worker_devices=worker_devices,
             engine=calibration.engine,
             max_running=max_running,
+            tool_kv=tool_kv,
             replica=replica_devices // worker_devices,
             train=calibration.training(replica_devices),
             start_s=calibration.rollout_start_s,

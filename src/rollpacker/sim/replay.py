@@ -18,6 +18,7 @@ from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.simulator import Simulation
 from rollpacker.sim.source import Source
+from rollpacker.sim.turns import recorded_turns
 from rollpacker.sim.workload import Recorded
 
 
@@ -40,7 +41,9 @@ def assumptions(plans: Sequence[StepPlan], costs: Calibration, gpus: int | None)
     devices = "CPU workers" if costs.measured else costs.device
     said = [f"simulated: {costs.name}, {costs.model} on {gpus or costs.gpus} {devices}, mode off"]
     if any(len(response.turns) > 1 for plan in plans for response in plan.responses):
-        said.append("the simulator decodes all turns of a response at once; tools take no time")
+        said.append(
+            "a turn's context is prefilled again as far as its engine has given up its KV since"
+        )
     if any(len({len(group) for group in plan.groups}) > 1 for plan in plans):
         said.append("prompts with fewer responses than others get redrawn ones in addition")
     return said
@@ -80,8 +83,10 @@ def replay(
         "step": plan.step,
         "step_s": rollout_s + reward_s,
         "rollout_s": rollout_s,
+        "tool_wait_s": step.tool_wait_s,
         "reward_s": reward_s,
         "responses": step.samples,
+        "turns": len(plan.turns),
         "generated_tokens": step.decoded_tokens,
         "decode_steps": step.decode_steps,
         "preemptions": step.preemptions,
@@ -95,7 +100,10 @@ def _source(plan: StepPlan) -> Source:
     openings = [response.turns[0].prompt for response in plan.responses]
     return Source(
         lengths=Redrawn(np.concatenate(lengths).astype(np.float64), visits),
-        recorded=tuple(Recorded(np.array([[float(at)]]), each) for at, each in enumerate(lengths)),
+        recorded=tuple(
+            Recorded(np.array([[float(at)]]), each, turns=tuple(map(recorded_turns, group)))
+            for at, (each, group) in enumerate(zip(lengths, plan.groups, strict=True))
+        ),
         cap=_longest(plan),
         prompt_tokens=max(1, round(sum(openings) / len(openings))),
     )

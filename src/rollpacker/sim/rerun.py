@@ -14,6 +14,7 @@ from rollpacker.sim.fit_costs import calibrate, timed
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult, mean
 from rollpacker.sim.run_record import METRICS, RunRecord, RunStep, Tried
+from rollpacker.sim.turns import Turn, Turns
 from rollpacker.sim.world import World
 
 
@@ -58,8 +59,11 @@ class RunWorkload:
         self._domain |= {prompt.id: prompt.domain for prompt in drawn}
         return tuple(drawn)
 
-    def length(self, step: int, prompt: PromptId, index: int) -> int:
-        """As recorded, or longer than was seen."""
+    def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
+        """One: as recorded, or longer than was seen."""
+        return (Turn(self._length(step, prompt, index)),)
+
+    def _length(self, step: int, prompt: PromptId, index: int) -> int:
         tried = self._tried.get((step, prompt, index))
         if tried is not None and tried.end_s is not None:
             return max(1, tried.tokens)

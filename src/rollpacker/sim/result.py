@@ -24,7 +24,10 @@ class StepResult:
         decode_steps: of the engine with the most.
         preemptions: of all engines.
         peak_kv: largest share of an engine's KV cache in use.
-        bubble: share of worker time, sync included, without decoding or gradients.
+        bubble: share of worker time, sync included, without decoding or gradients, other than
+            ``tool_wait_s``.
+        tool_wait_s: of a worker, in which all that it holds waits for tools; mean over workers.
+        longest_tool_s: that one response waits for its tools; at most, over responses.
     """
 
     step: int
@@ -40,6 +43,8 @@ class StepResult:
     preemptions: int
     peak_kv: float
     bubble: float
+    tool_wait_s: float = 0.0
+    longest_tool_s: float = 0.0
 
 
 def mean(values: Iterable[float]) -> float:
@@ -58,6 +63,7 @@ class JobResult:
             without a race.
         packing_s: mean seconds of a step's rollout if every engine were always full.
         single_sequence_s: seconds of one response of the longest length, decoded alone.
+            Neither bound has tools in it: ``tool_bound_s``.
         sim_wall_s: None, or what the simulation took; set by who has a clock.
     """
 
@@ -77,6 +83,16 @@ class JobResult:
         """Responses trained on per second."""
         total = sum(s.step_s for s in self.steps)
         return sum(s.samples for s in self.steps) / total if total else 0.0
+
+    @property
+    def tool_wait_s(self) -> float:
+        """Mean seconds of a step in which a worker only waits for tools."""
+        return mean(s.tool_wait_s for s in self.steps)
+
+    @property
+    def tool_bound_s(self) -> float:
+        """Mean over steps of the longest time that one response waits for its tools."""
+        return mean(s.longest_tool_s for s in self.steps)
 
     @property
     def bubble(self) -> float:

@@ -60,6 +60,7 @@ class Simulation:
             prompt_tokens=source.prompt_tokens or calibration.prompt_tokens,
             seed=config.seed,
             recorded=source.recorded,
+            turns=source.turns,
         )
         self.settings = self._settings()
         self.policy = RolloutPolicy(self.settings)
@@ -143,4 +144,5 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
         reward_phase=config.reward_phase or not asynchronous,
         timeouts=timeouts,
         max_running=config.max_running,
+        tool_kv=config.tool_kv,
     )

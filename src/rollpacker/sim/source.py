@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.copula import CopulaLengths
+from rollpacker.polytrace.fit_turns import fit_turns
 from rollpacker.polytrace.generate import load_model, model_names
 from rollpacker.polytrace.lengths import Floats, Lengths
 from rollpacker.polytrace.numerics import midranks
+from rollpacker.polytrace.replay_plan import Scale, response
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.statistics import finished, known_cap
+from rollpacker.polytrace.turns import TurnModel
+from rollpacker.sim.turns import Turns, recorded_turns
 from rollpacker.sim.workload import Recorded
 
 
@@ -32,6 +36,8 @@ class Source:
         cap: longest response; None when unknown.
         prompt_tokens: mean prompt length; None when unknown.
         prompts, responses: of a step, as recorded; None when unknown.
+        turns: how drawn lengths are split into turns; None where each is one.
+        tool_tokens: most that tools put into the context of a recorded response.
     """
 
     lengths: Lengths
@@ -40,6 +46,8 @@ class Source:
     prompt_tokens: int | None = None
     prompts: int | None = None
     responses: int | None = None
+    turns: TurnModel | None = None
+    tool_tokens: int = 0
 
 
 def _silent(_: str) -> None:
@@ -66,6 +74,7 @@ def of_model(name: str) -> Source:
         cap=model.lengths.cap,
         prompts=model.prompts,
         responses=model.responses,
+        turns=model.turns,
     )
 
 
@@ -87,18 +96,34 @@ def of_trace(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source:
     traits = _posterior(tokens, groups, model.rho, np.random.default_rng([seed, 4]))
     ends = np.cumsum(sizes)[:-1]
     rewards = _rewards(samples["reward"], ends)
+    turns = fit_turns(samples)
+    played = [] if turns is None else _played(samples)
     mean_prompt = samples["prompt_tokens"].cast(pl.Float64).mean()
     return Source(
         lengths=model,
         recorded=tuple(
-            Recorded(traits[place : place + 1], part.astype(np.int32), rewards[place])
-            for place, part in enumerate(np.split(tokens, ends))
+            Recorded(
+                traits[place : place + 1],
+                part.astype(np.int32),
+                rewards[place],
+                tuple(played[end - part.size : end]),
+            )
+            for place, (part, end) in enumerate(
+                zip(np.split(tokens, ends), np.cumsum(sizes).tolist(), strict=True)
+            )
         ),
         cap=cap or int(tokens.max()),
         prompt_tokens=round(mean_prompt) if isinstance(mean_prompt, float) else None,
         prompts=max(1, round(sizes.size / samples["step"].n_unique())),
         responses=max(1, int(np.median(sizes))),
+        turns=turns,
+        tool_tokens=max((sum(turn.added for turn in each) for each in played), default=0),
     )
+
+
+def _played(samples: pl.DataFrame) -> list[Turns]:
+    """The turns of every row."""
+    return [recorded_turns(response(row, Scale())) for row in samples.iter_rows(named=True)]
 
 
 def _in_order(samples: pl.DataFrame) -> pl.DataFrame:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
-from rollpacker.sim.decoder import Request
 from rollpacker.sim.result import StepResult
+from rollpacker.sim.turns import Course
 from rollpacker.sim.worker import Work
 
 
@@ -18,7 +18,7 @@ class Attempt:
     prompt: PromptId
     index: int
     worker: WorkerId
-    request: Request
+    course: Course
     reward: float = 0.0
     decoding: bool = True
     stopping: bool = False
@@ -38,6 +38,8 @@ class Step:
     rollout_end_s: float = 0.0
     samples: int = 0
     kept_tokens: int = 0
+    longest_tool_s: float = 0.0
+    """Longest time that one response waits for its tools."""
     summed: bool = False
     """Whether there are gradients to apply."""
     over: bool = False
@@ -63,6 +65,7 @@ def step_result(
     """
     seconds = end - step.start_s
     busy = sum(w.decode_s + w.train_s * replica * devices for w in work)
+    tool_wait_s = sum(w.tool_wait_s for w in work) / (len(work) * devices)
     return StepResult(
         step=step.number,
         kind=step.kind,
@@ -76,5 +79,9 @@ def step_result(
         decode_steps=max(w.decode_steps for w in work),
         preemptions=sum(w.preemptions for w in work),
         peak_kv=max(w.peak_kv for w in work),
-        bubble=1.0 - busy / (len(work) * devices * seconds) if seconds > 0 else 0.0,
+        bubble=(
+            1.0 - (busy / (len(work) * devices) + tool_wait_s) / seconds if seconds > 0 else 0.0
+        ),
+        tool_wait_s=tool_wait_s,
+        longest_tool_s=step.longest_tool_s,
     )

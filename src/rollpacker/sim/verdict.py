@@ -19,12 +19,14 @@ class ModeEstimate:
         kept_vs_true_len: mean length of the responses trained on over that of all.
         step_s: mean seconds of a step.
         decoded_vs_kept: tokens decoded, aborted ones too, over tokens kept.
+        tool_wait_s: mean seconds of a step in which a worker only waits for tools.
     """
 
     speedup: float
     kept_vs_true_len: float
     step_s: float
     decoded_vs_kept: float
+    tool_wait_s: float = 0.0
 
 
 def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:

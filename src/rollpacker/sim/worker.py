@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from rollpacker.core.types import AttemptId, GroupPart, WorkerId
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import EngineCosts
-from rollpacker.sim.decoder import Decoder, Request
+from rollpacker.sim.decoder import Decoder, ToolKv
+from rollpacker.sim.turns import Course
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,16 @@ class Work:
     preemptions: int = 0
     peak_kv: float = 0.0
     """Largest share of an engine's KV cache that was in use."""
+    tool_wait_s: float = 0.0
+    """Device-seconds in which all that it held waited for tools."""
 
 
 class SimWorker:
     """Decodes while it has attempts, accumulates gradients while it has none.
 
     What it is told during a decode step takes effect at that step's end, during a gradient task
-    after it, and while its engine is being formed when that is done.
+    after it, and while its engine is being formed when that is done. Attempts that wait for tools
+    are held, but not by the engine.
 
     Args:
         id: the worker's.
@@ -48,8 +52,10 @@ class SimWorker:
         costs: of its engine.
         devices: that the engine runs on.
         max_running: most sequences decoded together.
+        tool_kv: what becomes of KV during tool calls.
         on_ended: takes attempts that finished in a step, and those stopped at its end with
             their tokens.
+        on_turn: told that a turn has ended or begun: it must settle when this instant is over.
         on_accumulated: takes a finished task.
     """
 
@@ -61,15 +67,21 @@ class SimWorker:
         *,
         devices: int,
         max_running: int,
-        on_ended: Callable[[WorkerId, Sequence[AttemptId], Mapping[int, int]], None],
+        tool_kv: ToolKv = "cached",
+        on_ended: Callable[[WorkerId, Sequence[AttemptId], Mapping[AttemptId, int]], None],
+        on_turn: Callable[[WorkerId], None],
         on_accumulated: Callable[[WorkerId, Task], None],
     ) -> None:
         self.id = id
         self._agenda = agenda
         self._max_running = max_running
+        self._tool_kv: ToolKv = tool_kv
         self._on_ended = on_ended
+        self._on_turn = on_turn
         self._on_accumulated = on_accumulated
-        self._attempts: set[AttemptId] = set()
+        self._attempts: dict[AttemptId, Course] = {}
+        self._at_tools: dict[AttemptId, Course] = {}
+        self._quiet_since: float | None = None
         self._stopping: list[AttemptId] = []
         self._stop_at = math.inf
         self._inbox: list[Callable[[], None]] = []
@@ -81,12 +93,20 @@ class SimWorker:
         self._work = Work()
         self._costs = costs
         self._devices = devices
-        self._decoder = Decoder(costs, max_running=max_running)
+        self._decoder = self._engine()
+
+    def _engine(self) -> Decoder:
+        return Decoder(self._costs, max_running=self._max_running, tool_kv=self._tool_kv)
 
     @property
     def held(self) -> int:
-        """Attempts that it decodes or that wait for it."""
+        """Attempts that it decodes, or that wait for it or for their tools."""
         return len(self._attempts)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its engine has something to do."""
+        return len(self._attempts) > len(self._at_tools)
 
     @property
     def devices(self) -> int:
@@ -112,7 +132,7 @@ class SimWorker:
         assert not self._attempts, "attempts are moved before their engine changes"
         self._note_work()
         self._costs, self._devices = costs, devices
-        self._decoder = Decoder(costs, max_running=self._max_running)
+        self._decoder = self._engine()
         self._due = None
         self._forming = False
         self._open()
@@ -129,13 +149,39 @@ class SimWorker:
         self._work = Work()
         self._gate = 0.0
 
-    def submit(self, request: Request, attempt: AttemptId) -> None:
-        """Decode an attempt."""
+    def submit(self, course: Course) -> None:
+        """Decode an attempt, from where it is."""
         if self._training or self._forming:
-            self._inbox.append(lambda: self.submit(request, attempt))
+            self._inbox.append(lambda: self.submit(course))
             return
-        self._attempts.add(attempt)
-        self._decoder.submit(self._agenda.now, request)
+        self._attempts[course.attempt] = course
+        self._go_on(course)
+
+    def _go_on(self, course: Course) -> None:
+        """With this turn, when its tools have answered."""
+        if course.resume_at <= self._agenda.now:
+            self._decoder.submit(self._agenda.now, course.request())
+        else:
+            self._at_tools[course.attempt] = course
+            self._agenda.at(course.resume_at, lambda: self._answer(course))
+        if self._at_tools or self._quiet_since is not None:
+            self._count_quiet()
+
+    def _answer(self, course: Course) -> None:
+        """Tools have answered."""
+        if self._at_tools.get(course.attempt) is course and course.resume_at <= self._agenda.now:
+            del self._at_tools[course.attempt]
+            self._go_on(course)
+            self._on_turn(self.id)
+
+    def _count_quiet(self) -> None:
+        """Keep the time in which all that is held waits for tools."""
+        now = self._agenda.now
+        if self._quiet_since is not None:
+            self._work.tool_wait_s += (now - self._quiet_since) * self._devices
+            self._quiet_since = None
+        if self._at_tools and not self.decoding:
+            self._quiet_since = now
 
     def stop(self, attempts: Sequence[AttemptId]) -> None:
         """Stop attempts at the end of the step in flight, in which they may finish."""
@@ -151,8 +197,8 @@ class SimWorker:
     def settle(self) -> None:
         """All that happens at this instant has happened: plan what comes next."""
         due = self._decoder.next_event(self._agenda.now)
-        if due is not None and self._stopping:
-            due = min(due, self._stop_at)
+        if self._stopping:
+            due = self._stop_at if due is None else min(due, self._stop_at)
         if due is not None and due != self._due:
             self._due = due
             self._agenda.at(due, lambda: self._advance(due))
@@ -162,22 +208,44 @@ class SimWorker:
         if self._due != due:
             return
         self._due = None
-        done = [AttemptId(a) for a, _ in self._decoder.advance(self._agenda.now)]
-        self._attempts.difference_update(done)
+        over = [AttemptId(a) for a, _ in self._decoder.advance(self._agenda.now)]
+        done = [attempt for attempt in over if self._end_turn(attempt)]
         stopped = self._stop_due()
         if done or stopped:
             self._on_ended(self.id, done, stopped)
+        elif over:
+            self._on_turn(self.id)
         else:
             self.settle()
 
-    def _stop_due(self) -> dict[int, int]:
+    def _end_turn(self, attempt: AttemptId) -> bool:
+        """Whether that was its last."""
+        course = self._attempts[attempt]
+        if course.end_turn(self._agenda.now):
+            self._go_on(course)
+            return False
+        del self._attempts[attempt]
+        if self._at_tools:
+            self._count_quiet()
+        return True
+
+    def _stop_due(self) -> dict[AttemptId, int]:
         """Stop what is to stop now; tokens by attempt."""
         if not self._stopping or self._stop_at > self._agenda.now:
             return {}
         ours = [attempt for attempt in self._stopping if attempt in self._attempts]
         self._stopping = []
-        self._attempts.difference_update(ours)
-        return self._decoder.abort(self._agenda.now, ours)
+        left = self._decoder.abort(self._agenda.now, ours)
+        return {attempt: self._drop(attempt, left.get(attempt, 0)) for attempt in ours}
+
+    def _drop(self, attempt: AttemptId, generated: int) -> int:
+        """An attempt goes, with so many tokens of its turn; its tokens of all turns."""
+        course = self._attempts.pop(attempt)
+        course.generated = generated
+        if self._at_tools:
+            self._at_tools.pop(attempt, None)
+            self._count_quiet()
+        return course.before + generated
 
     def accumulate(self, task: Task, not_before: float = 0.0) -> None:
         """Queue gradient work, to begin at ``not_before`` at the earliest."""

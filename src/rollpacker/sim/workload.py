@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.quotas import split
 from rollpacker.polytrace.lengths import Floats, Lengths
+from rollpacker.polytrace.turns import TurnModel
+from rollpacker.sim.turns import Turn, Turns, recorded_turns
 
 _BLOCK = 16
 """Lengths drawn at a time for one prompt."""
@@ -29,6 +31,8 @@ class Recorded:
     traits: Floats
     lengths: NDArray[np.int32]
     rewards: tuple[float, ...] | None = None
+    turns: tuple[Turns, ...] = ()
+    """Of the responses; empty where each is one turn."""
 
 
 @dataclass(slots=True)
@@ -38,11 +42,11 @@ class _Visit:
     number: int
     domain: str
     traits: Floats
-    recorded: NDArray[np.int32] | None
-    rewards: tuple[float, ...] | None = None
+    recorded: Recorded | None
     step: int = -1
     visits: int = -1
     lengths: list[int] = field(default_factory=list[int])
+    turns: list[Turns] = field(default_factory=list[Turns])
 
 
 class Workload(Protocol):
@@ -61,8 +65,8 @@ class Workload(Protocol):
         """Take fresh prompts of each domain."""
         ...
 
-    def length(self, step: int, prompt: PromptId, index: int) -> int:
-        """Tokens of one response."""
+    def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
+        """Of one response."""
         ...
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float:
@@ -91,6 +95,7 @@ class DrawnWorkload:
         prompt_tokens: length of every prompt.
         seed: of all draws.
         recorded: prompts that come first, in this order, with these lengths on their first visit.
+        turns: how drawn lengths are split into turns; None where each is one.
     """
 
     def __init__(
@@ -101,8 +106,10 @@ class DrawnWorkload:
         prompt_tokens: int,
         seed: int,
         recorded: Sequence[Recorded] = (),
+        turns: TurnModel | None = None,
     ) -> None:
         self._lengths = lengths
+        self._turns = turns
         self._shares = {name: max(1, round(1000 * share)) for name, share in domains.items()}
         self.prompt_tokens = prompt_tokens
         self._seed = seed
@@ -131,8 +138,7 @@ class DrawnWorkload:
                 number=number,
                 domain=domain,
                 traits=self._traits(number) if known is None else known.traits,
-                recorded=None if known is None else known.lengths,
-                rewards=None if known is None else known.rewards,
+                recorded=known,
             )
             drawn.append(Prompt(id=id_, domain=domain, tokens=self.prompt_tokens))
         return tuple(drawn)
@@ -143,12 +149,7 @@ class DrawnWorkload:
 
     def length(self, step: int, prompt: PromptId, index: int) -> int:
         """Tokens of one response."""
-        visit = self._out[prompt]
-        if visit.step != step:
-            visit.step = step
-            visit.visits += 1
-            known = visit.recorded if visit.visits == 0 else None
-            visit.lengths = [] if known is None else known.tolist()
+        visit = self._visit(step, prompt)
         lengths = visit.lengths
         while index >= len(lengths):
             seed = [self._seed, 1, visit.number, visit.visits, len(lengths)]
@@ -156,9 +157,42 @@ class DrawnWorkload:
             lengths += self._lengths.given(rng, visit.traits, _BLOCK)[0].tolist()
         return lengths[index]
 
+    def _visit(self, step: int, prompt: PromptId) -> _Visit:
+        """A prompt in the step that samples it: what was recorded of it, then draws."""
+        visit = self._out[prompt]
+        if visit.step != step:
+            visit.step = step
+            visit.visits += 1
+            known = visit.recorded if visit.visits == 0 else None
+            visit.lengths = [] if known is None else known.lengths.tolist()
+            visit.turns = [] if known is None else list(known.turns)
+        return visit
+
+    def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
+        """Of one response."""
+        tokens = self.length(step, prompt, index)
+        visit = self._out[prompt]
+        if self._turns is None and not visit.turns:
+            return (Turn(tokens),)
+        while index >= len(visit.turns):
+            visit.turns += self._more_turns(visit)
+        return visit.turns[index]
+
+    def _more_turns(self, visit: _Visit) -> list[Turns]:
+        """Of the next responses whose lengths are drawn."""
+        have = len(visit.turns)
+        tokens = visit.lengths[have : have + _BLOCK]
+        if self._turns is None:
+            return [(Turn(each),) for each in tokens]
+        rng = np.random.default_rng([self._seed, 5, visit.number, visit.visits, have])
+        prompts = np.full(len(tokens), self.prompt_tokens)
+        drawn = self._turns.responses(rng, prompts, np.array(tokens, np.int64))
+        return [recorded_turns(response) for response in drawn]
+
     def reward(self, step: int, prompt: PromptId, index: int) -> float:  # noqa: ARG002
         """Of a response: as recorded, else 0 and 1 in turn, so that groups have gradients."""
-        rewards = self._out[prompt].rewards
+        known = self._out[prompt].recorded
+        rewards = None if known is None else known.rewards
         return float(index % 2) if rewards is None else rewards[index % len(rewards)]
 
     def domain(self, prompt: PromptId) -> str:

@@ -12,11 +12,11 @@ from rollpacker.core.types import AttemptId, GroupPart, RoundKind, WorkerId
 from rollpacker.policy.rewards import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
-from rollpacker.sim.decoder import Request
 from rollpacker.sim.grading import Grading
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult
 from rollpacker.sim.step import Attempt, Step, step_result
+from rollpacker.sim.turns import Course, at_most
 from rollpacker.sim.worker import SimWorker, Task
 from rollpacker.sim.workload import Workload
 
@@ -63,6 +63,8 @@ class World:
                 self._engine,
                 devices=costs.worker_devices,
                 max_running=costs.max_running,
+                tool_kv=costs.tool_kv,
+                on_turn=self._turned,
                 on_ended=self._ended,
                 on_accumulated=self._accumulated,
             )
@@ -180,24 +182,21 @@ class World:
                 raise AssertionError(f"unknown decision {decision!r}")
 
     def _start(self, decision: do.StartAttempt) -> None:
-        tokens = self._workload.length(self._now.number, decision.prompt, decision.index)
+        turns = self._workload.turns(self._now.number, decision.prompt, decision.index)
+        turns = at_most(turns, self._cap)
+        course = Course(decision.attempt, decision.prompt, self._workload.prompt_tokens, turns)
+        self._now.longest_tool_s = max(self._now.longest_tool_s, course.tool_s)
         if self._now.kind is not RoundKind.LONG:
             self._true["samples"] += 1
-            self._true["tokens"] += min(tokens, self._cap)
-        request = Request(
-            attempt=decision.attempt,
-            group=decision.prompt,
-            prompt_tokens=self._workload.prompt_tokens,
-            target_tokens=min(tokens, self._cap),
-        )
+            self._true["tokens"] += course.tokens
         self._now.attempts[decision.attempt] = Attempt(
             decision.prompt,
             decision.index,
             decision.worker,
-            request,
+            course,
             reward=self._workload.reward(self._now.number, decision.prompt, decision.index),
         )
-        self._worker(decision.worker).submit(request, decision.attempt)
+        self._worker(decision.worker).submit(course)
 
     def _abort(self, attempt: AttemptId, stopping: _Stopping) -> None:
         known = self._now.attempts[attempt]
@@ -207,7 +206,7 @@ class World:
             known.stopping, known.target = True, None
             return
         self._grading.cancel(attempt)
-        tokens = known.request.target_tokens
+        tokens = known.course.tokens
         self._pump.post(ev.AttemptAborted(attempt=attempt, tokens=tokens))
 
     def _grade(self, attempt: AttemptId) -> None:
@@ -226,7 +225,7 @@ class World:
         step.groups[decision.prompt] = decision.attempts
         if decision.informative or self._train_all:
             step.trained.add(decision.prompt)
-        tokens = sum(step.attempts[a].request.target_tokens for a in decision.attempts)
+        tokens = sum(step.attempts[a].course.tokens for a in decision.attempts)
         step.samples += len(decision.attempts)
         step.kept_tokens += tokens
         self._kept["samples"] += len(decision.attempts)
@@ -244,7 +243,7 @@ class World:
         """Groups that the policy calls uninformative have no gradient."""
         step, train = self._now, self._costs.train
         return train.task_s + sum(
-            train.sequence_s(step.attempts[attempt].request.target_tokens)
+            train.sequence_s(step.attempts[attempt].course.context_tokens)
             for part in parts
             if part.prompt in step.trained
             for attempt in step.groups[part.prompt][part.start : part.stop]
@@ -300,22 +299,27 @@ class World:
     # What happened ----------------------------------------------------------------------------
 
     def _ended(
-        self, worker: WorkerId, done: Sequence[AttemptId], stopped: Mapping[int, int]
+        self, worker: WorkerId, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]
     ) -> None:
         """A decode step has ended, and with it these attempts."""
         self._touched.add(worker)
         self._pump.post(*map(self._finish, done))
         if stopped:
-            self._pump.post(*(self._stop(AttemptId(a), tokens) for a, tokens in stopped.items()))
+            self._pump.post(*(self._stop(attempt, tokens) for attempt, tokens in stopped.items()))
         if self._forming:
             self._form()
+        self._post()
+
+    def _turned(self, worker: WorkerId) -> None:
+        """A turn of an attempt has ended, or tools have answered."""
+        self._touched.add(worker)
         self._post()
 
     def _finish(self, attempt: AttemptId) -> ev.Event:
         known = self._now.attempts[attempt]
         known.decoding, known.target = False, None
         self._now.last_end_s = self._agenda.now
-        tokens = known.request.target_tokens
+        tokens = known.course.tokens
         if known.stopping:
             return ev.AttemptAborted(attempt=attempt, tokens=tokens)
         return ev.AttemptFinished(
@@ -331,8 +335,7 @@ class World:
             known.decoding = False
             return ev.AttemptAborted(attempt=attempt, tokens=tokens)
         known.worker, known.target = known.target, None
-        known.request = known.request._replace(generated=tokens)
-        self._worker(known.worker).submit(known.request, attempt)
+        self._worker(known.worker).submit(known.course)
         return ev.AttemptMigrated(attempt=attempt, worker=known.worker, tokens=tokens)
 
     def _graded(self, attempt: AttemptId) -> None:
@@ -352,7 +355,7 @@ class World:
     def _busy_share(self) -> float:
         """Of the devices; the judge is as slow beside gradients as beside decoding."""
         workers, costs = self._workers.values(), self._costs
-        decoding = sum(worker.devices for worker in workers if worker.held)
+        decoding = sum(worker.devices for worker in workers if worker.decoding)
         training = sum(worker.training for worker in workers) * costs.replica
         busy = decoding / costs.worker_devices + training
         return min(1.0, busy / len(workers))

@@ -1,0 +1,125 @@
+"""A simulated response: its turns, the tools between them, and how far it has come."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rollpacker.core.types import AttemptId
+from rollpacker.polytrace.replay_plan import Response
+from rollpacker.sim.decoder import Request
+
+
+class Turn(NamedTuple):
+    """``tokens`` to generate; then tools answer for ``tool_s`` and put ``added`` tokens in."""
+
+    tokens: int
+    tool_s: float = 0.0
+    added: int = 0
+
+
+Turns = tuple[Turn, ...]
+
+
+def recorded_turns(response: Response) -> Turns:
+    """A recorded response's turns; those without tokens join the one before, the last one's
+    tools answer nobody.
+    """
+    made: list[Turn] = []
+    nexts = [turn.prompt for turn in response.turns[1:]]
+    for turn, after in zip(response.turns, [*nexts, 0], strict=True):
+        added = max(0, after - turn.prompt - turn.tokens)
+        if turn.tokens == 0 and made:
+            last = made.pop()
+            made.append(Turn(last.tokens, last.tool_s + turn.tool_s, last.added + added))
+        elif turn.tokens > 0:
+            made.append(Turn(turn.tokens, turn.tool_s, added))
+    return (*made[:-1], Turn(made[-1].tokens)) if made else (Turn(1),)
+
+
+def at_most(turns: Turns, tokens: int) -> Turns:
+    """The response cut off after so many tokens."""
+    if len(turns) == 1 and turns[0].tokens <= tokens:
+        return turns
+    kept: list[Turn] = []
+    left = tokens
+    for turn in turns:
+        if turn.tokens >= left:
+            return (*kept, Turn(left))
+        kept.append(turn)
+        left -= turn.tokens
+    return tuple(kept)
+
+
+class Course:
+    """How far an attempt has come, on whatever worker.
+
+    Args:
+        attempt: its id.
+        group: of its prompt.
+        prompt_tokens: of its prompt.
+        turns: all of them, at least one.
+    """
+
+    __slots__ = (
+        "_place",
+        "_turns",
+        "added",
+        "attempt",
+        "before",
+        "generated",
+        "group",
+        "prompt_tokens",
+        "resume_at",
+        "tokens",
+    )
+
+    def __init__(self, attempt: AttemptId, group: str, prompt_tokens: int, turns: Turns) -> None:
+        self.attempt = attempt
+        self.group = group
+        self.prompt_tokens = prompt_tokens
+        self._turns = turns
+        self._place = 0
+        self.tokens = turns[0].tokens if len(turns) == 1 else sum(turn.tokens for turn in turns)
+        """Generated in all turns, in the end."""
+        self.before = 0
+        """Generated in turns that are over."""
+        self.added = 0
+        """Put in by tools so far."""
+        self.generated = 0
+        """Of this turn, when it comes to a worker."""
+        self.resume_at = 0.0
+        """When the tools have answered that this turn waits for."""
+
+    @property
+    def tool_s(self) -> float:
+        """Seconds that it waits for tools, in the end."""
+        return sum(turn.tool_s for turn in self._turns)
+
+    @property
+    def context_tokens(self) -> int:
+        """Generated and put in by tools so far, without the prompt."""
+        return self.tokens + self.added
+
+    def request(self) -> Request:
+        """What is left of this turn."""
+        return Request(
+            self.attempt,
+            self.group,
+            self.prompt_tokens,
+            self._turns[self._place].tokens,
+            self.generated,
+            self.before + self.added,
+            self._place + 1 < len(self._turns),
+        )
+
+    def end_turn(self, now: float) -> bool:
+        """This turn is over; whether another one follows."""
+        if self._place + 1 == len(self._turns):
+            return False
+        turn = self._turns[self._place]
+        self._place += 1
+        self.before += turn.tokens
+        self.added += turn.added
+        self.generated = 0
+        self.resume_at = now + turn.tool_s
+        return True

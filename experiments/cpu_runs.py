@@ -7,7 +7,7 @@ import shlex
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,13 @@ class Experiment:
     arms: Mapping[str, Arm] = field(default_factory=dict[str, Arm])
     runs: str = ""
 
+    def only(self, names: Sequence[str] | None) -> Experiment:
+        """With these arms alone; all when there are none. Raises ``SystemExit`` on a wrong name."""
+        if unknown := sorted(set(names or ()) - set(self.arms)):
+            raise SystemExit(f"{self.name} has no arm '{unknown[0]}': {', '.join(self.arms)}")
+        kept = {name: arm for name, arm in self.arms.items() if not names or name in names}
+        return replace(self, arms=kept)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -82,8 +89,12 @@ def mean(values: Sequence[float]) -> float:
 
 
 def experiments() -> dict[str, Experiment]:
-    """All figures that have arms, by name."""
-    return {path.parent.name: read(path) for path in sorted(HERE.glob("*/arms.yaml"))}
+    """All figures that have arms, by name, in the paper's order."""
+
+    def order(path: Path) -> tuple[int, str]:
+        return len(path.parent.name), path.parent.name
+
+    return {path.parent.name: read(path) for path in sorted(HERE.glob("*/arms.yaml"), key=order)}
 
 
 def read(path: Path) -> Experiment:
@@ -93,22 +104,27 @@ def read(path: Path) -> Experiment:
     return Experiment(name=path.parent.name, arms=arms, **tree)
 
 
-def make_models(out: Path, say: Callable[[str], None]) -> Path:
-    """The models of the runs, below ``out``: made once, in less than a minute each."""
+def model_of(experiment: Experiment, models: Path) -> Path:
+    """The model that an experiment starts from: ``warm`` or ``trained``."""
+    return models / Path(load(HERE / experiment.name / "cpu.yaml").model.path).name
+
+
+def make_model(model: Path, say: Callable[[str], None]) -> None:
+    """Make ``warm`` or ``trained`` if it is not there, in less than a minute each."""
     from rollpacker.demo.run import Size, demo_config
     from rollpacker.demo.warm_start import default_cache, warm_start
     from rollpacker.job import train
 
-    warm, trained = out / "warm", out / "trained"
+    warm = model.with_name("warm")
     if not warm.exists():
         say("warm start of the demo's model (kept in a cache)")
         shutil.copytree(warm_start(default_cache()), warm)
-    if not trained.exists():
+    if not model.exists():
         say(f"{TRAINED_STEPS} steps of GRPO, for lengths as training makes them")
-        config = demo_config(warm, out / "run", "off", Size(steps=TRAINED_STEPS, held_out=50))
-        folder = train(config.model_copy(update={"eval": None}))
-        shutil.copytree(folder / f"checkpoint-{TRAINED_STEPS}", trained)
-    return out
+        run = model.with_name("run")
+        config = demo_config(warm, run, "off", Size(steps=TRAINED_STEPS, held_out=50))
+        train(config.model_copy(update={"eval": None}))
+        shutil.copytree(run / f"checkpoint-{TRAINED_STEPS}", model)
 
 
 def command(experiment: Experiment, arm: Arm) -> str:
@@ -118,7 +134,7 @@ def command(experiment: Experiment, arm: Arm) -> str:
 
 
 def run_arms(
-    experiment: Experiment, out: Path, models: Path, repeats: int, overrides: Sequence[str]
+    experiment: Experiment, out: Path, model: Path, repeats: int, overrides: Sequence[str]
 ) -> Iterator[Run]:
     """Every arm ``repeats`` times, one after the other; every other time in reverse.
 
@@ -127,7 +143,6 @@ def run_arms(
     from rollpacker.job import train
 
     path = HERE / experiment.name / "cpu.yaml"
-    model = models / Path(load(path).model.path).name
     shutil.rmtree(out / experiment.name, ignore_errors=True)
     for number in range(repeats):
         for name in list(experiment.arms)[:: -1 if number % 2 else 1]:

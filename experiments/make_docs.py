@@ -84,24 +84,26 @@ def simulate(seeds: int) -> None:
 def write_sides() -> None:
     """Put what there is for real at the end of each page, in place of what is there."""
     known = experiments()
-    put(PAGE, "\n".join([REAL_HEAD, *overview(known), FOOT]))
+    put(PAGE, "\n".join([REAL_HEAD, *overview(known)]) + FOOT)
     for name, experiment in known.items():
         readme = HERE / name / "README.md"
         if name not in FIGURES:
-            readme.write_text(f"# {experiment.title}\n\nNot simulated.\n\n", encoding="utf-8")
+            readme.write_text(
+                f"# {experiment.title}\n\nNot simulated: costs do not learn.\n", encoding="utf-8"
+            )
         put(readme, "\n".join(["", *sides(experiment), ""]))
 
 
 def put(path: Path, text: str) -> None:
     """Write ``text`` as the last section of a page."""
     head = path.read_text(encoding="utf-8").split(REAL)[0].removesuffix(FOOT)
-    path.write_text(f"{head}{REAL}{text}", encoding="utf-8")
+    path.write_text(f"{head.rstrip()}\n\n{REAL}{text}", encoding="utf-8")
 
 
 def overview(known: Mapping[str, Experiment]) -> list[str]:
     """A paragraph for each figure."""
     return [
-        f"**{experiment.title}** (`experiments/{name}/cpu.md`): {experiment.shows}"
+        f"**{experiment.title}** (`experiments/{name}/cpu.md`): {experiment.shows}\n"
         for name, experiment in known.items()
     ]
 
@@ -179,7 +181,6 @@ def write_folder(name: str, rows: Sequence[Row]) -> None:
         *table(rows),
         "",
         "*Generated from a run by `experiments/make_docs.py`.*",
-        "",
         "",
     ]
     (folder / "README.md").write_text("\n".join(text), encoding="utf-8")

@@ -3,7 +3,8 @@
     python experiments/run_cpu.py [FIGURE ...] [--repeats N] [KEY.SUB=VALUE ...]
 
 Without figures, all of them; ``fig9`` writes fig8 and fig10 too, which are views of the same runs.
-Overrides are those of ``rollpacker train`` and hold for all arms.
+Overrides are those of ``rollpacker train`` and hold for all arms; ``--arm``, once or more, leaves
+out the others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
-from cpu_runs import HERE, Experiment, Run, command, experiments, make_models, run_arms, runs_there
+from cpu_runs import (
+    HERE,
+    Experiment,
+    Run,
+    command,
+    experiments,
+    make_model,
+    model_of,
+    run_arms,
+    runs_there,
+)
 from cpu_tables import VIEWS
 
 
@@ -27,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", metavar="FIGURE | KEY.SUB=VALUE")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--arm", action="append", help="only this one")
     parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="of the runs")
     parser.add_argument("--pages", type=Path, default=HERE, help="of <figure>/cpu.md")
     parser.add_argument("--again", action="store_true", help="write the pages of runs made earlier")
@@ -37,22 +49,38 @@ def main() -> None:
     if unknown := sorted(set(chosen) - set(own)):
         parser.error(f"no runs of {unknown[0]}: choose from {', '.join(own)}")
     os.chdir(HERE.parent)
-    models = make_models(given.out / "models", say)
-    for name in [] if given.models else chosen:
-        experiment, about = known[name], given.out / f"{name}.txt"
+    for name in chosen:
+        experiment = known[name].only(given.arm)
+        model = model_of(experiment, given.out / "models")
+        if not given.again:
+            make_model(model, say)
+        if given.models:
+            continue
+        about = given.out / f"{name}.txt"
         if given.again:
             runs = runs_there(experiment, given.out)
         else:
-            began, cpu, load = time.monotonic(), cpu_seconds(), os.getloadavg()[0]
-            runs = list(run_arms(experiment, given.out, models, given.repeats, overrides))
-            spent = f"{time.monotonic() - began:.0f} s, {cpu_seconds() - cpu:.0f} CPU s"
+            before = Before()
+            runs = list(run_arms(experiment, given.out, model, given.repeats, overrides))
             size = f"{given.repeats} times {runs[0].summary['steps']} steps of each arm"
-            where = f"{machine()}; {date.today()}, load before: {load:.1f}"
-            busy = " The machine was busy: seconds and gains in seconds say little." * (load > 1)
-            about.write_text(f"{where}. {size}: {spent}.{busy}", encoding="utf-8")
+            about.write_text(before.about(size), encoding="utf-8")
         for view in known.values():
             if name in (view.name, view.runs):
                 write(given.pages, view, experiment, runs, about.read_text(encoding="utf-8"))
+
+
+class Before:
+    """The time, the CPU time and the load before some runs."""
+
+    def __init__(self) -> None:
+        self._began, self._cpu, self._load = time.monotonic(), cpu_seconds(), os.getloadavg()[0]
+
+    def about(self, size: str) -> str:
+        """What was run where, and what it took."""
+        spent = f"{time.monotonic() - self._began:.0f} s, {cpu_seconds() - self._cpu:.0f} CPU s"
+        where = f"{machine()}; {date.today()}, load before: {self._load:.1f}"
+        busy = " The machine was busy: seconds and gains in seconds say little."
+        return f"{where}. {size}: {spent}.{busy * (self._load > 1)}"
 
 
 def write(

@@ -17,7 +17,6 @@ from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
 UNIT_S = 20e-6
 LEAST_S, MOST_S = 0.002, 0.03
 _timeouts = AdaptiveTimeouts(TimeoutSettings(least=LEAST_S, most=MOST_S))
-_spent: dict[tuple[str, str], float] = {}
 
 
 def reward(
@@ -28,24 +27,39 @@ def reward(
     adaptive: bool,
 ) -> list[float]:
     """1 for a right answer after ``</think>``, else 0; takes its time."""
+    scores: list[float] = []
+    for one in zip(completions, id, answer, metadata, strict=True):
+        passed, spent = _run(*one, adaptive)
+        burn(spent)
+        scores.append(float(passed))
+    return scores
+
+
+def seconds(
+    completions: Sequence[str],
+    id: Sequence[str],
+    answer: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]],
+    adaptive: bool,
+) -> list[float]:
+    """What ``reward`` takes for each, without taking it: a metric, of weight 0.
+
+    Each function has a copy of this module and sees the same calls, so their timeouts agree.
+    """
     rows = zip(completions, id, answer, metadata, strict=True)
-    return [_run(text, case, right, row, adaptive) for text, case, right, row in rows]
+    return [_run(*one, adaptive)[1] for one in rows]
 
 
-def seconds(completions: Sequence[str], id: Sequence[str]) -> list[float]:
-    """What ``reward`` has just spent on each: a metric, of weight 0."""
-    return [_spent.pop((case, text), 0.0) for text, case in zip(completions, id, strict=True)]
-
-
-def _run(text: str, case: str, right: str, row: Mapping[str, Any], adaptive: bool) -> float:
+def _run(
+    text: str, case: str, right: str, row: Mapping[str, Any], adaptive: bool
+) -> tuple[bool, float]:
+    """Whether the program ends in time with the right answer, and its CPU seconds."""
     correct = text.partition("</think>")[2].strip() == right
     limit = _timeouts.timeout(case) if adaptive else MOST_S
     needed = UNIT_S * max(row["numbers"]) if correct else limit
     passed = correct and needed <= limit
-    _spent[case, text] = min(needed, limit)
-    burn(_spent[case, text])
     _timeouts.observe(case, needed, passed)
-    return float(passed)
+    return passed, min(needed, limit)
 
 
 def burn(seconds: float) -> None:

@@ -1,6 +1,7 @@
 """The reward that burns CPU time: its verdicts are right, its timeouts the policy's."""
 
 import importlib.util
+import time
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,12 @@ def program():
     return module
 
 
-def spent(program, texts: list[str], row: dict, *, adaptive: bool) -> tuple[list[float], list]:
-    count = len(texts)
-    given = {"completions": texts, "id": [row["id"]] * count}
-    rest = {"answer": [row["answer"]] * count, "metadata": [row["metadata"]] * count}
-    scores = program.reward(**given, **rest, adaptive=adaptive)
-    return scores, program.seconds(**given)
+def spent(program, text: str, row: dict, *, adaptive: bool) -> tuple[list[float], list[float]]:
+    given = ([text], [row["id"]], [row["answer"]], [row["metadata"]], adaptive)
+    began = time.process_time()
+    scores, seconds = program.reward(*given), program.seconds(*given)
+    assert time.process_time() - began >= seconds[0]
+    return scores, seconds
 
 
 def test_a_wrong_answer_stops_at_the_timeout_that_right_ones_have_set(program) -> None:
@@ -35,11 +36,11 @@ def test_a_wrong_answer_stops_at_the_timeout_that_right_ones_have_set(program) -
     right = chain_of_thought(*row["metadata"]["numbers"])
     wrong = "</think>0"
     needed = program.UNIT_S * max(row["metadata"]["numbers"])
-    assert spent(program, [wrong], row, adaptive=True) == ([0.0], [program.MOST_S])
-    assert spent(program, [right], row, adaptive=True) == ([1.0], [needed])
+    assert spent(program, wrong, row, adaptive=True) == ([0.0], [program.MOST_S])
+    assert spent(program, right, row, adaptive=True) == ([1.0], [needed])
     limit = min(max(program.LEAST_S, 1.5 * needed), program.MOST_S)
-    assert spent(program, [wrong], row, adaptive=True) == ([0.0], [limit])
-    assert spent(program, [wrong], row, adaptive=False) == ([0.0], [program.MOST_S])
+    assert spent(program, wrong, row, adaptive=True) == ([0.0], [limit])
+    assert spent(program, wrong, row, adaptive=False) == ([0.0], [program.MOST_S])
 
 
 def test_it_agrees_with_the_tasks_own_scorer(monkeypatch) -> None:

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--pages", type=Path, default=HERE, help="of <figure>/cpu.md")
     parser.add_argument("--again", action="store_true", help="write the pages of runs made earlier")
     parser.add_argument("--models", action="store_true", help="make the models and stop")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     overrides = [word for word in given.words if "=" in word]
     chosen = [word for word in given.words if "=" not in word] or own
     if unknown := sorted(set(chosen) - set(own)):

@@ -1,19 +1,21 @@
 """Writes docs/reproduction.md and one folder per figure from ``rollpacker reproduce all``.
 
-    python experiments/make_docs.py [--seeds N]
+    python experiments/make_docs.py [--seeds N] [--sides]
 
-Every row is written, missed ones too.
+Every row is written, missed ones too. ``--sides`` simulates nothing and writes only what the
+pages say of the runs on a CPU and on GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 import yaml
+from cpu_runs import Experiment, experiments
 
 from rollpacker.cli.reproduce import reproduce_rows
 from rollpacker.sim.reproduce import FIGURES
@@ -38,6 +40,15 @@ figures). Figure 11 is a fit with choices made after seeing its bars; its last r
 aggregation reaches alone. Rows without a value of the paper's are ours alone.
 """
 FOOT = "\n*This page is generated from a run by `experiments/make_docs.py`.*\n"
+REAL = "## For real\n"
+"""Starts what is said of the other two sides of an experiment."""
+REAL_HEAD = """
+The artifact's own experiments (end to end in figures 8a, 9a and 10, sensitivity in figure 11,
+rewards in figure 13, the stream trainer in table 3) also run for real, with the same policies and
+the same overrides: small on a CPU, with the demo's model, by `python experiments/run_cpu.py`, and
+as configurations for GPUs that nobody has run yet. Each folder has `arms.yaml`, `cpu.yaml`,
+`cpu.md` (measured) and `gpu.yaml`; `experiments/README.md` says what a GPU run still needs.
+"""
 COLOURS = {
     "paper": "#9aa5b1",
     "predicted": "#2b8a3e",
@@ -50,7 +61,15 @@ def main() -> None:
     """Simulate everything and write it down."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=2)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--sides", action="store_true")
+    given = parser.parse_args()
+    if not given.sides:
+        simulate(given.seeds)
+    write_sides()
+
+
+def simulate(seeds: int) -> None:
+    """Simulate all figures and write their pages."""
     began = time.perf_counter()
     rows = reproduce_rows(list(FIGURES), seeds)
     wall = time.perf_counter() - began
@@ -60,6 +79,46 @@ def main() -> None:
     for name, found in by_figure.items():
         write_folder(name, found)
     PAGE.write_text(page(by_figure, seeds, wall), encoding="utf-8")
+
+
+def write_sides() -> None:
+    """Put what there is for real at the end of each page, in place of what is there."""
+    known = experiments()
+    put(PAGE, "\n".join([REAL_HEAD, *overview(known)]) + FOOT)
+    for name, experiment in known.items():
+        readme = HERE / name / "README.md"
+        if name not in FIGURES:
+            readme.write_text(
+                f"# {experiment.title}\n\nNot simulated: costs do not learn.\n", encoding="utf-8"
+            )
+        put(readme, "\n".join(["", *sides(experiment), ""]))
+
+
+def put(path: Path, text: str) -> None:
+    """Write ``text`` as the last section of a page."""
+    head = path.read_text(encoding="utf-8").split(REAL)[0].removesuffix(FOOT)
+    path.write_text(f"{head.rstrip()}\n\n{REAL}{text}", encoding="utf-8")
+
+
+def overview(known: Mapping[str, Experiment]) -> list[str]:
+    """A paragraph for each figure."""
+    return [
+        f"**{experiment.title}** (`experiments/{name}/cpu.md`): {experiment.shows}\n"
+        for name, experiment in known.items()
+    ]
+
+
+def sides(experiment: Experiment) -> list[str]:
+    """What a figure's folder has besides the simulation."""
+    runs = experiment.runs or experiment.name
+    at = "" if runs == experiment.name else f"../{runs}/"
+    gpu = sorted(path.name for path in (HERE / runs).glob("gpu*.yaml"))
+    return [
+        f"- On a CPU: [measured](cpu.md) by `python experiments/run_cpu.py {runs}`, from "
+        f"[cpu.yaml]({at}cpu.yaml) and the overrides of [arms.yaml]({at}arms.yaml).",
+        f"- On GPUs, not run yet: {', '.join(f'[{name}]({at}{name})' for name in gpu)} and the "
+        "same overrides.",
+    ]
 
 
 def page(by_figure: dict[str, list[Row]], seeds: int, wall: float) -> str:
@@ -82,7 +141,7 @@ def page(by_figure: dict[str, list[Row]], seeds: int, wall: float) -> str:
             *table(found),
             "",
         ]
-    return "\n".join(lines) + FOOT
+    return "\n".join([*lines, ""])
 
 
 def table(rows: Sequence[Row]) -> list[str]:

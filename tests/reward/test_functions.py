@@ -150,7 +150,10 @@ def test_a_missing_column_is_named(file):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("maths", "rewards: unknown function 'maths': expected math, rg, path/to/file.py:name"),
+        (
+            "maths",
+            "rewards: unknown function 'maths': expected math, code, rg, path/to/file.py",
+        ),
         ("no.such:thing", "rewards: cannot import 'no.such': ModuleNotFoundError"),
         ("nowhere.py:f", "rewards: cannot import 'nowhere.py': FileNotFoundError: no file"),
         ("{}:nothing", "has no function 'nothing'"),

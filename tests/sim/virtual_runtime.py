@@ -251,6 +251,9 @@ class VirtualRewards:
     def pending(self) -> dict:
         return dict(self._wanted)
 
+    def end_step(self) -> list:
+        return []
+
 
 def run_config(script: Script) -> RunConfig:
     tree = {

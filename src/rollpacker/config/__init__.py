@@ -1,10 +1,11 @@
 """One pydantic tree: the configuration of a run."""
 
+from rollpacker.config.base import Config
 from rollpacker.config.load import ConfigError, load, load_as, parse, parse_as
+from rollpacker.config.rewards import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.config.tree import (
     AlgorithmConfig,
     CheckpointConfig,
-    Config,
     DAPOConfig,
     DataConfig,
     DrGRPOConfig,
@@ -12,13 +13,11 @@ from rollpacker.config.tree import (
     EngineConfig,
     EvalConfig,
     FakeEngineConfig,
-    GradingConfig,
     GRPOConfig,
     GSPOConfig,
     MiniEngineConfig,
     ModelConfig,
     ReinforcePPConfig,
-    RewardConfig,
     RLOOConfig,
     RolloutConfig,
     RunConfig,
@@ -31,6 +30,7 @@ from rollpacker.config.tree import (
 __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
+    "CodeTimeoutConfig",
     "Config",
     "ConfigError",
     "DAPOConfig",

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-
-class Config(BaseModel):
-    """Base of every node: frozen, and no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+from rollpacker.config.base import Config
+from rollpacker.config.rewards import GradingConfig, RewardConfig
 
 
 class ModelConfig(Config):
@@ -67,36 +64,6 @@ class DataConfig(Config):
     """What to do with a prompt that leaves no room for a response in the model's context."""
     exclude: str | None = None
     """A data file whose prompts are never drawn (for held-out problems)."""
-
-
-class RewardConfig(Config):
-    """One reward function."""
-
-    function: str
-    """``math``, ``rg`` (the reasoning-gym scorer of the row's task), ``path/to/file.py:name`` or
-    ``package.module:name``; TRL's and verl's signatures are recognised."""
-    name: str | None = None
-    """Name in the metrics; default: the function's."""
-    weight: float = 1.0
-    """Weight in the sum."""
-    options: dict[str, Any] = {}
-    """Keyword arguments bound to the function."""
-    needs_group: bool = False
-    """Call it once with all responses of a prompt instead of one by one."""
-    timeout_s: float = Field(default=10.0, gt=0)
-    """Longest time for one call; then its process is killed."""
-
-
-class GradingConfig(Config):
-    """How rewards are computed."""
-
-    workers: int = Field(default=1, ge=1)
-    """Reward processes."""
-    asynchronous: bool | None = None
-    """Grade each response as it finishes; false waits for the whole round. Default: true, but
-    for mode ``off``, whose rounds are plain synchronous ones."""
-    retries: int = Field(default=1, ge=0)
-    """How often a failed call is repeated before its response is replaced."""
 
 
 class TailBatchingConfig(Config):

@@ -23,7 +23,7 @@ from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.rewards import Rewards, check_rows
 from rollpacker.runtime.rollout import Rollout
 from rollpacker.runtime.run_log import RunLog
 from rollpacker.runtime.updates import Updates
@@ -66,11 +66,17 @@ async def build(config: RunConfig, folder: Path, progress: Progress, start: Star
     cap = max_completion_length(config, card, problems)
     check_size(config, problems)
     save_config(config, folder)
-    rewards = Rewards(config.rewards, config.grading, card.tokenizer)
+    check_rows(
+        config.rewards, [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
+    )
+    rewards = Rewards(
+        config.rewards, config.grading, card.tokenizer, deterministic=config.deterministic
+    )
     updates = total_steps(config, problems) * config.train.updates_per_step
     pool = WorkerPool(config, max_length=cap, total_updates=updates)
     try:
-        rewards.start(asyncio.get_running_loop())
+        for warning in rewards.start(asyncio.get_running_loop()):
+            progress.note(warning)
         await pool.start()
     except BaseException:
         rewards.close()

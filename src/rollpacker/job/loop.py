@@ -123,6 +123,7 @@ class Job:
             await parts.pool.ask(msg.Load(folder=str(start.path)), parts.pool.workers)
             parts.policy.load_state_dict(state["policy"])
             parts.problems.source.load_state_dict(state["source"])
+            parts.rewards.load_state_dict(state["rewards"])
             self._counters = Counters(**state["counters"])
             self._summary = state["summary"]
             self._saved = self._counters.step
@@ -263,6 +264,7 @@ class Job:
             "config": self._config.model_dump(mode="json"),
             "policy": parts.policy.state_dict(),
             "source": parts.problems.source.state_dict(),
+            "rewards": parts.rewards.state_dict(),
             "counters": {n: getattr(self._counters, n) for n in Counters.__slots__},
             "summary": self._summary,
             "clock_s": parts.clock(),

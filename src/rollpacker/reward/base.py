@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.core.types import AttemptId
@@ -23,6 +23,8 @@ class GradeRequest:
         completion: the decoded response, special tokens removed.
         completion_ids: its token ids.
         row: the columns of the data row (``answer`` and any others).
+        domain: the row's task domain: which rewards apply.
+        timeouts_s: CPU seconds for each test of the row; for rewards that run programs.
     """
 
     attempt: AttemptId
@@ -30,6 +32,38 @@ class GradeRequest:
     completion: str
     completion_ids: list[int]
     row: Mapping[str, Any]
+    domain: str = "default"
+    timeouts_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeRun:
+    """What became of a response's program.
+
+    Args:
+        verdict: ``pass``, ``fail``, ``crash``, ``tle_cpu`` or ``tle_idle``; ``no_code`` where the
+            response has no program.
+        tests: verdict of each test that was run, in order.
+        cpu_s: CPU seconds of each of them.
+        timeout_s: mean CPU seconds that they were given.
+        level: the isolation that the program ran in.
+        forgeable: a test was run where the program could change its outcome.
+    """
+
+    verdict: str
+    tests: tuple[str, ...]
+    cpu_s: tuple[float, ...]
+    timeout_s: float
+    level: str
+    forgeable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A score with what there is to say of how it came about."""
+
+    score: float
+    run: CodeRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +76,7 @@ class Grade:
         rewards: each function's score by name (those that were not applicable left out).
         error: why there is no reward.
         seconds: time that the functions took.
+        runs: what became of the response's program, by the name of the reward that ran it.
     """
 
     attempt: AttemptId
@@ -49,3 +84,4 @@ class Grade:
     rewards: Mapping[str, float]
     error: str | None = None
     seconds: float = 0.0
+    runs: Mapping[str, CodeRun] = field(default_factory=dict[str, CodeRun])

@@ -16,17 +16,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.reward.base import GradeRequest, GradingError
+from rollpacker.reward.base import GradeRequest, GradingError, Scored
 
 if TYPE_CHECKING:
     import asyncio
 
-    from rollpacker.config.tree import RewardConfig
+    from rollpacker.config import RewardConfig
+    from rollpacker.reward.code import Host
 
-Scorer = Callable[[Sequence[GradeRequest]], list[float | None]]
+Scorer = Callable[[Sequence[GradeRequest]], Sequence[float | Scored | None]]
 """Scores of some responses, one each; None where the function is not applicable."""
 
-BUILT_IN = ("math", "rg")
+BUILT_IN = ("math", "code", "rg")
 
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", "completion_ids"}
@@ -41,14 +42,19 @@ def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
     return names
 
 
-def resolve(function: str, options: Mapping[str, Any]) -> Scorer:
+def resolve(function: str, options: Mapping[str, Any], host: Host | None = None) -> Scorer:
     """The scorer of ``RewardConfig.function``; its options are bound.
+
+    Args:
+        function: as in the configuration.
+        options: its keyword arguments.
+        host: the process that it will run in, if that is a grading process.
 
     Raises ``ValueError`` when there is no such function, or it has an unknown signature or no
     such option.
     """
     if function in BUILT_IN:
-        return _built_in(function, options)
+        return _built_in(function, options, host)
     target = _find(function)
     names, any_name = _parameters(function, target)
     _check_options(function, options, names, any_name)
@@ -63,8 +69,13 @@ def resolve(function: str, options: Mapping[str, Any]) -> Scorer:
     )
 
 
-def _built_in(function: str, options: Mapping[str, Any]) -> Scorer:
+def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> Scorer:
     # Here, so that each grading process imports only the libraries of its own rewards.
+    if function == "code":
+        from rollpacker.reward.code import CodeReward
+
+        code = CodeReward(options, host)
+        return lambda requests: [code(request) for request in requests]
     if function == "math":
         from rollpacker.reward.math import MathReward as Reward
     else:

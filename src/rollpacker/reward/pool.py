@@ -14,12 +14,12 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 
-from rollpacker.config.tree import GradingConfig, RewardConfig
+from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.functions import one_line, reward_names
+from rollpacker.reward.functions import one_line
+from rollpacker.reward.ledger import Ledger
 from rollpacker.reward.process import GradingProcess, Job, start
 from rollpacker.reward.replies import Reply, read_reply
 from rollpacker.reward.wire import State, WireError
@@ -39,16 +39,6 @@ _CANCELLED_GRACE_S = 1.0
 _STARTS = 5
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A response whose grade is not known yet; ``missing`` counts the calls that it waits for."""
-
-    since: float
-    missing: int
-    scores: dict[int, float] = field(default_factory=dict[int, float])
-    seconds: float = 0.0
-
-
 class GradingPool:
     """Reward processes for one run.
 
@@ -61,17 +51,19 @@ class GradingPool:
 
     def __init__(self, rewards: Sequence[RewardConfig], config: GradingConfig) -> None:
         self._rewards = tuple(rewards)
-        self._names = reward_names(rewards)
+        self._ledger = Ledger(rewards)
         self._config = config
-        self._each = [i for i, r in enumerate(rewards) if not r.needs_group]
-        self._grouped = [i for i, r in enumerate(rewards) if r.needs_group]
-        self._held: dict[AttemptId, _Held] = {}
+        self._grouped = any(r.needs_group for r in rewards)
+        # A program may take long: nothing else waits behind it.
+        self._largest_batch = 1 if any(_runs_programs(r) for r in rewards) else _LARGEST_BATCH
         self._queue: deque[Job] = deque()
-        self._done: list[Grade] = []
+        self._said: list[str] = []
         self._next_job = 0
         self._call_s = _FIRST_GUESS_S
         self._failed_starts = 0
         self._fatal: str | None = None
+        self._refused: str | None = None
+        self._loaded = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_grades: OnGrades | None = None
         self._pause: asyncio.Handle | None = None
@@ -83,7 +75,7 @@ class GradingPool:
     @property
     def needs_group(self) -> bool:
         """Whether all responses of a prompt must be submitted together, with ``group``."""
-        return bool(self._grouped)
+        return self._grouped
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_grades: OnGrades) -> None:
         """Read replies in this loop and hand grades to ``on_grades``, many at a time."""
@@ -108,27 +100,37 @@ class GradingPool:
         Never waits. Attempts must not be held already.
         """
         assert group or not self._grouped, "a reward needs the group: submit whole groups"
-        now = time.monotonic()
-        calls = len(self._each) + len(self._grouped)
         for request in requests:
-            assert request.attempt not in self._held, f"attempt {request.attempt} is held"
-            self._held[request.attempt] = _Held(since=now, missing=calls)
-            if self._each:
-                self._queue.append(self._job((request,), self._each))
-        if group and self._grouped and requests:
-            self._queue.append(self._job(tuple(requests), self._grouped))
+            each = self._functions(request.domain, needs_group=False)
+            grouped = self._functions(request.domain, needs_group=True)
+            self._ledger.hold(request.attempt, len(each) + len(grouped))
+            if each:
+                self._queue.append(self._job((request,), each))
+        if requests and (grouped := self._functions(requests[0].domain, needs_group=True)):
+            self._queue.append(self._job(tuple(requests), grouped))
         if self._pause is None:
             self._act()
 
     def cancel(self, attempts: Collection[AttemptId]) -> None:
         """Forget attempts: no grade comes. Unknown ones are ignored."""
         for attempt in attempts:
-            self._held.pop(attempt, None)
+            self._ledger.drop(attempt)
+        for process in self._processes:
+            running = process.jobs[0] if process.jobs else None
+            if running is None or not _runs_programs(self._rewards[running.functions[0]]):
+                continue
+            cancelled = any(request.attempt in attempts for request in running.requests)
+            if cancelled and not self._ledger.wanted(running):
+                self._write(process, [running.cancellation()])
 
     def pending(self) -> dict[AttemptId, float]:
         """Seconds since submission of every attempt whose grade is awaited."""
-        now = time.monotonic()
-        return {attempt: now - held.since for attempt, held in self._held.items()}
+        return self._ledger.pending()
+
+    def said(self) -> list[str]:
+        """What the user should know and was not told yet: faults that were mended, warnings."""
+        said, self._said = self._said, []
+        return said
 
     def grade_now(self, requests: Sequence[GradeRequest], group: bool = False) -> list[Grade]:
         """Grade and wait; in the order of ``requests``. Grades of others are kept for their own
@@ -140,18 +142,18 @@ class GradingPool:
         try:
             self.submit(requests, group)
             while True:
-                for grade in self._done:
+                for grade in self._ledger.done:
                     if grade.attempt in wanted:
                         own[grade.attempt] = grade
                     else:
                         others.append(grade)
-                self._done = []
+                self._ledger.done = []
                 if len(own) == len(wanted):
                     return [own[request.attempt] for request in requests]
                 self._pump(_CHECK_S)
         finally:
             self._on_grades = attached
-            self._done = others
+            self._ledger.done = others
             if others and self._loop is not None:
                 self._loop.call_soon(self._deliver)
 
@@ -165,9 +167,14 @@ class GradingPool:
             process.kill()
         self._processes = []
         self._queue.clear()
-        self._held.clear()
+        self._ledger.clear()
 
     # -- jobs and results
+
+    def _functions(self, domain: str, needs_group: bool) -> list[int]:
+        """Indices of the functions that apply to a row of a domain."""
+        every = enumerate(self._rewards)
+        return [i for i, r in every if r.needs_group == needs_group and r.applies(domain)]
 
     def _job(self, requests: tuple[GradeRequest, ...], functions: list[int]) -> Job:
         self._next_job += 1
@@ -175,48 +182,67 @@ class GradingPool:
 
     def _dispatch(self) -> None:
         while self._fatal is not None and self._queue:
-            self._fail(self._queue.popleft(), self._fatal)
-        idle = [p for p in self._processes if p.ready and not p.jobs]
+            self._ledger.fail(self._queue.popleft(), self._fatal)
+        idle = self._idle()
         if idle and self._queue:
-            most = min(_LARGEST_BATCH, max(1, int(_BATCH_S / max(self._call_s, 1e-6))))
+            most = min(self._largest_batch, max(1, int(_BATCH_S / max(self._call_s, 1e-6))))
             share = min(most, math.ceil(len(self._queue) / len(idle)))
             for process in idle:
                 self._send(process, share)
-        if self._held:
+        if self._ledger:
             self._check_later()
         self._deliver()
 
     def _send(self, process: GradingProcess, count: int) -> None:
         frames: list[bytes] = []
+        elsewhere: list[Job] = []
         while self._queue and len(frames) < count:
             if self._queue[0].failures and frames:
                 break  # a job that failed is sent alone: it may take its process down again
             job = self._queue.popleft()
-            if not self._wanted(job):
+            if not self._ledger.wanted(job):
+                continue
+            if not self._may_try(process, job):
+                elsewhere.append(job)
                 continue
             try:
                 frames.append(job.encode())
             except Exception as error:  # pickle raises whatever the column's own code raises
-                self._fail(job, f"its data row cannot be sent: {one_line(error)}")
+                self._ledger.fail(job, f"its data row cannot be sent: {one_line(error)}")
             else:
                 process.jobs.append(job)
                 if job.failures:
                     break
         if frames:
             process.call_started = time.monotonic()
-            if not process.send(frames):
-                self._flush_later(process)
+            self._write(process, frames)
+        self._queue.extend(elsewhere)
 
-    def _wanted(self, job: Job) -> bool:
-        return any(request.attempt in self._held for request in job.requests)
+    def _idle(self) -> list[GradingProcess]:
+        return [p for p in self._processes if p.ready and not p.jobs]
+
+    def _may_try(self, process: GradingProcess, job: Job) -> bool:
+        """What failed in one process is for another."""
+        return job.failed_in is not process or len(self._processes) == 1
+
+    def _write(self, process: GradingProcess, frames: Sequence[bytes]) -> None:
+        if not process.send(frames):
+            self._flush_later(process)
 
     def _on_reply(self, process: GradingProcess, payload: bytes) -> None:
         job = process.jobs[0] if process.jobs else None
         reply = read_reply(payload, job)
         if reply.fatal is not None:
-            self._fatal = reply.fatal
+            # Functions that loaded once are right: what fails now is the machine's, and may pass.
+            self._refused = reply.fatal
+            self._fatal = None if self._loaded else reply.fatal
         elif reply.ready:
-            process.ready = True
+            process.ready = self._loaded = True
+        elif reply.say is not None:
+            self._said.append(reply.say)
+        elif job is not None and reply.beat:
+            if _runs_programs(self._rewards[job.functions[0]]):
+                process.call_started = time.monotonic()
         elif job is not None:
             self._settle(process, job, reply)
 
@@ -227,61 +253,28 @@ class GradingPool:
         process.call_started = time.monotonic()
         if reply.error is not None:
             process.jobs.popleft()
-            self._charge(job, reply.error)
+            self._charge(job, reply.error, process)
             return
         function = job.functions.pop(0)
         if not job.functions:
             process.jobs.popleft()
-        for request, score in zip(job.requests, reply.scores, strict=True):
-            held = self._held.get(request.attempt)
-            if held is None:
-                continue
-            held.seconds += reply.seconds
-            held.missing -= 1
-            if score is not None:
-                held.scores[function] = score
-            if held.missing == 0:
-                self._finish(request.attempt, held)
+        self._ledger.score(job, function, reply)
 
-    def _finish(self, attempt: AttemptId, held: _Held) -> None:
-        del self._held[attempt]
-        order = sorted(held.scores)
-        total = sum(self._rewards[i].weight * held.scores[i] for i in order)
-        error = None if order else "no reward function applies"
-        if not math.isfinite(total):
-            error = f"the weighted sum of its rewards is {total}"
-        grade = Grade(
-            attempt=attempt,
-            reward=total if error is None else None,
-            rewards={self._names[i]: held.scores[i] for i in order},
-            error=error,
-            seconds=held.seconds,
-        )
-        self._done.append(grade)
-
-    def _charge(self, job: Job, error: str) -> None:
+    def _charge(self, job: Job, error: str, process: GradingProcess) -> None:
+        if not self._ledger.wanted(job):
+            return
         job.failures += 1
+        job.failed_in = process
+        error = f"reward '{self._ledger.names[job.functions[0]]}': {error}"
         if job.failures <= self._config.retries:
+            self._said.append(f"{error}; it is called again")
             self._queue.append(job)
         else:
-            self._fail(job, f"reward '{self._names[job.functions[0]]}': {error}")
-
-    def _fail(self, job: Job, error: str) -> None:
-        for request in job.requests:
-            held = self._held.pop(request.attempt, None)
-            if held is not None:
-                grade = Grade(
-                    attempt=request.attempt,
-                    reward=None,
-                    rewards={},
-                    error=error,
-                    seconds=held.seconds,
-                )
-                self._done.append(grade)
+            self._ledger.fail(job, error)
 
     def _deliver(self) -> None:
-        if self._done and self._on_grades is not None:
-            grades, self._done = self._done, []
+        if self._ledger.done and self._on_grades is not None:
+            grades, self._ledger.done = self._ledger.done, []
             self._on_grades(grades)
 
     # -- processes
@@ -311,11 +304,14 @@ class GradingPool:
         if process.jobs:
             running = process.jobs.popleft()
             self._queue.extendleft(reversed(process.jobs))
-            self._charge(running, reason)
-        elif not process.ready:
+            self._charge(running, reason, process)
+        elif process.ready:
+            self._said.append(f"a grading process that was idle {ended}")
+        else:
             self._failed_starts += 1
             if self._failed_starts >= _STARTS and self._fatal is None:
-                self._fatal = f"rewards: grading processes do not start: the last {ended}"
+                last = self._refused or f"the last {ended}"
+                self._fatal = f"rewards: grading processes do not start: {last}"
         if self._fatal is None:
             self._processes.append(self._start())
             if self._loop is not None and self._pause is None:
@@ -337,7 +333,7 @@ class GradingPool:
 
     def _limit(self, job: Job) -> float:
         limit = self._rewards[job.functions[0]].timeout_s
-        return limit if self._wanted(job) else min(limit, _CANCELLED_GRACE_S)
+        return limit if self._ledger.wanted(job) else min(limit, _CANCELLED_GRACE_S)
 
     def _pump(self, timeout: float) -> None:
         """Wait for replies without a loop."""
@@ -363,7 +359,7 @@ class GradingPool:
     def _resume(self) -> None:
         assert self._loop is not None
         self._pause = None
-        if self._queue and any(p.ready and not p.jobs for p in self._processes):
+        if any(self._may_try(p, job) for p in self._idle() for job in self._queue):
             self._on_readable()
             return
         for process in self._processes:
@@ -397,3 +393,7 @@ class GradingPool:
         self._checking = None
         self._check()
         self._dispatch()
+
+
+def _runs_programs(reward: RewardConfig) -> bool:
+    return reward.function == "code"

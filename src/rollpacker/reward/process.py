@@ -28,20 +28,27 @@ class Job:
         requests: one response, or all of a group.
         functions: indices of the reward functions still to call.
         failures: how often it has failed.
+        failed_in: the process that it failed in last; another one should try it next.
     """
 
     id: int
     requests: tuple[GradeRequest, ...]
     functions: list[int]
     failures: int = 0
+    failed_in: object = None
 
     def encode(self) -> bytes:
         """The job as a frame. Raises what pickle raises on columns that it cannot write."""
         requests = [
-            (r.attempt, r.prompt, r.completion, r.completion_ids, r.row) for r in self.requests
+            (r.attempt, r.prompt, r.completion, r.completion_ids, r.row, r.timeouts_s)
+            for r in self.requests
         ]
         body = pickle.dumps((self.functions, requests), pickle.HIGHEST_PROTOCOL)
         return frame(JOB.pack(self.id) + body)
+
+    def cancellation(self) -> bytes:
+        """The frame that cancels it."""
+        return frame(JOB.pack(self.id))
 
 
 @dataclass(slots=True, eq=False)

@@ -7,20 +7,21 @@ driver and never unpickled.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import pickle
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from typing import IO, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.base import GradeRequest, Scored
+from rollpacker.reward.driver import Driver
 from rollpacker.reward.functions import Scorer, one_line, resolve
-from rollpacker.reward.wire import HEADER, JOB, frame
+from rollpacker.reward.wire import JOB
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,18 +29,18 @@ _PR_SET_PDEATHSIG = 1
 def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
     _die_with(parent)
-    sock = socket.socket(fileno=descriptor)
-    with sock, sock.makefile("rb") as inbox:
-        functions: list[tuple[str, dict[str, Any]]] = pickle.loads(_read(inbox) or b"")
+    with socket.socket(fileno=descriptor) as sock:
+        driver = Driver(sock)
+        functions: list[tuple[str, dict[str, Any]]] = pickle.loads(driver.next() or b"")
         try:
-            scorers = [resolve(name, options) for name, options in functions]
+            scorers = _scorers(functions, driver)
         except BaseException as error:  # the user's module may even exit
             text = str(error) if isinstance(error, ValueError) else one_line(error)
-            _reply(sock, {"fatal": text})
+            driver.reply({"fatal": text})
             return
-        _reply(sock, {"ready": True})
-        while (payload := _read(inbox)) is not None:
-            _grade(sock, scorers, payload)
+        driver.reply({"ready": True})
+        while (payload := driver.next()) is not None:
+            _grade(driver, scorers, payload)
 
 
 def _die_with(parent: int) -> None:
@@ -50,29 +51,33 @@ def _die_with(parent: int) -> None:
         sys.exit(1)
 
 
-def _read(inbox: IO[bytes]) -> bytes | None:
-    header = inbox.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    return inbox.read(HEADER.unpack(header)[0])
+def _scorers(
+    functions: Sequence[tuple[str, dict[str, Any]]], driver: Driver
+) -> Mapping[int, Scorer]:
+    # A sandbox is made before the user's modules are loaded: they may hold secrets.
+    order = sorted(range(len(functions)), key=lambda i: functions[i][0] != "code")
+    return {i: resolve(*functions[i], driver) for i in order}
 
 
-def _reply(sock: socket.socket, message: dict[str, Any]) -> None:
-    sock.sendall(frame(json.dumps(message, separators=(",", ":")).encode()))
-
-
-def _grade(sock: socket.socket, scorers: Sequence[Scorer], payload: bytes) -> None:
+def _grade(driver: Driver, scorers: Mapping[int, Scorer], payload: bytes) -> None:
     (job,) = JOB.unpack_from(payload)
+    driver.begin(job)
     start = time.perf_counter()
     try:
         functions, requests = _job(payload)
         for function in functions:
             start = time.perf_counter()
-            scores = scorers[function](requests)
+            scored = scorers[function](requests)
             seconds = time.perf_counter() - start
-            _reply(sock, {"job": job, "f": function, "s": seconds, "scores": scores})
+            driver.reply({"job": job, "f": function, "s": seconds} | _encode(scored))
     except BaseException as error:  # whatever the user's code raises is this sample's own
-        _reply(sock, {"job": job, "s": time.perf_counter() - start, "error": one_line(error)})
+        driver.reply({"job": job, "s": time.perf_counter() - start, "error": one_line(error)})
+
+
+def _encode(scored: Sequence[float | Scored | None]) -> dict[str, Any]:
+    scores = [each.score if isinstance(each, Scored) else each for each in scored]
+    runs = [asdict(each.run) for each in scored if isinstance(each, Scored)]
+    return {"scores": scores, "runs": runs} if runs else {"scores": scores}
 
 
 def _job(payload: bytes) -> tuple[Sequence[int], list[GradeRequest]]:
@@ -84,6 +89,7 @@ def _job(payload: bytes) -> tuple[Sequence[int], list[GradeRequest]]:
             completion=completion,
             completion_ids=ids,
             row=row,
+            timeouts_s=timeouts,
         )
-        for attempt, prompt, completion, ids, row in requests
+        for attempt, prompt, completion, ids, row, timeouts in requests
     ]

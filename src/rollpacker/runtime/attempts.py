@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from rollpacker.core.types import AttemptId, PromptId, Sample, WorkerId
 from rollpacker.engine.base import Output, Request
+from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.samples import State
 
 
@@ -47,6 +48,8 @@ class Attempt:
     output: Output | None = None
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    runs: Mapping[str, CodeRun] = field(default_factory=dict[str, CodeRun])
+    """What became of its program, by reward."""
     verdict: State = "aborted"
     """Its state in the samples table; an attempt whose prompt is done without it is aborted."""
 

@@ -129,9 +129,9 @@ class Evaluator:
         rows = self._problems.rows
         if self._rewards.needs_group:
             for attempt in attempts:
-                self._rewards.grade([attempt], rows)
+                self._rewards.grade([attempt], rows, training=False)
         else:
-            self._rewards.grade(attempts, rows)
+            self._rewards.grade(attempts, rows, training=False)
 
     def _take_grades(self, grades: Sequence[Grade]) -> None:
         for grade in grades:

@@ -1,67 +1,209 @@
-"""From finished attempts to grades: decoding, and the pool of reward processes."""
+"""From finished attempts to grades: decoding, timeouts, and the pool of reward processes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from rollpacker.config import GradingConfig, RewardConfig
+from rollpacker.config import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
+from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt
 
+CODE = "code"
+"""The reward function that runs programs; its sandbox is imported by those who use it."""
+
 
 class Rewards:
-    """Grades attempts in processes that may die; results come by ``on_grades``."""
+    """Grades attempts in processes that may die; results come by ``on_grades``.
+
+    Args:
+        rewards: the functions.
+        config: how they are run.
+        tokenizer: decodes responses.
+        deterministic: timeouts of programs change between steps only.
+
+    Raises ``ValueError`` when two rewards have one name or an option is wrong.
+    """
 
     def __init__(
         self,
         rewards: Sequence[RewardConfig],
         config: GradingConfig,
         tokenizer: Any,
+        *,
+        deterministic: bool = False,
     ) -> None:
+        self._code = [reward for reward in rewards if reward.function == CODE]
+        _check_options(self._code)
+        self._timeouts = AdaptiveTimeouts(timeout_settings(config.code_timeout, deterministic))
+        self._longest = config.code_timeout.most_s
+        self._tests: dict[PromptId, int] = {}
+        self._observed: dict[AttemptId, PromptId] = {}
         self._pool = GradingPool(rewards, config)
         # The wrapper of transformers costs more than the decoding itself.
         self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
         self.on_grades: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for the processes. Raises ``ValueError`` when a function cannot be used."""
+    def start(self, loop: asyncio.AbstractEventLoop) -> list[str]:
+        """Wait for the processes; returns warnings.
+
+        Raises ``ValueError`` when a function cannot be used.
+        """
         self._pool.wait_ready()
-        self._pool.attach(loop, lambda grades: self.on_grades(grades))
+        self._pool.attach(loop, self._take)
+        return _counted(self._pool.said())
 
     @property
     def needs_group(self) -> bool:
         """Whether the responses of a prompt must be graded together."""
         return self._pool.needs_group
 
-    def grade(self, attempts: Sequence[Attempt], rows: Mapping[PromptId, Row]) -> None:
-        """Start grading; never waits. With ``needs_group``, one prompt's responses a call."""
-        requests = [self._request(attempt, rows[attempt.prompt]) for attempt in attempts]
+    def grade(
+        self, attempts: Sequence[Attempt], rows: Mapping[PromptId, Row], *, training: bool = True
+    ) -> None:
+        """Start grading; never waits. With ``needs_group``, one prompt's responses a call.
+
+        What is not ``training`` is measured alike at all times: its programs get the longest
+        timeout, and theirs change no timeout.
+        """
+        requests = [self._request(attempt, rows[attempt.prompt], training) for attempt in attempts]
         self._pool.submit(requests, group=self._pool.needs_group)
 
-    def _request(self, attempt: Attempt, row: Row) -> GradeRequest:
+    def _request(self, attempt: Attempt, row: Row, training: bool) -> GradeRequest:
         assert attempt.output is not None
         ids = attempt.output.tokens.tolist()
+        tests = self._count_tests(row) if self._code else 0
+        if tests and training:
+            self._observed[attempt.id] = row.id
         return GradeRequest(
             attempt=attempt.id,
             prompt=row.prompt,
             completion=self._decode(ids, skip_special_tokens=True),
             completion_ids=ids,
             row=row.columns,
+            domain=row.domain,
+            timeouts_s=tuple(
+                self._timeouts.timeout(_case(row.id, test)) if training else self._longest
+                for test in range(tests)
+            ),
         )
 
+    def _count_tests(self, row: Row) -> int:
+        """Tests that a program for this row is run against; 0 where none is, or none can be read,
+        which the grading process will say."""
+        if row.id not in self._tests:
+            self._tests[row.id] = 0
+            if any(reward.applies(row.domain) for reward in self._code):
+                with contextlib.suppress(ValueError):
+                    self._tests[row.id] = _tests_of(row)
+        return self._tests[row.id]
+
+    def _take(self, grades: Sequence[Grade]) -> None:
+        for grade in grades:
+            prompt = self._observed.pop(grade.attempt, None)
+            for run in grade.runs.values() if prompt is not None else ():
+                for test, seconds in enumerate(run.cpu_s):
+                    self._timeouts.observe(_case(prompt, test), seconds, run.verdict == "pass")
+        self.on_grades(grades)
+
     def cancel(self, attempt: AttemptId) -> None:
-        """Forget an attempt; its result, if it comes, is dropped."""
+        """Forget an attempt; its result, if it comes, is dropped and its program is stopped."""
+        self._observed.pop(attempt, None)
         self._pool.cancel([attempt])
 
     def pending(self) -> dict[AttemptId, float]:
         """What is being waited for, and for how many seconds."""
         return self._pool.pending()
 
+    def end_step(self) -> list[str]:
+        """A step is over; returns what failed in it and was mended."""
+        self._timeouts.advance()
+        return _counted(self._pool.said())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of the tests' times, as JSON."""
+        return self._timeouts.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``."""
+        self._timeouts.load_state_dict(state)
+
     def close(self) -> None:
         """End the processes."""
         self._pool.close()
+
+
+def timeout_settings(config: CodeTimeoutConfig, deterministic: bool) -> TimeoutSettings:
+    """The rules of adaptive timeouts; fixed ones are as short as they are long."""
+    return TimeoutSettings(
+        factor=config.factor,
+        least=config.least_s if config.adaptive else config.most_s,
+        most=config.most_s,
+        at_once=not deterministic,
+    )
+
+
+def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
+    """Raise ``ValueError`` where rows and rewards do not fit: a domain without a reward, a reward
+    for a domain that no row has, programs to run on rows without tests."""
+    domains = {row.domain: row for row in rows}
+    for domain in domains:
+        if not any(reward.applies(domain) for reward in rewards):
+            raise ValueError(
+                f"rewards: none is for the rows of domain '{domain}': "
+                "add it to a reward's domains, or leave those empty"
+            )
+    for place, reward in enumerate(rewards):
+        unknown = [domain for domain in reward.domains if domain not in domains]
+        if unknown:
+            raise ValueError(
+                f"rewards.{place}.domains: no row is of domain '{unknown[0]}'; "
+                f"the rows are of {', '.join(sorted(domains))} (data.domain_key)"
+            )
+        if reward.function == CODE:
+            _check_tests(place, next(row for row in rows if reward.applies(row.domain)))
+
+
+def _check_tests(place: int, row: Row) -> None:
+    try:
+        _tests_of(row)
+    except ValueError as error:
+        raise ValueError(
+            f"rewards.{place}: 'code' cannot read the tests of row '{row.id}': {error}; "
+            "rewards[].domains chooses its rows"
+        ) from None
+
+
+def _tests_of(row: Row) -> int:
+    from rollpacker.reward.sandbox import read_tests
+
+    try:
+        return len(read_tests(row.columns))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _check_options(rewards: Sequence[RewardConfig]) -> None:
+    if rewards and sys.platform != "linux":
+        raise ValueError(f"rewards: '{CODE}' needs Linux, this is {sys.platform}")
+    for reward in rewards:
+        from rollpacker.reward.code import read_options
+
+        read_options(reward.options)
+
+
+def _case(prompt: PromptId | None, test: int) -> str:
+    return f"{prompt}#{test}"
+
+
+def _counted(lines: Sequence[str]) -> list[str]:
+    """Each line once."""
+    return [f"{line} ({n} times)" if n > 1 else line for line, n in Counter(lines).items()]

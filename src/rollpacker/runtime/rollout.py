@@ -98,6 +98,7 @@ class Rollout:
             )
         )
         await self._done
+        self.record.faults[:0] = self._rewards.end_step()
         self.record.end_s = self._clock()
         return self.record
 
@@ -328,6 +329,7 @@ class Rollout:
             return [ev.GradingFailed(attempt=attempt.id, error=error)]
         attempt.stage = Stage.GRADED
         attempt.reward, attempt.rewards = grade.reward, grade.rewards
+        attempt.runs = grade.runs
         return [ev.AttemptGraded(attempt=attempt.id, reward=grade.reward)]
 
     def _settle(self) -> None:

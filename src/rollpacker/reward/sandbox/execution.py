@@ -8,20 +8,25 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from rollpacker.reward.sandbox.clock import ChildClock
-from rollpacker.reward.sandbox.types import Limits
-from rollpacker.reward.sandbox.zygote import Exit, Zygote
+from rollpacker.reward.sandbox.types import Limits, StoppedError
+from rollpacker.reward.sandbox.zygote import Exit, Zygote, ZygoteDiedError
 
 End = Literal["exit", "signal", "tle_cpu", "tle_idle", "starved", "no_start"]
+
+Stop = Callable[[], bool]
+"""Asked a few times a second while a program runs; true ends it."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _STARVED = 10.0
 _SHORTEST_S = 0.002
+_ASK_S = 0.2
+_KILL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +54,25 @@ class Execution:
     flooded: bool
 
 
-def execute(zygote: Zygote, job: bytes, stdin: bytes, limits: Limits, budget_s: float) -> Execution:
-    """Run a job within ``budget_s`` CPU seconds. Raises ``ZygoteDiedError``."""
+def execute(
+    zygote: Zygote,
+    job: bytes,
+    stdin: bytes,
+    limits: Limits,
+    budget_s: float,
+    stop: Stop | None = None,
+) -> Execution:
+    """Run a job within ``budget_s`` CPU seconds.
+
+    Raises ``ZygoteDiedError`` and ``StoppedError``.
+    """
     output = limits.output_mb << 20
     kernel_limits = (limits.memory_mb << 20, math.ceil(budget_s) + 2, output)
     with _file(job) as job_fd, _file(stdin) as stdin_fd, _outputs() as (out, err, result):
         began = time.monotonic()
         pidfd = zygote.fork([job_fd, stdin_fd, out, err, result], kernel_limits)
         try:
-            end, exited = _watch(zygote, pidfd, limits.wall_cap(budget_s), budget_s)
+            end, exited = _watch(zygote, pidfd, limits.wall_cap(budget_s), budget_s, stop)
         finally:
             os.close(pidfd)
         wall_s = time.monotonic() - began
@@ -73,16 +88,22 @@ def execute(zygote: Zygote, job: bytes, stdin: bytes, limits: Limits, budget_s: 
     return Execution(end, abs(code), exited.cpu_s, wall_s, stdout, report[1:], stderr, flooded)
 
 
-def _watch(zygote: Zygote, pidfd: int, cap_s: float, budget_s: float) -> tuple[End, Exit]:
+def _watch(
+    zygote: Zygote, pidfd: int, cap_s: float, budget_s: float, stop: Stop | None
+) -> tuple[End, Exit]:
     """Wait for the end of a child, and bring it about when a limit is reached."""
     began = time.monotonic()
     clock: ChildClock | None = None
     used = 0.0
+    longest_s = math.inf if stop is None else _ASK_S
     while True:
         # With one thread, it cannot use more CPU time than passes.
-        exited = zygote.wait(max(budget_s - used, _SHORTEST_S))
+        exited = zygote.wait(max(min(budget_s - used, longest_s), _SHORTEST_S))
         if exited is not None:
             return "exit", exited
+        if stop is not None and stop():
+            _kill(zygote, pidfd)
+            raise StoppedError
         clock = clock or ChildClock(pidfd)
         now = clock.cpu_s()
         used = used if now is None else now
@@ -108,8 +129,9 @@ def _kill(zygote: Zygote, pidfd: int) -> Exit:
     # It may have ended just now, and may be stopped: only SIGKILL ends both.
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    while (exited := zygote.wait(60.0)) is None:
-        pass
+    exited = zygote.wait(_KILL_S)
+    if exited is None:
+        raise ZygoteDiedError
     return exited
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
-from rollpacker.reward.sandbox.execution import Execution, execute
+from rollpacker.reward.sandbox.execution import Execution, Stop, execute
 from rollpacker.reward.sandbox.grade import encode_job, judge
 from rollpacker.reward.sandbox.types import (
     LEVELS,
@@ -20,6 +20,7 @@ from rollpacker.reward.sandbox.types import (
     Limits,
     Outcome,
     SandboxUnavailableError,
+    StoppedError,
     Test,
     TestResult,
     Verdict,
@@ -65,6 +66,8 @@ class Sandbox:
                 f"got level={level!r} and zygotes={zygotes}"
             )
         self.limits = limits or Limits()
+        self.deaths = 0
+        """Zygotes that died and were replaced."""
         self._alone = threading.Lock()
         self._all: list[Zygote] = [_start(level, allow_weaker)]
         self.level: Level = self._all[0].level
@@ -97,6 +100,7 @@ class Sandbox:
         timeout_s: float | Sequence[float],
         *,
         stop_early: bool = False,
+        stop: Stop | None = None,
     ) -> Verdict:
         """Run a program against its tests, each in a process of its own.
 
@@ -105,8 +109,10 @@ class Sandbox:
             tests: at least one.
             timeout_s: CPU seconds for each test; a sequence gives every test its own.
             stop_early: leave out the tests after the first that did not pass.
+            stop: asked a few times a second while a program runs; true ends it.
 
         Raises:
+            StoppedError: ``stop`` said so.
             ValueError: no tests, no positive timeout, or arguments that are no JSON.
             SandboxUnavailableError: zygotes cannot be started any more.
         """
@@ -118,7 +124,9 @@ class Sandbox:
             )
         results: list[TestResult] = []
         for test, budget_s in zip(tests, budgets, strict=True):
-            results.append(self._run(program, test, budget_s))
+            if stop is not None and stop():
+                raise StoppedError
+            results.append(self._run(program, test, budget_s, stop))
             if stop_early and results[-1].verdict != "pass":
                 break
         wrong: list[Outcome] = [each.verdict for each in results if each.verdict != "pass"]
@@ -130,15 +138,15 @@ class Sandbox:
             forgeable=any(isinstance(test, AssertTest) for test in tests),
         )
 
-    def _run(self, program: str, test: Test, timeout_s: float) -> TestResult:
+    def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
         job, stdin = encode_job(program, test)
         result: TestResult | None = None
         for _ in range(1 + _RETRIES):
-            execution = self._execute(job, stdin, _MARGIN * timeout_s)
+            execution = self._execute(job, stdin, _MARGIN * timeout_s, stop)
             if execution is None:
                 continue
             if execution.end == "exit" and execution.cpu_s > timeout_s:
-                execution = self._execute(job, stdin, timeout_s, alone=True)
+                execution = self._execute(job, stdin, timeout_s, stop, alone=True)
             if execution is not None:
                 result = judge(test, execution)
                 if result.verdict != "infra":
@@ -148,15 +156,18 @@ class Sandbox:
         )
 
     def _execute(
-        self, job: bytes, stdin: bytes, budget_s: float, alone: bool = False
+        self, job: bytes, stdin: bytes, budget_s: float, stop: Stop | None, alone: bool = False
     ) -> Execution | None:
         """One execution; None when its zygote died, which is then replaced."""
         with self._zygotes(len(self._all) if alone else 1) as taken:
             try:
-                return execute(taken[0], job, stdin, self.limits, budget_s)
+                return execute(taken[0], job, stdin, self.limits, budget_s, stop)
             except ZygoteDiedError:
+                self.deaths += 1
                 taken[0] = self._replace(taken[0])
                 return None
+            except StoppedError:
+                raise
             except BaseException:
                 # Interrupted: a program may still run in it.
                 taken[0] = self._replace(taken[0])

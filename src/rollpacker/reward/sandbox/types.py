@@ -21,6 +21,13 @@ class SandboxUnavailableError(GradingError):
     """This machine cannot give the level that was asked for, or a sandbox cannot be kept up."""
 
 
+class StoppedError(GradingError):
+    """The caller stopped a program that was running."""
+
+    def __init__(self) -> None:
+        super().__init__("the program was stopped: nobody waits for its result")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdinTest:
     """The program is run as a script; what it prints must be ``stdout``."""

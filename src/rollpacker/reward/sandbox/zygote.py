@@ -70,7 +70,6 @@ class Zygote:
             reply = json.loads(self._sock.recv(4096) or b"null")
         except OSError as error:
             reply = {"error": f"the zygote did not start: {error}"}
-        self._sock.settimeout(None)
         if reply is None:
             errors.seek(0)
             lines = errors.read().decode("utf-8", "replace").strip().splitlines()
@@ -83,7 +82,7 @@ class Zygote:
     def fork(self, descriptors: Sequence[int], limits: tuple[int, int, int]) -> int:
         """Start a child with these descriptors; its pidfd, which the caller closes.
 
-        Raises ``ZygoteDiedError``.
+        Raises ``ZygoteDiedError``, also of a zygote that does not answer.
         """
         try:
             socket.send_fds(self._sock, [REQUEST.pack(*limits)], list(descriptors))

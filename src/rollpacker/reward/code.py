@@ -1,0 +1,171 @@
+"""The reward for programs: runs the response's code against the row's tests, in the sandbox."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pydantic import Field
+
+from rollpacker.config import Config, parse_as
+from rollpacker.reward.base import CodeRun, GradeRequest, GradingError, Scored
+from rollpacker.reward.sandbox import (
+    Level,
+    Limits,
+    Sandbox,
+    SandboxUnavailableError,
+    Verdict,
+    read_tests,
+)
+
+NO_CODE = "no_code"
+"""Verdict on a response without a program."""
+
+_LONGEST_S = 30.0
+_OPEN = re.compile(r"\s{0,3}(`{3,})\s*([\w+-]*)\s*")
+_PYTHON = ("", "python", "python3", "py")
+
+
+class CodeOptions(Config):
+    """``options`` of reward ``code``."""
+
+    level: Level = "standard"
+    """Isolation of the programs: ``strong``, ``standard`` or ``basic``."""
+    allow_weaker: bool = False
+    """Go on with a warning where only a weaker level works; every record names the level."""
+    partial_credit: bool = False
+    """Score the share of tests that pass; otherwise 1 if all do, and the first failure ends it."""
+    memory_mb: int = Field(default=1024, ge=128)
+    """Address space of a program, MiB."""
+    output_mb: int = Field(default=8, ge=1)
+    """Output of a program, MiB."""
+    idle_s: float = Field(default=10.0, gt=0)
+    """A timeout of T CPU seconds may stretch to max(10 T, T + idle_s) seconds."""
+
+
+def read_options(options: Mapping[str, Any]) -> CodeOptions:
+    """Raises ``ValueError`` with one line for the first mistake."""
+    return parse_as(CodeOptions, dict(options), "rewards: options of 'code'")
+
+
+class Host(Protocol):
+    """What a grading process offers its rewards."""
+
+    def say(self, text: str) -> None:
+        """Tell the user."""
+        ...
+
+    def unwanted(self) -> bool:
+        """Whether nobody waits for the running job any more; asking is a sign of life."""
+        ...
+
+
+class _Alone:
+    def say(self, text: str) -> None:
+        warnings.warn(text, stacklevel=2)
+
+    def unwanted(self) -> bool:
+        return False
+
+
+class CodeReward:
+    """Grades programs in a sandbox of its own. Make it before the process loads anything secret.
+
+    Args:
+        options: as in ``CodeOptions``.
+        host: the process that it runs in, if that is a grading process.
+
+    Raises ``ValueError`` when an option is wrong or this machine has not got the level.
+    """
+
+    def __init__(self, options: Mapping[str, Any], host: Host | None = None) -> None:
+        self._options = chosen = read_options(options)
+        self._host = host or _Alone()
+        self._deaths = 0
+        limits = Limits(
+            memory_mb=chosen.memory_mb, output_mb=chosen.output_mb, idle_s=chosen.idle_s
+        )
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                self._sandbox = Sandbox(
+                    chosen.level, allow_weaker=chosen.allow_weaker, limits=limits
+                )
+        except SandboxUnavailableError as error:
+            raise ValueError(
+                f"rewards: 'code': {error} (options.level, options.allow_weaker)"
+            ) from error
+        if self._sandbox.level != chosen.level:
+            self._host.say(
+                f"WARNING reward 'code': programs run at sandbox level "
+                f"'{self._sandbox.level}', weaker than '{chosen.level}' (options.allow_weaker)"
+            )
+
+    def __call__(self, request: GradeRequest) -> Scored:
+        """The score of one response. Raises ``GradingError`` when no fault of the program."""
+        program = last_program(request.completion)
+        if program is None:
+            return Scored(score=0.0, run=self._run(NO_CODE))
+        try:
+            tests = read_tests(request.row)
+        except (ValueError, KeyError, TypeError) as error:
+            raise GradingError(f"the row's tests cannot be read: {error}") from error
+        timeouts = request.timeouts_s or (_LONGEST_S,) * len(tests)
+        verdict = self._sandbox.run(
+            program,
+            tests,
+            timeouts,
+            stop_early=not self._options.partial_credit,
+            stop=self._host.unwanted,
+        )
+        self._tell_deaths()
+        if verdict.verdict == "infra":
+            detail = next(test.detail for test in verdict.tests if test.verdict == "infra")
+            raise GradingError(f"the sandbox failed: {detail}")
+        return Scored(
+            score=self._score(verdict, len(tests)),
+            run=self._run(verdict.verdict, verdict, timeouts),
+        )
+
+    def _score(self, verdict: Verdict, tests: int) -> float:
+        if self._options.partial_credit:
+            return verdict.passed / tests
+        return float(verdict.verdict == "pass")
+
+    def _run(
+        self, outcome: str, verdict: Verdict | None = None, timeouts: Sequence[float] = (0.0,)
+    ) -> CodeRun:
+        tests = () if verdict is None else verdict.tests
+        return CodeRun(
+            verdict=outcome,
+            tests=tuple(test.verdict for test in tests),
+            cpu_s=tuple(round(test.cpu_s, 6) for test in tests),
+            timeout_s=sum(timeouts) / len(timeouts),
+            level=self._sandbox.level,
+            forgeable=verdict is not None and verdict.forgeable,
+        )
+
+    def _tell_deaths(self) -> None:
+        for _ in range(self._sandbox.deaths - self._deaths):
+            self._host.say("a sandbox zygote died and was replaced")
+        self._deaths = self._sandbox.deaths
+
+
+def last_program(completion: str) -> str | None:
+    """What is in the last complete fenced block of Python, or of no named language, after the
+    thinking; None without one."""
+    program: str | None = None
+    fence, wanted = "", False
+    inside: list[str] = []
+    for line in completion.rpartition("</think>")[2].splitlines():
+        if not fence:
+            if opening := _OPEN.fullmatch(line):
+                fence, wanted = opening[1], opening[2].lower() in _PYTHON
+                inside.clear()
+        elif line.strip() == fence:
+            program = "\n".join(inside) + "\n" if wanted else program
+            fence = ""
+        else:
+            inside.append(line)
+    return program

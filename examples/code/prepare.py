@@ -21,7 +21,7 @@ from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokeniz
 
 DEFAULT_FOLDER = Path.home() / ".cache" / "rollpacker" / "code-warm-start"
 PAD_ID, EOS_ID = 0, 1
-STEPS, BATCH, LEARNING_RATE = 1200, 24, 3e-3
+STEPS, BATCH, LEARNING_RATE = 600, 24, 3e-3
 _CONTEXT = 256
 _IGNORED = -100
 # Digits and newline as byte-level BPE spells them; everything else is a token by its text.

@@ -40,7 +40,7 @@ class Job:
     def encode(self) -> bytes:
         """The job as a frame. Raises what pickle raises on columns that it cannot write."""
         requests = [
-            (r.attempt, r.prompt, r.completion, r.completion_ids, r.row, r.timeouts_s)
+            (r.attempt, r.prompt, r.completion, r.completion_ids, r.row, tuple(r.timeouts_s))
             for r in self.requests
         ]
         body = pickle.dumps((self.functions, requests), pickle.HIGHEST_PROTOCOL)

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from rollpacker.config import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
@@ -90,9 +90,8 @@ class Rewards:
             completion_ids=ids,
             row=row.columns,
             domain=row.domain,
-            timeouts_s=tuple(
-                self._timeouts.timeout(_case(row.id, test)) if training else self._longest
-                for test in range(tests)
+            timeouts_s=(
+                _Timeouts(self._timeouts, row.id, tests) if training else (self._longest,) * tests
             ),
         )
 
@@ -139,6 +138,28 @@ class Rewards:
     def close(self) -> None:
         """End the processes."""
         self._pool.close()
+
+
+class _Timeouts(Sequence[float]):
+    """Those of a prompt's tests as they are when they are read: while a response waits for a
+    process, others may show how long a correct one takes."""
+
+    def __init__(self, timeouts: AdaptiveTimeouts, prompt: PromptId, tests: int) -> None:
+        self._timeouts = timeouts
+        self._prompt = prompt
+        self._tests = range(tests)
+
+    def __len__(self) -> int:
+        return len(self._tests)
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[float, ...]: ...
+    def __getitem__(self, index: int | slice) -> float | tuple[float, ...]:
+        if isinstance(index, slice):
+            return tuple(self[test] for test in self._tests[index])
+        return self._timeouts.timeout(_case(self._prompt, self._tests[index]))
 
 
 def timeout_settings(config: CodeTimeoutConfig, deterministic: bool) -> TimeoutSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import secrets
+import select
 import ssl
 import threading
 import time
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from rollpacker.reward.sandbox.execution import Execution
+from rollpacker.reward.sandbox.execution import Execution, Stop
 from rollpacker.reward.sandbox.grade import encode_job, judge
 from rollpacker.reward.sandbox.types import (
     Limits,
     SandboxUnavailableError,
     StdinTest,
+    StoppedError,
     Test,
     TestResult,
     Verdict,
@@ -34,6 +36,7 @@ _SOURCES = {name: (_GUEST / f"{name}.py") for name in ("values", "perform", "pyt
 _COMPILE_S = 10.0
 _BUSY = (408, 429)
 _CHUNK = 1 << 16
+_ASK_S = 0.2
 # The program can find the mark and forge a report, which is why such verdicts are forgeable.
 _HARNESS = """
 import json, os, sys, types
@@ -127,23 +130,27 @@ class RemoteSandbox:
         timeout_s: float | Sequence[float],
         *,
         stop_early: bool = False,
+        stop: Stop | None = None,
     ) -> Verdict:
         """As ``Sandbox.run``, with wall seconds. ``infra`` when the service cannot be used now.
 
+        ``stop`` ends the wait for a reply; the service may run the program to its timeout.
+
         Raises:
+            StoppedError: ``stop`` said so.
             ValueError: no tests, no positive timeout, or arguments that are no JSON.
             SandboxUnavailableError: the service refuses requests (4xx): its URL is wrong, or it
                 speaks another language.
         """
         results: list[TestResult] = []
         for test, budget_s in zip(tests, budgets_of(tests, timeout_s), strict=True):
-            results.append(self._run(program, test, budget_s))
+            results.append(self._run(program, test, budget_s, stop))
             if stop_early and results[-1].verdict != "pass":
                 break
         forgeable = any(not isinstance(test, StdinTest) for test in tests)
         return verdict_of(results, level="remote", forgeable=forgeable)
 
-    def _run(self, program: str, test: Test, budget_s: float) -> TestResult:
+    def _run(self, program: str, test: Test, budget_s: float, stop: Stop | None) -> TestResult:
         job, stdin = encode_job(program, test)
         mark = ""
         if not isinstance(test, StdinTest):
@@ -165,21 +172,27 @@ class RemoteSandbox:
         for turn in range(1 + self._retries):
             if turn:
                 time.sleep(self._wait_s * 2 ** (turn - 1))
+            if stop is not None and stop():
+                raise StoppedError
             try:
                 with self._open:
-                    reply = self._post(body, timeout_s + _COMPILE_S)
+                    reply = self._post(body, timeout_s + _COMPILE_S, stop)
                 return judge(test, _execution(reply, mark))
             except _Busy as error:
                 problem = str(error)
         return TestResult(verdict="infra", cpu_s=0.0, wall_s=0.0, detail=problem[:300])
 
-    def _post(self, body: bytes, longest_s: float) -> Any:
-        """The service's reply, as JSON. Raises ``_Busy`` and ``SandboxUnavailableError``."""
+    def _post(self, body: bytes, longest_s: float, stop: Stop | None) -> Any:
+        """The service's reply, as JSON.
+
+        Raises ``_Busy``, ``StoppedError`` and ``SandboxUnavailableError``.
+        """
         # Its own bookkeeping and the network may take as long again.
         deadline = time.monotonic() + 2.0 * longest_s
         connection = self._connection(2.0 * longest_s)
         try:
             connection.request("POST", self._path, body, self._headers)
+            _await(connection, deadline, stop)
             response = connection.getresponse()
             data = self._read(response, connection, deadline)
         except (OSError, http.client.HTTPException) as error:
@@ -236,6 +249,17 @@ class RemoteSandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _await(connection: http.client.HTTPConnection, deadline: float, stop: Stop | None) -> None:
+    """Until the reply begins, asking now and then whether it is still wanted."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    while not poll.poll(1000 * _ASK_S):
+        if stop is not None and stop():
+            raise StoppedError
+        if time.monotonic() > deadline:
+            raise _Busy("it does not reply")
 
 
 def _execution(reply: Any, mark: str) -> Execution:

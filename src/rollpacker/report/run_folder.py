@@ -34,6 +34,14 @@ SAMPLE_COLUMNS = {
     "end_s": pl.Float64,
     "grade_s": pl.Float64,
 }
+PROGRAM_COLUMNS = {
+    "code_verdict": pl.String,
+    "test_verdicts": pl.List(pl.String),
+    "test_cpu_s": pl.List(pl.Float64),
+    "sandbox_level": pl.String,
+    "forgeable": pl.Boolean,
+}
+"""Of a run with a reward that runs programs; other runs have none of them."""
 TASK_COLUMNS = {
     "step": pl.Int64,
     "worker": pl.Int64,
@@ -55,7 +63,7 @@ class RunFolder:
         config_text: ``config.yaml`` as written.
         config: the same, parsed.
         metrics: one object a step, by step; of a step that was repeated, the last.
-        samples: one row per attempt (``SAMPLE_COLUMNS``).
+        samples: one row per attempt (``SAMPLE_COLUMNS``, maybe ``PROGRAM_COLUMNS``).
         tasks: one row per gradient task on a worker (``TASK_COLUMNS``).
         moves: start and migrations of the attempts that changed workers (``MOVE_COLUMNS``).
         rounds: when each step's rollout began and ended (``ROUND_COLUMNS``).
@@ -158,8 +166,9 @@ def _read_parquet(file: Path) -> pl.DataFrame:
     lacking = [name for name in SAMPLE_COLUMNS if name not in frame.columns]
     if lacking:
         raise ReportError(f"{file}: lacks the columns {', '.join(lacking)}")
+    columns = SAMPLE_COLUMNS | {n: k for n, k in PROGRAM_COLUMNS.items() if n in frame.columns}
     try:
-        return frame.select(pl.col(name).cast(kind) for name, kind in SAMPLE_COLUMNS.items())
+        return frame.select(pl.col(name).cast(kind) for name, kind in columns.items())
     except pl.exceptions.PolarsError as error:
         raise ReportError(f"{file}: a column has the wrong type: {_one_line(error)}") from None
 

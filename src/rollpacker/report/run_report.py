@@ -13,6 +13,7 @@ from rollpacker.report.figures import number, present
 from rollpacker.report.gantt import Gantt
 from rollpacker.report.lengths import LengthCurves, length_curves
 from rollpacker.report.page import Page, Section, Table, Tile, count, plain, seconds, share
+from rollpacker.report.programs import program_section
 from rollpacker.report.run_folder import RunFolder, load_run
 
 MAX_TABLE_ROWS = 1_500
@@ -32,6 +33,7 @@ def _page(run: RunFolder) -> Page:
     curves = length_curves(run.samples, config_value(run, "rollout", "max_completion_length"))
     lost = figures.lost_tokens(run.samples)
     facts = run_facts(run, gantt, curves, lost)
+    programs = program_section(run.samples)
     return Page(
         title=f"Run report: {run.path.resolve().name}",
         subtitle=_subtitle(run),
@@ -42,6 +44,7 @@ def _page(run: RunFolder) -> Page:
             _gantt(gantt, facts),
             _lengths(curves, facts),
             _aborted(lost, facts),
+            *([programs] if programs else []),
             _steps(run, gantt),
             _config(run),
         ],

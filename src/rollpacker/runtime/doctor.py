@@ -45,6 +45,7 @@ class Check:
 def checks(output: Path = Path("runs")) -> list[Check]:
     """Look at everything, in order. ``output`` is the folder that runs are written to."""
     found = [_python(), *_packages(), _cpu(), _memory(), _cuda(), _mini_engine(), _vllm_engine()]
+    found.append(_sandbox())
     return [*found, *_output(output), _pipes()]
 
 
@@ -156,6 +157,17 @@ def _vllm_engine() -> Check:
     except importlib.metadata.PackageNotFoundError:
         return _check("vllm", True, "not installed (optional)", "")
     return _check("vllm", True, version, "")
+
+
+def _sandbox() -> Check:
+    """Runs hostile programs at each level; only reward ``code`` needs one that holds."""
+    if sys.platform != "linux":
+        return _check("code sandbox", True, "needs Linux (optional: for reward 'code')", "")
+    sandbox = importlib.import_module("rollpacker.reward.sandbox")
+    level = sandbox.strongest_level()
+    detail = "no level works" if level is None else f"level {level} and weaker ones hold"
+    fix = "use Linux 5.13 or later with seccomp and Landlock, or no reward 'code'"
+    return _check("code sandbox", level is not None, detail, fix)
 
 
 def _output(folder: Path) -> list[Check]:

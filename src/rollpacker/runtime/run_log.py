@@ -12,7 +12,9 @@ from rollpacker.core.types import Group
 from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
+from rollpacker.runtime.programs import program_metrics
 from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.rewards import CODE
 from rollpacker.runtime.samples import SampleLog
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.trackers import open_trackers
@@ -43,7 +45,8 @@ class RunLog:
     ) -> None:
         self.progress = progress
         self.journal = JournalWriter(folder / "journal.jsonl")
-        self._samples = SampleLog(folder, last_step=last_step, say=progress.note)
+        programs = any(reward.function == CODE for reward in config.rewards)
+        self._samples = SampleLog(folder, last_step=last_step, say=progress.note, programs=programs)
         trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
         self._metrics = MetricsLog(
             folder, last_step=last_step, trackers=trackers, say=progress.note
@@ -74,6 +77,7 @@ class RunLog:
             timing_s=record.timing_s(),
             bubble=record.bubble(),
         )
+        metrics |= program_metrics(record.attempts.values())
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()} | extra
         for line in self._warnings.check(record.step, groups):
             self.progress.note(line)
@@ -106,6 +110,7 @@ class RunLog:
                 end_s=end_s,
                 reward=attempt.reward,
                 grade_s=None if attempt.graded_s is None else attempt.graded_s - end_s,
+                program=next(iter(attempt.runs.values()), None),
             )
 
     def _add_tasks(self, record: StepRecord) -> None:
@@ -144,6 +149,6 @@ def _troubles(record: StepRecord) -> list[str]:
     """What went wrong, and every prompt that was lost by it."""
     faults = record.faults[:_FAULTS]
     if len(record.faults) > _FAULTS:
-        faults.append(f"and {len(record.faults) - _FAULTS} more faults, all in journal.jsonl")
+        faults.append(f"and {len(record.faults) - _FAULTS} more faults")
     lost = [p for p, reason in record.dropped.items() if reason != NO_VARIANCE]
     return [*faults, *(f"prompt {p} is dropped: {record.dropped[p]}" for p in lost)]

@@ -15,6 +15,7 @@ from typing import Literal
 import polars as pl
 
 from rollpacker.core.types import AttemptId, FinishReason, PromptId, RoundKind, WorkerId
+from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.durable import replace_file
 
 State = Literal["kept", "aborted", "dropped", "failed"]
@@ -40,6 +41,15 @@ SCHEMA: dict[str, pl.DataType] = {
 }
 """Columns of ``samples.parquet``; times are seconds since the run began."""
 
+PROGRAM_SCHEMA: dict[str, pl.DataType] = {
+    "code_verdict": pl.String(),
+    "test_verdicts": pl.List(pl.String()),
+    "test_cpu_s": pl.List(pl.Float32()),
+    "sandbox_level": pl.String(),
+    "forgeable": pl.Boolean(),
+}
+"""More columns, where a reward runs programs; null for responses that it did not grade."""
+
 _FLUSH_ROWS = 1 << 16
 _FINAL = "samples.parquet"
 _PARTS = "samples"
@@ -52,11 +62,21 @@ class SampleLog:
         folder: the run's folder.
         last_step: rows of later steps, left by a crash, are dropped; -1 drops all of them.
         say: told once, in one line, when rows cannot be written; they are tried again later.
+        programs: whether a reward runs programs: then there are ``PROGRAM_SCHEMA``'s columns.
     """
 
-    def __init__(self, folder: Path, *, last_step: int = -1, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        last_step: int = -1,
+        say: Callable[[str], None],
+        programs: bool = False,
+    ) -> None:
         self._folder = folder
         self._say = say
+        self._schema = SCHEMA | PROGRAM_SCHEMA if programs else SCHEMA
+        self._programs = programs
         self._rows: list[tuple[object, ...]] = []
         self._told = False
         self._next = _resume(folder, last_step)
@@ -79,6 +99,7 @@ class SampleLog:
         end_s: float,
         reward: float | None = None,
         grade_s: float | None = None,
+        program: CodeRun | None = None,
     ) -> None:
         """Add an attempt whose fate is known. Costs about a microsecond."""
         self._rows.append(
@@ -98,6 +119,7 @@ class SampleLog:
                 start_s,
                 end_s,
                 grade_s,
+                *(_program(program) if self._programs else ()),
             )
         )
         if not len(self._rows) % _FLUSH_ROWS:
@@ -108,7 +130,8 @@ class SampleLog:
         if not self._rows:
             return
         columns = zip(*self._rows, strict=True)
-        frame = pl.DataFrame(dict(zip(SCHEMA, columns, strict=True)), schema=SCHEMA)
+        schema = self._schema
+        frame = pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema)
         part = self._folder / _PARTS / f"part-{self._next:06d}.parquet"
         try:
             part.parent.mkdir(exist_ok=True)
@@ -129,6 +152,12 @@ class SampleLog:
             merge(self._folder)
         except OSError as error:
             self._say(f"{self._folder / _FINAL}: cannot be written ({error}); its parts are kept")
+
+
+def _program(run: CodeRun | None) -> tuple[object, ...]:
+    if run is None:
+        return (None,) * len(PROGRAM_SCHEMA)
+    return run.verdict, list(run.tests), list(run.cpu_s), run.level, run.forgeable
 
 
 def merge(folder: Path) -> pl.DataFrame:

@@ -1,6 +1,6 @@
 """Makes the model to start from: 0.2M parameters that have read programs of a mixed crowd.
 
-It takes about a minute of one core; the result is kept in the user's cache, made once.
+It takes half a minute of one core, once; train.yaml looks for it in the default folder.
 
     python examples/code/prepare.py [FOLDER]
 """
@@ -19,7 +19,7 @@ from corpus import Habits, sample
 from problems import COUNT, LARGEST, SUM, Problem, train_problems
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-DEFAULT_FOLDER = Path.home() / ".cache" / "rollpacker" / "code-warm-start"
+DEFAULT_FOLDER = Path("runs/code-warm-start")
 PAD_ID, EOS_ID = 0, 1
 STEPS, BATCH, LEARNING_RATE = 600, 24, 3e-3
 _CONTEXT = 256

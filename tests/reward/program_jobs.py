@@ -1,11 +1,19 @@
 """Small real jobs whose model writes programs: each of some whole programs is one token."""
 
 import json
+from collections import Counter
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
+from rich.console import Console
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from rollpacker import config, job
+from rollpacker.runtime import samples
+from rollpacker.runtime.progress import Progress
 
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
 SLOW = "sum(range(400_000))\n" + RIGHT
@@ -92,3 +100,21 @@ def tree(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
             node = node.setdefault(part, {})
         node[last] = value
     return found
+
+
+def run(tree: dict[str, Any], *, resume: bool = False) -> tuple[Path, str]:
+    """Train in this process; the folder and what was said."""
+    said = StringIO()
+    progress = Progress(Console(file=said, width=400))
+    return job.train(config.parse(tree), resume=resume, progress=progress), said.getvalue()
+
+
+def times_trained(folder: Path) -> Counter[str]:
+    """How often each prompt was trained on."""
+    kept = samples.read(folder).filter(pl.col("state") == "kept")
+    return Counter(prompt for _, prompt in kept.select("step", "prompt").unique().iter_rows())
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,242 @@
+"""Programs in the pool of grading processes: slow ones, cancelled ones, dying sandboxes."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from pool_helpers import wait_until
+from program_jobs import LOOP, RIGHT, WRONG, fenced
+
+from rollpacker.config import RewardConfig
+from rollpacker.core.types import AttemptId
+from rollpacker.reward.base import Grade, GradeRequest
+from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.process import Job
+from rollpacker.reward.replies import read_reply
+from rollpacker.reward.wire import WireError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
+
+TESTS = [{"stdin": "1 2\n", "stdout": "3\n"}, {"stdin": "0 1\n", "stdout": "1\n"}]
+CODE = RewardConfig(function="code", timeout_s=3.0)
+
+
+def programs(*texts: str, first: int = 0, timeout: float = 30.0, **row) -> list[GradeRequest]:
+    return [
+        GradeRequest(
+            attempt=AttemptId(first + i),
+            prompt="p",
+            completion=fenced(text),
+            completion_ids=[1],
+            row={"tests": TESTS} | row,
+            timeouts_s=(timeout,) * len(TESTS),
+        )
+        for i, text in enumerate(texts)
+    ]
+
+
+def children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except FileNotFoundError:
+        return []
+
+
+def zygotes() -> list[int]:
+    return [pid for process in children(os.getpid()) for pid in children(process)]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60.0
+    while not true():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+def test_grades_tell_what_became_of_the_program(pool_of) -> None:
+    pool = pool_of(CODE, "length")
+    right, wrong = pool.grade_now(programs(RIGHT, WRONG))
+    assert (right.rewards["code"], wrong.rewards["code"]) == (1.0, 0.0)
+    assert right.runs["code"].tests == ("pass", "pass")
+    assert all(0.0 < seconds < 1.0 for seconds in right.runs["code"].cpu_s)
+    assert wrong.runs["code"].verdict == "fail"
+    assert set(right.runs) == {"code"}
+    assert pool.said() == []
+
+
+def test_a_program_may_take_longer_than_a_silent_process(pool_of) -> None:
+    """Its process gives signs of life: only its own timeout ends it."""
+    pool = pool_of(RewardConfig(function="code", timeout_s=1.0), retries=0)
+    pool.wait_ready()
+    began = time.monotonic()
+    (grade,) = pool.grade_now(programs(LOOP, timeout=2.0))
+    assert time.monotonic() - began > 2.0
+    assert grade.error is None
+    assert grade.runs["code"].verdict == "tle_cpu"
+
+
+def test_a_cancelled_program_is_stopped_and_its_process_lives_on(pool_of) -> None:
+    pool = pool_of(CODE)
+    pool.wait_ready()
+    processes, first_zygotes = children(os.getpid()), zygotes()
+
+    async def run() -> list[Grade]:
+        grades: list[Grade] = []
+        pool.attach(asyncio.get_running_loop(), grades.extend)
+        pool.submit(programs(LOOP))
+        await asyncio.sleep(1.2)
+        pool.cancel([AttemptId(0)])
+        pool.submit(programs(RIGHT, first=1))
+        began = time.monotonic()
+        await until(lambda: bool(grades))
+        assert time.monotonic() - began < 10.0
+        return grades
+
+    (grade,) = asyncio.run(run())
+    assert (grade.attempt, grade.reward) == (1, 1.0)
+    assert (children(os.getpid()), zygotes()) == (processes, first_zygotes)
+    assert pool.said() == []
+
+
+def test_killed_and_stopped_zygotes_are_replaced(pool_of) -> None:
+    pool = pool_of(CODE, retries=3)
+    pool.wait_ready()
+    (zygote,) = zygotes()
+    os.kill(zygote, signal.SIGKILL)
+    (grade,) = pool.grade_now(programs(RIGHT))
+    assert grade.reward == 1.0
+    assert pool.said() == ["a sandbox zygote died and was replaced"]
+    (zygote,) = zygotes()
+    os.kill(zygote, signal.SIGSTOP)
+    (grade,) = pool.grade_now(programs(RIGHT))
+    assert grade.reward == 1.0
+    assert pool.said() == ["reward 'code': timed out after 3 s; it is called again"]
+
+
+def test_what_fails_in_one_process_is_tried_in_another(pool_of, code) -> None:
+    code.write_text(
+        code.read_text() + "\ndef picky(completions, tests, **_):\n"
+        "    mine = __import__('pathlib').Path(tests[0])\n"
+        "    mine.write_text(mine.read_text() + f'{os.getpid()} ')\n"
+        "    raise ValueError('not here')\n"
+    )
+    log = code.with_name("log")
+    log.write_text("")
+    pool = pool_of("picky", workers=2, retries=1)
+    pool.wait_ready()
+    (grade,) = pool.grade_now(programs(RIGHT, tests=str(log)))
+    assert grade.error == "reward 'picky': ValueError: not here"
+    assert len(set(log.read_text().split())) == 2
+
+
+def test_domains_choose_rewards(pool_of, code) -> None:
+    pool = pool_of(
+        RewardConfig(function="code", domains=["code"]),
+        RewardConfig(function=f"{code}:length", domains=["text", "code"]),
+    )
+
+    def of(domain: str, attempt: int) -> GradeRequest:
+        return GradeRequest(
+            attempt=AttemptId(attempt),
+            prompt="p",
+            completion=fenced(RIGHT),
+            completion_ids=[],
+            row={"tests": TESTS},
+            domain=domain,
+        )
+
+    code_grade, text, neither = pool.grade_now([of("code", 0), of("text", 1), of("art", 2)])
+    assert set(code_grade.rewards) == {"code", "length"}
+    assert set(text.rewards) == {"length"}
+    assert (neither.reward, neither.error) == (None, "no reward function applies")
+
+
+def test_sandboxes_come_before_what_the_user_imports(pool_of, tmp_path) -> None:
+    """The user's module sees the zygote: it was made before."""
+    path = tmp_path / "late.py"
+    path.write_text(
+        "import os\nwith open(f'/proc/self/task/{os.getpid()}/children') as f:\n"
+        "    FOUND = len(f.read().split())\n"
+        "def found(completions, **_):\n    return [float(FOUND)]\n"
+    )
+    pool = pool_of(RewardConfig(function=f"{path}:found"), CODE)
+    (grade,) = pool.grade_now(programs(RIGHT))
+    assert grade.rewards == {"found": 1.0, "code": 1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["zygotes", "processes"])
+def test_kill_9_every_second_invents_no_score(pool_of, victim: str) -> None:
+    pool = pool_of(CODE, workers=2, retries=6)
+    pool.wait_ready()
+    slow = "sum(range(3_000_000))\n"
+
+    async def run() -> tuple[list[Grade], int]:
+        grades: list[Grade] = []
+        pool.attach(asyncio.get_running_loop(), grades.extend)
+        pool.submit(programs(*[slow + RIGHT, slow + WRONG] * 40))
+        kills, last = 0, time.monotonic()
+        while len(grades) < 80:
+            await asyncio.sleep(0.02)
+            found = zygotes() if victim == "zygotes" else children(os.getpid())
+            if found and time.monotonic() - last > 1.0:
+                kills, last = kills + 1, time.monotonic()
+                os.kill(found[kills % len(found)], signal.SIGKILL)
+        return grades, kills
+
+    grades, kills = asyncio.run(asyncio.wait_for(run(), 240))
+    assert kills >= 3
+    assert sorted(grade.attempt for grade in grades) == list(range(80))
+    for grade in grades:
+        assert grade.error is None
+        assert grade.reward == float(grade.attempt % 2 == 0)
+    assert pool.said()
+
+
+RUN = (
+    '{"verdict":"pass","tests":["pass"],"cpu_s":[0.1],"timeout_s":1.0,"level":"basic",'
+    '"forgeable":false}'
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"pass"]', "3]"),
+        ("[0.1]", "[]"),
+        ("[0.1]", '["x"]'),
+        ('"timeout_s":1.0', '"timeout_s":null'),
+        ("false", "0"),
+        ('"basic"', "null"),
+        ('"level"', '"lewel"'),
+        (RUN, f"{RUN},{RUN}"),
+        (RUN, "null"),
+    ],
+)
+def test_forged_runs_are_refused(old: str, new: str) -> None:
+    job = Job(7, tuple(programs(RIGHT)), [1])
+    good = f'{{"job":7,"f":1,"s":0.1,"scores":[1.0],"runs":[{RUN}]}}'
+    assert read_reply(good.encode(), job).runs[0].level == "basic"
+    with pytest.raises(WireError):
+        read_reply(good.replace(old, new, 1).encode(), job)
+
+
+def test_a_beat_is_of_the_running_job_only() -> None:
+    job = Job(7, tuple(programs(RIGHT)), [1])
+    assert read_reply(b'{"beat":7}', job).beat
+    assert not read_reply(b'{"beat":6}', job).beat
+    assert not read_reply(b'{"beat":7}', None).beat
+
+
+def test_zygotes_end_with_their_process(pool_of) -> None:
+    pool: GradingPool = pool_of(CODE)
+    pool.wait_ready()
+    found = zygotes()
+    assert len(found) == 1
+    pool.close()
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in found))

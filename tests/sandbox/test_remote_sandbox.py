@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from rollpacker.core.types import AttemptId
+from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.code import CodeReward
 from rollpacker.reward.sandbox import (
     AssertTest,
     CallTest,
@@ -266,3 +269,22 @@ def test_a_slow_service_is_waited_for_until_nobody_wants_the_result(service: Ser
         service.lock.acquire()
     assert found.verdict == "pass"
     assert asked[-1] - asked[0] < 5
+
+
+def test_reward_code_can_use_a_service(service: Service) -> None:
+    reward = CodeReward({"remote": f"http://127.0.0.1:{service.server_port}"})
+    request = GradeRequest(
+        attempt=AttemptId(0),
+        prompt="?",
+        completion=f"Here it is:\n```python\n{ADD}```",
+        completion_ids=[],
+        row={"tests": [{"call": "add", "args": [1, 2], "expected": 3}]},
+        timeouts_s=(2.0,),
+    )
+    scored = reward(request)
+    assert (scored.score, scored.run.level, scored.run.forgeable) == (1.0, "remote", True)
+
+
+def test_a_wrong_url_of_the_service_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"rewards: 'code'.*http or https URL, got 'sandbox:8080'"):
+        CodeReward({"remote": "sandbox:8080"})

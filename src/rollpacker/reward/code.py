@@ -160,6 +160,8 @@ def _open(options: CodeOptions, limits: Limits) -> Sandbox | RemoteSandbox:
         raise ValueError(
             f"rewards: 'code': {error} (options.level, options.allow_weaker)"
         ) from error
+    except ValueError as error:
+        raise ValueError(f"rewards: 'code': {error} (options.remote)") from error
 
 
 def last_program(completion: str) -> str | None:

@@ -51,7 +51,13 @@ def read_options(options: Mapping[str, Any]) -> CodeOptions:
 
 
 class Host(Protocol):
-    """What a grading process offers its rewards."""
+    """What a grading process offers its rewards.
+
+    Args:
+        checked: another process has found its sandbox to hold on this machine.
+    """
+
+    checked: bool
 
     def say(self, text: str) -> None:
         """Tell the user."""
@@ -63,6 +69,8 @@ class Host(Protocol):
 
 
 class _Alone:
+    checked = False
+
     def say(self, text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
@@ -90,7 +98,10 @@ class CodeReward:
         try:
             with warnings.catch_warnings(action="ignore"):
                 self._sandbox = Sandbox(
-                    chosen.level, allow_weaker=chosen.allow_weaker, limits=limits
+                    chosen.level,
+                    allow_weaker=chosen.allow_weaker,
+                    limits=limits,
+                    check=not self._host.checked,
                 )
         except SandboxUnavailableError as error:
             raise ValueError(

@@ -55,7 +55,13 @@ def read_options(options: Mapping[str, Any]) -> CodeOptions:
 
 
 class Host(Protocol):
-    """What a grading process offers its rewards."""
+    """What a grading process offers its rewards.
+
+    Args:
+        checked: another process has found its sandbox to hold on this machine.
+    """
+
+    checked: bool
 
     def say(self, text: str) -> None:
         """Tell the user."""
@@ -67,6 +73,8 @@ class Host(Protocol):
 
 
 class _Alone:
+    checked = False
+
     def say(self, text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
@@ -91,7 +99,7 @@ class CodeReward:
         limits = Limits(
             memory_mb=chosen.memory_mb, output_mb=chosen.output_mb, idle_s=chosen.idle_s
         )
-        self._sandbox = _open(chosen, limits)
+        self._sandbox = _open(chosen, limits, check=not self._host.checked)
         if self._sandbox.level not in (chosen.level, "remote"):
             self._host.say(
                 f"WARNING reward 'code': programs run at sandbox level "
@@ -150,12 +158,14 @@ class CodeReward:
         self._deaths = self._sandbox.deaths
 
 
-def _open(options: CodeOptions, limits: Limits) -> Sandbox | RemoteSandbox:
+def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | RemoteSandbox:
     try:
         if options.remote is not None:
             return RemoteSandbox(options.remote, limits=limits)
         with warnings.catch_warnings(action="ignore"):
-            return Sandbox(options.level, allow_weaker=options.allow_weaker, limits=limits)
+            return Sandbox(
+                options.level, allow_weaker=options.allow_weaker, limits=limits, check=check
+            )
     except SandboxUnavailableError as error:
         raise ValueError(
             f"rewards: 'code': {error} (options.level, options.allow_weaker)"

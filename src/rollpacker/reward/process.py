@@ -88,8 +88,11 @@ class GradingProcess:
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
-def start(functions: Sequence[tuple[str, dict[str, Any]]]) -> GradingProcess:
-    """Start a process that loads these functions (path and options) and then takes jobs."""
+def start(functions: Sequence[tuple[str, dict[str, Any]]], checked: bool = False) -> GradingProcess:
+    """Start a process that loads these functions (path and options) and then takes jobs.
+
+    ``checked`` says that such a process has found its sandbox to hold on this machine.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         code = (
@@ -103,5 +106,5 @@ def start(functions: Sequence[tuple[str, dict[str, Any]]]) -> GradingProcess:
             start_new_session=True,
         )
     channel = Channel(ours)
-    channel.send(frame(pickle.dumps(list(functions))))
+    channel.send(frame(pickle.dumps((list(functions), checked))))
     return GradingProcess(popen=popen, channel=channel, started=time.monotonic())

@@ -57,7 +57,7 @@ class GradingPool:
         self._config = config
         self._grouped = any(r.needs_group for r in rewards)
         # A program may take long: nothing else waits behind it.
-        self._largest_batch = 1 if any(_runs_programs(r) for r in rewards) else _LARGEST_BATCH
+        self._largest_batch = 1 if any(r.runs_programs for r in rewards) else _LARGEST_BATCH
         self._queue: deque[Job] = deque()
         self._said: list[str] = []
         self._next_job = 0
@@ -119,7 +119,7 @@ class GradingPool:
             self._ledger.drop(attempt)
         for process in self._processes:
             running = process.jobs[0] if process.jobs else None
-            if running is None or not _runs_programs(self._rewards[running.functions[0]]):
+            if running is None or not self._rewards[running.functions[0]].runs_programs:
                 continue
             cancelled = any(request.attempt in attempts for request in running.requests)
             if cancelled and not self._ledger.wanted(running):
@@ -243,7 +243,7 @@ class GradingPool:
         elif reply.say is not None:
             self._said.append(reply.say)
         elif job is not None and reply.beat:
-            if _runs_programs(self._rewards[job.functions[0]]):
+            if self._rewards[job.functions[0]].runs_programs:
                 process.call_started = time.monotonic()
         elif job is not None:
             self._settle(process, job, reply)
@@ -395,7 +395,3 @@ class GradingPool:
         self._checking = None
         self._check()
         self._dispatch()
-
-
-def _runs_programs(reward: RewardConfig) -> bool:
-    return reward.function == "code"

@@ -17,9 +17,6 @@ from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt
 
-CODE = "code"
-"""The reward function that runs programs; its sandbox is imported by those who use it."""
-
 
 class Rewards:
     """Grades attempts in processes that may die; results come by ``on_grades``.
@@ -41,7 +38,7 @@ class Rewards:
         *,
         deterministic: bool = False,
     ) -> None:
-        self._code = [reward for reward in rewards if reward.function == CODE]
+        self._code = [reward for reward in rewards if reward.runs_programs]
         _check_options(self._code)
         self._timeouts = AdaptiveTimeouts(timeout_settings(config.code_timeout, deterministic))
         self._longest = config.code_timeout.most_s
@@ -189,7 +186,7 @@ def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
                 f"rewards.{place}.domains: no row is of domain '{unknown[0]}'; "
                 f"the rows are of {', '.join(sorted(domains))} (data.domain_key)"
             )
-        if reward.function == CODE:
+        if reward.runs_programs:
             _check_tests(place, next(row for row in rows if reward.applies(row.domain)))
 
 
@@ -214,7 +211,7 @@ def _tests_of(row: Row) -> int:
 
 def _check_options(rewards: Sequence[RewardConfig]) -> None:
     if rewards and sys.platform != "linux":
-        raise ValueError(f"rewards: '{CODE}' needs Linux, this is {sys.platform}")
+        raise ValueError(f"rewards: 'code' needs Linux, this is {sys.platform}")
     for reward in rewards:
         from rollpacker.reward.code import read_options
 

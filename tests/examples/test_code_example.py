@@ -95,6 +95,8 @@ def test_the_run(config: Any, tmp_path: Path) -> None:
         "output": str(tmp_path / "run"),
         "steps": 1,
         "eval": None,
+        "workers": config.workers.model_copy(update={"count": 1, "pin": False}),
+        "grading": config.grading.model_copy(update={"workers": 1}),
         "rollout": config.rollout.model_copy(update={"prompts_per_step": 2, "num_generations": 2}),
     }
     train(config.model_copy(update=changes))

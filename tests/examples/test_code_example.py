@@ -86,6 +86,7 @@ def test_every_text_is_spelled_by_the_tokenizer(example: Any) -> None:
             assert len(ids) < 48
 
 
+@pytest.mark.slow
 def test_the_run(config: Any, tmp_path: Path) -> None:
     command = "from prepare import *; prepare(Path(sys.argv[1]), steps=2)"
     folder = tmp_path / "model"

@@ -1,6 +1,7 @@
 """Small real jobs whose model writes programs: each of some whole programs is one token."""
 
 import json
+import os
 from collections import Counter
 from io import StringIO
 from pathlib import Path
@@ -118,3 +119,13 @@ def times_trained(folder: Path) -> Counter[str]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
+
+
+def seconds_old(pid: int) -> float:
+    """Since the process was started; 0 when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return up - int(stat[19]) / os.sysconf("SC_CLK_TCK")

@@ -19,6 +19,7 @@ from program_jobs import (
     SLOW,
     WRONG,
     run,
+    seconds_old,
     times_trained,
     tree,
     write_model,
@@ -28,6 +29,7 @@ from program_jobs import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
 
 ROWS = 12
+BUSY = "sum(range(3_000_000))\n" + RIGHT
 
 FLAKY = """
 import os, pathlib, signal, time
@@ -50,7 +52,8 @@ def flaky(completions, prompts, marker, **_):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("faults")
-    write_model(made / "model", {RIGHT: 4, SLOW: 4, WRONG: 2})
+    write_model(made / "model", {RIGHT: 4, SLOW: 2, WRONG: 2})
+    write_model(made / "slower", {BUSY: 6, WRONG: 2})
     write_rows(made / "rows.jsonl", ROWS)
     (made / "judges.py").write_text(FLAKY)
     return made
@@ -108,13 +111,14 @@ def zygotes() -> list[int]:
 
 @contextmanager
 def killing(victims: Callable[[], list[int]]) -> Iterator[list[int]]:
-    """kill -9 of one of them every second; which were killed."""
+    """kill -9 of one of them every second, once it had the time to start; which were killed."""
     killed: list[int] = []
     over = threading.Event()
 
     def kill() -> None:
         while not over.wait(1.0):
-            for pid in victims()[len(killed) % 2 :][:1]:
+            grown = [pid for pid in victims() if seconds_old(pid) > 4.0]
+            for pid in grown[:1]:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -137,11 +141,11 @@ def test_kill_9_every_second_loses_no_prompt(
 ) -> None:
     name = victims.__name__
     grading = {"workers": 2, "retries": 8, "code_timeout": {"most_s": 10.0}}
-    job = tree(folder, name, epochs=12, rollout__num_generations=8, grading=grading)
+    job = tree(folder, name, epochs=4, grading=grading, model__path=str(folder / "slower"))
     with killing(victims) as killed:
         path, said = run(job)
     assert len(killed) >= 3
-    assert times_trained(path) == Counter({f"p{i}": 12 for i in range(ROWS)})
+    assert times_trained(path) == Counter({f"p{i}": 4 for i in range(ROWS)})
     check_scores(path)
     if victims is zygotes:
         assert "a sandbox zygote died and was replaced" in said or "it is called again" in said

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from pool_helpers import wait_until
-from program_jobs import LOOP, RIGHT, WRONG, fenced
+from program_jobs import LOOP, RIGHT, WRONG, fenced, seconds_old
 
 from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
@@ -179,19 +179,20 @@ def test_kill_9_every_second_invents_no_score(pool_of, victim: str) -> None:
     async def run() -> tuple[list[Grade], int]:
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
-        pool.submit(programs(*[slow + RIGHT, slow + WRONG] * 40))
+        pool.submit(programs(*[slow + RIGHT, slow + WRONG] * 20))
         kills, last = 0, time.monotonic()
-        while len(grades) < 80:
+        while len(grades) < 40:
             await asyncio.sleep(0.02)
             found = zygotes() if victim == "zygotes" else children(os.getpid())
-            if found and time.monotonic() - last > 1.0:
+            grown = [pid for pid in found if seconds_old(pid) > 4.0]
+            if grown and time.monotonic() - last > 1.0:
                 kills, last = kills + 1, time.monotonic()
-                os.kill(found[kills % len(found)], signal.SIGKILL)
+                os.kill(grown[0], signal.SIGKILL)
         return grades, kills
 
     grades, kills = asyncio.run(asyncio.wait_for(run(), 240))
     assert kills >= 3
-    assert sorted(grade.attempt for grade in grades) == list(range(80))
+    assert sorted(grade.attempt for grade in grades) == list(range(40))
     for grade in grades:
         assert grade.error is None
         assert grade.reward == float(grade.attempt % 2 == 0)

@@ -54,7 +54,7 @@ def test_rows(row: dict[str, Any], tests: list[Any]) -> None:
         ({"tests": "[]"}, "a row has no tests"),
         ({"input_output": {"inputs": [1]}}, "expected 'inputs' and 'outputs'"),
         ({"input_output": {"inputs": [1], "outputs": []}}, "1 inputs and 0 outputs"),
-        ({"public_test_cases": "eJxrYJ0="}, "pickled tests"),
+        ({"public_test_cases": "eJxrYJ0="}, "a pickle"),
         ({"public_test_cases": json.dumps(CASES)}, "needs 'func_name'"),
     ],
 )

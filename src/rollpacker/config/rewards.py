@@ -30,6 +30,11 @@ class RewardConfig(Config):
     """Longest time for one call, then its process is killed; for ``code``, longest time without a
     sign of life, as its programs have timeouts of their own (``grading.code_timeout``)."""
 
+    @property
+    def runs_programs(self) -> bool:
+        """Whether it runs what the model wrote, for as long as that takes."""
+        return self.function == "code"
+
     def applies(self, domain: str) -> bool:
         """Whether rows of a domain get this reward."""
         return not self.domains or domain in self.domains

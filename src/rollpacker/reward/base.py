@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,8 @@ class GradeRequest:
         completion_ids: its token ids.
         row: the columns of the data row (``answer`` and any others).
         domain: the row's task domain: which rewards apply.
-        timeouts_s: CPU seconds for each test of the row; for rewards that run programs.
+        timeouts_s: CPU seconds for each test of the row, read when the request is sent to a
+            process; for rewards that run programs.
     """
 
     attempt: AttemptId
@@ -33,7 +34,7 @@ class GradeRequest:
     completion_ids: list[int]
     row: Mapping[str, Any]
     domain: str = "default"
-    timeouts_s: tuple[float, ...] = ()
+    timeouts_s: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from rollpacker.reward.base import CodeRun, GradeRequest, GradingError, Scored
 from rollpacker.reward.sandbox import (
     Level,
     Limits,
+    RemoteSandbox,
     Sandbox,
     SandboxUnavailableError,
     Verdict,
@@ -31,6 +32,9 @@ _PYTHON = ("", "python", "python3", "py")
 class CodeOptions(Config):
     """``options`` of reward ``code``."""
 
+    remote: str | None = None
+    """URL of a SandboxFusion-compatible service that runs the programs instead of the sandbox of
+    this machine. Times are then wall seconds, and ``level`` and ``idle_s`` mean nothing."""
     level: Level = "standard"
     """Isolation of the programs: ``strong``, ``standard`` or ``basic``."""
     allow_weaker: bool = False
@@ -51,7 +55,13 @@ def read_options(options: Mapping[str, Any]) -> CodeOptions:
 
 
 class Host(Protocol):
-    """What a grading process offers its rewards."""
+    """What a grading process offers its rewards.
+
+    Args:
+        checked: another process has found its sandbox to hold on this machine.
+    """
+
+    checked: bool
 
     def say(self, text: str) -> None:
         """Tell the user."""
@@ -63,6 +73,8 @@ class Host(Protocol):
 
 
 class _Alone:
+    checked = False
+
     def say(self, text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
@@ -87,16 +99,8 @@ class CodeReward:
         limits = Limits(
             memory_mb=chosen.memory_mb, output_mb=chosen.output_mb, idle_s=chosen.idle_s
         )
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                self._sandbox = Sandbox(
-                    chosen.level, allow_weaker=chosen.allow_weaker, limits=limits
-                )
-        except SandboxUnavailableError as error:
-            raise ValueError(
-                f"rewards: 'code': {error} (options.level, options.allow_weaker)"
-            ) from error
-        if self._sandbox.level != chosen.level:
+        self._sandbox = _open(chosen, limits, check=not self._host.checked)
+        if self._sandbox.level not in (chosen.level, "remote"):
             self._host.say(
                 f"WARNING reward 'code': programs run at sandbox level "
                 f"'{self._sandbox.level}', weaker than '{chosen.level}' (options.allow_weaker)"
@@ -147,9 +151,27 @@ class CodeReward:
         )
 
     def _tell_deaths(self) -> None:
+        if isinstance(self._sandbox, RemoteSandbox):
+            return
         for _ in range(self._sandbox.deaths - self._deaths):
             self._host.say("a sandbox zygote died and was replaced")
         self._deaths = self._sandbox.deaths
+
+
+def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | RemoteSandbox:
+    try:
+        if options.remote is not None:
+            return RemoteSandbox(options.remote, limits=limits)
+        with warnings.catch_warnings(action="ignore"):
+            return Sandbox(
+                options.level, allow_weaker=options.allow_weaker, limits=limits, check=check
+            )
+    except SandboxUnavailableError as error:
+        raise ValueError(
+            f"rewards: 'code': {error} (options.level, options.allow_weaker)"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"rewards: 'code': {error} (options.remote)") from error
 
 
 def last_program(completion: str) -> str | None:

@@ -19,6 +19,8 @@ class Driver:
     nothing else cancels the job of that number."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.checked = False
+        """Whether another process has found its sandbox to hold on this machine."""
         self._sock = sock
         self._unread = bytearray()
         self._waiting: deque[bytes] = deque()

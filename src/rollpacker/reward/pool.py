@@ -37,6 +37,8 @@ _CHECK_S = 0.25
 _START_S = 120.0
 _CANCELLED_GRACE_S = 1.0
 _STARTS = 5
+_RESTARTS = 50
+"""Failures in a row, once the functions have been loaded: then they are the machine's."""
 
 
 class GradingPool:
@@ -55,7 +57,7 @@ class GradingPool:
         self._config = config
         self._grouped = any(r.needs_group for r in rewards)
         # A program may take long: nothing else waits behind it.
-        self._largest_batch = 1 if any(_runs_programs(r) for r in rewards) else _LARGEST_BATCH
+        self._largest_batch = 1 if any(r.runs_programs for r in rewards) else _LARGEST_BATCH
         self._queue: deque[Job] = deque()
         self._said: list[str] = []
         self._next_job = 0
@@ -117,7 +119,7 @@ class GradingPool:
             self._ledger.drop(attempt)
         for process in self._processes:
             running = process.jobs[0] if process.jobs else None
-            if running is None or not _runs_programs(self._rewards[running.functions[0]]):
+            if running is None or not self._rewards[running.functions[0]].runs_programs:
                 continue
             cancelled = any(request.attempt in attempts for request in running.requests)
             if cancelled and not self._ledger.wanted(running):
@@ -233,15 +235,15 @@ class GradingPool:
         job = process.jobs[0] if process.jobs else None
         reply = read_reply(payload, job)
         if reply.fatal is not None:
-            # Functions that loaded once are right: what fails now is the machine's, and may pass.
             self._refused = reply.fatal
             self._fatal = None if self._loaded else reply.fatal
         elif reply.ready:
             process.ready = self._loaded = True
+            self._failed_starts = 0
         elif reply.say is not None:
             self._said.append(reply.say)
         elif job is not None and reply.beat:
-            if _runs_programs(self._rewards[job.functions[0]]):
+            if self._rewards[job.functions[0]].runs_programs:
                 process.call_started = time.monotonic()
         elif job is not None:
             self._settle(process, job, reply)
@@ -249,7 +251,6 @@ class GradingPool:
     def _settle(self, process: GradingProcess, job: Job, reply: Reply) -> None:
         # A decaying maximum: behind a call that may be slow, nothing else is put in a batch.
         self._call_s = max(reply.seconds, 0.95 * self._call_s)
-        self._failed_starts = 0
         process.call_started = time.monotonic()
         if reply.error is not None:
             process.jobs.popleft()
@@ -280,7 +281,7 @@ class GradingPool:
     # -- processes
 
     def _start(self) -> GradingProcess:
-        return start([(r.function, r.options) for r in self._rewards])
+        return start([(r.function, r.options) for r in self._rewards], checked=self._loaded)
 
     def _read(self, process: GradingProcess) -> None:
         replies, state = process.channel.receive()
@@ -309,7 +310,8 @@ class GradingPool:
             self._said.append(f"a grading process that was idle {ended}")
         else:
             self._failed_starts += 1
-            if self._failed_starts >= _STARTS and self._fatal is None:
+            most = _RESTARTS if self._loaded else _STARTS
+            if self._failed_starts >= most and self._fatal is None:
                 last = self._refused or f"the last {ended}"
                 self._fatal = f"rewards: grading processes do not start: {last}"
         if self._fatal is None:
@@ -393,7 +395,3 @@ class GradingPool:
         self._checking = None
         self._check()
         self._dispatch()
-
-
-def _runs_programs(reward: RewardConfig) -> bool:
-    return reward.function == "code"

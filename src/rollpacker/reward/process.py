@@ -40,7 +40,7 @@ class Job:
     def encode(self) -> bytes:
         """The job as a frame. Raises what pickle raises on columns that it cannot write."""
         requests = [
-            (r.attempt, r.prompt, r.completion, r.completion_ids, r.row, r.timeouts_s)
+            (r.attempt, r.prompt, r.completion, r.completion_ids, r.row, tuple(r.timeouts_s))
             for r in self.requests
         ]
         body = pickle.dumps((self.functions, requests), pickle.HIGHEST_PROTOCOL)
@@ -88,8 +88,11 @@ class GradingProcess:
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
-def start(functions: Sequence[tuple[str, dict[str, Any]]]) -> GradingProcess:
-    """Start a process that loads these functions (path and options) and then takes jobs."""
+def start(functions: Sequence[tuple[str, dict[str, Any]]], checked: bool = False) -> GradingProcess:
+    """Start a process that loads these functions (path and options) and then takes jobs.
+
+    ``checked`` says that such a process has found its sandbox to hold on this machine.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         code = (
@@ -103,5 +106,5 @@ def start(functions: Sequence[tuple[str, dict[str, Any]]]) -> GradingProcess:
             start_new_session=True,
         )
     channel = Channel(ours)
-    channel.send(frame(pickle.dumps(list(functions))))
+    channel.send(frame(pickle.dumps((list(functions), checked))))
     return GradingProcess(popen=popen, channel=channel, started=time.monotonic())

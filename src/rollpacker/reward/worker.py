@@ -31,7 +31,8 @@ def main(descriptor: int, parent: int) -> None:
     _die_with(parent)
     with socket.socket(fileno=descriptor) as sock:
         driver = Driver(sock)
-        functions: list[tuple[str, dict[str, Any]]] = pickle.loads(driver.next() or b"")
+        functions: list[tuple[str, dict[str, Any]]]
+        functions, driver.checked = pickle.loads(driver.next() or b"")
         try:
             scorers = _scorers(functions, driver)
         except BaseException as error:  # the user's module may even exit

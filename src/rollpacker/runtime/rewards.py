@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from rollpacker.config import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
@@ -16,9 +16,6 @@ from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt
-
-CODE = "code"
-"""The reward function that runs programs; its sandbox is imported by those who use it."""
 
 
 class Rewards:
@@ -41,7 +38,7 @@ class Rewards:
         *,
         deterministic: bool = False,
     ) -> None:
-        self._code = [reward for reward in rewards if reward.function == CODE]
+        self._code = [reward for reward in rewards if reward.runs_programs]
         _check_options(self._code)
         self._timeouts = AdaptiveTimeouts(timeout_settings(config.code_timeout, deterministic))
         self._longest = config.code_timeout.most_s
@@ -90,9 +87,8 @@ class Rewards:
             completion_ids=ids,
             row=row.columns,
             domain=row.domain,
-            timeouts_s=tuple(
-                self._timeouts.timeout(_case(row.id, test)) if training else self._longest
-                for test in range(tests)
+            timeouts_s=(
+                _Timeouts(self._timeouts, row.id, tests) if training else (self._longest,) * tests
             ),
         )
 
@@ -146,6 +142,28 @@ class Rewards:
         self._pool.close()
 
 
+class _Timeouts(Sequence[float]):
+    """Those of a prompt's tests as they are when they are read: while a response waits for a
+    process, others may show how long a correct one takes."""
+
+    def __init__(self, timeouts: AdaptiveTimeouts, prompt: PromptId, tests: int) -> None:
+        self._timeouts = timeouts
+        self._prompt = prompt
+        self._tests = range(tests)
+
+    def __len__(self) -> int:
+        return len(self._tests)
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[float, ...]: ...
+    def __getitem__(self, index: int | slice) -> float | tuple[float, ...]:
+        if isinstance(index, slice):
+            return tuple(self[test] for test in self._tests[index])
+        return self._timeouts.timeout(_case(self._prompt, self._tests[index]))
+
+
 def timeout_settings(config: CodeTimeoutConfig, deterministic: bool) -> TimeoutSettings:
     """The rules of adaptive timeouts; fixed ones are as short as they are long."""
     return TimeoutSettings(
@@ -173,7 +191,7 @@ def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
                 f"rewards.{place}.domains: no row is of domain '{unknown[0]}'; "
                 f"the rows are of {', '.join(sorted(domains))} (data.domain_key)"
             )
-        if reward.function == CODE:
+        if reward.runs_programs:
             _check_tests(place, next(row for row in rows if reward.applies(row.domain)))
 
 
@@ -198,7 +216,7 @@ def _tests_of(row: Row) -> int:
 
 def _check_options(rewards: Sequence[RewardConfig]) -> None:
     if rewards and sys.platform != "linux":
-        raise ValueError(f"rewards: '{CODE}' needs Linux, this is {sys.platform}")
+        raise ValueError(f"rewards: 'code' needs Linux, this is {sys.platform}")
     for reward in rewards:
         from rollpacker.reward.code import read_options
 

@@ -15,7 +15,6 @@ from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
 from rollpacker.runtime.programs import program_metrics
 from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.rewards import CODE
 from rollpacker.runtime.samples import SampleLog
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.trackers import open_trackers
@@ -47,7 +46,7 @@ class RunLog:
         self.progress = progress
         self.journal = JournalWriter(folder / "journal.jsonl")
         self.graded = GradedLog(folder / "graded.log", say=progress.note)
-        programs = any(reward.function == CODE for reward in config.rewards)
+        programs = any(reward.runs_programs for reward in config.rewards)
         self._samples = SampleLog(folder, last_step=last_step, say=progress.note, programs=programs)
         trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
         self._metrics = MetricsLog(

@@ -1,6 +1,7 @@
 """The code sandbox: the boundary between a hostile program and the trainer."""
 
 from rollpacker.reward.sandbox.formats import read_tests
+from rollpacker.reward.sandbox.remote import RemoteSandbox
 from rollpacker.reward.sandbox.sandbox import Sandbox, strongest_level
 from rollpacker.reward.sandbox.types import (
     LEVELS,
@@ -25,6 +26,7 @@ __all__ = [
     "Level",
     "Limits",
     "Outcome",
+    "RemoteSandbox",
     "Sandbox",
     "SandboxUnavailableError",
     "StdinTest",

@@ -13,14 +13,16 @@ from rollpacker.reward.sandbox.types import AssertTest, CallTest, StdinTest, Tes
 
 Row = Mapping[str, Any]
 
+_CALLS = ("functional", "function_call")
+
 
 def read_tests(row: Row) -> list[Test]:
     """The tests of a row, by its columns. Raises ``ValueError`` when it has none that are known.
 
-    Known are ``tests`` (a list of this package's own objects), ``input_output`` (TACO, APPS),
-    ``public_test_cases`` with ``private_test_cases`` (LiveCodeBench), ``test_list`` (MBPP),
-    ``test`` (KodCode, HumanEval), and an ``answer`` that is like ``input_output`` or ``tests``
-    (verl, PRIME). JSON may be given as text.
+    Known are ``tests`` (a list of this package's own objects; DeepCoder), ``input_output`` (TACO,
+    APPS), ``public_test_cases`` with ``private_test_cases`` (LiveCodeBench), ``verification_info``
+    (SYNTHETIC-1), ``test_list`` (MBPP), ``test`` or ``test_code`` (KodCode, HumanEval), and an
+    ``answer`` that is like ``input_output`` or ``tests`` (verl, PRIME). JSON may be given as text.
     """
     for column, read in _READERS.items():
         if row.get(column):
@@ -33,8 +35,8 @@ def read_tests(row: Row) -> list[Test]:
     )
 
 
-def _own(row: Row) -> list[Test]:
-    return [parse_test(each) for each in _json("tests", row["tests"])]
+def _tests(row: Row) -> list[Test]:
+    return _any("tests", _json("tests", row["tests"]))
 
 
 def _input_output(row: Row) -> list[Test]:
@@ -42,10 +44,13 @@ def _input_output(row: Row) -> list[Test]:
 
 
 def _answer(row: Row) -> list[Test]:
-    data = _json("answer", row["answer"])
-    if isinstance(data, list):
-        return [parse_test(each) for each in data]
-    return _pairs("answer", data)
+    return _any("answer", _json("answer", row["answer"]))
+
+
+def _any(column: str, data: Any) -> list[Test]:
+    if not isinstance(data, list):
+        return _pairs(column, data)
+    return [_case(each, {}) if "input" in each else parse_test(each) for each in data]
 
 
 def _pairs(column: str, data: Any) -> list[Test]:
@@ -60,28 +65,59 @@ def _pairs(column: str, data: Any) -> list[Test]:
     # APPS and TACO put each result into a list of its own.
     wrapped = all(isinstance(each, list) and len(each) == 1 for each in outputs)
     return [
-        CallTest(call=name, args=given, expected=wanted[0] if wrapped else wanted)
+        CallTest(call=name, args=_args(column, given), expected=wanted[0] if wrapped else wanted)
         for given, wanted in pairs
     ]
+
+
+def _args(column: str, given: Any) -> list[Any]:
+    """The arguments of a call; as text, one a line."""
+    if isinstance(given, str):
+        return [_json(column, line) for line in given.splitlines() if line.strip()]
+    if not isinstance(given, list):
+        raise ValueError(f"{column}: the input of a call must be a list, got {given!r:.60}")
+    return given
 
 
 def _live_code_bench(row: Row) -> list[Test]:
     cases: list[Any] = []
     for column in ("public_test_cases", "private_test_cases"):
         if row.get(column):
-            cases += _json(column, row[column])
+            cases += _live_cases(column, row[column])
     metadata = _json("metadata", row.get("metadata") or "{}")
-    return [_live_case(case, metadata) for case in cases]
+    return [_case(case, metadata) for case in cases]
 
 
-def _live_case(case: Mapping[str, Any], metadata: Mapping[str, Any]) -> Test:
-    if case["testtype"] == "stdin":
-        return StdinTest(stdin=case["input"], stdout=case["output"])
-    if "func_name" not in metadata:
+def _live_cases(column: str, value: Any) -> Any:
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        raise ValueError(
+            f"{column}: a pickle (in base64 and zlib), which can run code when it is loaded and "
+            "is refused here: where you trust the dataset, replace the column once by the JSON "
+            "text pickle.loads(zlib.decompress(base64.b64decode(value)))"
+        )
+    return _json(column, value)
+
+
+def _case(case: Mapping[str, Any], metadata: Mapping[str, Any]) -> Test:
+    """LiveCodeBench's case, and those of DeepCoder and SYNTHETIC-1, which are like it."""
+    given, wanted = case["input"], case["output"]
+    if (case.get("testtype") or case.get("type")) not in _CALLS:
+        return StdinTest(stdin=_text(given), stdout=_text(wanted))
+    own = case.get("metadata") or {}
+    name = case.get("fn_name") or own.get("func_name") or metadata.get("func_name")
+    if not name:
         raise ValueError("metadata: a functional test needs 'func_name'")
-    # One argument a line.
-    args = [json.loads(line) for line in case["input"].splitlines() if line.strip()]
-    return CallTest(call=metadata["func_name"], args=args, expected=json.loads(case["output"]))
+    expected = _json("output", wanted)
+    if case.get("fn_name") and isinstance(expected, list) and len(expected) == 1:
+        expected = expected[0]  # as in APPS, where SYNTHETIC-1 has it from
+    return CallTest(call=name, args=_args("input", given), expected=expected)
+
+
+def _synthetic(row: Row) -> list[Test]:
+    info = _json("verification_info", row["verification_info"])
+    if not isinstance(info, dict) or "test_cases" not in info:
+        raise ValueError("verification_info: expected 'test_cases'")
+    return [_case(each, {}) for each in info["test_cases"]]
 
 
 def _assert_list(row: Row) -> list[Test]:
@@ -90,17 +126,22 @@ def _assert_list(row: Row) -> list[Test]:
 
 
 def _test_code(row: Row) -> list[Test]:
-    name = row.get("entry_point")
-    call = f"\ncheck({name})\n" if name and "def check(" in row["test"] else ""
-    return [AssertTest(asserts=row["test"] + call)]
+    code, name = row.get("test") or row["test_code"], row.get("entry_point")
+    if not isinstance(code, str):
+        raise ValueError(f"test: expected Python source, got {type(code).__name__}")
+    call = f"\ncheck({name})\n" if name and "def check(" in code else ""
+    return [AssertTest(asserts=code + call)]
 
 
 _READERS: dict[str, Callable[[Row], list[Test]]] = {
-    "tests": _own,
+    "tests": _tests,
     "input_output": _input_output,
     "public_test_cases": _live_code_bench,
+    "private_test_cases": _live_code_bench,
+    "verification_info": _synthetic,
     "test_list": _assert_list,
     "test": _test_code,
+    "test_code": _test_code,
     "answer": _answer,
 }
 
@@ -110,10 +151,10 @@ def _json(column: str, value: Any) -> Any:
         return value
     try:
         return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{column}: not JSON ({error.msg}): {value!r:.60}") from error
     except ValueError as error:
-        raise ValueError(
-            f"{column}: not JSON; pickled tests, as of LiveCodeBench, must be converted first"
-        ) from error
+        raise ValueError(f"{column}: {error}: leave this row out") from error
 
 
 def _text(value: str | Sequence[str]) -> str:

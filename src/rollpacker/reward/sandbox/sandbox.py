@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import sys
 import threading
@@ -18,13 +17,13 @@ from rollpacker.reward.sandbox.types import (
     AssertTest,
     Level,
     Limits,
-    Outcome,
     SandboxUnavailableError,
     StoppedError,
     Test,
     TestResult,
     Verdict,
 )
+from rollpacker.reward.sandbox.verdicts import budgets_of, verdict_of
 from rollpacker.reward.sandbox.zygote import Zygote, ZygoteDiedError
 
 _RETRIES = 2
@@ -116,27 +115,15 @@ class Sandbox:
             ValueError: no tests, no positive timeout, or arguments that are no JSON.
             SandboxUnavailableError: zygotes cannot be started any more.
         """
-        budgets = [timeout_s] * len(tests) if isinstance(timeout_s, int | float) else timeout_s
-        if not tests or len(budgets) != len(tests) or not all(0 < t < math.inf for t in budgets):
-            raise ValueError(
-                "a sandbox needs tests and timeout_s > 0, one or as many as tests, "
-                f"got {len(tests)} tests and timeout_s={timeout_s}"
-            )
         results: list[TestResult] = []
-        for test, budget_s in zip(tests, budgets, strict=True):
+        for test, budget_s in zip(tests, budgets_of(tests, timeout_s), strict=True):
             if stop is not None and stop():
                 raise StoppedError
             results.append(self._run(program, test, budget_s, stop))
             if stop_early and results[-1].verdict != "pass":
                 break
-        wrong: list[Outcome] = [each.verdict for each in results if each.verdict != "pass"]
-        return Verdict(
-            verdict="infra" if "infra" in wrong else wrong[0] if wrong else "pass",
-            tests=tuple(results),
-            level=self.level,
-            cpu_s=sum(each.cpu_s for each in results),
-            forgeable=any(isinstance(test, AssertTest) for test in tests),
-        )
+        forgeable = any(isinstance(test, AssertTest) for test in tests)
+        return verdict_of(results, level=self.level, forgeable=forgeable)
 
     def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
         job, stdin = encode_job(program, test)

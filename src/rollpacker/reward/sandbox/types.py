@@ -103,14 +103,14 @@ class Verdict:
     Args:
         verdict: ``pass`` when all tests passed; ``infra`` when one was; else the first other one.
         tests: one result a test, in order; fewer when the run stopped early.
-        level: the isolation that the program ran in.
+        level: the isolation that the program ran in; ``remote`` is whatever the service has.
         cpu_s: CPU seconds of all tests.
         forgeable: a test was run where the program could change its outcome.
     """
 
     verdict: Outcome
     tests: tuple[TestResult, ...]
-    level: Level
+    level: Level | Literal["remote"]
     cpu_s: float
     forgeable: bool
 

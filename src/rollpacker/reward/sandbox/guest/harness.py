@@ -12,9 +12,10 @@ import random
 import sys
 import threading
 import traceback
-import types
 from typing import Any
 
+from . import pytests
+from .perform import perform
 from .values import encode
 
 _DETAIL = 300
@@ -50,7 +51,9 @@ def run(job: bytes, result: int) -> int:
     outcome: dict[str, Any] = {}
     status = 0
     try:
-        outcome = _perform(fields)
+        outcome = perform(fields, pytests.run_tests)
+        if "value" in outcome:
+            outcome["value"] = encode(outcome["value"])
     except SystemExit as stop:
         status = _exit_status(stop.code)
     except BaseException as error:  # whatever a program raises
@@ -69,6 +72,7 @@ def prepare() -> None:
     atexit._clear()
     random.seed(0)
     threading.Thread = InlineThread  # type: ignore[misc]
+    sys.modules["pytest"] = pytests
     _open_streams()
 
 
@@ -81,43 +85,6 @@ def _open_streams() -> None:
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
-def _perform(fields: dict[str, Any]) -> dict[str, Any]:
-    kind = fields["kind"]
-    name = "__main__" if kind == "stdin" else "solution"
-    module = types.ModuleType(name)
-    sys.modules[name] = module
-    space = vars(module)
-    exec(compile(fields["program"], "<program>", "exec", dont_inherit=True), space)
-    if kind == "call":
-        return {"value": encode(_call(space, fields["call"], fields["args"]))}
-    if kind == "asserts":
-        _assert(fields["code"], space)
-        return {"held": True}
-    return {}
-
-
-def _call(space: dict[str, Any], path: str, args: list[Any]) -> Any:
-    """Call ``function``, ``Class.method`` or a method of ``Solution``, on a new instance."""
-    first, _, method = path.partition(".")
-    if first not in space and hasattr(space.get("Solution"), path):
-        first, method = "Solution", path
-    if first not in space:
-        raise NameError(f"the program has no '{first}'")
-    target = space[first]
-    if method:
-        target = getattr(target(), method)
-    return target(*args)
-
-
-def _assert(code: str, program: dict[str, Any]) -> None:
-    """Run asserts that see the program's names, then every ``test_*`` function, as pytest does."""
-    space: dict[str, Any] = {**program, "__name__": "__tests__"}
-    exec(compile(code, "<tests>", "exec", dont_inherit=True), space)
-    for name, test in list(space.items()):
-        if name.startswith("test_") and callable(test) and name not in program:
-            test()
 
 
 def _exit_status(code: object) -> int:

@@ -1,0 +1,288 @@
+"""Programs run by a service elsewhere: HTTP as SandboxFusion speaks it (bytedance, Apache-2.0).
+
+How well programs are held is then the service's business. Verdicts are still computed here: what
+is expected goes over the wire only in the text of asserts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import select
+import ssl
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from rollpacker.reward.sandbox.execution import Execution, Stop
+from rollpacker.reward.sandbox.grade import encode_job, judge
+from rollpacker.reward.sandbox.types import (
+    Limits,
+    SandboxUnavailableError,
+    StdinTest,
+    StoppedError,
+    Test,
+    TestResult,
+    Verdict,
+)
+from rollpacker.reward.sandbox.verdicts import budgets_of, verdict_of
+
+_GUEST = Path(__file__).parent / "guest"
+_SOURCES = {name: (_GUEST / f"{name}.py") for name in ("values", "perform", "pytests")}
+_COMPILE_S = 10.0
+_BUSY = (408, 429)
+_CHUNK = 1 << 16
+_ASK_S = 0.2
+# The program can find the mark and forge a report, which is why such verdicts are forgeable.
+_HARNESS = """
+import json, os, sys, types
+modules = {}
+for name, source in SOURCES.items():
+    modules[name] = types.ModuleType(name)
+    exec(compile(source, "<harness>", "exec", dont_inherit=True), vars(modules[name]))
+sys.modules["pytest"] = modules["pytests"]
+job = json.loads(sys.stdin.read())
+status, outcome = 0, {}
+try:
+    outcome = modules["perform"].perform(job, modules["pytests"].run_tests)
+    if "value" in outcome:
+        outcome["value"] = modules["values"].encode(outcome["value"])
+except SystemExit as stop:
+    status = 0 if stop.code is None else stop.code & 255 if isinstance(stop.code, int) else 1
+except BaseException as error:
+    status, outcome = 1, {"error": (type(error).__name__ + ": " + str(error))[:300]}
+try:
+    sys.stdout.flush()
+except BaseException:
+    status = status or 1
+report = memoryview(("\\n" + job["mark"] + json.dumps(outcome)).encode())
+while report:
+    report = report[os.write(1, report):]
+os._exit(status)
+"""
+
+
+class _Busy(Exception):  # noqa: N818
+    """The service did not serve this time; it may the next."""
+
+
+class RemoteSandbox:
+    """Runs programs like ``Sandbox``, in a SandboxFusion-compatible service.
+
+    Its times are wall seconds of the service, and so are its timeouts: a busy service fails slow
+    programs. Tests of calls and asserts are ``forgeable``, as the program's process reports them.
+    It may be shared by threads.
+
+    Args:
+        url: of the service, such as ``http://localhost:8080``; ``/run_code`` is added.
+        headers: sent with every request, such as ``Authorization``.
+        at_once: requests that are open at a time.
+        start_s: added to every timeout, for the start of an interpreter.
+        retries: of a request that the service did not serve (5xx, 408, 429, no connection).
+        wait_s: before the first retry; doubled for each further one.
+        limits: ``memory_mb`` is asked for, ``output_mb`` bounds what is read.
+
+    Raises:
+        ValueError: an URL that is not http or https, or a number out of range.
+    """
+
+    level = "remote"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        at_once: int = 8,
+        start_s: float = 1.0,
+        retries: int = 2,
+        wait_s: float = 0.5,
+        limits: Limits | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"a remote sandbox needs an http or https URL, got '{url}'")
+        if at_once < 1 or retries < 0 or start_s < 0 or wait_s < 0:
+            raise ValueError(
+                "a remote sandbox needs at_once >= 1 and retries, start_s and wait_s >= 0, got "
+                f"{at_once}, {retries}, {start_s} and {wait_s}"
+            )
+        self.limits = limits or Limits()
+        self._secure = parts.scheme == "https"
+        self._address = (parts.hostname, parts.port)
+        self._path = parts.path.rstrip("/").removesuffix("/run_code") + "/run_code"
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._open = threading.BoundedSemaphore(at_once)
+        self._start_s = start_s
+        self._retries = retries
+        self._wait_s = wait_s
+        sources = {name: path.read_text(encoding="utf-8") for name, path in _SOURCES.items()}
+        self._harness = f"SOURCES = {sources!r}\n{_HARNESS}"
+
+    def run(
+        self,
+        program: str,
+        tests: Sequence[Test],
+        timeout_s: float | Sequence[float],
+        *,
+        stop_early: bool = False,
+        stop: Stop | None = None,
+    ) -> Verdict:
+        """As ``Sandbox.run``, with wall seconds. ``infra`` when the service cannot be used now.
+
+        ``stop`` ends the wait for a reply; the service may run the program to its timeout.
+
+        Raises:
+            StoppedError: ``stop`` said so.
+            ValueError: no tests, no positive timeout, or arguments that are no JSON.
+            SandboxUnavailableError: the service refuses requests (4xx): its URL is wrong, or it
+                speaks another language.
+        """
+        results: list[TestResult] = []
+        for test, budget_s in zip(tests, budgets_of(tests, timeout_s), strict=True):
+            results.append(self._run(program, test, budget_s, stop))
+            if stop_early and results[-1].verdict != "pass":
+                break
+        forgeable = any(not isinstance(test, StdinTest) for test in tests)
+        return verdict_of(results, level="remote", forgeable=forgeable)
+
+    def _run(self, program: str, test: Test, budget_s: float, stop: Stop | None) -> TestResult:
+        job, stdin = encode_job(program, test)
+        mark = ""
+        if not isinstance(test, StdinTest):
+            mark = secrets.token_hex(16)
+            stdin = json.dumps({**json.loads(job), "mark": mark}).encode()
+            program = self._harness
+        timeout_s = budget_s + self._start_s
+        body = json.dumps(
+            {
+                "code": program,
+                "language": "python",
+                "stdin": stdin.decode("utf-8", "surrogatepass"),
+                "run_timeout": timeout_s,
+                "compile_timeout": _COMPILE_S,
+                "memory_limit_MB": self.limits.memory_mb,
+            }
+        ).encode()
+        problem = ""
+        for turn in range(1 + self._retries):
+            if turn:
+                time.sleep(self._wait_s * 2 ** (turn - 1))
+            if stop is not None and stop():
+                raise StoppedError
+            try:
+                with self._open:
+                    reply = self._post(body, timeout_s + _COMPILE_S, stop)
+                return judge(test, _execution(reply, mark))
+            except _Busy as error:
+                problem = str(error)
+        return TestResult(verdict="infra", cpu_s=0.0, wall_s=0.0, detail=problem[:300])
+
+    def _post(self, body: bytes, longest_s: float, stop: Stop | None) -> Any:
+        """The service's reply, as JSON.
+
+        Raises ``_Busy``, ``StoppedError`` and ``SandboxUnavailableError``.
+        """
+        # Its own bookkeeping and the network may take as long again.
+        deadline = time.monotonic() + 2.0 * longest_s
+        connection = self._connection(2.0 * longest_s)
+        try:
+            connection.request("POST", self._path, body, self._headers)
+            _await(connection, deadline, stop)
+            response = connection.getresponse()
+            data = self._read(response, connection, deadline)
+        except (OSError, http.client.HTTPException) as error:
+            raise _Busy(f"{type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        if response.status >= 500 or response.status in _BUSY:
+            raise _Busy(f"HTTP {response.status}")
+        if response.status != 200:
+            self._refused(response.status, data)
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise _Busy("its reply is not JSON") from error
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        host, port = self._address
+        if self._secure:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+    def _read(
+        self,
+        response: http.client.HTTPResponse,
+        connection: http.client.HTTPConnection,
+        deadline: float,
+    ) -> bytes:
+        # Two outputs; JSON takes up to six bytes for one.
+        most = 12 * (self.limits.output_mb << 20) + _CHUNK
+        data = bytearray()
+        while chunk := response.read1(_CHUNK):
+            data += chunk
+            left = deadline - time.monotonic()
+            if len(data) > most or left <= 0:
+                raise _Busy("its reply is too large" if left > 0 else "its reply takes too long")
+            if connection.sock is not None:
+                connection.sock.settimeout(left)
+        return bytes(data)
+
+    def _refused(self, status: int, data: bytes) -> NoReturn:
+        host, port = self._address
+        where = f"{host}:{port}{self._path}" if port else f"{host}{self._path}"
+        said = " ".join(data[:200].decode("utf-8", "replace").split())
+        raise SandboxUnavailableError(
+            f"the remote sandbox at {where} refuses requests with HTTP {status}: {said}"
+        )
+
+    def close(self) -> None:
+        """Do nothing: no connection is kept."""
+
+    def __enter__(self) -> RemoteSandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _await(connection: http.client.HTTPConnection, deadline: float, stop: Stop | None) -> None:
+    """Until the reply begins, asking now and then whether it is still wanted."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    while not poll.poll(1000 * _ASK_S):
+        if stop is not None and stop():
+            raise StoppedError
+        if time.monotonic() > deadline:
+            raise _Busy("it does not reply")
+
+
+def _execution(reply: Any, mark: str) -> Execution:
+    """The service's reply as an execution. Raises ``_Busy`` when it is the service's fault."""
+    run = reply.get("run_result") if isinstance(reply, dict) else None
+    if not isinstance(run, dict) or reply.get("status") == "SandboxError":
+        message = reply.get("message") if isinstance(reply, dict) else None
+        raise _Busy(f"the service failed: {str(message or 'no result')[:200]}")
+    status, code, seconds = run.get("status"), run.get("return_code"), run.get("execution_time")
+    if status == "Finished" and not isinstance(code, int):
+        raise _Busy("its reply has no return code")
+    if status not in ("Finished", "TimeLimitExceeded"):
+        raise _Busy(f"the service failed: status {status!r:.60}")
+    stdout = str(run.get("stdout") or "").encode("utf-8", "replace")
+    _, found, report = stdout.rpartition(b"\n" + mark.encode())
+    wall_s = float(seconds) if isinstance(seconds, int | float) else 0.0
+    return Execution(
+        end="exit" if status == "Finished" else "tle_idle",
+        code=abs(code) if isinstance(code, int) else 0,
+        cpu_s=wall_s,
+        wall_s=wall_s,
+        stdout=stdout,
+        result=report if mark and found else b"",
+        stderr=b"",
+        flooded=False,
+    )

@@ -1,0 +1,44 @@
+import time
+from collections.abc import Iterator
+
+from rollpacker.config import GradingConfig, RewardConfig
+from rollpacker.core.types import AttemptId
+from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.pool import GradingPool
+
+BUSY = "```python\nsum(range(30_000_000))\nprint(1)\n```"
+
+
+class Watched(list[float]):
+    """Timeouts that remember when they were read."""
+
+    read: float = 0.0
+
+    def __iter__(self) -> Iterator[float]:
+        self.read = time.monotonic()
+        return super().__iter__()
+
+
+def test_timeouts_are_those_of_the_moment_that_a_program_is_sent() -> None:
+    row = {"tests": [{"stdin": "", "stdout": "1\n"}]}
+    timeouts = [Watched([20.0]), Watched([20.0])]
+    requests = [
+        GradeRequest(
+            attempt=AttemptId(place),
+            prompt="?",
+            completion=BUSY,
+            completion_ids=[],
+            row=row,
+            timeouts_s=given,
+        )
+        for place, given in enumerate(timeouts)
+    ]
+    pool = GradingPool([RewardConfig(function="code")], GradingConfig(workers=1))
+    try:
+        pool.wait_ready()
+        grades = pool.grade_now(requests)
+    finally:
+        pool.close()
+    assert [grade.reward for grade in grades] == [1.0, 1.0]
+    took = grades[0].runs["code"].cpu_s[0]
+    assert timeouts[1].read - timeouts[0].read >= took > 0.05

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,11 +140,11 @@ def test_kill_9_every_second_loses_no_prompt(
 ) -> None:
     name = victims.__name__
     grading = {"workers": 2, "retries": 8, "code_timeout": {"most_s": 10.0}}
-    job = tree(folder, name, epochs=4, grading=grading, model__path=str(folder / "slower"))
+    job = tree(folder, name, epochs=2, grading=grading, model__path=str(folder / "slower"))
     with killing(victims) as killed:
         path, said = run(job)
     assert len(killed) >= 3
-    assert times_trained(path) == Counter({f"p{i}": 4 for i in range(ROWS)})
+    assert times_trained(path) == Counter({f"p{i}": 2 for i in range(ROWS)})
     check_scores(path)
     if victims is zygotes:
         assert "a sandbox zygote died and was replaced" in said or "it is called again" in said
@@ -155,19 +154,18 @@ def test_kill_9_every_second_loses_no_prompt(
 
 @pytest.mark.slow
 def test_programs_that_lose_a_race_are_stopped(tmp_path: Path) -> None:
-    """Endless programs with long timeouts: a race that waited for them would take minutes."""
+    """Endless programs with timeouts beyond the test's own: a race that waited for one of them
+    would not end."""
     write_model(tmp_path / "model", {RIGHT: 6, LOOP: 1, IDLE: 1})
     write_rows(tmp_path / "rows.jsonl", ROWS)
     job = tree(
         tmp_path,
         "race",
-        grading={"workers": 8, "code_timeout": {"most_s": 60.0}},
+        grading={"workers": 8, "code_timeout": {"most_s": 600.0}},
         rollout__tail_batching={"mode": "race", "eta_prompts": 2.0, "eta_responses": 2.0},
         steps=1,
     )
-    began = time.monotonic()
     path, said = run(job)
-    assert time.monotonic() - began < 60.0
     rows = table(path)
     assert (rows["state"] == "aborted").any()
     assert set(rows.filter(pl.col("state") == "kept")["code_verdict"]) <= {

@@ -240,7 +240,8 @@ class VirtualRewards:
     def _judged(self, id_: int) -> None:
         self._free += 1
         self._graded(id_)
-        self._judge()
+        # Who ends at the same instant is heard first: it may make the next one unwanted.
+        self._agenda.after(0.0, self._judge)
 
     def _graded(self, id_: int) -> None:
         reward = self._wanted.pop(id_, None)

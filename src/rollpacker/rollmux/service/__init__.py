@@ -1,0 +1,1 @@
+"""RollMux on real machines: what a job, a node and the daemon run."""

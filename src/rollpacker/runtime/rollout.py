@@ -22,6 +22,7 @@ from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.phases import Phases
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
@@ -42,6 +43,7 @@ class Rollout:
         params: how responses are sampled.
         journal: records every event.
         clock: seconds since the run began.
+        phases: gives nodes to sum gradients on when the rollout is over; None: its own.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Rollout:
         params: SamplingParams,
         journal: JournalWriter,
         clock: Clock,
+        phases: Phases | None = None,
     ) -> None:
         self._config = config
         self._policy = policy
@@ -65,6 +68,9 @@ class Rollout:
         self._updates = updates
         self._params = params
         self._clock = clock
+        self._phases = phases
+        self._summed = asyncio.Event()
+        self._switching: asyncio.Task[None] | None = None
         self._pump = Pump(policy, self._perform, clock, journal.record)
         self._lockstep = config.deterministic
         self._held: set[WorkerId] = set()
@@ -141,10 +147,24 @@ class Rollout:
             case do.FinishRollout():
                 record.rollout_end_s = self._clock()
                 self._updates.rollout_over()
+                if self._phases is not None:
+                    self._updates.hold()
+                    self._switching = asyncio.create_task(self._switch(self._phases))
             case do.ApplyUpdate():
                 self._updates.apply(decision)
             case _:
                 raise AssertionError(f"unknown decision {decision!r}")
+
+    async def _switch(self, phases: Phases) -> None:
+        """From the rollout's nodes to those of training, when streamed gradients are summed."""
+        try:
+            while self._updates.summing:
+                self._summed.clear()
+                await self._summed.wait()
+            await phases.begin("train")
+            self._updates.release()
+        except Exception as error:
+            self.fail(error)
 
     def _start(self, decision: do.StartAttempt) -> None:
         step = self.record.step
@@ -219,11 +239,14 @@ class Rollout:
             try:
                 react(*args)
             except Exception as error:
-                assert self._done is not None
-                if not self._done.done():
-                    self._done.set_exception(error)
+                self.fail(error)
 
         return call
+
+    def fail(self, error: Exception) -> None:
+        """End the step that is running, if one is, with an error."""
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
 
     def _report(self, worker: WorkerId, report: msg.Report) -> None:
         match report:
@@ -241,6 +264,7 @@ class Rollout:
                 self._settle()
             case msg.Accumulated():
                 self._updates.accumulated(worker, report)
+                self._summed.set()
                 seconds = report.end_s - report.start_s
                 self._pump.post(
                     ev.GradientsAccumulated(
@@ -357,6 +381,7 @@ class Rollout:
                 self._done.set_exception(WorkerError(error))
             return
         self._updates.lose(worker)
+        self._summed.set()
         self._pool.meet()
         stopping = [
             self._abort_event(attempt)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from rollpacker.cli.mux_service import register
 from rollpacker.cli.output import Json, console, print_json, print_plain
 
 if TYPE_CHECKING:
     from rollpacker.rollmux.trace import TraceJob
 
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)
+register(mux_app)
 _SHOWN = 20
 
 

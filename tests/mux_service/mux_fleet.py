@@ -110,7 +110,7 @@ class Link:
             raise OSError(str(error)) from error
         if answer.getheader("connection") == "close":
             self.close()
-        jsonish = (answer.getheader("content-type") or "").startswith("application/json")
+        jsonish = answer.getheader("content-type") == "application/json"
         return answer.status, json.loads(raw) if raw and jsonish else raw.decode()
 
     def until_answered(

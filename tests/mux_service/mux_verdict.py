@@ -64,6 +64,12 @@ class Log:
         for made in decisions:
             if made["kind"] == "Permit":
                 self._grant(made)
+            elif made["kind"] in ("Depart", "Move"):
+                self._busy = {
+                    node: token
+                    for node, token in self._busy.items()
+                    if self.granted[token]["job"] != made["job"]
+                }
 
     def _new(self, table: dict[Any, float], key: Any, at: float, problem: str) -> None:
         if key in table:

@@ -13,7 +13,13 @@ from mux_fleet import Client, Daemon, Link
 from mux_verdict import Log, verdict
 
 
-def storm(folder: Path, *, clients: int, kills: int, apart: tuple[float, float]) -> dict[str, Any]:
+def progress(fleet: list[Client]) -> int:
+    assert [client.error for client in fleet if client.error is not None] == []
+    return sum(len(client.history.ops) for client in fleet)
+
+
+def storm(folder: Path, *, clients: int, kills: int, answers: int) -> dict[str, Any]:
+    """Kill whenever there were so many more answers, at a random moment after."""
     rng = random.Random(7)
     daemon = Daemon(folder)
     daemon.start()
@@ -22,10 +28,12 @@ def storm(folder: Path, *, clients: int, kills: int, apart: tuple[float, float])
     for client in fleet:
         client.start()
     for _ in range(kills):
-        time.sleep(rng.uniform(*apart))
+        wanted = progress(fleet) + answers
+        while progress(fleet) < wanted:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0.0, 0.1))
         daemon.kill()
         daemon.start()
-    time.sleep(0.5)
     stop.set()
     for client in fleet:
         client.join(60)
@@ -52,13 +60,13 @@ def judge(found: dict[str, Any]) -> None:
 
 
 def test_five_kills(tmp_path: Path) -> None:
-    judge(storm(tmp_path, clients=6, kills=5, apart=(0.1, 0.7)))
+    judge(storm(tmp_path, clients=6, kills=5, answers=60))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_hundred_kills_under_32_clients(tmp_path: Path) -> None:
-    found = storm(tmp_path, clients=32, kills=200, apart=(0.05, 1.0))
+    found = storm(tmp_path, clients=32, kills=200, answers=150)
     judge(found)
     times = found["recovery_s"]
     counts = ("ops", "jobs_acknowledged", "permits", "stale_tried", "entries")

@@ -99,7 +99,7 @@ class Job:
 class Group:
     """Jobs that share nodes: their seats by position, and its nodes as bits."""
 
-    __slots__ = ("bits", "epoch", "id", "nodes", "seats")
+    __slots__ = ("bits", "epoch", "id", "last", "nodes", "seats")
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -107,6 +107,8 @@ class Group:
         self.seats: list[Seat] = []
         self.nodes: tuple[list[str], list[str]] = ([], [])
         self.bits: dict[str, int] = {}
+        self.last = [(0, -1), (0, -1)]
+        """Round and position of the last permit of either pool."""
 
     def bit(self, node: str) -> int:
         """The bit of a node; the lowest free one for a new node."""

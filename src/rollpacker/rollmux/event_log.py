@@ -16,6 +16,11 @@ class EventLog:
     def __init__(self, file: IO[str] | None) -> None:
         self._file = file
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody will read it."""
+        return self._file is not None
+
     def meta(self, settings: Settings, jobs: Iterable[TraceJob]) -> None:
         """The first line: caps, prices and what the jobs asked for and took."""
         if self._file is None:

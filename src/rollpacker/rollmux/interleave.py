@@ -26,8 +26,7 @@ AWAY: Final = 6
 """Reserved only: its state is still elsewhere."""
 
 _WAITING = (WAIT_R, WAIT_T)
-_OTHER = ((RUN_T, IDLE_R), (RUN_R, IDLE_T))
-"""States from which the next phase is a rollout, a training."""
+_RUNNING = (RUN_R, RUN_T)
 
 
 class Seat:
@@ -42,6 +41,7 @@ class Seat:
         "anchor",
         "busy",
         "expected_end",
+        "index",
         "job",
         "masks",
         "position",
@@ -76,6 +76,8 @@ class Seat:
         self.position = 0
         self.rounds = [0, 0]
         self.expected_end = 0.0
+        self.index = 0
+        """In a rehearsal."""
 
     def latest_start(self, pool: int) -> float:
         """When the next phase on ``pool`` has to start to stay under the target."""
@@ -93,8 +95,7 @@ Order = Callable[[Sequence[Seat], int, float], Seat | None]
 
 
 def _taken(seats: Sequence[Seat], pool: int) -> int:
-    running = RUN_R if pool == ROLLOUT else RUN_T
-    taken = 0
+    running, taken = _RUNNING[pool], 0
     for seat in seats:
         if seat.state == running:
             taken |= seat.busy
@@ -132,46 +133,63 @@ def earliest_deadline(seats: Sequence[Seat], pool: int, now: float) -> Seat | No
     before it can start. A phase is held back for a member that comes soon and would be late
     because of it, if it can afford that itself.
     """
-    wanted = _WAITING[pool]
-    waiting = [seat for seat in seats if seat.state == wanted]
-    if not waiting:
+    wanted, running = _WAITING[pool], _RUNNING[pool]
+    taken = 0
+    waiting: list[Seat] = []
+    for seat in seats:
+        if seat.state == wanted:
+            waiting.append(seat)
+        elif seat.state == running:
+            taken |= seat.busy
+    if all(seat.masks[pool] & taken for seat in waiting):
         return None
     if len(waiting) > 1:
         waiting.sort(key=lambda seat: (seat.latest_start(pool), seat.position))
-    taken = _taken(seats, pool)
+    return _first_free(waiting, seats, pool, now, taken)
+
+
+def _first_free(
+    waiting: list[Seat], seats: Sequence[Seat], pool: int, now: float, taken: int
+) -> Seat | None:
     kept: list[tuple[int, float]] = []
+    last = waiting[-1]
     for seat in waiting:
         mask = seat.masks[pool]
         if mask & taken:
-            kept.append((mask, _free_at(seats, pool, mask)))
+            if seat is not last:
+                kept.append((mask, _free_at(seats, pool, mask)))
             continue
-        end = now + seat.seconds(pool)
-        if any(mask & other and end > free for other, free in kept):
-            kept.append((mask, end))
-            continue
+        if kept:
+            end = now + seat.seconds(pool)
+            if any(mask & other and end > free for other, free in kept):
+                kept.append((mask, end))
+                continue
         if not _should_hold(seat, seats, pool, now):
             return seat
     return None
 
 
 def _free_at(seats: Sequence[Seat], pool: int, mask: int) -> float:
-    running = RUN_R if pool == ROLLOUT else RUN_T
-    return max(
-        (s.expected_end for s in seats if s.state == running and s.busy & mask), default=0.0
-    )
+    running, free = _RUNNING[pool], 0.0
+    for seat in seats:
+        if seat.state == running and seat.busy & mask and seat.expected_end > free:
+            free = seat.expected_end
+    return free
 
 
 def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bool:
-    coming = RUN_T if pool == ROLLOUT else RUN_R
+    coming = _RUNNING[1 - pool]
     mask = seat.masks[pool]
     end = now + seat.seconds(pool)
     for other in seats:
         if other.state != coming or not other.masks[pool] & mask:
             continue
         ready = other.expected_end
-        if ready < now or ready >= end or end <= other.latest_start(pool):
-            continue
-        if seat.latest_start(pool) >= ready + other.seconds(pool):
+        if (
+            now <= ready < end
+            and end > other.latest_start(pool)
+            and seat.latest_start(pool) >= ready + other.seconds(pool)
+        ):
             return True
     return False
 
@@ -205,32 +223,37 @@ def rehearse(
     Returns:
         Elapsed seconds over seconds alone, infinite for who finished nothing.
     """
+    for index, seat in enumerate(seats):
+        seat.index = index
     heap: list[tuple[float, int]] = []
     count = [0] * len(seats)
     last = [0.0] * len(seats)
     left = iterations * len(seats)
     least = max(2, iterations // 3)
-    _grant(seats, durations, order, (ROLLOUT,), (0.0, switch_s), heap, count)
+    waits = [len(seats), 0]
+    _grant(seats, durations, order, (0.0, switch_s), heap, count, waits)
     while heap:
         now, index = heappop(heap)
         seat = seats[index]
         if seat.state == RUN_R:
             seat.state = WAIT_T
+            waits[TRAIN] += 1
         else:
             pair = durations[index][count[index] % len(durations[index])]
             seat.solo += pair[0] + pair[1]
             seat.state = WAIT_R
+            waits[ROLLOUT] += 1
             count[index] += 1
             last[index] = now
             left -= 1
             late = now - seat.target * seat.solo
             if left <= 0 and min(count) >= least:
                 break
-            if count[index] >= least and late > 2.0 * (pair[0] + pair[1]) * seat.target:
+            if count[index] >= least and late > (pair[0] + pair[1]) * seat.target:
                 break
             if left < -8 * iterations * len(seats):
                 break
-        _grant(seats, durations, order, (ROLLOUT, TRAIN), (now, switch_s), heap, count)
+        _grant(seats, durations, order, (now, switch_s), heap, count, waits)
     return [
         at / seat.solo if seat.solo else float("inf") for at, seat in zip(last, seats, strict=True)
     ]
@@ -240,17 +263,18 @@ def _grant(
     seats: Sequence[Seat],
     durations: Sequence[Sequence[tuple[float, float]]],
     order: Order,
-    pools: tuple[int, ...],
     clock: tuple[float, float],
     heap: list[tuple[float, int]],
     count: list[int],
+    waits: list[int],
 ) -> None:
     now, switch_s = clock
-    for pool in pools:
-        while (seat := order(seats, pool, now)) is not None:
-            index = seats.index(seat)
+    for pool in (ROLLOUT, TRAIN):
+        while waits[pool] and (seat := order(seats, pool, now)) is not None:
+            index = seat.index
             seconds = durations[index][count[index] % len(durations[index])][pool]
             start(seat, pool, now)
+            waits[pool] -= 1
             heappush(heap, (now + seconds * seat.stretch[pool] + switch_s, index))
 
 

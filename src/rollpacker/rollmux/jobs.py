@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any, Literal
 
 Phase = Literal["rollout", "train"]
@@ -127,5 +126,7 @@ class Observed:
     def means(self) -> tuple[float, float]:
         """Mean rollout and training seconds; only once something was seen."""
         if self._means is None:
-            self._means = (fmean(r for r, _ in self.ring), fmean(t for _, t in self.ring))
+            size = len(self.ring)
+            rollout, train = zip(*self.ring, strict=True)
+            self._means = (sum(rollout) / size, sum(train) / size)
         return self._means

@@ -38,6 +38,7 @@ class Repack:
         self._placement = placement
         self._moves = moves
         self.agenda: deque[tuple[Kind, str]] = deque()
+        self._looked: dict[int, float] = {}
 
     def suggest(self, group: int) -> None:
         """A group changed: it may be dissolved, or its neighbours may move into it."""
@@ -48,6 +49,12 @@ class Repack:
         groups.sort(key=lambda g: (len(g.seats), g.id))
         for other in groups[:NEIGHBOURS]:
             self._about(other.id)
+
+    def again(self, group: int, now: float) -> None:
+        """Once in a while a group is looked at though nothing happened: slack grows."""
+        if self._settings.repack and now - self._looked.get(group, -1e9) > self._settings.look_s:
+            self._looked[group] = now
+            self._about(group)
 
     def _about(self, number: int) -> None:
         group = self._cluster.groups.get(number)

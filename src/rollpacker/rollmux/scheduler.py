@@ -136,6 +136,8 @@ class Scheduler:
             self._begin(job, now, "guard")
         if job.observed.count == KNOWN_AFTER and job.home is not None:
             self._repack.suggest(job.home.group)
+        elif job.home is not None:
+            self._repack.again(job.home.group, now)
         self._do_repack(now)
 
     def _iterated(self, job: Job, seat: Seat, train_s: float) -> None:
@@ -255,6 +257,7 @@ class Scheduler:
     def _rebase(self, group: Group, now: float) -> None:
         """Rounds count from zero again; who is furthest in its iteration comes first."""
         group.epoch += 1
+        group.last = [(0, -1), (0, -1)]
         self.cluster.changed.add(group.id)
         self._touched[group.id] = None
         seats = [seat for seat in group.seats if seat.state != il.AWAY]
@@ -279,7 +282,7 @@ class Scheduler:
         while (seat := self._order(group.seats, pool, now)) is not None:
             job = self.cluster.jobs[seat.job]
             assert job.home is not None
-            round_number = seat.rounds[pool]
+            round_number = self._round(group, seat, pool)
             il.start(seat, pool, now)
             job.token = self._token
             job.tail_reached = False
@@ -296,6 +299,15 @@ class Scheduler:
                     nodes=job.home.nodes[pool],
                 )
             )
+
+    def _round(self, group: Group, seat: Seat, pool: int) -> int:
+        """Of a permit; under deadlines, rounds count passes over the positions."""
+        if self.settings.permits == "round_robin":
+            return seat.rounds[pool]
+        last_round, last_position = group.last[pool]
+        number = last_round + (seat.position <= last_position)
+        group.last[pool] = (number, seat.position)
+        return number
 
     def _release_tails(self, group: Group) -> bool:
         """Nodes of rollouts that are nearly over go to who waits for them."""

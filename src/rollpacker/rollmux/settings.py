@@ -49,6 +49,7 @@ class Settings:
     warm_s: float = 2.0
     margin: float = 0.03
     rehearsals: int = 6
+    look_s: float = 3600.0
     prices: Prices = Prices()
 
 

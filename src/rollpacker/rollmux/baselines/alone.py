@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from typing import Any
 
 from rollpacker.rollmux.event_log import EventLog
 from rollpacker.rollmux.result import JobResult, Meter, SimulationResult, lower_bound, span_hours
@@ -43,9 +45,13 @@ def simulate_alone(
     meter = Meter(since=jobs[0].arrival_s)
     changes: list[tuple[float, int, int]] = []
     done: list[tuple[float, JobResult]] = []
-    log.meta(settings, jobs)
-    for job in jobs:
-        way = choose(job)
+    chosen = [choose(job) for job in jobs]
+    if log.wanted:
+        log.meta(settings, jobs)
+        events = (_events(number, job, chosen[number]) for number, job in enumerate(jobs))
+        for at, kind, name, more in merge(*events, key=lambda event: event[0]):
+            log.write(at, kind, name, **more)
+    for job, way in zip(jobs, chosen, strict=True):
         seconds = way.seconds(job)
         end = job.arrival_s + sum(seconds)
         for pool in (0, 1):
@@ -62,3 +68,37 @@ def simulate_alone(
     return SimulationResult(
         results, meter, span_hours(jobs), lower_bound(jobs, prices), prices
     )
+
+
+_Event = tuple[float, str, str, dict[str, Any]]
+
+
+def _events(number: int, job: TraceJob, way: Alone) -> Iterator[_Event]:
+    """The life of one job, a group of its own."""
+    name, now = job.spec.id, job.arrival_s
+    pools = [[f"{'rt'[p]}{number}.{n}" for n in range(way.nodes[p])] for p in (0, 1)]
+    gb = (job.spec.rollout_memory_gb, job.spec.train_memory_gb)
+    memory = {node: 0.0 for pool in pools for node in pool}
+    for phase, pool in enumerate(way.pools):
+        memory |= {node: memory[node] + gb[phase] for node in pools[pool]}
+    yield now, "place", name, {
+        "group": number,
+        "epoch": 0,
+        "nodes": list(memory),
+        "memory_gb": memory,
+    }
+    for done, seconds in enumerate(zip(job.rollout_s, job.train_s, strict=True)):
+        for phase, pool in enumerate(way.pools):
+            more = {
+                "phase": ("rollout", "train")[phase],
+                "group": number,
+                "epoch": 0,
+                "round": done,
+                "position": 0,
+                "nodes": pools[pool],
+            }
+            yield now, "permit", name, more
+            yield now, "start", name, more
+            now += float(seconds[phase]) * (way.rollout, way.train)[phase]
+            yield now, "end", name, more
+    yield now, "depart", name, {"group": number}

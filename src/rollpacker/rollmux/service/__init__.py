@@ -1,1 +1,1 @@
-"""RollMux on real machines: what a job, a node and the daemon run."""
+"""The RollMux daemon: drives the scheduler with HTTP requests, keeps what it said on disk."""

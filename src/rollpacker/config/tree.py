@@ -369,7 +369,7 @@ class MuxConfig(Config):
     worst_train_s: float = Field(default=0.0, ge=0.0)
     """Seconds of a training phase at worst, checkpoint and evaluation included."""
     cores: dict[str, list[int]] = {}
-    """CPU cores of each node of this machine, by the daemon's node names; empty pins nothing."""
+    """CPU cores by the daemon's node names, or by ``rollout`` and ``train``; empty pins nothing."""
 
 
 class RunConfig(Config):

@@ -119,6 +119,10 @@ class MuxClient:
         """Pools, groups, jobs and cost."""
         return self._call("GET", "/v1/status")[1]
 
+    def timeline(self, window_s: float) -> list[dict[str, Any]]:
+        """The phases of the last ``window_s`` seconds; see the daemon's ``/v1/timeline``."""
+        return self._call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
+
     def permit(self, job: str, phase: Phase, key: str) -> Permit | Move | None:
         """Ask for a phase's nodes; None when it is not the job's turn yet: ask again, same key.
 

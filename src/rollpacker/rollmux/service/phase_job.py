@@ -55,17 +55,19 @@ def job_spec(config: RunConfig, name: str) -> JobSpec:
     )
 
 
-def place(pids: Sequence[int], nodes: Sequence[str], cores: Mapping[str, Sequence[int]]) -> None:
-    """Pin all threads of processes to the cores of ``nodes``; nothing when none are named.
+def place(pids: Sequence[int], permit: Permit, cores: Mapping[str, Sequence[int]]) -> None:
+    """Pin all threads of processes to the cores of a permit's nodes; nothing when none are named.
 
-    Raises ``ValueError`` for a node that ``mux.cores`` does not know.
+    Raises ``ValueError`` when ``mux.cores`` knows neither a node nor its pool.
     """
     if not cores:
         return
-    missing = [node for node in nodes if node not in cores]
+    missing = [node for node in permit.nodes if node not in cores and permit.phase not in cores]
     if missing:
-        raise ValueError(f"mux.cores does not know node {missing[0]!r}: add its CPU cores")
-    target = sorted({core for node in nodes for core in cores[node]})
+        raise ValueError(
+            f"mux.cores has neither node {missing[0]!r} nor '{permit.phase}': add its CPU cores"
+        )
+    target = sorted({c for node in permit.nodes for c in cores.get(node) or cores[permit.phase]})
     for pid in pids:
         try:
             threads = os.listdir(f"/proc/{pid}/task")
@@ -168,7 +170,7 @@ class JobPhases:
     def _hold(self, permit: Permit) -> None:
         """The nodes are ours: go there, run, keep the lease."""
         with self._lock:
-            place(self._pids(), permit.nodes, self._cores)
+            place(self._pids(), permit, self._cores)
             self._tell_guard(permit.stop_at)
             self._running_since = time.monotonic()
             self._lease = Lease(

@@ -1,6 +1,6 @@
 """Two real training jobs on a rollout pool and a training pool of one CPU core each.
 
-    python benchmarks/mux_two_jobs.py --steps 12
+    python benchmarks/mux_two_jobs.py --steps 6
 
 Each job runs alone first (rollouts on core 0, training on core 1), then both run at once under
 permits of the same daemon. Prints the time of the steps, of whole processes, and whether every
@@ -30,7 +30,7 @@ TIMEOUT_S = 500
 
 
 @contextmanager
-def daemon(folder: Path, ttl: float = 10.0) -> Iterator[tuple[str, Path]]:
+def daemon(folder: Path, ttl: float = 20.0) -> Iterator[tuple[str, Path]]:
     """A daemon's address and token file."""
     words = ["mux", "serve", "--state", str(folder), "--port", "0", "--ttl", str(ttl)]
     process = subprocess.Popen(
@@ -85,13 +85,13 @@ def write_job(
         "data": {"path": str(folder / "rows.jsonl")},
         "rewards": [{"function": f"{folder / 'judge.py'}:ones"}],
         "rollout": {
-            "prompts_per_step": 16,
+            "prompts_per_step": 8,
             "num_generations": 8,
             "max_completion_length": length,
             "tail_batching": {"mode": "off"},
         },
-        "train": {"learning_rate": 1e-3},
-        "engine": {"kind": "mini", "max_running": 4},
+        "train": {"learning_rate": 1e-4},
+        "engine": {"kind": "mini", "max_running": 2},
         "workers": {"count": 1, "pin": False, "device": "cpu"},
         "checkpoint": {"every": 0},
         "mux": mux,
@@ -198,7 +198,7 @@ def phase_means(timeline: list[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Two jobs, two cores, one daemon.")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--length", type=int, default=48)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

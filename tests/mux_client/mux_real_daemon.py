@@ -31,7 +31,7 @@ def free_port() -> int:
 class Daemon:
     """``rollpacker mux serve`` on one port, over one state folder."""
 
-    def __init__(self, folder: Path, ttl: float = 2.0) -> None:
+    def __init__(self, folder: Path, ttl: float = 5.0) -> None:
         self.folder = folder
         self.port = free_port()
         self.ttl = ttl

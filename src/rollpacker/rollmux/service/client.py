@@ -173,6 +173,10 @@ class MuxClient:
         path = f"/v1/nodes/{quote(node, safe='')}/heartbeat"
         return float(self._post(path, {}, new_key(), patience_s=patience_s)[1]["ttl_s"])
 
+    def node(self, node: str) -> dict[str, Any]:
+        """The daemon's view of a node."""
+        return self._call("GET", f"/v1/nodes/{quote(node, safe='')}")[1]
+
     def node_failed(self, node: str, reason: str) -> None:
         """Report that a node is gone, with all that was on it."""
         self._post(f"/v1/nodes/{quote(node, safe='')}/failed", {"reason": reason}, new_key())

@@ -90,6 +90,9 @@ class Seat:
         return (self.r if pool == ROLLOUT else self.t) * self.stretch[pool]
 
 
+_EARLY_S = 20.0
+"""Seconds before the latest start from which a delay counts as one."""
+
 Order = Callable[[Sequence[Seat], int, float], Seat | None]
 """Picks whom to permit next on a pool at a time, or nobody."""
 
@@ -178,18 +181,22 @@ def _free_at(seats: Sequence[Seat], pool: int, mask: int) -> float:
 
 
 def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bool:
+    """Whether the greater lateness of the two is less when a member that comes soon goes first."""
     coming = _RUNNING[1 - pool]
     mask = seat.masks[pool]
     end = now + seat.seconds(pool)
+    own = seat.latest_start(pool)
     for other in seats:
         if other.state != coming or not other.masks[pool] & mask:
             continue
-        ready = other.expected_end
-        if (
-            now <= ready < end
-            and end > other.latest_start(pool)
-            and seat.latest_start(pool) >= ready + other.seconds(pool)
-        ):
+        ready = max(other.expected_end, now)
+        if ready >= end:
+            continue
+        its = other.latest_start(pool)
+        at_once = max(end - its, now - own)
+        if at_once <= -_EARLY_S:
+            continue
+        if max(ready - its, ready + other.seconds(pool) - own) < at_once:
             return True
     return False
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.cluster import Cluster, Job
+from rollpacker.rollmux.cluster import Job
 from rollpacker.rollmux.offline import Optimum
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.settings import Settings
@@ -44,12 +44,12 @@ def optimum(jobs: list[TraceJob], settings: Settings) -> float:
     for job in jobs:
         live.append(Job(job.spec, 0.0))
         known(job, live[-1])
-    return Optimum(live, settings).dollars_per_h()
+    return Optimum(live, settings).value()
 
 
-def price(cluster: Cluster, settings: Settings) -> float:
-    prices = (settings.prices.rollout, settings.prices.train)
-    return sum(prices[node.pool] for node in cluster.nodes.values() if node.held)
+def value(scheduler: Scheduler) -> float:
+    groups = scheduler.cluster.groups.values()
+    return sum(scheduler.placement.value(group, 0.0) for group in groups)
 
 
 def online(jobs: list[TraceJob], settings: Settings, rounds: int = 60) -> float:
@@ -65,7 +65,7 @@ def online(jobs: list[TraceJob], settings: Settings, rounds: int = 60) -> float:
         scheduler.look_again()
         for _ in range(rounds):
             _settle(scheduler, None)
-    return price(scheduler.cluster, settings)
+    return value(scheduler)
 
 
 def _settle(scheduler: Scheduler, event: ev.JobArrived | None) -> None:

@@ -29,7 +29,7 @@ def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
 
 
 class Optimum:
-    """Cheapest groups and splits of one-node jobs.
+    """Best groups and splits of one-node jobs.
 
     Args:
         jobs: known ones, all with gangs of one node.
@@ -49,7 +49,7 @@ class Optimum:
         self._prices = settings.prices
 
     def group_prices(self) -> dict[int, float]:
-        """Dollars per hour of the cheapest nodes of every feasible group, by bit set of jobs.
+        """Least price times slowdown of every feasible group, by bit set of jobs.
 
         Groups that cost no less than the cheapest split of theirs are left out.
         """
@@ -66,17 +66,21 @@ class Optimum:
                 best[key] = split
         return found
 
-    def dollars_per_h(self) -> float:
-        """Of the best split."""
+    def value(self) -> float:
+        """Of the best split: price times slowdown, summed over its groups."""
         return best_cover(len(self._jobs), self.group_prices())
 
     def _cheapest(self, members: Sequence[int], below: float) -> float:
+        best = float("inf")
         for price, rollouts, trains in self._layouts(members, below):
+            if price >= below:
+                break
             seats = [self._seat(member, rollouts, trains) for member in members]
             self._admission.refill()
-            if self._admission.holds(seats, 0.0):
-                return price
-        return float("inf")
+            verdict = self._admission.judge(seats, 0.0)
+            if verdict.kept and price * verdict.slowdown < below:
+                below = best = price * verdict.slowdown
+        return best
 
     def _seat(self, member: int, rollouts: list[list[int]], trains: list[list[int]]) -> Seat:
         masks = [

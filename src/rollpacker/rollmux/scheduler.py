@@ -77,7 +77,8 @@ class Scheduler:
 
     def _cheapest(self, job: Job, now: float) -> Site:
         alone = self.placement.isolated(job)
-        return self.placement.best(job, now, below=alone.price) or alone
+        offer = self.placement.best(job, now, below=alone.price)
+        return alone if offer is None else offer.site
 
     def _arrived(self, now: float, event: ev.JobArrived) -> None:
         spec = event.spec

@@ -220,6 +220,8 @@ def rehearse(
 ) -> list[float]:
     """Slowdown of each member when the group runs under an order from a common start.
 
+    The first iteration of a member does not count: plans keep a cycle in reserve for it.
+
     Stops when the members made ``iterations`` each on average and a third of that at least, or
     as soon as somebody is hopelessly late.
 
@@ -235,6 +237,7 @@ def rehearse(
     heap: list[tuple[float, int]] = []
     count = [0] * len(seats)
     last = [0.0] * len(seats)
+    first = [(0.0, 0.0)] * len(seats)
     left = iterations * len(seats)
     least = max(2, iterations // 3)
     waits = [len(seats), 0]
@@ -252,6 +255,8 @@ def rehearse(
             waits[ROLLOUT] += 1
             count[index] += 1
             last[index] = now
+            if count[index] == 1:
+                first[index] = (now, seat.solo)
             left -= 1
             late = now - seat.target * seat.solo
             if left <= 0 and min(count) >= least:
@@ -262,7 +267,8 @@ def rehearse(
                 break
         _grant(seats, durations, order, (now, switch_s), heap, count, waits)
     return [
-        at / seat.solo if seat.solo else float("inf") for at, seat in zip(last, seats, strict=True)
+        (at - since[0]) / (seat.solo - since[1]) if seat.solo > since[1] else float("inf")
+        for at, since, seat in zip(last, first, seats, strict=True)
     ]
 
 

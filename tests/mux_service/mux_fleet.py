@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import socket
 import threading
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollpacker.rollmux.service.guard import Guard
+from rollpacker.rollmux.service.protocol import PatientProtocol
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 from rollpacker.rollmux.settings import Settings
 
@@ -27,24 +30,51 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _serve(options: ServeOptions, ready: Any) -> None:
+def _serve(
+    options: ServeOptions, ready: Any, patience: tuple[float, int] | None, file_limit: int | None
+) -> None:
+    if patience is not None:
+        PatientProtocol.head_s, PatientProtocol.max_connections = patience
+        Guard.body_s = patience[0]
+    if file_limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, resource.RLIM_INFINITY))
     serve(options, lambda url, token: ready.set())
 
 
 class Daemon:
     """``rollpacker mux serve`` in a child process that can be killed and started again."""
 
-    def __init__(self, state: Path, ttl: float = TTL, postgres: str | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        ttl: float = TTL,
+        postgres: str | None = None,
+        tls: tuple[Path | None, Path | None] = (None, None),
+    ) -> None:
         self.port = free_port()
         self.options = ServeOptions(
-            state=state, port=self.port, ttl=ttl, settings=SETTINGS, postgres=postgres
+            state=state,
+            port=self.port,
+            ttl=ttl,
+            settings=SETTINGS,
+            postgres=postgres,
+            tls_cert=tls[0],
+            tls_key=tls[1],
         )
+        self.patience: tuple[float, int] | None = None
+        """Seconds for headers and bodies, and connections, in place of the usual ones."""
+        self.file_limit: int | None = None
+        """Bytes that a file may have."""
         self.recoveries: list[float] = []
 
     def start(self, timeout_s: float = 60.0) -> None:
         ready = CONTEXT.Event()
         began = time.monotonic()
-        self.process = CONTEXT.Process(target=_serve, args=(self.options, ready), daemon=True)
+        self.process = CONTEXT.Process(
+            target=_serve,
+            args=(self.options, ready, self.patience, self.file_limit),
+            daemon=True,
+        )
         self.process.start()
         while not ready.wait(0.05):
             assert self.process.is_alive(), "the daemon did not start"

@@ -101,9 +101,7 @@ class Log:
             case "abandon" if op.status == 200:
                 return self._within(op, self.lost.get(op.args[1]))
             case "finish" | "abandon":
-                over = min(
-                    self.finished.get(op.args[1], 1e18), self.lost.get(op.args[1], 1e18)
-                )
+                over = min(self.finished.get(op.args[1], 1e18), self.lost.get(op.args[1], 1e18))
                 return None if over < op.answered else f"refused while it was out: {op}"
             case "end" if op.status == 200:
                 return self._within(op, self.ended.get(op.args[0]))

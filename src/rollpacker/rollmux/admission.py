@@ -13,6 +13,19 @@ from rollpacker.rollmux.settings import Settings
 Masks = tuple[int, int]
 
 
+REMEMBER_S = 7200.0
+"""Seconds for which the slowdowns of a rehearsal are taken to be the same."""
+REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a group keeps all promises, and its mean slowdown."""
+
+    kept: bool
+    slowdown: float
+
+
 @dataclass(frozen=True, slots=True)
 class Joiner:
     """A job that might join a group, on nodes given as masks and stretched so far."""
@@ -58,6 +71,7 @@ class Admission:
             il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         )
         self.left = settings.rehearsals
+        self._memory: dict[tuple[tuple[str, int, int], ...], tuple[float, dict[str, float]]] = {}
 
     def refill(self) -> None:
         """A new decision begins."""
@@ -68,34 +82,25 @@ class Admission:
         r, t = expected(job, self._settings)
         return Seat(job.spec.id, masks, r, t, stretch=stretch)
 
-    def admits(
+    def seats(
         self,
         group: Group | None,
-        now: float,
-        joiners: Iterable[Joiner],
+        joiners: Iterable[Joiner] = (),
         without: Collection[str] = (),
-    ) -> bool:
-        """Whether a group keeps all its promises with the joiners and without some members."""
-        seats = [
-            self.seat(self._cluster.jobs[old.job], old.masks, old.stretch)
-            for old in ([] if group is None else self._staying(group))
-            if old.job not in without
-        ]
+    ) -> list[Seat]:
+        """Fresh seats of who will be there: members and reservations, less those who leave."""
+        seats: list[Seat] = []
+        for old in [] if group is None else group.seats:
+            job = self._cluster.jobs[old.job]
+            if old.job not in without and (job.leaving is None or old is job.next_seat):
+                seats.append(self.seat(job, old.masks, old.stretch))
         seats.extend(self.seat(each.job, each.masks, each.stretch) for each in joiners)
-        return self.holds(seats, now)
+        return seats
 
-    def _staying(self, group: Group) -> list[Seat]:
-        """Members and reservations, less those who leave at their next boundary."""
-        return [
-            seat
-            for seat in group.seats
-            if (job := self._cluster.jobs[seat.job]).leaving is None or seat is job.next_seat
-        ]
-
-    def holds(self, seats: Sequence[Seat], now: float) -> bool:
+    def judge(self, seats: Sequence[Seat], now: float) -> Verdict:
         """The exact test of a whole group."""
         if not self._settings.lifetime:
-            return self._within_limits(seats)
+            return Verdict(self._within_limits(seats), 1.0)
         reserve = il.load_bound(seats) + self._settings.cold_s
         for seat in seats:
             job = self._cluster.jobs[seat.job]
@@ -103,22 +108,63 @@ class Admission:
             seat.target *= 1.0 - self._settings.margin if len(seats) > 1 else 1.0
         if len(seats) == 1:
             seat = seats[0]
+            slow = (seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)) / (seat.r + seat.t)
+            return Verdict(slow == 1.0 or slow <= seat.target, slow)
+        return self._remembered(seats, now)
+
+    def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
+        key = tuple(sorted((seat.job, *seat.masks) for seat in seats))
+        known = self._memory.get(key)
+        if known is not None and known[0] > now - REMEMBER_S:
+            slow = known[1]
+        else:
+            if min(seat.target for seat in seats) <= 1.0 or overloaded(
+                seats, self._settings.warm_s
+            ):
+                return Verdict(False, float("inf"))
+            slow = self._rehearse(seats)
+            if len(self._memory) >= REMEMBERED:
+                self._memory.clear()
+            self._memory[key] = (now, slow)
+        kept = all(slow[seat.job] <= seat.target for seat in seats)
+        return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
+
+    def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
+        """Harmonic, weighted by what the jobs would cost alone."""
+        weights = [self._price(self._cluster.jobs[seat.job]) for seat in seats]
+        return sum(weights) / sum(w / s for w, s in zip(weights, slow, strict=True))
+
+    def _price(self, job: Job) -> float:
+        prices, gangs = self._settings.prices, job.gangs()
+        return gangs[0] * prices.rollout + gangs[1] * prices.train
+
+    def guess(self, seats: Sequence[Seat]) -> float:
+        """A quick guess of the mean slowdown, to rank by: waiting as in a queue."""
+        slow: list[float] = []
+        for seat in seats:
+            wait = 0.0
+            for pool in POOLS:
+                busy = delay = 0.0
+                for other in seats:
+                    if other is not seat and other.masks[pool] & seat.masks[pool]:
+                        share = other.seconds(pool) / (1.3 * (other.r + other.t))
+                        busy += share
+                        delay += share * other.seconds(pool) / 2.0
+                wait += delay / max(1.0 - busy, 0.1)
             whole = seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)
-            return seat.stretch == (1.0, 1.0) or whole <= seat.target * (seat.r + seat.t)
-        return min(seat.target for seat in seats) > 1.0 and self._rehearses(seats)
+            slow.append((whole + wait) / (seat.r + seat.t))
+        return self._mean(slow, seats)
 
     def _within_limits(self, seats: Sequence[Seat]) -> bool:
         """Worst-case mode: the exact cycle stays under every member's limit."""
         limit = min(self._cluster.jobs[s.job].spec.slo * (s.r + s.t) for s in seats)
         return il.cycle(seats) <= limit
 
-    def _rehearses(self, seats: Sequence[Seat]) -> bool:
-        if overloaded(seats, self._settings.warm_s):
-            return False
+    def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
         self.left -= 1
         durations = [self._durations(self._cluster.jobs[seat.job]) for seat in seats]
         slowdowns = il.rehearse(seats, durations, self._order, switch_s=self._settings.warm_s)
-        return all(slow <= seat.target for slow, seat in zip(slowdowns, seats, strict=True))
+        return {seat.job: slow for seat, slow in zip(seats, slowdowns, strict=True)}
 
     def _durations(self, job: Job) -> list[tuple[float, float]]:
         if self._settings.learn and job.observed.known:

@@ -90,6 +90,9 @@ class Seat:
         return (self.r if pool == ROLLOUT else self.t) * self.stretch[pool]
 
 
+_EARLY_S = 20.0
+"""Seconds before the latest start from which a delay counts as one."""
+
 Order = Callable[[Sequence[Seat], int, float], Seat | None]
 """Picks whom to permit next on a pool at a time, or nobody."""
 
@@ -178,18 +181,22 @@ def _free_at(seats: Sequence[Seat], pool: int, mask: int) -> float:
 
 
 def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bool:
+    """Whether the greater lateness of the two is less when a member that comes soon goes first."""
     coming = _RUNNING[1 - pool]
     mask = seat.masks[pool]
     end = now + seat.seconds(pool)
+    own = seat.latest_start(pool)
     for other in seats:
         if other.state != coming or not other.masks[pool] & mask:
             continue
-        ready = other.expected_end
-        if (
-            now <= ready < end
-            and end > other.latest_start(pool)
-            and seat.latest_start(pool) >= ready + other.seconds(pool)
-        ):
+        ready = max(other.expected_end, now)
+        if ready >= end:
+            continue
+        its = other.latest_start(pool)
+        at_once = max(end - its, now - own)
+        if at_once <= -_EARLY_S:
+            continue
+        if max(ready - its, ready + other.seconds(pool) - own) < at_once:
             return True
     return False
 
@@ -213,6 +220,8 @@ def rehearse(
 ) -> list[float]:
     """Slowdown of each member when the group runs under an order from a common start.
 
+    The first iteration of a member does not count: plans keep a cycle in reserve for it.
+
     Stops when the members made ``iterations`` each on average and a third of that at least, or
     as soon as somebody is hopelessly late.
 
@@ -228,6 +237,7 @@ def rehearse(
     heap: list[tuple[float, int]] = []
     count = [0] * len(seats)
     last = [0.0] * len(seats)
+    first = [(0.0, 0.0)] * len(seats)
     left = iterations * len(seats)
     least = max(2, iterations // 3)
     waits = [len(seats), 0]
@@ -245,6 +255,8 @@ def rehearse(
             waits[ROLLOUT] += 1
             count[index] += 1
             last[index] = now
+            if count[index] == 1:
+                first[index] = (now, seat.solo)
             left -= 1
             late = now - seat.target * seat.solo
             if left <= 0 and min(count) >= least:
@@ -255,7 +267,8 @@ def rehearse(
                 break
         _grant(seats, durations, order, (now, switch_s), heap, count, waits)
     return [
-        at / seat.solo if seat.solo else float("inf") for at, seat in zip(last, seats, strict=True)
+        (at - since[0]) / (seat.solo - since[1]) if seat.solo > since[1] else float("inf")
+        for at, since, seat in zip(last, first, seats, strict=True)
     ]
 
 

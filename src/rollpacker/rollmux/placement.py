@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,10 +11,15 @@ import numpy as np
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.admission import Admission, Joiner, affordable, expected
 from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
+from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.settings import Settings
 
 TOP = 24
 """Groups that are looked at closely."""
+GUESSED = 48
+"""Sites whose slowdown is guessed."""
+GENEROUS = 1.5
+"""Guesses may be too high by so much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,14 @@ class Site:
     score: float = 0.0
     """Of two sites at one price the higher is better."""
     stretch: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A site, and what the group's value grows by (``Placement.value``)."""
+
+    site: Site
+    cost: float
 
 
 class Table:
@@ -136,8 +149,8 @@ class Placement:
 
     def best(
         self, job: Job, now: float, *, below: float, avoid: Collection[int] = ()
-    ) -> Site | None:
-        """The cheapest site that passes the exact test and costs less than ``below``."""
+    ) -> Offer | None:
+        """The best site in a group that passes the exact test and costs less than ``below``."""
         self.table.refresh()
         loads = self._loads(job, now)
         sites = [
@@ -147,35 +160,87 @@ class Placement:
             for site in self.sites(job, self._cluster.groups[number], loads)
             if site.price < below - 1e-9
         ]
-        return self._first(sites, job, now)
+        return self._choose(sites, job, now, below)
 
-    def inside(self, job: Job, now: float, *, below: float) -> Site | None:
-        """The cheapest other nodes inside its own group."""
+    def inside(self, job: Job, now: float, *, below: float) -> Offer | None:
+        """The best other nodes inside its own group, at what the whole group then costs."""
         assert job.home is not None
         group = self._cluster.groups[job.home.group]
-        sites = [
-            site
-            for site in self.sites(job, group, self._loads(job, now))
-            if site.price < below - 1e-9
-        ]
-        return self._first(sites, job, now)
+        sites = [site for site in self.sites(job, group, self._loads(job, now)) if _moves(site, job)]
+        return self._choose(sites, job, now, below)
 
-    def _first(self, sites: list[Site], job: Job, now: float) -> Site | None:
+    def _choose(self, sites: list[Site], job: Job, now: float, below: float) -> Offer | None:
+        if not self._settings.lifetime:
+            return self._first(sites, job, now)
+        sites.sort(key=lambda site: (site.price, -site.score))
+        ranked = sorted(
+            ((self._guess(site, job, now), n) for n, site in enumerate(sites[:GUESSED])),
+        )
+        best: Offer | None = None
+        for guess, number in ranked:
+            limit = below if best is None else best.cost
+            if self._admission.left <= 0 or guess > GENEROUS * limit:
+                break
+            cost = self.cost(sites[number], job, now)
+            if cost < limit - 1e-9:
+                best = Offer(sites[number], cost)
+        return best
+
+    def _first(self, sites: list[Site], job: Job, now: float) -> Offer | None:
+        """The published rule: the cheapest that is admitted, of these the busiest."""
         sites.sort(key=lambda site: (site.price, -site.score))
         for site in sites:
-            if self._admission.left <= 0:
-                return None
-            if self.admits(site, job, now, (job.spec.id,)):
-                return site
+            if self.cost(site, job, now) < float("inf"):
+                return Offer(site, site.price)
         return None
 
-    def admits(self, site: Site, job: Job, now: float, without: Collection[str] = ()) -> bool:
-        """The exact test of one site."""
+    def cost(self, site: Site, job: Job, now: float) -> float:
+        """What a group's value grows by; infinite if a promise would be broken."""
+        seats, price = self._joined(site, job)
+        verdict = self._admission.judge(seats, now)
+        if not verdict.kept:
+            return float("inf")
+        return price * verdict.slowdown - self._base(site, job, now)
+
+    def _guess(self, site: Site, job: Job, now: float) -> float:
+        seats, price = self._joined(site, job)
+        return price * self._admission.guess(seats) - self._base(site, job, now)
+
+    def _base(self, site: Site, job: Job, now: float) -> float:
+        assert site.group is not None
+        if job.home is not None and job.home.group == site.group:
+            return 0.0
+        return self.value(self._cluster.groups[site.group], now)
+
+    def _joined(self, site: Site, job: Job) -> tuple[list[Seat], float]:
+        """Seats and price of a group after a job has joined, or has moved inside it."""
         assert site.group is not None
         group = self._cluster.groups[site.group]
-        return self._admission.admits(
-            group, now, [Joiner(job, self._masks(group, site), site.stretch)], without
-        )
+        joiner = Joiner(job, self._masks(group, site), site.stretch)
+        seats = self._admission.seats(group, [joiner], (job.spec.id,))
+        return seats, self.price_of(seats)
+
+    def price_of(self, seats: Sequence[Seat]) -> float:
+        """Dollars per hour of the nodes under some seats."""
+        masks = [0, 0]
+        for seat in seats:
+            masks[0] |= seat.masks[0]
+            masks[1] |= seat.masks[1]
+        return self.price((masks[0].bit_count(), masks[1].bit_count()))
+
+    def value(self, group: Group, now: float, without: str = "") -> float:
+        """Price times mean slowdown: what the work of a group costs per hour that it takes alone.
+
+        Slow jobs hold nodes for longer, so a low price alone is not cheap.
+        """
+        seats = self._admission.seats(group, (), (without,))
+        if not seats:
+            return 0.0
+        verdict = self._admission.judge(seats, now)
+        slowdown = verdict.slowdown
+        if slowdown == float("inf"):
+            slowdown = self._admission.guess(seats)
+        return self.price_of(seats) * slowdown
 
     def _masks(self, group: Group, site: Site) -> tuple[int, int]:
         bit = 1 << max((mask.bit_length() for mask in group.bits.values()), default=0)
@@ -238,3 +303,10 @@ class Placement:
     def _others_gb(self, name: str, job: Job) -> float:
         pins = self._cluster.nodes[name].pins
         return self._cluster.nodes[name].used_gb - pins.get(job.spec.id, 0.0)
+
+
+def _moves(site: Site, job: Job) -> bool:
+    assert job.home is not None
+    return site.fresh != (0, 0) or any(
+        set(site.nodes[pool]) != set(job.home.nodes[pool]) for pool in POOLS
+    )

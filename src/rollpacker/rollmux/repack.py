@@ -6,7 +6,7 @@ from collections import deque
 from typing import Literal
 
 from rollpacker.rollmux.admission import Admission, affordable, expected
-from rollpacker.rollmux.cluster import POOLS, Cluster, Job
+from rollpacker.rollmux.cluster import Cluster, Job
 from rollpacker.rollmux.moves import Moves
 from rollpacker.rollmux.placement import Placement
 from rollpacker.rollmux.settings import Settings
@@ -17,6 +17,8 @@ AMORTISED = 20.0
 """A job moves only if what is left of it is so many loads long."""
 COVERED = 2.5
 """Loads that a mover's slack has to cover."""
+GAIN = 0.03
+"""Share of a group's value that a move has to save."""
 NEIGHBOURS = 12
 """Groups that are looked at again after a change somewhere else."""
 
@@ -82,18 +84,20 @@ class Repack:
         return reserved
 
     def _move(self, job: Job, now: float, kind: Kind) -> list[Job]:
-        saving = self._own_price(job)
-        if saving <= 0 or not self._worth(job, now):
+        if not self._worth(job, now):
             return []
         assert job.home is not None
-        site = (
-            self._placement.inside(job, now, below=saving)
-            if kind == "inside"
-            else self._placement.best(job, now, below=saving, avoid=(job.home.group,))
-        )
-        if site is None:
+        group = self._cluster.groups[job.home.group]
+        value = self._placement.value(group, now)
+        if kind == "inside":
+            offer = self._placement.inside(job, now, below=value * (1.0 - GAIN))
+        else:
+            saving = value - self._placement.value(group, now, job.spec.id)
+            avoid = (job.home.group,)
+            offer = self._placement.best(job, now, below=saving - value * GAIN, avoid=avoid)
+        if offer is None:
             return []
-        self._moves.reserve(job, site)
+        self._moves.reserve(job, offer.site)
         return [job]
 
     def _dissolve(self, number: int, now: float) -> list[Job]:
@@ -101,16 +105,16 @@ class Repack:
         jobs = [] if group is None else self._cluster.members(group)
         if group is None or not all(self._worth(job, now) for job in jobs):
             return []
-        left = self._placement.price((len(group.nodes[0]), len(group.nodes[1])))
+        left = self._placement.value(group, now) * (1.0 - GAIN)
         jobs.sort(key=lambda job: -sum(expected(job, self._settings)))
         moved: list[Job] = []
         for job in jobs:
-            site = self._placement.best(job, now, below=left, avoid=(number,))
-            if site is None:
+            offer = self._placement.best(job, now, below=left, avoid=(number,))
+            if offer is None:
                 self._roll_back(moved)
                 return []
-            left -= site.price
-            self._moves.reserve(job, site)
+            left -= offer.cost
+            self._moves.reserve(job, offer.site)
             moved.append(job)
         return moved
 
@@ -126,15 +130,3 @@ class Repack:
         cold = self._settings.cold_s
         spare = (affordable(job, now, self._settings, 0.0) - 1.0) * rest
         return rest > AMORTISED * cold and spare > COVERED * cold
-
-    def _own_price(self, job: Job) -> float:
-        """Dollars per hour of the nodes that only this job is pinned on."""
-        if job.home is None:
-            return 0.0
-        own = [
-            sum(len(self._cluster.nodes[name].pins) == 1 for name in job.home.nodes[pool])
-            for pool in POOLS
-        ]
-        return self._placement.price((own[0], own[1]))
-
-

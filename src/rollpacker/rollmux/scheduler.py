@@ -49,10 +49,27 @@ class Scheduler:
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them."""
+        self._begin_decision()
+        _HANDLERS[type(event)](self, now, event)
+        return self._finish_decision(now)
+
+    def tick(self, now: float) -> list[do.Decision]:
+        """Nothing happened; go on with repacking that an earlier decision had no time for."""
+        self._begin_decision()
+        self._do_repack(now)
+        return self._finish_decision(now)
+
+    def look_again(self) -> None:
+        """Put every group on the list of things to repack."""
+        for number in list(self.cluster.groups):
+            self._repack.suggest(number)
+
+    def _begin_decision(self) -> None:
         self._made = []
         self._touched = {}
         self.admission.refill()
-        _HANDLERS[type(event)](self, now, event)
+
+    def _finish_decision(self, now: float) -> list[do.Decision]:
         for number in list(self._touched):
             if (group := self.cluster.groups.get(number)) is not None:
                 self._dispatch(group, now)
@@ -60,7 +77,8 @@ class Scheduler:
 
     def _cheapest(self, job: Job, now: float) -> Site:
         alone = self.placement.isolated(job)
-        return self.placement.best(job, now, below=alone.price) or alone
+        offer = self.placement.best(job, now, below=alone.price)
+        return alone if offer is None else offer.site
 
     def _arrived(self, now: float, event: ev.JobArrived) -> None:
         spec = event.spec

@@ -134,7 +134,7 @@ class Brain:
 
     def _arrived(self, event: ev.JobArrived, effects: Effects) -> None:
         del effects
-        self.jobs[event.spec.id] = JobRecord(event.spec, self.now)
+        self.jobs[event.spec.id] = JobRecord(len(self.jobs), event.spec, self.now)
 
     def _finished(self, event: ev.PhaseFinished, effects: Effects) -> None:
         self._close(event.token, "done", effects)

@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollpacker.rollmux.service.auth import is_authorized
 
 MAX_BODY = 64 * 1024
-BODY_S = 10.0
-SEND_S = 30.0
+MAX_HEADERS = 16 * 1024
 OPEN_PATHS = ("/", "/v1/health", "/favicon.ico")
 _SAFETY = [
     (b"x-content-type-options", b"nosniff"),
@@ -41,23 +40,22 @@ class Guard:
         app: gets requests whose body is whole and small, and whose sender has the token.
         token: of the bearer.
         observe: is told of every request: method, route or "", status, seconds.
-        body_s: seconds in which a body has to be there.
-        send_s: seconds in which a reader has to take each piece of an answer.
     """
+
+    body_s = 10.0
+    """Seconds in which a body has to be there."""
+    send_s = 30.0
+    """Seconds in which a reader has to take each piece of an answer."""
 
     def __init__(
         self,
         app: ASGIApp,
         token: bytes,
         observe: Callable[[str, str, int, float], None],
-        body_s: float = BODY_S,
-        send_s: float = SEND_S,
     ) -> None:
         self._app = app
         self._token = token
         self._observe = observe
-        self._body_s = body_s
-        self._send_s = send_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -75,12 +73,12 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), *_SAFETY]
-            async with asyncio.timeout(self._send_s):
+            async with asyncio.timeout(self.send_s):
                 await send(message)
 
         try:
             self._check(scope)
-            async with asyncio.timeout(self._body_s):
+            async with asyncio.timeout(self.body_s):
                 body = await _whole(receive)
             await self._app(scope, _replay(body, receive), sent)
         except _Stop as stop:
@@ -95,6 +93,8 @@ class Guard:
             self._observe(scope["method"], route, status, time.perf_counter() - began)
 
     def _check(self, scope: Scope) -> None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+            raise _Stop(431, f"headers: at most {MAX_HEADERS} bytes")
         path = scope["path"]
         if path in OPEN_PATHS or path.startswith("/assets/"):
             return

@@ -7,16 +7,15 @@ import json
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_S = 10.0
-MAX_CONNECTIONS = 512
-MAX_HEADERS = 16 * 1024
+from rollpacker.rollmux.service.guard import MAX_HEADERS
 
 
 class PatientProtocol(H11Protocol):
     """Closes connections that are too many or that send their headers too slowly."""
 
-    head_s = HEAD_S
-    max_connections = MAX_CONNECTIONS
+    head_s = 10.0
+    """Seconds in which headers have to be there."""
+    max_connections = 512
     _head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -46,10 +46,12 @@ class JobRecord:
     """A job, also after its end.
 
     Args:
+        number: 0, 1, 2, ... by arrival.
         request: key of the permit request that waits.
         ending: it was told to end while a permit is out.
     """
 
+    number: int
     spec: JobSpec
     arrived: float
     ended: float | None = None

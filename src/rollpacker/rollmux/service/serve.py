@@ -17,9 +17,9 @@ import uvicorn
 from rollpacker.rollmux.service.app import make_app
 from rollpacker.rollmux.service.auth import make_token, read_token
 from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.guard import Guard
+from rollpacker.rollmux.service.guard import MAX_HEADERS, Guard
 from rollpacker.rollmux.service.metrics import Metrics
-from rollpacker.rollmux.service.protocol import MAX_HEADERS, PatientProtocol
+from rollpacker.rollmux.service.protocol import PatientProtocol
 from rollpacker.rollmux.service.sqlite import SqliteStore
 from rollpacker.rollmux.service.store import Store, StoreError
 from rollpacker.rollmux.service.writer import Writer

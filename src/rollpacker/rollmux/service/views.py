@@ -33,6 +33,7 @@ def _job(core: Core, name: str, record: JobRecord) -> dict[str, Any]:
     lease = None if record.token is None else brain.leases[record.token]
     return {
         "id": name,
+        "number": record.number,
         "state": brain.state(name),
         "spec": spec_json(record),
         "arrived_s": record.arrived,
@@ -135,12 +136,13 @@ def timeline(core: Core, window_s: float, most: int = 5000) -> dict[str, Any]:
             break
         found.append(stretch)
     found.sort(key=lambda stretch: stretch.start)
-    return {"now": core.now(), "phases": [_stretch(stretch) for stretch in found]}
+    return {"now": core.now(), "phases": [_stretch(core, stretch) for stretch in found]}
 
 
-def _stretch(stretch: Stretch) -> dict[str, Any]:
+def _stretch(core: Core, stretch: Stretch) -> dict[str, Any]:
     return {
         "job": stretch.job,
+        "number": core.brain.jobs[stretch.job].number,
         "phase": stretch.phase,
         "nodes": list(stretch.nodes),
         "start": stretch.start,

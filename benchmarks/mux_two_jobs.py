@@ -3,8 +3,8 @@
     python benchmarks/mux_two_jobs.py --steps 6
 
 Each job runs alone first (rollouts on core 0, training on core 1), then both run at once under
-permits of the same daemon. Prints the time of the steps, of whole processes, and whether every
-job's weights are bit for bit those of its run alone.
+permits of the same daemon. Prints the time of the steps, and whether every job's weights are bit
+for bit those of its run alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import argparse
 import hashlib
 import json
 import os
+import secrets
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,16 +33,14 @@ TIMEOUT_S = 500
 
 
 @contextmanager
-def daemon(folder: Path, ttl: float = 20.0) -> Iterator[tuple[str, Path]]:
-    """A daemon's address and token file."""
-    words = ["mux", "serve", "--state", str(folder), "--port", "0", "--ttl", str(ttl)]
-    process = subprocess.Popen(
-        [*COMMAND, *words, "--settings", SETTINGS], stdout=subprocess.PIPE, text=True
-    )
+def daemon(state: Path, token: Path, port: int) -> Iterator[str]:
+    """A daemon's address."""
+    words = ["mux", "serve", "--state", str(state), "--port", str(port), "--ttl", "20"]
+    words += ["--token-file", str(token), "--settings", SETTINGS]
+    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        said = process.stdout.readline().split()
-        yield said[2].rstrip(","), Path(said[-1])
+        yield process.stdout.readline().split()[2].rstrip(",")
     finally:
         process.terminate()
         process.wait()
@@ -107,21 +108,24 @@ def prepare(folder: Path) -> None:
         write_model(folder / f"model-{seed}", seed)
     rows = [{"id": f"p{i}", "prompt": f"{i:03d}", "answer": "1"} for i in range(64)]
     (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    judge = "def ones(completions, **_):\n    return [text.count('1') / 4 for text in completions]\n"
+    judge = (
+        "def ones(completions, **_):\n    return [text.count('1') / 4 for text in completions]\n"
+    )
     (folder / "judge.py").write_text(judge)
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_urlsafe(32))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def start(config: Path) -> subprocess.Popen[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*COMMAND, "train", str(config)], stdout=subprocess.DEVNULL, text=True, env=env
-    )
-
-
-def finish(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        if process.wait(timeout=TIMEOUT_S):
-            raise RuntimeError(f"a job failed: exit code {process.returncode}")
+    words = [*COMMAND, "train", str(config)]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
 
 
 def digest(run: Path) -> str:
@@ -131,57 +135,91 @@ def digest(run: Path) -> str:
     return found.hexdigest()
 
 
-def steps_span(timeline: list[dict[str, Any]], jobs: set[str]) -> float:
-    """Seconds from the first phase of any of the jobs to the end of the last."""
-    mine = [phase for phase in timeline if phase["job"] in jobs]
-    return max(phase["end"] for phase in mine) - min(phase["start"] for phase in mine)
+def span(timeline: list[dict[str, Any]]) -> float:
+    """Seconds from the beginning of the first phase to the end of the last."""
+    return max(phase["end"] for phase in timeline) - min(phase["start"] for phase in timeline)
+
+
+def guards(jobs: list[subprocess.Popen[str]]) -> int:
+    """How many of the jobs have built everything and ask for their daemon by now."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (path / "cmdline").read_text()
+        except OSError:
+            continue
+        found += "phase_guard" in command and parent in {job.pid for job in jobs}
+    return found
+
+
+def run_arm(folder: Path, port: int, jobs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    """Let jobs that wait for the daemon of ``port`` go; the timeline of their phases."""
+    from rollpacker.rollmux.service.client import MuxClient
+
+    with daemon(folder / f"mux-{port}", folder / "token", port) as url:
+        for job in jobs:
+            if job.wait(timeout=TIMEOUT_S):
+                raise RuntimeError(f"a job failed: exit code {job.returncode}")
+        return MuxClient(url, folder / "token").timeline(3600.0)
 
 
 def measure(folder: Path, steps: int, length: int) -> dict[str, Any]:
-    """Both arms; times in seconds."""
-    from rollpacker.rollmux.service.client import MuxClient
+    """Both arms; times in seconds.
 
+    All jobs are built first and then wait for the daemon of their arm, so that only steps are
+    measured.
+    """
     prepare(folder)
-    with daemon(folder / "mux") as (url, token):
-        mux = {
-            "url": url,
-            "token_file": str(token),
-            "slo": 4.0,
-            "worst_rollout_s": 5.0,
-            "worst_train_s": 5.0,
-            "cores": {"rollout": [0], "train": [1]},
-        }
-        names = {seed: (f"alone-{seed}", f"shared-{seed}") for seed in (1, 2)}
-        whole = {"alone": 0.0}
-        for seed, (alone, _) in names.items():
-            begun = time.monotonic()
-            finish([start(write_job(folder, alone, seed, steps, length, mux | {"job": alone}))])
-            whole["alone"] += time.monotonic() - begun
-        begun = time.monotonic()
-        together = [
-            start(write_job(folder, shared, seed, steps, length, mux | {"job": shared}))
-            for seed, (_, shared) in names.items()
-        ]
-        finish(together)
-        whole["shared"] = time.monotonic() - begun
-        client = MuxClient(url, token)
-        timeline = client.timeline(3600.0)
-    alone_s = [steps_span(timeline, {alone}) for alone, _ in names.values()]
-    shared_s = steps_span(timeline, {shared for _, shared in names.values()})
-    same = [digest(folder / alone) == digest(folder / shared) for alone, shared in names.values()]
-    summaries = {
-        name: json.loads((folder / name / "summary.json").read_text())
-        for pair in names.values()
-        for name in pair
-    }
+    arms = {"alone-1": [1], "alone-2": [2], "shared": [1, 2]}
+    ports = {name: free_port() for name in arms}
+    jobs: dict[str, list[subprocess.Popen[str]]] = {name: [] for name in arms}
+    try:
+        for name, seeds in arms.items():
+            for seed in seeds:
+                mux = {
+                    "url": f"http://127.0.0.1:{ports[name]}",
+                    "token_file": str(folder / "token"),
+                    "job": f"{name}-{seed}",
+                    "slo": 4.0,
+                    "worst_rollout_s": 5.0,
+                    "worst_train_s": 5.0,
+                    "cores": {"rollout": [0], "train": [1]},
+                }
+                config = write_job(folder, f"{name}-{seed}", seed, steps, length, mux)
+                jobs[name].append(start(config))
+        everyone = [job for each in jobs.values() for job in each]
+        until = time.monotonic() + TIMEOUT_S
+        while guards(everyone) < len(everyone):
+            if time.monotonic() > until or any(job.poll() for job in everyone):
+                raise RuntimeError("a job could not be built; see above")
+            time.sleep(0.2)
+        timelines = {name: run_arm(folder, ports[name], jobs[name]) for name in arms}
+    finally:
+        for each in jobs.values():
+            for job in each:
+                if job.poll() is None:
+                    os.killpg(job.pid, signal.SIGKILL)
+                    job.wait()
+    return result(folder, timelines)
+
+
+def result(folder: Path, timelines: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """What the timelines and the runs' folders say."""
+    spans = {name: span(timeline) for name, timeline in timelines.items()}
+    alone = [spans["alone-1"], spans["alone-2"]]
+    pairs = [(f"alone-{seed}-{seed}", f"shared-{seed}") for seed in (1, 2)]
+    nodes = {node for phase in timelines["shared"] for node in phase["nodes"]}
+    runs = [name for pair in pairs for name in pair]
+    summaries = {name: json.loads((folder / name / "summary.json").read_text()) for name in runs}
     return {
-        "steps_alone_s": alone_s,
-        "steps_shared_s": shared_s,
-        "steps_ratio": shared_s / sum(alone_s),
-        "whole_s": whole,
-        "whole_ratio": whole["shared"] / whole["alone"],
-        "identical": same,
-        "phase_s": phase_means(timeline),
+        "steps_alone_s": alone,
+        "steps_shared_s": spans["shared"],
+        "steps_ratio": spans["shared"] / sum(alone),
+        "shared_nodes": sorted(nodes),
+        "identical": [digest(folder / one) == digest(folder / two) for one, two in pairs],
+        "phase_s": {k: v for each in timelines.values() for k, v in phase_means(each).items()},
+        "worker_cpu_s": {name: s["timing_s"]["worker_cpu"] for name, s in summaries.items()},
         "mux": {name: summary["mux"] for name, summary in summaries.items()},
     }
 
@@ -203,17 +241,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder), args.steps, args.length)
+        found = measure(Path(folder), args.steps, args.length)
     if args.json:
-        print(json.dumps(result))
+        print(json.dumps(found))
         return
-    alone = " + ".join(f"{seconds:.1f}" for seconds in result["steps_alone_s"])
-    print(f"steps: alone {alone} s, together {result['steps_shared_s']:.1f} s", end="")
-    print(f": {result['steps_ratio']:.2f} of one after the other")
-    print(f"whole processes: {result['whole_ratio']:.2f}; identical weights: {result['identical']}")
-    for name, seconds in result["phase_s"].items():
+    alone = " + ".join(f"{seconds:.1f}" for seconds in found["steps_alone_s"])
+    print(f"steps: alone {alone} s, together {found['steps_shared_s']:.1f} s", end="")
+    print(f": {found['steps_ratio']:.2f} of one after the other")
+    print(f"nodes shared: {found['shared_nodes']}; identical weights: {found['identical']}")
+    for name, seconds in found["phase_s"].items():
         print(f"  {name:>16}: {seconds:.2f} s a phase")
-    for name, stats in result["mux"].items():
+    for name, stats in found["mux"].items():
         print(f"  {name:>16}: {stats}")
 
 

@@ -70,12 +70,12 @@ class Admission:
         self._order = (
             il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         )
-        self.left = settings.rehearsals
+        self.left = float(settings.rehearsals)
         self._memory: dict[tuple[tuple[str, int, int], ...], tuple[float, dict[str, float]]] = {}
 
     def refill(self) -> None:
         """A new decision begins."""
-        self.left = self._settings.rehearsals
+        self.left = float(self._settings.rehearsals)
 
     def seat(self, job: Job, masks: Masks, stretch: tuple[float, float]) -> Seat:
         """A seat with what is expected of a job; its target is still to be set."""

@@ -154,8 +154,8 @@ class Scheduler:
             self._begin(job, now, "guard")
         if job.observed.count == KNOWN_AFTER and job.home is not None:
             self._repack.suggest(job.home.group)
-        elif job.home is not None:
-            self._repack.again(job.home.group, now)
+        else:
+            self._repack.again(job, now)
         self._do_repack(now)
 
     def _iterated(self, job: Job, seat: Seat, train_s: float) -> None:

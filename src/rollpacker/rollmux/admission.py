@@ -11,6 +11,7 @@ from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.settings import Settings
 
 Masks = tuple[int, int]
+Members = tuple[tuple[str, int, int, bool], ...]
 
 
 REMEMBER_S = 7200.0
@@ -71,7 +72,7 @@ class Admission:
             il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         )
         self.left = float(settings.rehearsals)
-        self._memory: dict[tuple[tuple[str, int, int], ...], tuple[float, dict[str, float]]] = {}
+        self._memory: dict[Members, tuple[float, dict[str, float]]] = {}
 
     def refill(self) -> None:
         """A new decision begins."""
@@ -113,7 +114,9 @@ class Admission:
         return self._remembered(seats, now)
 
     def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
-        key = tuple(sorted((seat.job, *seat.masks) for seat in seats))
+        # Who sits where first must not matter: a verdict is of the set.
+        seats = sorted(seats, key=lambda seat: seat.job)
+        key = tuple((seat.job, *seat.masks, self._known(seat.job)) for seat in seats)
         known = self._memory.get(key)
         if known is not None and known[0] > now - REMEMBER_S:
             slow = known[1]
@@ -128,6 +131,9 @@ class Admission:
             self._memory[key] = (now, slow)
         kept = all(slow[seat.job] <= seat.target for seat in seats)
         return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
+
+    def _known(self, job: str) -> bool:
+        return self._settings.learn and self._cluster.jobs[job].observed.known
 
     def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
         """Harmonic, weighted by what the jobs would cost alone."""

@@ -16,13 +16,13 @@ from rollpacker.rollmux.settings import Settings
 
 TOP = 24
 """Groups that are looked at closely."""
-GUESSED = 4
+GUESSED = 8
 """Sites of each price whose slowdown is guessed."""
 GUESS_EFFORT = 0.05
 """Of a guess, in rehearsals."""
-GENEROUS = 1.1
+GENEROUS = 2.0
 """Guesses may be too high by so much."""
-TRIED = 3
+TRIED = 10
 """Sites of one job that are tested exactly, at most."""
 
 

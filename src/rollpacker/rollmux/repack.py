@@ -17,11 +17,11 @@ AMORTISED = 20.0
 """A job moves only if what is left of it is so many loads long."""
 COVERED = 2.5
 """Loads that a mover's slack has to cover."""
-GAIN = 0.03
+GAIN = 0.01
 """Share of a group's value that a move has to save."""
 TRY_EFFORT = 0.1
 """Of looking for sites, in rehearsals."""
-DISSOLVED = 3
+DISSOLVED = 4
 """Members of a group that may be dissolved, at most."""
 NEIGHBOURS = 6
 """Groups that are looked at again after a change somewhere else."""

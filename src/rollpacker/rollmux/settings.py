@@ -49,7 +49,7 @@ class Settings:
     cold_s: float = 110.0
     warm_s: float = 2.0
     margin: float = 0.03
-    rehearsals: int = 6
+    rehearsals: int = 8
     look_s: float = 7200.0
     prices: Prices = Prices()
 

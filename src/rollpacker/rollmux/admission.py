@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Home, Job
@@ -16,7 +17,7 @@ Members = tuple[tuple[str, int, int, bool], ...]
 
 REMEMBER_S = 7200.0
 """Seconds for which the slowdowns of a rehearsal are taken to be the same."""
-REMEMBERED = 10_000
+REMEMBERED = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,15 @@ class Admission:
             slow = (seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)) / (seat.r + seat.t)
             return Verdict(slow == 1.0 or slow <= seat.target, slow)
         return self._remembered(seats, now)
+
+    def memory_to_json(self) -> list[Any]:
+        """Rehearsals that are remembered."""
+        return [[key, at, slow] for key, (at, slow) in self._memory.items()]
+
+    def load_memory(self, state: Iterable[Any]) -> None:
+        """Restore ``memory_to_json``."""
+        for key, at, slow in state:
+            self._memory[tuple(tuple(each) for each in key)] = (at, dict(slow))
 
     def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
         # Who sits where first must not matter: a verdict is of the set.

@@ -147,8 +147,9 @@ def run_rank(rank: int, folder: Path, total: int, training: int, rollout: int) -
     from rollpacker.rollmux.service.sync import rollout_group
     from rollpacker.rollmux.sync_plan import plan_sync
 
-    plan = plan_sync(total, training=training, rollout=rollout)
     world = training + rollout
+    pools = range(training), range(training, world)
+    plan = plan_sync(total, *pools)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{HOST}:{PORT}",
@@ -156,10 +157,10 @@ def run_rank(rank: int, folder: Path, total: int, training: int, rollout: int) -
         world_size=world,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
-    pool = rollout_group(plan)
+    pool = rollout_group(pools[1])
     weights = torch.randint(256, (total,), dtype=torch.uint8, generator=torch.Generator())
     result: dict[str, Any] = {}
-    for name, way in ways(plan, rank, pool).items():
+    for name, way in ways(plan, rank, pools, pool).items():
         model = weights.clone() if rank < training else torch.zeros_like(weights)
         dist.barrier()
         start, before = time.monotonic(), received_bytes()
@@ -173,29 +174,29 @@ def run_rank(rank: int, folder: Path, total: int, training: int, rollout: int) -
     dist.barrier()
 
 
-def ways(plan: Any, rank: int, pool: Any) -> dict[str, Callable[[Any], None]]:
+def ways(
+    plan: Any, rank: int, pools: tuple[range, range], pool: Any
+) -> dict[str, Callable[[Any], None]]:
     """How to synchronise, by name; each takes the bytes of the model, to be sent or filled in."""
     import torch
     import torch.distributed as dist
 
-    from rollpacker.rollmux.service.sync import receive, send_shard
+    from rollpacker.rollmux.service.sync import receive_weights, send_weights
 
-    trains = rank < plan.training
+    trains = rank in pools[0]
+    shards = [(each.start, each.stop) for each in plan.transfers if each.slow]
 
     def planned(model: Any) -> None:
         if trains:
-            start, stop = plan.shard(rank)
-            send_shard(plan, rank, model[start:stop])
+            send_weights(plan, rank, model)
         else:
-            receive(plan, rank - plan.training, model, pool)
+            receive_weights(plan, rank, model, pool)
 
     def flat(model: Any) -> None:
         """Every rollout rank is sent every shard."""
-        shards = [plan.shard(source) for source in range(plan.training)]
         if trains:
             start, stop = shards[rank]
-            targets = range(plan.training, plan.training + plan.rollout)
-            works = [dist.isend(model[start:stop], target) for target in targets]
+            works = [dist.isend(model[start:stop], target) for target in pools[1]]
         else:
             works = [dist.irecv(model[a:b], source) for source, (a, b) in enumerate(shards)]
         for work in works:
@@ -208,15 +209,13 @@ def ways(plan: Any, rank: int, pool: Any) -> dict[str, Callable[[Any], None]]:
 
     def all_gather(model: Any) -> None:
         """The library's all-gather over both pools; rollout ranks have nothing to give."""
-        size = -(-plan.total // plan.training)
-        mine = torch.zeros(size, dtype=torch.uint8)
+        mine = torch.zeros(max(stop - start for start, stop in shards), dtype=torch.uint8)
         if trains:
-            start, stop = plan.shard(rank)
+            start, stop = shards[rank]
             mine[: stop - start] = model[start:stop]
-        parts = [torch.empty_like(mine) for _ in range(plan.training + plan.rollout)]
+        parts = [torch.empty_like(mine) for pool in pools for _ in pool]
         dist.all_gather(parts, mine)
-        for source in range(plan.training):
-            start, stop = plan.shard(source)
+        for source, (start, stop) in enumerate(shards):
             model[start:stop] = parts[source][: stop - start]
 
     return {"planned": planned, "flat": flat, "broadcast": broadcast, "all_gather": all_gather}

@@ -44,7 +44,7 @@ def optimum(jobs: list[TraceJob], settings: Settings) -> float:
     for job in jobs:
         live.append(Job(job.spec, 0.0))
         known(job, live[-1])
-    return Optimum(live, settings).value()
+    return Optimum(live, settings, largest=len(jobs)).value()
 
 
 def value(scheduler: Scheduler) -> float:

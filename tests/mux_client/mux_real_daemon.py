@@ -1,4 +1,4 @@
-"""A real daemon as a process that can be killed and started again, and a proxy that loses answers."""
+"""A real daemon as a process that can be killed and started again; a proxy that loses answers."""
 
 import contextlib
 import json

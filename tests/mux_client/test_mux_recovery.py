@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_killed_job_is_taken_over_by_its_next_process(daemon: Daemon, tmp_path
     spans = [(node, begun, ended) for _, nodes, _, begun, ended in lines(log) for node in nodes]
     for node in {span[0] for span in spans}:
         mine = sorted(span[1:] for span in spans if span[0] == node)
-        assert all(first[1] <= second[0] for first, second in zip(mine, mine[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in pairwise(mine))
 
 
 def start_agent(daemon: Daemon, node: str, *words: str) -> subprocess.Popen[bytes]:
@@ -149,21 +150,27 @@ def test_a_node_that_fails_its_check_is_given_up_and_emptied(
 ) -> None:
     phases = daemon.job("sick-node")
     sick, emptied = tmp_path / "sick", tmp_path / "emptied"
-    with pytest.raises(LeaseLostError), phases.phase("rollout") as permit:
-        assert permit is not None
-        node = permit.nodes[0]
-        words = ("--check", f"test ! -e {sick}", "--on-failed", f"touch {emptied}")
-        agent = start_agent(daemon, node, *words)
-        sick.touch()
-        assert agent.wait(timeout=60) == 1
-        wait_for(daemon, node, "failed", "failing")
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            phases.check()
-            time.sleep(0.05)
+    nodes: list[str] = []
+
+    def work_on_a_sick_node() -> None:
+        with phases.phase("rollout") as permit:
+            assert permit is not None
+            nodes.extend(permit.nodes)
+            words = ("--check", f"test ! -e {sick}", "--on-failed", f"touch {emptied}")
+            agent = start_agent(daemon, nodes[0], *words)
+            sick.touch()
+            assert agent.wait(timeout=60) == 1
+            wait_for(daemon, nodes[0], "failed", "failing")
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                phases.check()
+                time.sleep(0.05)
+
+    with pytest.raises(LeaseLostError):
+        work_on_a_sick_node()
     assert emptied.exists()
     phases.end()
-    again = NodeAgent(daemon.client(), node)
+    again = NodeAgent(daemon.client(), nodes[0])
     assert "failed" in str(again.run())
 
 

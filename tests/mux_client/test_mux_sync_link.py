@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollpacker.rollmux.service.sync import receive, send_shard
+from rollpacker.rollmux.service.sync import receive_weights, send_weights
 from rollpacker.rollmux.sync_plan import plan_sync
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mux_sync.py"
@@ -40,9 +40,9 @@ def test_one_copy_whatever_the_pools(training: int, rollout: int) -> None:
     assert 1.0 <= ways["planned"]["copies_over_slow_link"] < 1.1
 
 
-def test_buffers_of_another_size_are_refused() -> None:
-    plan = plan_sync(100, training=2, rollout=2)
-    with pytest.raises(ValueError, match="shard must be 50 bytes"):
-        send_shard(plan, 0, torch.zeros(49, dtype=torch.uint8))
+def test_models_of_another_size_are_refused() -> None:
+    plan = plan_sync(100, [0, 1], [2, 3])
     with pytest.raises(ValueError, match="model must be 100 bytes"):
-        receive(plan, 0, torch.zeros(100), None)
+        send_weights(plan, 0, torch.zeros(50, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="model must be 100 bytes"):
+        receive_weights(plan, 2, torch.zeros(100), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Home, Job
@@ -11,11 +12,12 @@ from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.settings import Settings
 
 Masks = tuple[int, int]
+Members = tuple[tuple[str, int, int, bool], ...]
 
 
 REMEMBER_S = 7200.0
 """Seconds for which the slowdowns of a rehearsal are taken to be the same."""
-REMEMBERED = 10_000
+REMEMBERED = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,12 @@ class Admission:
         self._order = (
             il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         )
-        self.left = settings.rehearsals
-        self._memory: dict[tuple[tuple[str, int, int], ...], tuple[float, dict[str, float]]] = {}
+        self.left = float(settings.rehearsals)
+        self._memory: dict[Members, tuple[float, dict[str, float]]] = {}
 
     def refill(self) -> None:
         """A new decision begins."""
-        self.left = self._settings.rehearsals
+        self.left = float(self._settings.rehearsals)
 
     def seat(self, job: Job, masks: Masks, stretch: tuple[float, float]) -> Seat:
         """A seat with what is expected of a job; its target is still to be set."""
@@ -112,8 +114,19 @@ class Admission:
             return Verdict(slow == 1.0 or slow <= seat.target, slow)
         return self._remembered(seats, now)
 
+    def memory_to_json(self) -> list[Any]:
+        """Rehearsals that are remembered."""
+        return [[key, at, slow] for key, (at, slow) in self._memory.items()]
+
+    def load_memory(self, state: Iterable[Any]) -> None:
+        """Restore ``memory_to_json``."""
+        for key, at, slow in state:
+            self._memory[tuple(tuple(each) for each in key)] = (at, dict(slow))
+
     def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
-        key = tuple(sorted((seat.job, *seat.masks) for seat in seats))
+        # Who sits where first must not matter: a verdict is of the set.
+        seats = sorted(seats, key=lambda seat: seat.job)
+        key = tuple((seat.job, *seat.masks, self._known(seat.job)) for seat in seats)
         known = self._memory.get(key)
         if known is not None and known[0] > now - REMEMBER_S:
             slow = known[1]
@@ -128,6 +141,9 @@ class Admission:
             self._memory[key] = (now, slow)
         kept = all(slow[seat.job] <= seat.target for seat in seats)
         return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
+
+    def _known(self, job: str) -> bool:
+        return self._settings.learn and self._cluster.jobs[job].observed.known
 
     def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
         """Harmonic, weighted by what the jobs would cost alone."""

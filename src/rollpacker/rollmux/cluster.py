@@ -46,6 +46,7 @@ class Job:
         "going",
         "home",
         "leaving",
+        "looked_at",
         "observed",
         "next_seat",
         "rollout_s",
@@ -78,6 +79,8 @@ class Job:
         self.token = -1
         """Of the permit it holds; -1 for none."""
         self.tail_reached = False
+        self.looked_at = now
+        """By repacking."""
 
     def gangs(self) -> tuple[int, int]:
         """Nodes of either pool that it asks for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, islice, product
 
 import numpy as np
 
@@ -16,10 +16,14 @@ from rollpacker.rollmux.settings import Settings
 
 TOP = 24
 """Groups that are looked at closely."""
-GUESSED = 48
-"""Sites whose slowdown is guessed."""
-GENEROUS = 1.5
+GUESSED = 8
+"""Sites of each price whose slowdown is guessed."""
+GUESS_EFFORT = 0.05
+"""Of a guess, in rehearsals."""
+GENEROUS = 2.0
 """Guesses may be too high by so much."""
+TRIED = 10
+"""Sites of one job that are tested exactly, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,15 +176,16 @@ class Placement:
     def _choose(self, sites: list[Site], job: Job, now: float, below: float) -> Offer | None:
         if not self._settings.lifetime:
             return self._first(sites, job, now)
-        sites.sort(key=lambda site: (site.price, -site.score))
-        ranked = sorted(
-            ((self._guess(site, job, now), n) for n, site in enumerate(sites[:GUESSED])),
-        )
+        sites = _promising(sites)
+        ranked = sorted((self._guess(site, job, now), n) for n, site in enumerate(sites))
+        self._admission.left -= GUESS_EFFORT * len(sites)
         best: Offer | None = None
+        tried = 0
         for guess, number in ranked:
             limit = below if best is None else best.cost
-            if self._admission.left <= 0 or guess > GENEROUS * limit:
+            if tried >= TRIED or self._admission.left <= 0 or guess > GENEROUS * limit:
                 break
+            tried += 1
             cost = self.cost(sites[number], job, now)
             if cost < limit - 1e-9:
                 best = Offer(sites[number], cost)
@@ -310,3 +315,12 @@ def _moves(site: Site, job: Job) -> bool:
     return site.fresh != (0, 0) or any(
         set(site.nodes[pool]) != set(job.home.nodes[pool]) for pool in POOLS
     )
+
+
+def _promising(sites: list[Site]) -> list[Site]:
+    """The fullest few of each price."""
+    sites.sort(key=lambda site: (site.price, -site.score))
+    kept: list[Site] = []
+    for _, same in groupby(sites, key=lambda site: site.price):
+        kept.extend(islice(same, GUESSED))
+    return kept

@@ -17,9 +17,13 @@ AMORTISED = 20.0
 """A job moves only if what is left of it is so many loads long."""
 COVERED = 2.5
 """Loads that a mover's slack has to cover."""
-GAIN = 0.03
+GAIN = 0.01
 """Share of a group's value that a move has to save."""
-NEIGHBOURS = 12
+TRY_EFFORT = 0.1
+"""Of looking for sites, in rehearsals."""
+DISSOLVED = 4
+"""Members of a group that may be dissolved, at most."""
+NEIGHBOURS = 6
 """Groups that are looked at again after a change somewhere else."""
 
 
@@ -40,7 +44,6 @@ class Repack:
         self._placement = placement
         self._moves = moves
         self.agenda: deque[tuple[Kind, str]] = deque()
-        self._looked: dict[int, float] = {}
 
     def suggest(self, group: int) -> None:
         """A group changed: it may be dissolved, or its neighbours may move into it."""
@@ -52,17 +55,21 @@ class Repack:
         for other in groups[:NEIGHBOURS]:
             self._about(other.id)
 
-    def again(self, group: int, now: float) -> None:
-        """Once in a while a group is looked at though nothing happened: slack grows."""
-        if self._settings.repack and now - self._looked.get(group, -1e9) > self._settings.look_s:
-            self._looked[group] = now
-            self._about(group)
+    def again(self, job: Job, now: float) -> None:
+        """Once in a while a job is looked at though nothing happened: slack grows."""
+        if not self._settings.repack or now < job.looked_at + self._settings.look_s:
+            return
+        job.looked_at = now
+        self._add("move", job.spec.id)
+        self._add("inside", job.spec.id)
+        if job.home is not None and len(self._cluster.groups[job.home.group].seats) <= DISSOLVED:
+            self._add("dissolve", str(job.home.group))
 
     def _about(self, number: int) -> None:
         group = self._cluster.groups.get(number)
         if group is None:
             return
-        if len(group.seats) <= 4:
+        if len(group.seats) <= DISSOLVED:
             self._add("dissolve", str(number))
         for seat in group.seats:
             self._add("move", seat.job)
@@ -77,6 +84,7 @@ class Repack:
         reserved: list[Job] = []
         while self.agenda and self._admission.left > 0:
             kind, name = self.agenda.popleft()
+            self._admission.left -= TRY_EFFORT
             if kind == "dissolve":
                 reserved += self._dissolve(int(name), now)
             elif (job := self._cluster.jobs.get(name)) is not None:

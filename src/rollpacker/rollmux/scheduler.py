@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux import snapshot
 from rollpacker.rollmux.admission import Admission, affordable, expected
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.guard import Guard
@@ -63,6 +64,22 @@ class Scheduler:
         """Put every group on the list of things to repack."""
         for number in list(self.cluster.groups):
             self._repack.suggest(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later decisions depend on, as JSON."""
+        return {
+            "cluster": snapshot.cluster_to_json(self.cluster),
+            "token": self._token,
+            "agenda": [list(each) for each in self._repack.agenda],
+            "rehearsed": self.admission.memory_to_json(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict`` into a new scheduler of the same settings."""
+        snapshot.load_cluster(self.cluster, state["cluster"])
+        self._token = state["token"]
+        self._repack.agenda.extend((kind, name) for kind, name in state["agenda"])
+        self.admission.load_memory(state["rehearsed"])
 
     def _begin_decision(self) -> None:
         self._made = []
@@ -154,8 +171,8 @@ class Scheduler:
             self._begin(job, now, "guard")
         if job.observed.count == KNOWN_AFTER and job.home is not None:
             self._repack.suggest(job.home.group)
-        elif job.home is not None:
-            self._repack.again(job.home.group, now)
+        else:
+            self._repack.again(job, now)
         self._do_repack(now)
 
     def _iterated(self, job: Job, seat: Seat, train_s: float) -> None:
@@ -164,6 +181,8 @@ class Scheduler:
         job.solo_s += job.rollout_s + train_s
         seat.solo += job.rollout_s + train_s
         seat.r, seat.t = expected(job, self.settings)
+        assert job.home is not None
+        self.cluster.changed.add(job.home.group)
 
     def _do_repack(self, now: float) -> None:
         for job in self._repack.work(now):

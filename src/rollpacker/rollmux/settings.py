@@ -35,6 +35,7 @@ class Settings:
         warm_s: seconds to switch a node to a job that is in its host memory.
         margin: share of every slowdown budget that plans leave alone.
         rehearsals: most groups that one decision may rehearse.
+        look_s: seconds after which repacking looks at a job again though nothing happened.
     """
 
     permits: Literal["round_robin", "earliest_deadline"] = "earliest_deadline"
@@ -48,8 +49,8 @@ class Settings:
     cold_s: float = 110.0
     warm_s: float = 2.0
     margin: float = 0.03
-    rehearsals: int = 6
-    look_s: float = 3600.0
+    rehearsals: int = 8
+    look_s: float = 7200.0
     prices: Prices = Prices()
 
 

@@ -1,26 +1,34 @@
-"""How new weights get from the training pool to the rollout pool: once over the slow link.
+"""How new weights reach the rollout pool: once over the slow link, then over the fast one.
 
-The pools are joined by a slow link (Ethernet between clusters), while ranks of one pool are joined
-by a fast one. Sending the model to every rollout rank costs one copy of it per rank on the slow
-link. Here every training rank sends one shard, once, and the rollout ranks spread what they were
-given among themselves (RollMux, arXiv 2512.11306, "topology-aware model synchronization").
+Training devices are grouped by node on one side of a slow link, rollout devices on the other.
+The naive way sends every rollout device its own copy across. The plan cuts the model into one
+shard per training device, sends each shard across once, to a rollout device of its own, and
+broadcasts it inside the rollout pool.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Bytes ``start`` to ``stop`` of the model: sent by training rank ``source`` to rollout rank
-    ``entry``, and by that one to the rest of its pool."""
+class Transfer:
+    """One message: bytes ``start`` to ``stop`` of the flat model, from a device to others.
 
+    Args:
+        stage: transfers of a stage may run at once; a stage begins when its sources hold the
+            bytes.
+        slow: whether it crosses the slow link.
+    """
+
+    stage: int
     source: int
-    entry: int
+    targets: tuple[int, ...]
     start: int
     stop: int
+    slow: bool
 
     @property
     def size(self) -> int:
@@ -30,68 +38,75 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncPlan:
-    """What is sent by whom, in order of the model's bytes.
+    """Transfers in order of their stages."""
 
-    Args:
-        total: bytes of the model.
-        training: ranks of the training pool.
-        rollout: ranks of the rollout pool.
-        pieces: each byte is in exactly one.
-    """
-
-    total: int
-    training: int
-    rollout: int
-    pieces: tuple[Piece, ...]
-
-    def shard(self, rank: int) -> tuple[int, int]:
-        """The bytes that training rank ``rank`` sends: an equal share of the model."""
-        return _cut(self.total, self.training, rank), _cut(self.total, self.training, rank + 1)
+    transfers: tuple[Transfer, ...]
 
     @property
     def slow_bytes(self) -> int:
-        """Bytes that cross the slow link: one copy of the model."""
-        return sum(piece.size for piece in self.pieces)
+        """Bytes over the slow link: one copy of the model."""
+        return sum(each.size * len(each.targets) for each in self.transfers if each.slow)
 
-    @property
-    def flat_bytes(self) -> int:
-        """Bytes that would cross it if every rollout rank were sent the model."""
-        return self.total * self.rollout
+    def seconds(self, *, slow_gb_s: float, fast_gb_s: float) -> float:
+        """Estimate: the slow link is shared, the fast one is each device's own.
 
-    def seconds(self, slow_bytes_per_s: float, fast_bytes_per_s: float) -> float:
-        """Time of the exchange when links are the only cost, the two stages not overlapping.
-
-        Args:
-            slow_bytes_per_s: of the whole slow link.
-            fast_bytes_per_s: into one rollout rank.
+        A broadcast is pipelined, so its length counts once whatever the number of targets; every
+        rollout device takes in the whole model once.
         """
-        spread = self.total * (1.0 - 1.0 / self.rollout)
-        return self.slow_bytes / slow_bytes_per_s + spread / fast_bytes_per_s
+        received: dict[int, int] = {}
+        for each in self.transfers:
+            for target in () if each.slow else each.targets:
+                received[target] = received.get(target, 0) + each.size
+        fast = max(received.values(), default=0)
+        return self.slow_bytes / (slow_gb_s * 1e9) + fast / (fast_gb_s * 1e9)
 
 
-def plan_sync(total: int, *, training: int, rollout: int) -> SyncPlan:
-    """Cut a model of ``total`` bytes where either pool's equal shares begin.
+def plan_sync(
+    model_bytes: int, train: Sequence[int], rollout: Sequence[int], *, align: int = 2
+) -> SyncPlan:
+    """Scatter one shard per training device across the slow link, then broadcast.
 
-    Every training rank sends an equal share and every rollout rank enters an equal share, in at
-    most ``training + rollout - 1`` pieces. Raises ``ValueError`` on an empty pool.
+    Args:
+        model_bytes: of the flat model, which every training device holds.
+        train: ranks of the training devices.
+        rollout: ranks of the rollout devices.
+        align: shards begin at multiples of so many bytes (of one element).
+
+    Raises:
+        ValueError: an empty pool, a rank on both sides, or a size that is no multiple of ``align``.
     """
-    if training < 1 or rollout < 1 or total < 0:
-        raise ValueError(
-            f"sync: {total} bytes from {training} training ranks to {rollout} rollout ranks"
+    if not train or not rollout:
+        raise ValueError("sync plan: both pools need at least one device")
+    if set(train) & set(rollout) or len({*train, *rollout}) < len(train) + len(rollout):
+        raise ValueError("sync plan: a rank may be there once, on one side")
+    if model_bytes < align or model_bytes % align:
+        raise ValueError(f"sync plan: {model_bytes} bytes are no whole elements of {align} bytes")
+    transfers: list[Transfer] = []
+    for number, (start, stop) in enumerate(_shards(model_bytes, len(train), align)):
+        root = rollout[number % len(rollout)]
+        transfers.append(
+            Transfer(
+                stage=0, source=train[number], targets=(root,), start=start, stop=stop, slow=True
+            )
         )
-    sources = [_cut(total, training, rank) for rank in range(training + 1)]
-    entries = [_cut(total, rollout, rank) for rank in range(rollout + 1)]
-    cuts = sorted({*sources, *entries})
-    pieces: list[Piece] = []
-    source = entry = 0
-    for start, stop in pairwise(cuts):
-        while sources[source + 1] <= start:
-            source += 1
-        while entries[entry + 1] <= start:
-            entry += 1
-        pieces.append(Piece(source=source, entry=entry, start=start, stop=stop))
-    return SyncPlan(total=total, training=training, rollout=rollout, pieces=tuple(pieces))
+        others = tuple(rank for rank in rollout if rank != root)
+        if others:
+            transfers.append(
+                Transfer(stage=1, source=root, targets=others, start=start, stop=stop, slow=False)
+            )
+    return SyncPlan(transfers=tuple(sorted(transfers, key=lambda each: each.stage)))
 
 
-def _cut(total: int, parts: int, index: int) -> int:
-    return total * index // parts
+def plan_naive(model_bytes: int, train: Sequence[int], rollout: Sequence[int]) -> SyncPlan:
+    """What it is compared with: the first training device sends everybody a whole copy."""
+    whole = Transfer(
+        stage=0, source=train[0], targets=tuple(rollout), start=0, stop=model_bytes, slow=True
+    )
+    return SyncPlan(transfers=(whole,))
+
+
+def _shards(total: int, count: int, align: int) -> list[tuple[int, int]]:
+    """Nearly equal shards; fewer than ``count`` if there are fewer elements."""
+    elements = total // align
+    edges = [elements * number // count * align for number in range(count + 1)]
+    return [(a, b) for a, b in pairwise(edges) if b > a]

@@ -12,6 +12,7 @@ def trained(offloads: bool) -> list[torch.Tensor]:
     state = WarmState(training_tensors(model, optimizer), "cpu")
     for step in range(5):
         state.load()
+        optimizer.zero_grad()
         inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
         model(inputs).square().mean().backward()
         optimizer.step()

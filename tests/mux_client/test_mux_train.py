@@ -34,6 +34,7 @@ def train(config: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_killed_run_and_a_killed_daemon_change_no_bit(tmp_path: Path) -> None:
     """kill -9 of the run in its middle, then of the daemon; once resumed it ends as if alone."""
     tools, steps = benchmark(), 4
@@ -82,6 +83,7 @@ def test_a_killed_run_and_a_killed_daemon_change_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_two_jobs_on_two_cores_are_faster_than_one_after_the_other() -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--json", "--steps", "6"],

@@ -10,18 +10,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from rollpacker import __version__, config
+from rollpacker.cli.mux import mux_app
 from rollpacker.cli.output import Json, console, errors, print_json
 from rollpacker.cli.reproduce import reproduce
 from rollpacker.cli.sandbox import sandbox_app
 from rollpacker.cli.simulate import calibrate, estimate, simulate
 from rollpacker.cli.trace import trace_app
+
+if TYPE_CHECKING:
+    from rollpacker.runtime.phases import Phases
 
 app = typer.Typer(
     help="Fast synchronous, on-policy RL post-training of language models.",
@@ -35,6 +39,7 @@ app.add_typer(journal_app, name="journal")
 app.add_typer(bench_app, name="bench")
 app.add_typer(trace_app, name="trace")
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(mux_app, name="mux")
 for command in (simulate, estimate, calibrate, reproduce):
     app.command()(command)
 
@@ -116,6 +121,15 @@ def _fresh(out: Path) -> Path:
     return folder
 
 
+def shared_phases(loaded: config.RunConfig) -> Phases | None:
+    """The phases of a job that shares its nodes; None for one that has its own."""
+    if not loaded.mux.url:
+        return None
+    from rollpacker.rollmux.service.phase_job import JobPhases
+
+    return JobPhases(loaded)
+
+
 @app.command()
 def train(
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
@@ -138,7 +152,7 @@ def train(
     loaded = config.load(path, given)
     from rollpacker.job import train as run
 
-    folder = run(loaded, resume=resume == "auto")
+    folder = run(loaded, resume=resume == "auto", phases=shared_phases(loaded))
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if as_json:
         print_json(summary)

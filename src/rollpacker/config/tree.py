@@ -320,6 +320,25 @@ class CheckpointConfig(Config):
     """Checkpoints kept."""
 
 
+class MuxConfig(Config):
+    """Nodes shared with other jobs through a RollMux daemon; without ``url`` the job runs alone."""
+
+    url: str = ""
+    """Address of the daemon, such as ``http://127.0.0.1:8642``; empty for none."""
+    token_file: str = ""
+    """File with the daemon's bearer token; nobody else may be able to read it."""
+    job: str = ""
+    """The job's id; empty makes one from the run's folder."""
+    slo: float = Field(default=1.5, ge=1.0)
+    """Allowed slowdown of the whole run against running alone."""
+    worst_rollout_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of a rollout with every response at the cap, switch and first evaluation included."""
+    worst_train_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of a training phase at worst, checkpoint and evaluation included."""
+    cores: dict[str, list[int]] = {}
+    """CPU cores by the daemon's node names, or by ``rollout`` and ``train``; empty pins nothing."""
+
+
 class RunConfig(Config):
     """One RL job."""
 
@@ -343,5 +362,6 @@ class RunConfig(Config):
     workers: WorkersConfig = WorkersConfig()
     eval: EvalConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
+    mux: MuxConfig = MuxConfig()
     trackers: list[Literal["wandb", "trackio", "mlflow"]] = []
     """Experiment trackers besides TensorBoard and JSONL, through accelerate."""

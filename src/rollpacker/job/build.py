@@ -21,6 +21,7 @@ from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, st
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.evaluate import Evaluator
+from rollpacker.runtime.phases import Phases
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
@@ -58,7 +59,9 @@ class Parts:
         self.log.close()
 
 
-async def build(config: RunConfig, folder: Path, progress: Progress, start: Start) -> Parts:
+async def build(
+    config: RunConfig, folder: Path, progress: Progress, start: Start, phases: Phases | None
+) -> Parts:
     """Build everything. Raises ``ValueError`` for the user's mistakes, before any work is lost."""
     check(config)
     card = read_card(config.model)
@@ -86,7 +89,7 @@ async def build(config: RunConfig, folder: Path, progress: Progress, start: Star
     clock = Clock(0.0 if start.state is None else start.state["clock_s"])
     log = RunLog(folder, config, last_step=start.step - 1, max_length=cap, progress=progress)
     params = sampling_params(config, card, cap)
-    parts = assemble(config, cap, pool, problems, rewards, params, log, clock)
+    parts = assemble(config, cap, pool, problems, rewards, params, log, clock, phases)
     if config.eval is not None and held_out is not None:
         parts.evaluator = Evaluator(
             config.eval,
@@ -109,6 +112,7 @@ def assemble(
     params: SamplingParams,
     log: RunLog,
     clock: Clock,
+    phases: Phases | None,
 ) -> Parts:
     """The policy and its driver over started processes."""
     settings = rollout_settings(config, problems, pool, cap)
@@ -132,6 +136,7 @@ def assemble(
         journal=log.journal,
         graded=log.graded,
         clock=clock,
+        phases=phases,
     )
     return Parts(
         pool=pool,

@@ -24,6 +24,7 @@ from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
+from rollpacker.runtime.phases import Alone, DisplacedError, Phases
 from rollpacker.runtime.pool import WorkerError
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.step import StepRecord
@@ -53,15 +54,28 @@ class Counters:
     true_tokens: float = 0.0
 
 
-def train(config: RunConfig, *, resume: bool = False, progress: Progress | None = None) -> Path:
+def train(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    phases: Phases | None = None,
+) -> Path:
     """Run a job to its end, or until Ctrl-C; returns the run's folder.
 
-    Raises ``ValueError`` for the user's mistakes and ``WorkerError`` when workers are lost.
+    With ``phases`` it shares nodes: each step's rollout and training wait for theirs. Raises
+    ``ValueError`` for the user's mistakes and ``WorkerError`` when workers are lost.
     """
     folder = Path(config.output)
     progress = progress or Progress()
     with RunLock(folder):
-        asyncio.run(_train(config, folder, resume, progress))
+        while True:
+            try:
+                asyncio.run(_train(config, folder, resume, progress, phases))
+                break
+            except DisplacedError as error:
+                progress.note(f"WARNING {error}")
+                resume = True
         write_reports(folder, progress)
     return folder
 
@@ -78,18 +92,23 @@ def write_reports(folder: Path, progress: Progress) -> None:
         progress.note(f"no report: {error}")
 
 
-async def _train(config: RunConfig, folder: Path, resume: bool, progress: Progress) -> None:
+async def _train(
+    config: RunConfig, folder: Path, resume: bool, progress: Progress, phases: Phases | None
+) -> None:
     checkpoints = Checkpoints(folder, config.checkpoint.keep)
     found = checkpoints.latest()
     for problem in checkpoints.problems:
         progress.note(f"WARNING {problem}; an older checkpoint is used")
     start = choose_start(config, folder, found, resume)
-    parts = await build(config, folder, progress, start)
+    parts = await build(config, folder, progress, start, phases)
+    phases = phases or Alone()
     try:
-        job = Job(config, folder, parts, checkpoints)
+        job = Job(config, folder, parts, checkpoints, phases)
+        await phases.open(lambda: parts.pool.pids, parts.rollout.fail)
         await job.restore(start)
         await job.run()
     finally:
+        await phases.close()
         parts.close()
 
 
@@ -103,12 +122,18 @@ class Job:
     """A built job."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, parts: Parts, checkpoints: Checkpoints
+        self,
+        config: RunConfig,
+        folder: Path,
+        parts: Parts,
+        checkpoints: Checkpoints,
+        phases: Phases,
     ) -> None:
         self._config = config
         self._folder = folder
         self._parts = parts
         self._checkpoints = checkpoints
+        self._phases = phases
         self._counters = Counters()
         self._summary: dict[str, Any] = {}
         self._saved = -1
@@ -134,27 +159,35 @@ class Job:
     async def run(self) -> None:
         """The train loop."""
         parts, config, count = self._parts, self._config, self._counters
+        first = count.step
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         parts.log.progress.start(config.output, total_steps(config, parts.problems), count.step)
+        await self._phases.begin("rollout")
         if "before" not in self._summary:
             self._summary["before"] = await self._evaluate(greedy=True)
         gc.collect()
         gc.freeze()  # collections must not walk the libraries' objects again and again
         watching = asyncio.create_task(self._watch().run())
-        while not self._over():
+        over = self._over()
+        while not over:
+            await self._phases.begin("rollout")
             self._recall_graded()
             record = await parts.rollout.run_step(count.step)
             _check_graded(record)
             self._count(record)
             await self._finish_step(record)
-            if self._interrupted:
-                break
+            over = self._interrupted or self._over()
+            if not over:
+                await self._phases.end()
         watching.cancel()
         parts.log.graded.clear()
         if count.step > self._saved:
             await self._save()
         if not self._interrupted:
             self._summary["after"] = await self._evaluate(greedy=True)
+        if count.step > first:
+            await self._phases.end()
+        self._summary["mux"] = self._phases.stats
         self._write_summary()
         if self._saved < count.step:
             raise CheckpointError(

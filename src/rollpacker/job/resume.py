@@ -10,7 +10,7 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.runtime.checkpoint import Found
 
-_MAY_CHANGE = ("output", "steps", "epochs", "workers", "checkpoint", "trackers", "eval")
+_MAY_CHANGE = ("output", "steps", "epochs", "workers", "checkpoint", "trackers", "eval", "mux")
 """What may differ when a run is continued."""
 
 

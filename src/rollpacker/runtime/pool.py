@@ -49,6 +49,11 @@ class WorkerPool:
         """Ids of the live workers."""
         return tuple(self._connections)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the live workers."""
+        return tuple(self._processes[worker].pid or 0 for worker in self._connections)
+
     async def start(self) -> None:
         """Start all workers and wait for their models.
 

@@ -24,6 +24,7 @@ from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.grading import Grading
+from rollpacker.runtime.phases import Phases
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
@@ -46,6 +47,7 @@ class Rollout:
         graded: keeps graded responses until the step's update, and has those of a step that was
             interrupted.
         clock: seconds since the run began.
+        phases: gives nodes to sum gradients on when the rollout is over; None: its own.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Rollout:
         journal: JournalWriter,
         graded: GradedLog,
         clock: Clock,
+        phases: Phases | None = None,
     ) -> None:
         self._config = config
         self._policy = policy
@@ -71,6 +74,9 @@ class Rollout:
         self._params = params
         self._graded = graded
         self._clock = clock
+        self._phases = phases
+        self._summed = asyncio.Event()
+        self._switching: asyncio.Task[None] | None = None
         self._pump = Pump(policy, self._perform, clock, journal.record)
         self._lockstep = config.deterministic
         self._grading = Grading(
@@ -151,10 +157,24 @@ class Rollout:
             case do.FinishRollout():
                 record.rollout_end_s = self._clock()
                 self._updates.rollout_over()
+                if self._phases is not None:
+                    self._updates.hold()
+                    self._switching = asyncio.create_task(self._switch(self._phases))
             case do.ApplyUpdate():
                 self._updates.apply(decision)
             case _:
                 raise AssertionError(f"unknown decision {decision!r}")
+
+    async def _switch(self, phases: Phases) -> None:
+        """From the rollout's nodes to those of training, when streamed gradients are summed."""
+        try:
+            while self._updates.summing:
+                self._summed.clear()
+                await self._summed.wait()
+            await phases.begin("train")
+            self._updates.release()
+        except Exception as error:
+            self.fail(error)
 
     def _start(self, decision: do.StartAttempt) -> None:
         step = self.record.step
@@ -216,11 +236,14 @@ class Rollout:
             try:
                 react(*args)
             except Exception as error:
-                assert self._done is not None
-                if not self._done.done():
-                    self._done.set_exception(error)
+                self.fail(error)
 
         return call
+
+    def fail(self, error: Exception) -> None:
+        """End the step that is running, if one is, with an error."""
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
 
     def _report(self, worker: WorkerId, report: msg.Report) -> None:
         match report:
@@ -238,6 +261,7 @@ class Rollout:
                 self._settle()
             case msg.Accumulated():
                 self._updates.accumulated(worker, report)
+                self._summed.set()
                 seconds = report.end_s - report.start_s
                 self._pump.post(
                     ev.GradientsAccumulated(
@@ -332,6 +356,7 @@ class Rollout:
                 self._done.set_exception(WorkerError(error))
             return
         self._updates.lose(worker)
+        self._summed.set()
         self._pool.meet()
         stopping = [
             self._abort_event(attempt)

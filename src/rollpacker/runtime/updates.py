@@ -5,6 +5,7 @@ Streaming changes where and when gradients are summed, never the sum.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -49,6 +50,7 @@ class Updates:
         self._clock = clock
         self._weigh = weigh
         self._checksums = True
+        self._waiting: list[Callable[[], None]] | None = None
 
     def begin(self, record: StepRecord, on_applied: Callable[[int, bool], None]) -> None:
         """Start a step; ``on_applied(update, last)`` is called after each update."""
@@ -58,6 +60,23 @@ class Updates:
         self._partials: dict[WorkerId, Partial] = {}
         self._applied: dict[WorkerId, msg.Applied] = {}
         self._decision: do.ApplyUpdate | None = None
+        self._waiting = None
+        self._sent: Counter[WorkerId] = Counter()
+
+    def hold(self) -> None:
+        """Keep what is to be sent from now on until ``release``."""
+        self._waiting = []
+
+    def release(self) -> None:
+        """Send what was kept, in order."""
+        waiting, self._waiting = self._waiting, None
+        for send in waiting or ():
+            send()
+
+    @property
+    def summing(self) -> bool:
+        """Whether a worker has gradients to sum that it was sent."""
+        return any(self._sent.values())
 
     @property
     def groups(self) -> list[Group]:
@@ -97,20 +116,29 @@ class Updates:
 
     def accumulate(self, worker: WorkerId, parts: tuple[GroupPart, ...]) -> None:
         """Send parts of groups to a worker's gradient sum."""
+        if self._waiting is not None:
+            self._waiting.append(lambda: self.accumulate(worker, parts))
+            return
+        self._sent[worker] += 1
         groups = [_cut(self._groups[part.prompt], part) for part in parts]
         self._pool.send(worker, msg.Accumulate(parts=parts, groups=groups))
 
     def accumulated(self, worker: WorkerId, report: msg.Accumulated) -> None:
         """A worker has summed some groups."""
+        self._sent[worker] -= 1
         self._partials[worker] = self._partials.get(worker, NOTHING) + report.partial
         self._task(worker, "accumulate", report.parts, report.start_s, report.end_s)
 
     def lose(self, worker: WorkerId) -> None:
         """A worker's sum is gone with it."""
         self._partials.pop(worker, None)
+        self._sent.pop(worker, None)
 
     def apply(self, decision: do.ApplyUpdate) -> None:
         """Divide and update on every worker at once; nothing to do where nothing was kept."""
+        if self._waiting is not None:
+            self._waiting.append(lambda: self.apply(decision))
+            return
         if not self._partials:
             self._on_applied(decision.update, decision.last)
             return

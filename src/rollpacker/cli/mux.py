@@ -1,0 +1,127 @@
+"""``rollpacker mux``: many RL jobs on a rollout pool and a training pool."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from rollpacker.cli.mux_service import register
+from rollpacker.cli.output import Json, console, print_json, print_plain
+
+if TYPE_CHECKING:
+    from rollpacker.rollmux.trace import TraceJob
+
+mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)
+register(mux_app)
+_SHOWN = 20
+
+
+@mux_app.command()
+def simulate(
+    trace: Annotated[
+        str, typer.Option(help="'philly' (synthetic) or a trace file, one JSON job a line.")
+    ] = "philly",
+    jobs: Annotated[int, typer.Option(help="Jobs of the synthetic trace.", min=1)] = 200,
+    days: Annotated[float, typer.Option(help="Days of arrivals.")] = 14.0,
+    seed: Annotated[int, typer.Option(help="Of the synthetic trace.", min=0)] = 0,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="solo, colocated, gavel, random, greedy, rollmux (ours) or rollmux-plain."
+        ),
+    ] = "rollmux",
+    nodes: Annotated[
+        Literal["1", "mixed"], typer.Option(help="Gangs of one node, or of 1, 2 and 4.")
+    ] = "1",
+    slo: Annotated[
+        str, typer.Option(metavar="LOW,HIGH", help="Range of allowed slowdowns.")
+    ] = "1,2",
+    cycles: Annotated[
+        Literal["mixed", "one"], typer.Option(help="Iterations of 100 to 900 s, or one class.")
+    ] = "mixed",
+    events: Annotated[Path | None, typer.Option(help="Event log to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a cluster with the scheduler that the daemon runs; the default trace is synthetic.
+
+    Example: rollpacker mux simulate --jobs 200 --days 14 --policy rollmux
+    """
+    import numpy as np
+
+    from rollpacker.rollmux import trace as traces
+    from rollpacker.rollmux.event_log import EventLog
+    from rollpacker.rollmux.policies import POLICIES, Run
+
+    if policy not in POLICIES:
+        raise ValueError(f"--policy {policy}: choose one of {', '.join(POLICIES)}")
+    if trace == "philly":
+        shape = traces.Philly(jobs=jobs, days=days, nodes=nodes, slo=_range(slo), cycles=cycles)
+        loaded = traces.philly(shape, np.random.default_rng(seed))
+    else:
+        loaded = traces.read(Path(trace))
+    with ExitStack() as stack:
+        file = stack.enter_context(events.open("w", encoding="utf-8")) if events else None
+        result = POLICIES[policy](Run(loaded, seed, EventLog(file), time.perf_counter))
+    found = {"policy": policy, "trace": _name(trace, loaded)} | result.to_json()
+    if as_json:
+        print_json(found)
+        return
+    _show(found)
+
+
+def _range(text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"--slo {text}: expected LOW,HIGH, for example 1,2") from error
+    return low, high
+
+
+def _name(trace: str, jobs: list[TraceJob]) -> str:
+    return f"synthetic, {len(jobs)} jobs" if trace == "philly" else trace
+
+
+def _show(found: dict[str, Any]) -> None:
+    view = Table(title=f"{found['policy']} on {found['trace']}", show_header=False)
+    bubble, peak, decision = found["bubble"], found["peak_gpus"], found["decision_ms"]
+    bound = found["lower_bound_cost_per_h"]
+    rows = (
+        ("cost", f"${found['cost_per_h']:.0f}/h (no schedule is below ${bound:.0f}/h)"),
+        ("jobs done", f"{found['jobs_done']}"),
+        ("SLO kept", f"{found['slo_attained']:.1%}, worst {found['worst_slo_ratio']:.3f} of it"),
+        ("idle", f"rollout {bubble['rollout']:.0%}, training {bubble['train']:.0%}"),
+        ("peak GPUs", f"rollout {peak['rollout']}, training {peak['train']}"),
+        ("GPU hours", f"{found['gpu_hours']:.0f}"),
+        ("decision", f"p50 {decision['p50']:.3f} ms, p99 {decision['p99']:.3f} ms"),
+    )
+    for row in rows:
+        view.add_row(*row)
+    console.print(view)
+
+
+@mux_app.command()
+def check(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Event log.")],
+    as_json: Json = False,
+) -> None:
+    """Check an event log against the rules, without the scheduler's code.
+
+    Example: rollpacker mux check events.jsonl
+    """
+    from rollpacker.rollmux.check import check_file
+
+    found = check_file(path)
+    if as_json:
+        print_json({"violations": [each.to_json() for each in found]})
+    else:
+        for each in found[:_SHOWN]:
+            print_plain(f"line {each.line}, {each.t:.1f} s: {each.rule}: {each.what}")
+        more = f", the first {_SHOWN} shown" if len(found) > _SHOWN else ""
+        print_plain(f"{len(found)} violations{more}")
+    if found:
+        raise typer.Exit(1)

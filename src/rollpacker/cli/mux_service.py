@@ -1,0 +1,201 @@
+"""``rollpacker mux serve|submit|status|drain``: the daemon, and what speaks to it."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rollpacker.cli.output import Json, console, print_json, print_plain
+
+State = Annotated[Path, typer.Option(help="The daemon's folder: database and token.")]
+Url = Annotated[str, typer.Option(help="Address of the daemon.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the bearer token; default: token in the folder.")
+]
+Cafile = Annotated[Path | None, typer.Option(help="Certificate to trust (TLS).")]
+_STATE = Path("runs/mux")
+_URL = "http://127.0.0.1:8642"
+
+
+def serve(
+    state: State = _STATE,
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8642,
+    ttl: Annotated[float, typer.Option(help="Seconds of a permit's lease.")] = 30.0,
+    settings: Annotated[
+        str | None, typer.Option(help="Scheduler settings as a JSON object (a new database only).")
+    ] = None,
+    postgres: Annotated[
+        str | None, typer.Option(help="Connection string, in place of the SQLite file.")
+    ] = None,
+    token_file: TokenFile = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+) -> None:
+    """Run the daemon: HTTP API and dashboard.
+
+    Example: rollpacker mux serve --state runs/mux
+    """
+    from rollpacker.rollmux.service.serve import ServeOptions
+    from rollpacker.rollmux.service.serve import serve as run
+
+    options = ServeOptions(
+        state=state,
+        host=host,
+        port=port,
+        ttl=ttl,
+        settings=None if settings is None else _settings(settings),
+        postgres=postgres,
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+    )
+
+    def ready(url: str, token: Path) -> None:
+        # One line at once, also into a pipe: scripts wait for it.
+        print(f"listening on {url}, token in {token}", flush=True)
+
+    run(options, ready)
+
+
+def _settings(text: str) -> Any:
+    from rollpacker.rollmux.settings import Settings
+
+    try:
+        return Settings(**json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--settings: {error}") from error
+
+
+def submit(
+    spec: Annotated[Path, typer.Argument(metavar="FILE", help="A job's specification, JSON.")],
+    url: Url = _URL,
+    state: State = _STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: the same one submits once.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Submit a job to the daemon.
+
+    Example: rollpacker mux submit job.json
+    """
+    try:
+        body = json.loads(spec.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{spec}: no JSON: {error}") from error
+    found = _Daemon(url, state, token_file, cafile).post("/v1/jobs", body, key)
+    if as_json:
+        print_json(found)
+    else:
+        print_plain(f"job {found['id']} submitted")
+
+
+def status(
+    url: Url = _URL,
+    state: State = _STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """Show the cluster: nodes, groups, jobs, cost.
+
+    Example: rollpacker mux status
+    """
+    found = _Daemon(url, state, token_file, cafile).get("/v1/status")
+    if as_json:
+        print_json(found)
+        return
+    view = Table("job", "state", "group", "nodes", "done", "SLO slack")
+    for job in found["jobs"]:
+        total = job["spec"]["iterations"]
+        view.add_row(
+            job["id"],
+            job["state"],
+            f"{job['group']}",
+            " ".join((*job["rollout_nodes"], *job["train_nodes"])),
+            f"{job['done']}" if total is None else f"{job['done']}/{total}",
+            f"{job['slo_slack_s']:.0f} s",
+        )
+    console.print(view)
+    cost = found["cost_per_h"]
+    print_plain(
+        f"{len(found['nodes'])} nodes in {len(found['groups'])} groups, ${cost['now']:.2f}/h "
+        f"(every job alone: ${cost['solo']:.2f}/h)" + (", draining" if found["draining"] else "")
+    )
+
+
+def drain(
+    url: Url = _URL,
+    state: State = _STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Take new jobs again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take no new jobs; the live ones go on.
+
+    Example: rollpacker mux drain
+    """
+    daemon = _Daemon(url, state, token_file, cafile)
+    found = daemon.post("/v1/drain", {"draining": not undo}, None)
+    if as_json:
+        print_json(found)
+    else:
+        print_plain(f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
+
+
+class _Daemon:
+    """Plain requests to a daemon, with its errors as ours."""
+
+    def __init__(self, url: str, state: Path, token_file: Path | None, cafile: Path | None) -> None:
+        from rollpacker.rollmux.service.auth import read_token
+
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"--url {url}: must begin with http:// or https://")
+        self._url = url.rstrip("/")
+        self._token = read_token(token_file or state / "token").decode()
+        self._tls = ssl.create_default_context(cafile=None if cafile is None else str(cafile))
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._send(urllib.request.Request(self._url + path))
+
+    def post(self, path: str, body: Any, key: str | None) -> dict[str, Any]:
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex, "Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        return self._send(urllib.request.Request(self._url + path, data, headers))
+
+    def _send(self, request: urllib.request.Request) -> dict[str, Any]:
+        request.add_header("Authorization", f"Bearer {self._token}")
+        tls = self._tls if self._url.startswith("https") else None
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=tls) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")
+            try:
+                text = json.loads(text)["error"]
+            except (ValueError, LookupError, TypeError):
+                text = text[:200]
+            kind = ValueError if error.code < 500 else RuntimeError
+            raise kind(f"{self._url}: {text}") from error
+        except urllib.error.URLError as error:
+            raise RuntimeError(
+                f"{self._url}: no daemon answers ({error.reason}); start one: rollpacker mux serve"
+            ) from error
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``rollpacker mux``."""
+    for command in (serve, submit, status, drain):
+        app.command()(command)

@@ -1,0 +1,201 @@
+"""May these jobs share these nodes? The slowdown that a job can afford, and the exact test."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Home, Job
+from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.settings import Settings
+
+Masks = tuple[int, int]
+Members = tuple[tuple[str, int, int, bool], ...]
+
+
+REMEMBER_S = 7200.0
+"""Seconds for which the slowdowns of a rehearsal are taken to be the same."""
+REMEMBERED = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a group keeps all promises, and its mean slowdown."""
+
+    kept: bool
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A job that might join a group, on nodes given as masks and stretched so far."""
+
+    job: Job
+    masks: Masks
+    stretch: tuple[float, float] = (1.0, 1.0)
+
+
+def expected(job: Job, settings: Settings) -> tuple[float, float]:
+    """Rollout and training seconds to plan with: observed once known, else the worst case."""
+    if settings.learn and job.observed.known:
+        return job.observed.means
+    return job.spec.worst_rollout_s, job.spec.worst_train_s
+
+
+def affordable(job: Job, now: float, settings: Settings, reserve_s: float) -> float:
+    """The slowdown at which the rest of a job's life uses up its lifetime budget.
+
+    ``slo * (seconds alone, done and to come)`` less what has passed and a reserve, spread over
+    what is to come: slack that was banked may be spent.
+    """
+    if not settings.lifetime:
+        return job.spec.slo
+    rest = job.remaining() * sum(expected(job, settings))
+    budget = job.spec.slo * (job.solo_s + rest) - (now - job.started) - reserve_s
+    return budget / rest
+
+
+def stretch_of(job: Job, home: Home) -> tuple[float, float]:
+    """How much longer the phases take on fewer nodes than asked for."""
+    rollout, train = job.gangs()
+    return rollout / len(home.nodes[0]), train / len(home.nodes[1])
+
+
+class Admission:
+    """The exact test, with a budget of rehearsals for each decision."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
+        self.left = float(settings.rehearsals)
+        self._memory: dict[Members, tuple[float, dict[str, float]]] = {}
+
+    def refill(self) -> None:
+        """A new decision begins."""
+        self.left = float(self._settings.rehearsals)
+
+    def seat(self, job: Job, masks: Masks, stretch: tuple[float, float]) -> Seat:
+        """A seat with what is expected of a job; its target is still to be set."""
+        r, t = expected(job, self._settings)
+        return Seat(job.spec.id, masks, r, t, stretch=stretch)
+
+    def seats(
+        self,
+        group: Group | None,
+        joiners: Iterable[Joiner] = (),
+        without: Collection[str] = (),
+    ) -> list[Seat]:
+        """Fresh seats of who will be there: members and reservations, less those who leave."""
+        seats: list[Seat] = []
+        for old in [] if group is None else group.seats:
+            job = self._cluster.jobs[old.job]
+            if old.job not in without and (job.leaving is None or old is job.next_seat):
+                seats.append(self.seat(job, old.masks, old.stretch))
+        seats.extend(self.seat(each.job, each.masks, each.stretch) for each in joiners)
+        return seats
+
+    def judge(self, seats: Sequence[Seat], now: float) -> Verdict:
+        """The exact test of a whole group."""
+        if not self._settings.lifetime:
+            return Verdict(self._within_limits(seats), 1.0)
+        reserve = il.load_bound(seats) + self._settings.cold_s
+        for seat in seats:
+            job = self._cluster.jobs[seat.job]
+            seat.target = affordable(job, now, self._settings, reserve if len(seats) > 1 else 0.0)
+            seat.target *= 1.0 - self._settings.margin if len(seats) > 1 else 1.0
+        if len(seats) == 1:
+            seat = seats[0]
+            slow = (seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)) / (seat.r + seat.t)
+            return Verdict(slow == 1.0 or slow <= seat.target, slow)
+        return self._remembered(seats, now)
+
+    def memory_to_json(self) -> list[Any]:
+        """Rehearsals that are remembered."""
+        return [[key, at, slow] for key, (at, slow) in self._memory.items()]
+
+    def load_memory(self, state: Iterable[Any]) -> None:
+        """Restore ``memory_to_json``."""
+        for key, at, slow in state:
+            self._memory[tuple(tuple(each) for each in key)] = (at, dict(slow))
+
+    def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
+        # Who sits where first must not matter: a verdict is of the set.
+        seats = sorted(seats, key=lambda seat: seat.job)
+        key = tuple((seat.job, *seat.masks, self._known(seat.job)) for seat in seats)
+        known = self._memory.get(key)
+        if known is not None and known[0] > now - REMEMBER_S:
+            slow = known[1]
+        else:
+            if min(seat.target for seat in seats) <= 1.0 or overloaded(
+                seats, self._settings.warm_s
+            ):
+                return Verdict(False, float("inf"))
+            slow = self._rehearse(seats)
+            if len(self._memory) >= REMEMBERED:
+                self._memory.clear()
+            self._memory[key] = (now, slow)
+        kept = all(slow[seat.job] <= seat.target for seat in seats)
+        return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
+
+    def _known(self, job: str) -> bool:
+        return self._settings.learn and self._cluster.jobs[job].observed.known
+
+    def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
+        """Harmonic, weighted by what the jobs would cost alone."""
+        weights = [self._price(self._cluster.jobs[seat.job]) for seat in seats]
+        return sum(weights) / sum(w / s for w, s in zip(weights, slow, strict=True))
+
+    def _price(self, job: Job) -> float:
+        prices, gangs = self._settings.prices, job.gangs()
+        return gangs[0] * prices.rollout + gangs[1] * prices.train
+
+    def guess(self, seats: Sequence[Seat]) -> float:
+        """A quick guess of the mean slowdown, to rank by: waiting as in a queue."""
+        slow: list[float] = []
+        for seat in seats:
+            wait = 0.0
+            for pool in POOLS:
+                busy = delay = 0.0
+                for other in seats:
+                    if other is not seat and other.masks[pool] & seat.masks[pool]:
+                        share = other.seconds(pool) / (1.3 * (other.r + other.t))
+                        busy += share
+                        delay += share * other.seconds(pool) / 2.0
+                wait += delay / max(1.0 - busy, 0.1)
+            whole = seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)
+            slow.append((whole + wait) / (seat.r + seat.t))
+        return self._mean(slow, seats)
+
+    def _within_limits(self, seats: Sequence[Seat]) -> bool:
+        """Worst-case mode: the exact cycle stays under every member's limit."""
+        limit = min(self._cluster.jobs[s.job].spec.slo * (s.r + s.t) for s in seats)
+        return il.cycle(seats) <= limit
+
+    def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
+        self.left -= 1
+        durations = [self._durations(self._cluster.jobs[seat.job]) for seat in seats]
+        slowdowns = il.rehearse(seats, durations, self._order, switch_s=self._settings.warm_s)
+        return {seat.job: slow for seat, slow in zip(seats, slowdowns, strict=True)}
+
+    def _durations(self, job: Job) -> list[tuple[float, float]]:
+        if self._settings.learn and job.observed.known:
+            return list(job.observed.ring)
+        return [(job.spec.worst_rollout_s, job.spec.worst_train_s)]
+
+
+def overloaded(seats: Sequence[Seat], switch_s: float) -> bool:
+    """Whether a node would have to work more than all the time to meet the targets."""
+    load: dict[tuple[int, int], float] = {}
+    for seat in seats:
+        period = seat.target * (seat.r + seat.t)
+        for pool in POOLS:
+            need = (seat.seconds(pool) + switch_s) / period
+            for bit in il.bits(seat.masks[pool]):
+                total = load.get((pool, bit), 0.0) + need
+                if total > 1.0:
+                    return True
+                load[pool, bit] = total
+    return False

@@ -1,0 +1,42 @@
+"""What random and greedy share: RollMux's groups and permits, a simple rule for where a job goes.
+
+Neither looks at SLOs; host memory and the size of a group are respected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rollpacker.rollmux.cluster import Cluster, Job
+from rollpacker.rollmux.cluster_sim import Clock, ClusterSimulation
+from rollpacker.rollmux.event_log import EventLog
+from rollpacker.rollmux.placement import Site
+from rollpacker.rollmux.result import SimulationResult
+from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.settings import PLAIN
+from rollpacker.rollmux.trace import TraceJob
+
+Rule = Callable[[Sequence[Site], Cluster], Site | None]
+"""Picks one of the sites on existing nodes; None for nodes of its own."""
+
+
+def simulate_rule(
+    jobs: Sequence[TraceJob], rule: Rule, log: EventLog, clock: Clock | None
+) -> SimulationResult:
+    """The trace."""
+
+    def choose(job: Job, now: float) -> Site:
+        del now
+        groups = scheduler.cluster.groups.values()
+        sites = [
+            site
+            for group in groups
+            if len(group.seats) < PLAIN.group_size
+            for site in scheduler.placement.sites(job, group, (0.0, 0.0))
+            if site.fresh == (0, 0)
+        ]
+        found = rule(sites, scheduler.cluster) if sites else None
+        return found or scheduler.placement.isolated(job)
+
+    scheduler = Scheduler(PLAIN, choose)
+    return ClusterSimulation(jobs, scheduler, log, clock).run()

@@ -1,0 +1,294 @@
+"""An independent checker of event logs: it knows the rules and nothing of the scheduler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule, the line of the log (1 is the meta line; 0: the whole log), and what broke."""
+
+    rule: str
+    line: int
+    t: float
+    what: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Job:
+    spec: dict[str, Any]
+    nodes: set[str] = field(default_factory=set)
+    old_nodes: set[str] = field(default_factory=set)
+    placed_at: float | None = None
+    gone: bool = False
+    done: int = 0
+    next_phase: str = "rollout"
+    permit: dict[str, Any] | None = None
+    running: dict[str, Any] | None = None
+    started_at: float = 0.0
+    stranded: bool = False
+
+    def solo_s(self, count: int) -> float:
+        return sum(self.spec["solo_s"][:count])
+
+
+class Checker:
+    """Feed it the meta line, then events in order; ``finish`` gives the verdict."""
+
+    def __init__(self, meta: dict[str, Any]) -> None:
+        self._cap = float(meta["memory_cap_gb"])
+        self._jobs = {spec["id"]: _Job(spec) for spec in meta["jobs"]}
+        self._pins: dict[str, dict[str, float]] = {}
+        self._busy: dict[str, str] = {}
+        self._dead: set[str] = set()
+        self._turns: dict[tuple[int, str, str], tuple[int, int, int]] = {}
+        self._epochs: dict[int, int] = {}
+        self._tokens: set[int] = set()
+        self._line = 1
+        self._now = 0.0
+        self.violations: list[Violation] = []
+
+    def feed(self, line: int, event: dict[str, Any]) -> None:
+        """One event."""
+        self._line = line
+        t = float(event["t"])
+        if t < self._now - EPSILON:
+            self._bad("time", f"{t} comes after {self._now}")
+        self._now = max(t, self._now)
+        name = event.get("job")
+        if name is not None and name not in self._jobs:
+            self._bad("unknown_job", f"{name} is not in the meta line")
+            return
+        kind = event["kind"]
+        if kind not in _RULES:
+            self._bad("unknown_kind", f"{kind!r}")
+            return
+        _RULES[kind](self, self._jobs.get(name or ""), event)
+
+    def finish(self) -> list[Violation]:
+        """What is left over at the end."""
+        self._line = 0
+        for name, job in self._jobs.items():
+            if job.placed_at is None:
+                self._bad("lost_job", f"{name} was never placed")
+            elif not job.gone:
+                self._bad("lost_job", f"{name} never departed, {job.done} iterations done")
+        for node, pins in self._pins.items():
+            if pins:
+                self._bad("leaked_node", f"{node} still holds {', '.join(sorted(pins))}")
+        return self.violations
+
+    def _bad(self, rule: str, what: str) -> None:
+        self.violations.append(Violation(rule, self._line, self._now, what))
+
+    def _place(self, job: _Job | None, event: dict[str, Any]) -> None:
+        assert job is not None
+        if job.placed_at is not None:
+            self._bad("double_placement", f"{event['job']} was placed before")
+        job.placed_at = self._now
+        self._take(job, event)
+
+    def _take(self, job: _Job, event: dict[str, Any]) -> None:
+        name = event["job"]
+        job.nodes = set(event["nodes"])
+        if job.nodes != set(event["memory_gb"]):
+            self._bad("residency", f"{name}: memory_gb is not of its nodes")
+        for node, gb in event["memory_gb"].items():
+            if node in self._dead:
+                self._bad("dead_node", f"{name} was put on {node}, which is down")
+            pins = self._pins.setdefault(node, {})
+            pins[name] = float(gb)
+            total = sum(pins.values())
+            if total > self._cap + EPSILON:
+                self._bad("memory", f"{node} holds {total:.1f} GB of {self._cap:g}")
+
+    def _move(self, job: _Job | None, event: dict[str, Any]) -> None:
+        assert job is not None
+        name = event["job"]
+        if job.placed_at is None or job.gone:
+            self._bad("lost_job", f"{name} moves but is not there")
+        if job.stranded:
+            self._abandon(name, job)
+        elif job.running is not None or job.permit is not None or job.next_phase != "rollout":
+            self._bad("move_mid_iteration", f"{name} moves inside an iteration")
+        job.old_nodes |= job.nodes
+        job.stranded = False
+        self._take(job, event)
+
+    def _abandon(self, name: str, job: _Job) -> None:
+        """A node died: the iteration is lost."""
+        for node in [node for node, owner in self._busy.items() if owner == name]:
+            del self._busy[node]
+        job.running = job.permit = None
+        job.next_phase = "rollout"
+        for node in job.nodes | job.old_nodes:
+            self._pins.get(node, {}).pop(name, None)
+        job.nodes = set()
+        job.old_nodes = set()
+
+    def _permit(self, job: _Job | None, event: dict[str, Any]) -> None:
+        assert job is not None
+        name, phase = event["job"], event["phase"]
+        if job.permit is not None or job.running is not None:
+            self._bad("double_permit", f"{name} holds a permit already")
+        job.permit = event
+        token = event.get("token")
+        if token is not None:
+            if token in self._tokens:
+                self._bad("token", f"token {token} was given out before")
+            self._tokens.add(token)
+        if phase != job.next_phase:
+            self._bad("alternation", f"{name} may {phase}, its next is {job.next_phase}")
+        group, epoch = event["group"], event["epoch"]
+        if epoch < self._epochs.get(group, epoch):
+            self._bad("epoch", f"group {group} is past epoch {epoch}")
+        self._epochs[group] = max(epoch, self._epochs.get(group, epoch))
+        self._check_turn(name, event)
+
+    def _check_turn(self, name: str, event: dict[str, Any]) -> None:
+        turn = event["epoch"], event["round"], event["position"]
+        for node in event["nodes"]:
+            key = event["group"], event["phase"], node
+            last = self._turns.get(key)
+            if last is not None and last[0] == turn[0] and last[1:] >= turn[1:]:
+                self._bad("order", f"{name}: {turn[1:]} after {last[1:]} on {node}")
+            self._turns[key] = turn
+
+    def _start(self, job: _Job | None, event: dict[str, Any]) -> None:
+        assert job is not None
+        name, phase, nodes = event["job"], event["phase"], set(event["nodes"])
+        if job.running is not None:
+            self._bad("double_start", f"{name} runs already")
+        job.running, job.started_at = event, self._now
+        for node in nodes:
+            if node in self._dead:
+                self._bad("dead_node", f"{name} starts on {node}, which is down")
+        if not nodes <= job.nodes:
+            self._bad("residency", f"{name} starts where it has no memory")
+        if phase == "sync":
+            return
+        if job.permit is None or job.permit["phase"] != phase:
+            self._bad("no_permit", f"{name} starts its {phase} without a permit")
+        elif set(job.permit["nodes"]) != nodes:
+            self._bad("no_permit", f"{name} starts on other nodes than permitted")
+        for node in nodes:
+            other = self._busy.get(node)
+            if other is not None:
+                self._bad("exclusive", f"{name} starts on {node}, where {other} runs")
+            self._busy[node] = name
+
+    def _tail_release(self, job: _Job | None, event: dict[str, Any]) -> None:
+        assert job is not None
+        if job.running is None or job.running["phase"] != "rollout":
+            self._bad("tail", f"{event['job']} releases a tail but runs no rollout")
+        self._free(event["job"])
+
+    def _free(self, name: str) -> None:
+        for node in [node for node, owner in self._busy.items() if owner == name]:
+            del self._busy[node]
+
+    def _end(self, job: _Job | None, event: dict[str, Any]) -> None:
+        assert job is not None
+        name, phase = event["job"], event["phase"]
+        if job.running is None or job.running["phase"] != phase:
+            self._bad("no_start", f"{name} ends a {phase} that did not start")
+            return
+        job.running = None
+        if phase == "sync":
+            for node in job.old_nodes - job.nodes:
+                self._pins.get(node, {}).pop(name, None)
+            job.old_nodes = set()
+            return
+        self._free(name)
+        job.permit = None
+        took = self._now - job.started_at
+        index = min(job.done, len(job.spec["solo_s"]) - 1)
+        alone = job.spec.get(f"{phase}_s")
+        if alone is not None and took < alone[index] - 1e-3:
+            self._bad("too_fast", f"{name}: {took:.3f} s for {alone[index]:.3f} s alone")
+        if phase == "train":
+            job.done += 1
+        job.next_phase = "rollout" if phase == "train" else "train"
+
+    def _depart(self, job: _Job | None, event: dict[str, Any]) -> None:
+        assert job is not None
+        name, spec = event["job"], job.spec
+        if job.placed_at is None or job.gone:
+            self._bad("lost_job", f"{name} departs but is not there")
+            return
+        job.gone = True
+        for node in job.nodes | job.old_nodes:
+            self._pins.get(node, {}).pop(name, None)
+        if job.done != spec["iterations"] or job.running is not None:
+            self._bad("iterations", f"{name} departs after {job.done} of {spec['iterations']}")
+        elapsed = self._now - float(spec["arrival_s"])
+        allowed = float(spec["slo"]) * job.solo_s(job.done)
+        if elapsed > allowed * (1.0 + 1e-9) + EPSILON:
+            self._bad("slo", f"{name} took {elapsed:.1f} s, allowed {allowed:.1f} s")
+
+    def _node_down(self, job: _Job | None, event: dict[str, Any]) -> None:
+        del job
+        for node in event["nodes"]:
+            self._dead.add(node)
+            for name in self._pins.pop(node, {}):
+                self._jobs[name].stranded = True
+                self._jobs[name].nodes.discard(node)
+                self._jobs[name].old_nodes.discard(node)
+
+    def _rebase(self, job: _Job | None, event: dict[str, Any]) -> None:
+        del job
+        group, epoch = event["group"], event["epoch"]
+        if epoch <= self._epochs.get(group, -1):
+            self._bad("epoch", f"group {group} goes from epoch {self._epochs[group]} to {epoch}")
+        self._epochs[group] = epoch
+
+
+_RULES: dict[str, Callable[[Checker, _Job | None, dict[str, Any]], None]] = {
+    "place": Checker._place,
+    "move": Checker._move,
+    "evict": Checker._move,
+    "permit": Checker._permit,
+    "start": Checker._start,
+    "tail_release": Checker._tail_release,
+    "end": Checker._end,
+    "depart": Checker._depart,
+    "node_down": Checker._node_down,
+    "rebase": Checker._rebase,
+}
+
+
+def check_lines(lines: Iterable[str], name: str = "log") -> list[Violation]:
+    """Check a log given as lines. Raises ``ValueError`` where it is not one."""
+    checker: Checker | None = None
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = json.loads(line)
+            if checker is None:
+                if event["kind"] != "meta":
+                    raise ValueError("expected the meta line first")
+                checker = Checker(event)
+            else:
+                checker.feed(number, event)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{name}, line {number}: {what}") from error
+    if checker is None:
+        raise ValueError(f"{name}: empty, no meta line")
+    return checker.finish()
+
+
+def check_file(path: Path) -> list[Violation]:
+    """Check an event log. Raises ``ValueError`` where it is not one."""
+    with path.open(encoding="utf-8") as file:
+        return check_lines(file, str(path))

@@ -1,0 +1,314 @@
+"""A simulated cluster: timed events into the scheduler, its decisions carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.event_log import EventLog
+from rollpacker.rollmux.jobs import Phase
+from rollpacker.rollmux.result import (
+    TAIL_AT,
+    TAIL_COST,
+    TAIL_WORKERS,
+    JobResult,
+    Meter,
+    SimulationResult,
+    lower_bound,
+    span_hours,
+)
+from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.trace import TraceJob
+
+Clock = Callable[[], float]
+
+
+class Running:
+    """A job of the trace in the simulated cluster."""
+
+    __slots__ = (
+        "done",
+        "end_at",
+        "epoch",
+        "began",
+        "homes",
+        "job",
+        "moving",
+        "phase",
+        "tailing",
+        "token",
+    )
+
+    def __init__(self, job: TraceJob) -> None:
+        self.job = job
+        self.done = 0
+        self.moving = False
+        self.phase: Phase = "rollout"
+        self.token = -1
+        self.began = 0.0
+        self.end_at = 0.0
+        self.tailing = False
+        self.homes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self.epoch = 0
+
+    def seconds(self) -> float:
+        """Of the phase that is running or next, alone."""
+        times = self.job.rollout_s if self.phase == "rollout" else self.job.train_s
+        return float(times[self.done])
+
+
+class ClusterSimulation:
+    """Runs a trace through a scheduler.
+
+    Args:
+        jobs: the trace.
+        scheduler: decides; it is told only what a real cluster would tell.
+        log: where events go.
+        clock: for the time that decisions take; None does not measure.
+        failures: ``(seconds, pool)``: a node of that pool that is busy then dies.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        scheduler: Scheduler,
+        log: EventLog | None = None,
+        clock: Clock | None = None,
+        failures: Sequence[tuple[float, int]] = (),
+    ) -> None:
+        self._jobs = jobs
+        self._scheduler = scheduler
+        self._log = log or EventLog(None)
+        self._clock = clock
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self._live: dict[str, Running] = {}
+        self._tenant: dict[str, str] = {}
+        self._tails: dict[str, float] = {}
+        self.meter = Meter(since=jobs[0].arrival_s)
+        self.results: list[JobResult] = []
+        self.decision_s: list[float] = []
+        for job in jobs:
+            self._at(job.arrival_s, self._arrive, job)
+        for at, pool in failures:
+            self._at(at, self._fail, pool)
+
+    def run(self) -> SimulationResult:
+        """Until every job is done."""
+        prices = self._scheduler.settings.prices
+        self._log.meta(self._scheduler.settings, self._jobs)
+        while self._heap:
+            self.now, _, action, args = heappop(self._heap)
+            action(*args)
+        assert not self._live, f"jobs that never ended: {sorted(self._live)}"
+        return SimulationResult(
+            tuple(self.results),
+            self.meter,
+            span_hours(self._jobs),
+            lower_bound(self._jobs, prices),
+            prices,
+            self.decision_s,
+        )
+
+    def _at(self, time: float, action: Callable[..., None], *args: Any) -> None:
+        self._count += 1
+        heappush(self._heap, (time, self._count, action, args))
+
+    def _post(self, event: ev.Event) -> None:
+        if self._clock is None:
+            made = self._scheduler.handle(self.now, event)
+        else:
+            began = self._clock()
+            made = self._scheduler.handle(self.now, event)
+            self.decision_s.append(self._clock() - began)
+        for decision in made:
+            _PERFORM[type(decision)](self, decision)
+
+    def _arrive(self, job: TraceJob) -> None:
+        self._live[job.spec.id] = Running(job)
+        self._post(ev.JobArrived(spec=job.spec))
+        self._post(ev.PermitRequested(job=job.spec.id, phase="rollout"))
+
+    def _acquire(self, decision: do.AcquireNodes) -> None:
+        for node in decision.nodes:
+            self.meter.change(self.now, "rt".index(node[0]), 1)
+
+    def _release(self, decision: do.ReleaseNodes) -> None:
+        for node in decision.nodes:
+            self.meter.change(self.now, "rt".index(node[0]), -1)
+            self._tenant.pop(node, None)
+            self._tails.pop(node, None)
+
+    def _place(self, decision: do.Place) -> None:
+        self._live[decision.job].homes = (decision.rollout, decision.train)
+        self._log.write(
+            self.now,
+            "place",
+            decision.job,
+            group=decision.group,
+            epoch=decision.epoch,
+            nodes=[*decision.rollout, *decision.train],
+            memory_gb=dict(decision.memory_gb),
+        )
+
+    def _rebase(self, decision: do.Rebase) -> None:
+        self._log.write(
+            self.now,
+            "rebase",
+            None,
+            group=decision.group,
+            epoch=decision.epoch,
+            order=list(decision.order),
+        )
+
+    def _permit(self, decision: do.Permit) -> None:
+        run = self._live[decision.job]
+        run.token, run.phase, run.epoch = decision.token, decision.phase, decision.epoch
+        shared = {
+            "phase": decision.phase,
+            "group": decision.group,
+            "epoch": decision.epoch,
+            "round": decision.round,
+            "position": decision.position,
+            "nodes": list(decision.nodes),
+            "token": decision.token,
+        }
+        self._log.write(self.now, "permit", decision.job, **shared)
+        self._log.write(self.now, "start", decision.job, **shared)
+        seconds = self._phase_seconds(run, decision)
+        run.began, run.end_at, run.tailing = self.now, self.now + seconds, False
+        if decision.phase == "rollout":
+            self._at(self.now + TAIL_AT * seconds, self._reach_tail, run, run.token)
+        self._at(run.end_at, self._end_phase, run, run.token, decision.nodes)
+
+    def _phase_seconds(self, run: Running, decision: do.Permit) -> float:
+        """Alone, stretched on a smaller gang, with the switch and what a tail takes."""
+        job, settings = run.job.spec.id, self._scheduler.settings
+        gang = (
+            run.job.spec.rollout_nodes if decision.phase == "rollout" else run.job.spec.train_nodes
+        )
+        seconds = run.seconds() * gang / len(decision.nodes)
+        if any(self._tenant.get(node, job) != job for node in decision.nodes):
+            seconds += settings.warm_s
+        beside = max(self._tails.get(node, 0.0) for node in decision.nodes) - self.now
+        if beside > 0:
+            # Beside a tail three quarters of the workers do the work.
+            seconds += min(beside, seconds / (1.0 - TAIL_WORKERS)) * TAIL_WORKERS
+        for node in decision.nodes:
+            self._tenant[node] = job
+        return seconds
+
+    def _reach_tail(self, run: Running, token: int) -> None:
+        if run.token == token:
+            self._post(ev.TailReached(job=run.job.spec.id))
+
+    def _release_tail(self, decision: do.ReleaseTail) -> None:
+        run = self._live[decision.job]
+        run.tailing = True
+        extra = TAIL_COST * (run.end_at - run.began)
+        self._count_used(0, (self.now - run.began) * len(decision.nodes))
+        self._count_used(0, TAIL_WORKERS * (run.end_at + extra - self.now) * len(decision.nodes))
+        run.end_at += extra
+        for node in decision.nodes:
+            self._tails[node] = run.end_at
+        self._at(run.end_at, self._end_phase, run, run.token, decision.nodes)
+        self._log.write(
+            self.now, "tail_release", decision.job, phase="rollout", nodes=list(decision.nodes)
+        )
+
+    def _count_used(self, pool: int, seconds: float) -> None:
+        self.meter.used_s[pool] += seconds
+
+    def _end_phase(self, run: Running, token: int, nodes: tuple[str, ...]) -> None:
+        if run.token != token or self.now < run.end_at:
+            return
+        pool = 0 if run.phase == "rollout" else 1
+        if not run.tailing:
+            self._count_used(pool, (self.now - run.began) * len(nodes))
+        name = run.job.spec.id
+        self._log.write(
+            self.now, "end", name, phase=run.phase, nodes=list(nodes), epoch=run.epoch, token=token
+        )
+        seconds, phase = run.seconds(), run.phase
+        run.token = -1
+        last = phase == "train" and run.done + 1 == len(run.job.rollout_s)
+        if phase == "train":
+            run.done += 1
+        self._post(ev.PhaseFinished(job=name, phase=phase, seconds=seconds, token=token))
+        if last:
+            self._finish(run)
+        elif not run.moving:
+            run.phase = "train" if phase == "rollout" else "rollout"
+            self._post(ev.PermitRequested(job=name, phase=run.phase))
+
+    def _finish(self, run: Running) -> None:
+        spec = run.job.spec
+        elapsed = self.now - run.job.arrival_s
+        self.results.append(JobResult(spec.id, elapsed, run.job.solo_s, spec.slo))
+        del self._live[spec.id]
+        self._post(ev.JobEnded(job=spec.id))
+
+    def _depart(self, decision: do.Depart) -> None:
+        self._log.write(self.now, "depart", decision.job, group=decision.group)
+
+    def _move(self, decision: do.Move) -> None:
+        run = self._live[decision.job]
+        run.moving = True
+        run.token = -1
+        run.homes = (decision.rollout, decision.train)
+        nodes = [*decision.rollout, *decision.train]
+        self._log.write(
+            self.now,
+            "evict" if decision.reason == "guard" else "move",
+            decision.job,
+            group=decision.group,
+            epoch=decision.epoch,
+            nodes=nodes,
+            memory_gb=dict(decision.memory_gb),
+            reason=decision.reason,
+        )
+        self._log.write(self.now, "start", decision.job, phase="sync", nodes=nodes)
+        done = self.now + self._scheduler.settings.cold_s
+        run.end_at = done
+        self._at(done, self._end_move, run, run.homes)
+
+    def _end_move(self, run: Running, homes: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+        name = run.job.spec.id
+        if not run.moving or run.homes is not homes:
+            return
+        run.moving = False
+        run.phase = "rollout"
+        nodes = [*homes[0], *homes[1]]
+        self._log.write(self.now, "end", name, phase="sync", nodes=nodes)
+        self._post(ev.MoveFinished(job=name))
+        self._post(ev.PermitRequested(job=name, phase="rollout"))
+
+    def _fail(self, pool: int) -> None:
+        """A node of a pool dies: the one with the most jobs."""
+        nodes = [
+            node
+            for node in self._scheduler.cluster.nodes.values()
+            if node.pool == pool and node.held
+        ]
+        if not nodes:
+            return
+        node = max(nodes, key=lambda each: (len(each.pins), each.name)).name
+        self._log.write(self.now, "node_down", None, nodes=[node])
+        self.meter.change(self.now, pool, -1)
+        self._post(ev.NodeFailed(node=node))
+
+
+_PERFORM: dict[type, Callable[..., None]] = {
+    do.AcquireNodes: ClusterSimulation._acquire,
+    do.ReleaseNodes: ClusterSimulation._release,
+    do.Place: ClusterSimulation._place,
+    do.Rebase: ClusterSimulation._rebase,
+    do.Permit: ClusterSimulation._permit,
+    do.ReleaseTail: ClusterSimulation._release_tail,
+    do.Depart: ClusterSimulation._depart,
+    do.Move: ClusterSimulation._move,
+}

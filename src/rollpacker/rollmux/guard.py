@@ -1,0 +1,50 @@
+"""The guard: takes a job to nodes of its own before its lifetime SLO is lost."""
+
+from __future__ import annotations
+
+from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.admission import expected
+from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
+from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.settings import Settings
+
+LATE = 1.25
+"""A next iteration may be so much longer than expected."""
+
+
+class Guard:
+    """Looks at a job between two iterations."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+
+    def must_leave(self, job: Job, now: float) -> bool:
+        """Whether staying is likely to break the promise and one more iteration is too many."""
+        if job.home is None or job.seat is None or job.leaving is not None:
+            return False
+        group = self._cluster.groups[job.home.group]
+        if len(group.seats) < 2:
+            return False
+        alone = sum(expected(job, self._settings))
+        rest = job.remaining() * alone
+        slack = job.spec.slo * (job.solo_s + rest) - (now - job.started) - rest
+        next_wait = self._next_wait(group, job.seat, alone)
+        if slack > next_wait + self._settings.cold_s:
+            return False
+        return rest * (self._slowdown(job.seat, now) - 1.0) + next_wait > slack
+
+    def _next_wait(self, group: Group, seat: Seat, alone: float) -> float:
+        """Seconds that one more iteration here may take on top of those alone."""
+        wait = (LATE - 1.0) * alone
+        for other in group.seats:
+            if other is seat or other.state == il.AWAY:
+                continue
+            for pool in POOLS:
+                if other.masks[pool] & seat.masks[pool]:
+                    wait += LATE * other.seconds(pool) + self._settings.warm_s
+        return wait
+
+    def _slowdown(self, seat: Seat, now: float) -> float:
+        """As measured in this epoch, where there is a measurement."""
+        return (now - seat.anchor) / seat.solo if seat.solo > 0 else max(seat.target, 1.0)

@@ -1,0 +1,132 @@
+"""What the scheduler knows of a job: its specification, and what was observed of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Phase = Literal["rollout", "train"]
+
+RING = 60
+"""Iterations that are remembered."""
+KNOWN_AFTER = 5
+"""Observed iterations after which a job is planned by what was observed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a job asks for.
+
+    Args:
+        id: unique.
+        rollout_nodes: gang size on the rollout pool.
+        train_nodes: gang size on the training pool.
+        worst_rollout_s: seconds of a rollout with every response at the cap, sync and warm
+            switch included.
+        worst_train_s: the same of a training phase.
+        slo: allowed slowdown of the whole life against running alone; 1 or more.
+        iterations: how many there will be; None where the user cannot say.
+        rollout_memory_gb: host memory that stays taken on every rollout node.
+        train_memory_gb: the same on every training node.
+        min_rollout_nodes: a gang may shrink to so few nodes, at proportionally longer phases;
+            None for no elasticity.
+        min_train_nodes: the same of the training gang.
+    """
+
+    id: str
+    worst_rollout_s: float
+    worst_train_s: float
+    rollout_nodes: int = 1
+    train_nodes: int = 1
+    slo: float = 1.5
+    iterations: int | None = None
+    rollout_memory_gb: float = 150.0
+    train_memory_gb: float = 250.0
+    min_rollout_nodes: int | None = None
+    min_train_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` on what no scheduler could honour."""
+        if not self.id:
+            raise ValueError("job: id must not be empty")
+        if min(self.rollout_nodes, self.train_nodes) < 1:
+            raise ValueError(f"job {self.id}: rollout_nodes and train_nodes must be 1 or more")
+        if not (0 < self.worst_rollout_s < 1e9 and 0 < self.worst_train_s < 1e9):
+            raise ValueError(
+                f"job {self.id}: worst_rollout_s and worst_train_s must be positive seconds"
+            )
+        if not 1.0 <= self.slo < 1e6:
+            raise ValueError(f"job {self.id}: slo is a slowdown of 1 or more, got {self.slo}")
+        if self.iterations is not None and self.iterations < 1:
+            raise ValueError(f"job {self.id}: iterations must be 1 or more")
+        for low, high in (
+            (self.min_rollout_nodes, self.rollout_nodes),
+            (self.min_train_nodes, self.train_nodes),
+        ):
+            if low is not None and not 1 <= low <= high:
+                raise ValueError(f"job {self.id}: a gang shrinks to 1..its size, got {low}")
+
+    @property
+    def worst_solo_s(self) -> float:
+        """Seconds of one iteration alone, at worst."""
+        return self.worst_rollout_s + self.worst_train_s
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
+        """The inverse of ``to_json``. Raises ``ValueError`` on an unknown or missing key."""
+        unknown = set(data) - set(cls.__slots__)
+        if unknown:
+            raise ValueError(f"job: unknown key {sorted(unknown)[0]!r}")
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise ValueError(f"job {data.get('id')}: {error}") from error
+
+
+def host_memory_gb(
+    parameters_b: float, *, tensor_parallel: int = 8, train_nodes: int = 1
+) -> tuple[float, float]:
+    """Host memory in GB of a rollout node and of a training node.
+
+    bf16 weights once per engine of ``tensor_parallel`` devices of eight, and 18 bytes a parameter
+    of training state over the training nodes, each with 100 GB of processes and caches.
+    """
+    rollout = 100.0 + 2.0 * parameters_b * 8 / tensor_parallel
+    return rollout, 100.0 + 18.0 * parameters_b / train_nodes
+
+
+class Observed:
+    """The last ``RING`` iterations of a job: rollout and training seconds, alone."""
+
+    __slots__ = ("_means", "count", "ring")
+
+    def __init__(self) -> None:
+        self.ring: deque[tuple[float, float]] = deque(maxlen=RING)
+        self.count = 0
+        self._means: tuple[float, float] | None = None
+
+    def add(self, rollout_s: float, train_s: float) -> None:
+        """One more iteration."""
+        self.ring.append((rollout_s, train_s))
+        self.count += 1
+        self._means = None
+
+    @property
+    def known(self) -> bool:
+        """Whether enough was seen to plan by it."""
+        return self.count >= KNOWN_AFTER
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Mean rollout and training seconds; only once something was seen."""
+        if self._means is None:
+            size = len(self.ring)
+            rollout, train = zip(*self.ring, strict=True)
+            self._means = (sum(rollout) / size, sum(train) / size)
+        return self._means

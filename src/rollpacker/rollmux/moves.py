@@ -1,0 +1,98 @@
+"""Reservations and moves: reserve at the destination, switch between iterations, then let go."""
+
+from __future__ import annotations
+
+from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.admission import Admission
+from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Home, Job
+from rollpacker.rollmux.placement import Site
+
+
+class Moves:
+    """The only place where jobs get, reserve and leave homes."""
+
+    def __init__(self, cluster: Cluster, admission: Admission) -> None:
+        self._cluster = cluster
+        self._admission = admission
+
+    def reserve(self, job: Job, site: Site) -> None:
+        """Take memory and a seat at the destination; the job stays where it is."""
+        assert job.leaving is None
+        group = (
+            self._cluster.new_group() if site.group is None else self._cluster.groups[site.group]
+        )
+        nodes = [
+            site.nodes[pool] + self._cluster.new_nodes(group, pool, site.fresh[pool])
+            for pool in POOLS
+        ]
+        home = Home(group.id, (nodes[0], nodes[1]))
+        self._cluster.pin(job, home)
+        seat = self._admission.seat(job, (group.mask(nodes[0]), group.mask(nodes[1])), site.stretch)
+        seat.state = il.AWAY
+        seat.target = job.seat.target if job.seat else job.spec.slo
+        group.seats.append(seat)
+        job.leaving, job.next_seat = home, seat
+
+    def cancel(self, job: Job) -> None:
+        """Undo a reservation that did not begin; in reverse order it restores every number."""
+        home, seat = job.leaving, job.next_seat
+        assert home is not None and seat is not None and not job.going
+        group = self._cluster.groups[home.group]
+        group.seats.remove(seat)
+        fresh = [
+            name
+            for pool in POOLS
+            for name in home.nodes[pool]
+            if not self._cluster.nodes[name].held
+        ]
+        self._cluster.unpin(job, home, keep=job.home)
+        self._give_back_numbers(fresh, group)
+        job.leaving = job.next_seat = None
+
+    def _give_back_numbers(self, names: list[str], group: Group) -> None:
+        numbers = self._cluster.numbers
+        for name in reversed(names):
+            pool = "rt".index(name[0])
+            if name not in self._cluster.nodes and int(name[1:]) == numbers[pool] - 1:
+                numbers[pool] -= 1
+        if group.id not in self._cluster.groups and group.id == numbers[2] - 1:
+            numbers[2] -= 1
+
+    def acquire(self, home: Home) -> tuple[str, ...]:
+        """Nodes of a home that the provider still has to give."""
+        fresh = [
+            name
+            for pool in POOLS
+            for name in home.nodes[pool]
+            if not self._cluster.nodes[name].held
+        ]
+        for name in fresh:
+            self._cluster.nodes[name].held = True
+        return tuple(fresh)
+
+    def memory(self, job: Job, home: Home) -> dict[str, float]:
+        """GB that a job takes of each node of a home."""
+        names = [name for pool in POOLS for name in home.nodes[pool]]
+        return {name: self._cluster.nodes[name].pins[job.spec.id] for name in names}
+
+    def depart(self, job: Job) -> int | None:
+        """Leave the present seat, keeping the memory; returns the group if it still exists."""
+        assert job.home is not None and job.seat is not None
+        group = self._cluster.groups[job.home.group]
+        group.seats.remove(job.seat)
+        job.seat = None
+        self._cluster.changed.add(group.id)
+        return group.id
+
+    def arrive(self, job: Job) -> list[str]:
+        """The state is loaded: let go of the old home. Returns nodes to give back."""
+        old, new = job.home, job.leaving
+        assert new is not None and job.next_seat is not None
+        freed = self._cluster.unpin(job, old, keep=new) if old else []
+        job.home, job.seat = new, job.next_seat
+        job.leaving = job.next_seat = None
+        job.going = False
+        job.seat.state = il.WAIT_R if job.asked else il.IDLE_R
+        job.asked = False
+        self._cluster.changed.add(new.group)
+        return freed

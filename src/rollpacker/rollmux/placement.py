@@ -1,0 +1,328 @@
+"""Where to put a job: every group is scanned at once, the best few are tested exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice, product
+
+import numpy as np
+
+from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.admission import Admission, Joiner, affordable, expected
+from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
+from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.settings import Settings
+
+TOP = 24
+"""Groups that are looked at closely."""
+GUESSED = 8
+"""Sites of each price whose slowdown is guessed."""
+GUESS_EFFORT = 0.05
+"""Of a guess, in rehearsals."""
+GENEROUS = 2.0
+"""Guesses may be too high by so much."""
+TRIED = 10
+"""Sites of one job that are tested exactly, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Nodes for a job: in a group (None: a new one), existing ones and how many new ones."""
+
+    group: int | None
+    nodes: tuple[tuple[str, ...], tuple[str, ...]]
+    fresh: tuple[int, int]
+    price: float
+    """Dollars per hour of the new nodes."""
+    score: float = 0.0
+    """Of two sites at one price the higher is better."""
+    stretch: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A site, and what the group's value grows by (``Placement.value``)."""
+
+    site: Site
+    cost: float
+
+
+class Table:
+    """One row of numbers per group, for a scan of all groups at once."""
+
+    COLUMNS = 6
+    SIZE, ROLLOUTS, TRAINS, ROLLOUT_LOAD, TRAIN_LOAD, TRAIN_MAX = range(COLUMNS)
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rows = np.full((64, self.COLUMNS), np.inf)
+        self._slots: dict[int, int] = {}
+        self._ids = np.full(64, -1, dtype=np.int64)
+        self._free: list[int] = list(range(63, -1, -1))
+
+    def refresh(self) -> None:
+        """Bring the rows of changed groups up to date."""
+        for number in sorted(self._cluster.changed):
+            group = self._cluster.groups.get(number)
+            if group is None:
+                self._forget(number)
+            else:
+                self._rows[self._slot(number)] = self._row(group)
+        self._cluster.changed.clear()
+
+    def _forget(self, number: int) -> None:
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            self._rows[slot] = np.inf
+            self._ids[slot] = -1
+            self._free.append(slot)
+
+    def _slot(self, number: int) -> int:
+        if number not in self._slots:
+            if not self._free:
+                old = len(self._rows)
+                self._rows = np.vstack([self._rows, np.full_like(self._rows, np.inf)])
+                self._ids = np.concatenate([self._ids, np.full(old, -1, dtype=np.int64)])
+                self._free.extend(range(2 * old - 1, old - 1, -1))
+            self._slots[number] = self._free.pop()
+            self._ids[self._slots[number]] = number
+        return self._slots[number]
+
+    def _row(self, group: Group) -> tuple[float, ...]:
+        loads = [list(node_loads(group, pool).values()) or [0.0] for pool in POOLS]
+        sizes = len(group.seats), len(group.nodes[0]), len(group.nodes[1])
+        return (*map(float, sizes), min(loads[0]), min(loads[1]), max(loads[1]))
+
+    def scan(
+        self, gangs: tuple[int, int], loads: tuple[float, float], settings: Settings
+    ) -> list[int]:
+        """Groups that might take a job, cheapest and then fullest first."""
+        rows = self._rows
+        keep = np.flatnonzero(rows[:, self.SIZE] < settings.group_size)
+        rows = rows[keep]
+        fits = [
+            rows[:, column] + load <= 1.0
+            for column, load in ((self.ROLLOUT_LOAD, loads[0]), (self.TRAIN_LOAD, loads[1]))
+        ]
+        cost = np.zeros(len(rows))
+        for pool, column, price in (
+            (0, self.ROLLOUTS, settings.prices.rollout),
+            (1, self.TRAINS, settings.prices.train),
+        ):
+            need = np.maximum(gangs[pool] - rows[:, column], 0.0)
+            cost += price * np.where(fits[pool], need, float(gangs[pool]))
+        some = fits[0] | fits[1]
+        ranked = np.lexsort((self._ids[keep], -rows[:, self.TRAIN_MAX], cost))
+        ranked = ranked[some[ranked]][:TOP]
+        return [int(number) for number in self._ids[keep][ranked]]
+
+
+def node_loads(group: Group, pool: int, without: str = "") -> dict[str, float]:
+    """Share of the time that each node of a pool has to work to meet all targets."""
+    loads = {name: 0.0 for name in group.nodes[pool]}
+    for seat in group.seats:
+        if seat.job == without:
+            continue
+        period = max(seat.target, 1.0) * (seat.r + seat.t)
+        need = seat.seconds(pool) / period
+        for name in loads:
+            if group.bits[name] & seat.masks[pool]:
+                loads[name] += need
+    return loads
+
+
+class Placement:
+    """Finds sites; it changes nothing."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, admission: Admission) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._admission = admission
+        self.table = Table(cluster)
+
+    def isolated(self, job: Job) -> Site:
+        """Nodes of its own."""
+        gangs = job.gangs()
+        return Site(group=None, nodes=((), ()), fresh=gangs, price=self.price(gangs))
+
+    def price(self, nodes: tuple[int, int]) -> float:
+        """Dollars per hour of so many nodes of either pool."""
+        prices = self._settings.prices
+        return nodes[0] * prices.rollout + nodes[1] * prices.train
+
+    def best(
+        self, job: Job, now: float, *, below: float, avoid: Collection[int] = ()
+    ) -> Offer | None:
+        """The best site in a group that passes the exact test and costs less than ``below``."""
+        self.table.refresh()
+        loads = self._loads(job, now)
+        sites = [
+            site
+            for number in self.table.scan(job.gangs(), loads, self._settings)
+            if number not in avoid
+            for site in self.sites(job, self._cluster.groups[number], loads)
+            if site.price < below - 1e-9
+        ]
+        return self._choose(sites, job, now, below)
+
+    def inside(self, job: Job, now: float, *, below: float) -> Offer | None:
+        """The best other nodes inside its own group, at what the whole group then costs."""
+        assert job.home is not None
+        group = self._cluster.groups[job.home.group]
+        sites = [
+            site for site in self.sites(job, group, self._loads(job, now)) if _moves(site, job)
+        ]
+        return self._choose(sites, job, now, below)
+
+    def _choose(self, sites: list[Site], job: Job, now: float, below: float) -> Offer | None:
+        if not self._settings.lifetime:
+            return self._first(sites, job, now)
+        sites = _promising(sites)
+        ranked = sorted((self._guess(site, job, now), n) for n, site in enumerate(sites))
+        self._admission.left -= GUESS_EFFORT * len(sites)
+        best: Offer | None = None
+        tried = 0
+        for guess, number in ranked:
+            limit = below if best is None else best.cost
+            if tried >= TRIED or self._admission.left <= 0 or guess > GENEROUS * limit:
+                break
+            tried += 1
+            cost = self.cost(sites[number], job, now)
+            if cost < limit - 1e-9:
+                best = Offer(sites[number], cost)
+        return best
+
+    def _first(self, sites: list[Site], job: Job, now: float) -> Offer | None:
+        """The published rule: the cheapest that is admitted, of these the busiest."""
+        sites.sort(key=lambda site: (site.price, -site.score))
+        for site in sites:
+            if self.cost(site, job, now) < float("inf"):
+                return Offer(site, site.price)
+        return None
+
+    def cost(self, site: Site, job: Job, now: float) -> float:
+        """What a group's value grows by; infinite if a promise would be broken."""
+        seats, price = self._joined(site, job)
+        verdict = self._admission.judge(seats, now)
+        if not verdict.kept:
+            return float("inf")
+        return price * verdict.slowdown - self._base(site, job, now)
+
+    def _guess(self, site: Site, job: Job, now: float) -> float:
+        seats, price = self._joined(site, job)
+        return price * self._admission.guess(seats) - self._base(site, job, now)
+
+    def _base(self, site: Site, job: Job, now: float) -> float:
+        assert site.group is not None
+        if job.home is not None and job.home.group == site.group:
+            return 0.0
+        return self.value(self._cluster.groups[site.group], now)
+
+    def _joined(self, site: Site, job: Job) -> tuple[list[Seat], float]:
+        """Seats and price of a group after a job has joined, or has moved inside it."""
+        assert site.group is not None
+        group = self._cluster.groups[site.group]
+        joiner = Joiner(job, self._masks(group, site), site.stretch)
+        seats = self._admission.seats(group, [joiner], (job.spec.id,))
+        return seats, self.price_of(seats)
+
+    def price_of(self, seats: Sequence[Seat]) -> float:
+        """Dollars per hour of the nodes under some seats."""
+        masks = [0, 0]
+        for seat in seats:
+            masks[0] |= seat.masks[0]
+            masks[1] |= seat.masks[1]
+        return self.price((masks[0].bit_count(), masks[1].bit_count()))
+
+    def value(self, group: Group, now: float, without: str = "") -> float:
+        """Price times mean slowdown: what the work of a group costs per hour that it takes alone.
+
+        Slow jobs hold nodes for longer, so a low price alone is not cheap.
+        """
+        seats = self._admission.seats(group, (), (without,))
+        if not seats:
+            return 0.0
+        verdict = self._admission.judge(seats, now)
+        slowdown = verdict.slowdown
+        if slowdown == float("inf"):
+            slowdown = self._admission.guess(seats)
+        return self.price_of(seats) * slowdown
+
+    def _masks(self, group: Group, site: Site) -> tuple[int, int]:
+        bit = 1 << max((mask.bit_length() for mask in group.bits.values()), default=0)
+        masks = [0, 0]
+        for pool in POOLS:
+            masks[pool] = sum(group.bits[name] for name in site.nodes[pool])
+            for _ in range(site.fresh[pool]):
+                masks[pool] |= bit
+                bit <<= 1
+        return masks[0], masks[1]
+
+    def _loads(self, job: Job, now: float) -> tuple[float, float]:
+        r, t = expected(job, self._settings)
+        slowdown = max(affordable(job, now, self._settings, 0.0), 1.0)
+        return r / (slowdown * (r + t)), t / (slowdown * (r + t))
+
+    def sites(self, job: Job, group: Group, loads: tuple[float, float]) -> Iterator[Site]:
+        """Ways to pin a job in a group: few, the most promising ones."""
+        gangs = job.gangs()
+        ways = [list(self._ways(job, group, pool, gangs[pool], loads[pool])) for pool in POOLS]
+        for (rollout, r_load), (train, t_load) in product(*ways):
+            if not rollout and not train:
+                continue
+            fresh = gangs[0] - len(rollout), gangs[1] - len(train)
+            yield Site(
+                group=group.id,
+                nodes=(rollout, train),
+                fresh=fresh,
+                price=self.price(fresh),
+                score=t_load + 0.35 * r_load,
+            )
+
+    def _ways(
+        self, job: Job, group: Group, pool: int, gang: int, load: float
+    ) -> Iterator[tuple[tuple[str, ...], float]]:
+        """Existing nodes to take, with the load that they would have; none is a way too."""
+        yield (), 0.0
+        gb = job.memory_gb(pool, gang)
+        cap = self._settings.memory_cap_gb
+        loads = node_loads(group, pool, job.spec.id)
+        open_nodes = [
+            name
+            for name, used in loads.items()
+            if used + load <= 1.0 and self._others_gb(name, job) + gb <= cap and used > 0.0
+        ]
+        open_nodes.sort(key=lambda name: loads[name])
+        seen: set[tuple[str, ...]] = set()
+        for start in range(3):
+            names = tuple(open_nodes[start : start + gang])
+            if names and names not in seen and (start == 0 or len(names) == gang):
+                seen.add(names)
+                yield names, load + sum(loads[name] for name in names) / len(names)
+        for seat in group.seats:
+            names = tuple(n for n in open_nodes if group.bits[n] & seat.masks[pool])
+            if len(names) == gang > 1 and seat.masks[pool].bit_count() == gang:
+                if names not in seen:
+                    seen.add(names)
+                    yield names, load + sum(loads[name] for name in names) / gang
+
+    def _others_gb(self, name: str, job: Job) -> float:
+        pins = self._cluster.nodes[name].pins
+        return self._cluster.nodes[name].used_gb - pins.get(job.spec.id, 0.0)
+
+
+def _moves(site: Site, job: Job) -> bool:
+    assert job.home is not None
+    return site.fresh != (0, 0) or any(
+        set(site.nodes[pool]) != set(job.home.nodes[pool]) for pool in POOLS
+    )
+
+
+def _promising(sites: list[Site]) -> list[Site]:
+    """The fullest few of each price."""
+    sites.sort(key=lambda site: (site.price, -site.score))
+    kept: list[Site] = []
+    for _, same in groupby(sites, key=lambda site: site.price):
+        kept.extend(islice(same, GUESSED))
+    return kept

@@ -1,0 +1,140 @@
+"""Repacking: moves that save money, tried a few at a time so that no decision takes long."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal
+
+from rollpacker.rollmux.admission import Admission, affordable, expected
+from rollpacker.rollmux.cluster import Cluster, Job
+from rollpacker.rollmux.moves import Moves
+from rollpacker.rollmux.placement import Placement
+from rollpacker.rollmux.settings import Settings
+
+Kind = Literal["move", "inside", "dissolve"]
+
+AMORTISED = 20.0
+"""A job moves only if what is left of it is so many loads long."""
+COVERED = 2.5
+"""Loads that a mover's slack has to cover."""
+GAIN = 0.01
+"""Share of a group's value that a move has to save."""
+TRY_EFFORT = 0.1
+"""Of looking for sites, in rehearsals."""
+DISSOLVED = 4
+"""Members of a group that may be dissolved, at most."""
+NEIGHBOURS = 6
+"""Groups that are looked at again after a change somewhere else."""
+
+
+class Repack:
+    """A list of things to try; ``work`` tries some and makes reservations."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        admission: Admission,
+        placement: Placement,
+        moves: Moves,
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._admission = admission
+        self._placement = placement
+        self._moves = moves
+        self.agenda: deque[tuple[Kind, str]] = deque()
+
+    def suggest(self, group: int) -> None:
+        """A group changed: it may be dissolved, or its neighbours may move into it."""
+        if not self._settings.repack:
+            return
+        self._about(group)
+        groups = [g for g in self._cluster.groups.values() if g.id != group and g.seats]
+        groups.sort(key=lambda g: (len(g.seats), g.id))
+        for other in groups[:NEIGHBOURS]:
+            self._about(other.id)
+
+    def again(self, job: Job, now: float) -> None:
+        """Once in a while a job is looked at though nothing happened: slack grows."""
+        if not self._settings.repack or now < job.looked_at + self._settings.look_s:
+            return
+        job.looked_at = now
+        self._add("move", job.spec.id)
+        self._add("inside", job.spec.id)
+        if job.home is not None and len(self._cluster.groups[job.home.group].seats) <= DISSOLVED:
+            self._add("dissolve", str(job.home.group))
+
+    def _about(self, number: int) -> None:
+        group = self._cluster.groups.get(number)
+        if group is None:
+            return
+        if len(group.seats) <= DISSOLVED:
+            self._add("dissolve", str(number))
+        for seat in group.seats:
+            self._add("move", seat.job)
+            self._add("inside", seat.job)
+
+    def _add(self, kind: Kind, name: str) -> None:
+        if (kind, name) not in self.agenda:
+            self.agenda.append((kind, name))
+
+    def work(self, now: float) -> list[Job]:
+        """Try what is on the list, within the budget. Returns jobs that got a reservation."""
+        reserved: list[Job] = []
+        while self.agenda and self._admission.left > 0:
+            kind, name = self.agenda.popleft()
+            self._admission.left -= TRY_EFFORT
+            if kind == "dissolve":
+                reserved += self._dissolve(int(name), now)
+            elif (job := self._cluster.jobs.get(name)) is not None:
+                reserved += self._move(job, now, kind)
+        return reserved
+
+    def _move(self, job: Job, now: float, kind: Kind) -> list[Job]:
+        if not self._worth(job, now):
+            return []
+        assert job.home is not None
+        group = self._cluster.groups[job.home.group]
+        value = self._placement.value(group, now)
+        if kind == "inside":
+            offer = self._placement.inside(job, now, below=value * (1.0 - GAIN))
+        else:
+            saving = value - self._placement.value(group, now, job.spec.id)
+            avoid = (job.home.group,)
+            offer = self._placement.best(job, now, below=saving - value * GAIN, avoid=avoid)
+        if offer is None:
+            return []
+        self._moves.reserve(job, offer.site)
+        return [job]
+
+    def _dissolve(self, number: int, now: float) -> list[Job]:
+        group = self._cluster.groups.get(number)
+        jobs = [] if group is None else self._cluster.members(group)
+        if group is None or not all(self._worth(job, now) for job in jobs):
+            return []
+        left = self._placement.value(group, now) * (1.0 - GAIN)
+        jobs.sort(key=lambda job: -sum(expected(job, self._settings)))
+        moved: list[Job] = []
+        for job in jobs:
+            offer = self._placement.best(job, now, below=left, avoid=(number,))
+            if offer is None:
+                self._roll_back(moved)
+                return []
+            left -= offer.cost
+            self._moves.reserve(job, offer.site)
+            moved.append(job)
+        return moved
+
+    def _roll_back(self, moved: list[Job]) -> None:
+        for job in reversed(moved):
+            self._moves.cancel(job)
+
+    def _worth(self, job: Job, now: float) -> bool:
+        """Whether a move pays and the job can afford it."""
+        if job.leaving is not None or job.home is None:
+            return False
+        rest = job.remaining() * sum(expected(job, self._settings))
+        cold = self._settings.cold_s
+        spare = (affordable(job, now, self._settings, 0.0) - 1.0) * rest
+        return rest > AMORTISED * cold and spare > COVERED * cold

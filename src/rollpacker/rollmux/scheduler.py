@@ -1,0 +1,387 @@
+"""The scheduler: events in, decisions out. The daemon and the simulation drive this one class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux import snapshot
+from rollpacker.rollmux.admission import Admission, affordable, expected
+from rollpacker.rollmux.cluster import Cluster, Group, Job
+from rollpacker.rollmux.guard import Guard
+from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.jobs import KNOWN_AFTER
+from rollpacker.rollmux.moves import Moves
+from rollpacker.rollmux.placement import Placement, Site
+from rollpacker.rollmux.repack import Repack
+from rollpacker.rollmux.settings import Settings
+
+Choose = Callable[[Job, float], Site]
+
+
+class Scheduler:
+    """Places jobs in groups, hands out permits, repacks, guards SLOs.
+
+    Args:
+        settings: how.
+        choose: where an arriving job goes; None for the cheapest site that keeps all promises.
+    """
+
+    def __init__(self, settings: Settings, choose: Choose | None = None) -> None:
+        self.settings = settings
+        self.cluster = Cluster()
+        self.admission = Admission(self.cluster, settings)
+        self.placement = Placement(self.cluster, settings, self.admission)
+        self._moves = Moves(self.cluster, self.admission)
+        self._repack = Repack(self.cluster, settings, self.admission, self.placement, self._moves)
+        self._guard = Guard(self.cluster, settings)
+        self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
+        self._choose = choose or self._cheapest
+        self._token = 0
+        self._made: list[do.Decision] = []
+        self._touched: dict[int, None] = {}
+
+    def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
+        """Take one event; the decisions are in the order in which to perform them."""
+        self._begin_decision()
+        _HANDLERS[type(event)](self, now, event)
+        return self._finish_decision(now)
+
+    def tick(self, now: float) -> list[do.Decision]:
+        """Nothing happened; go on with repacking that an earlier decision had no time for."""
+        self._begin_decision()
+        self._do_repack(now)
+        return self._finish_decision(now)
+
+    def look_again(self) -> None:
+        """Put every group on the list of things to repack."""
+        for number in list(self.cluster.groups):
+            self._repack.suggest(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later decisions depend on, as JSON."""
+        return {
+            "cluster": snapshot.cluster_to_json(self.cluster),
+            "token": self._token,
+            "agenda": [list(each) for each in self._repack.agenda],
+            "rehearsed": self.admission.memory_to_json(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict`` into a new scheduler of the same settings."""
+        snapshot.load_cluster(self.cluster, state["cluster"])
+        self._token = state["token"]
+        self._repack.agenda.extend((kind, name) for kind, name in state["agenda"])
+        self.admission.load_memory(state["rehearsed"])
+
+    def _begin_decision(self) -> None:
+        self._made = []
+        self._touched = {}
+        self.admission.refill()
+
+    def _finish_decision(self, now: float) -> list[do.Decision]:
+        for number in list(self._touched):
+            if (group := self.cluster.groups.get(number)) is not None:
+                self._dispatch(group, now)
+        return self._made
+
+    def _cheapest(self, job: Job, now: float) -> Site:
+        alone = self.placement.isolated(job)
+        offer = self.placement.best(job, now, below=alone.price)
+        return alone if offer is None else offer.site
+
+    def _arrived(self, now: float, event: ev.JobArrived) -> None:
+        spec = event.spec
+        if spec.id in self.cluster.jobs:
+            raise ValueError(f"job {spec.id}: there is one of this id already")
+        self._check_memory(event)
+        job = Job(spec, now)
+        self.cluster.jobs[spec.id] = job
+        self._moves.reserve(job, self._choose(job, now))
+        home = job.leaving
+        assert home is not None
+        self._acquire(self._moves.acquire(home))
+        memory = self._moves.memory(job, home)
+        self._moves.arrive(job)
+        group = self.cluster.groups[home.group]
+        self._made.append(
+            do.Place(
+                job=spec.id,
+                group=group.id,
+                epoch=group.epoch + 1,
+                rollout=home.nodes[0],
+                train=home.nodes[1],
+                memory_gb=memory,
+            )
+        )
+        self._rebase(group, now)
+
+    def _check_memory(self, event: ev.JobArrived) -> None:
+        spec, cap = event.spec, self.settings.memory_cap_gb
+        if max(spec.rollout_memory_gb, spec.train_memory_gb) > cap:
+            raise ValueError(f"job {spec.id}: needs more host memory than a node's {cap:g} GB")
+
+    def _acquire(self, nodes: tuple[str, ...]) -> None:
+        if nodes:
+            self._made.append(do.AcquireNodes(nodes=nodes))
+
+    def _requested(self, now: float, event: ev.PermitRequested) -> None:
+        del now
+        job = self.cluster.jobs.get(event.job)
+        if job is None:
+            return
+        if job.going:
+            job.asked = True
+            return
+        seat, home = job.seat, job.home
+        assert seat is not None and home is not None
+        idle, wait = (il.IDLE_R, il.WAIT_R) if event.phase == "rollout" else (il.IDLE_T, il.WAIT_T)
+        if seat.state == idle:
+            seat.state = wait
+            self._touched[home.group] = None
+
+    def _finished(self, now: float, event: ev.PhaseFinished) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None or job.token != event.token or job.seat is None or job.home is None:
+            return
+        job.token = -1
+        job.seat.busy = 0
+        self._touched[job.home.group] = None
+        if event.phase == "rollout":
+            job.seat.state = il.IDLE_T
+            job.rollout_s = event.seconds
+            return
+        job.seat.state = il.IDLE_R
+        self._iterated(job, job.seat, event.seconds)
+        if job.spec.iterations is not None and job.done >= job.spec.iterations:
+            return
+        if job.leaving is not None:
+            self._begin(job, now, "repack")
+        elif self.settings.lifetime and self._guard.must_leave(job, now):
+            self._moves.reserve(job, self.placement.isolated(job))
+            self._begin(job, now, "guard")
+        if job.observed.count == KNOWN_AFTER and job.home is not None:
+            self._repack.suggest(job.home.group)
+        else:
+            self._repack.again(job, now)
+        self._do_repack(now)
+
+    def _iterated(self, job: Job, seat: Seat, train_s: float) -> None:
+        job.observed.add(job.rollout_s, train_s)
+        job.done += 1
+        job.solo_s += job.rollout_s + train_s
+        seat.solo += job.rollout_s + train_s
+        seat.r, seat.t = expected(job, self.settings)
+        assert job.home is not None
+        self.cluster.changed.add(job.home.group)
+
+    def _do_repack(self, now: float) -> None:
+        for job in self._repack.work(now):
+            seat = job.seat
+            if seat is not None and job.token < 0 and seat.state in (il.WAIT_R, il.IDLE_R):
+                job.asked = seat.state == il.WAIT_R
+                self._begin(job, now, "repack")
+
+    def _begin(self, job: Job, now: float, reason: Literal["repack", "guard", "failure"]) -> None:
+        home = job.leaving
+        assert home is not None
+        job.going = True
+        if job.seat is not None:
+            left = self._moves.depart(job)
+            if left is not None:
+                self._rebase(self.cluster.groups[left], now)
+        self._acquire(self._moves.acquire(home))
+        self._made.append(
+            do.Move(
+                job=job.spec.id,
+                group=home.group,
+                epoch=self.cluster.groups[home.group].epoch,
+                rollout=home.nodes[0],
+                train=home.nodes[1],
+                memory_gb=self._moves.memory(job, home),
+                reason=reason,
+            )
+        )
+
+    def _moved(self, now: float, event: ev.MoveFinished) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None or not job.going:
+            return
+        old = job.home
+        self._release(self._moves.arrive(job))
+        assert job.home is not None
+        self._rebase(self.cluster.groups[job.home.group], now)
+        if old is not None and old.group in self.cluster.groups:
+            self._repack.suggest(old.group)
+
+    def _release(self, nodes: list[str]) -> None:
+        if nodes:
+            self._made.append(do.ReleaseNodes(nodes=tuple(nodes)))
+
+    def _tail(self, now: float, event: ev.TailReached) -> None:
+        del now
+        job = self.cluster.jobs.get(event.job)
+        if job is not None and job.home is not None and job.token >= 0:
+            job.tail_reached = True
+            self._touched[job.home.group] = None
+
+    def _lost(self, now: float, event: ev.PermitLost) -> None:
+        del now
+        job = self.cluster.jobs.get(event.job)
+        if job is None or job.token != event.token or job.seat is None or job.home is None:
+            return
+        job.token = -1
+        seat = job.seat
+        pool = il.ROLLOUT if seat.state == il.RUN_R else il.TRAIN
+        seat.state = il.IDLE_R if pool == il.ROLLOUT else il.IDLE_T
+        seat.busy = 0
+        seat.rounds[pool] -= 1
+        self._touched[job.home.group] = None
+
+    def _ended(self, now: float, event: ev.JobEnded) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None or job.home is None:
+            return
+        group = job.home.group
+        self._forget(job, now)
+        del self.cluster.jobs[event.job]
+        self._made.append(do.Depart(job=event.job, group=group))
+        self._repack.suggest(group)
+        self._do_repack(now)
+
+    def _forget(self, job: Job, now: float) -> None:
+        """Take a job from all its nodes."""
+        for home, seat in ((job.home, job.seat), (job.leaving, job.next_seat)):
+            if home is None:
+                continue
+            group = self.cluster.groups[home.group]
+            if seat is not None:
+                group.seats.remove(seat)
+            keep = job.leaving if home is job.home else None
+            self._release(self.cluster.unpin(job, home, keep=keep))
+            if home.group in self.cluster.groups:
+                self._rebase(group, now)
+        job.home = job.leaving = job.seat = job.next_seat = None
+        job.token = -1
+        job.going = False
+
+    def _failed(self, now: float, event: ev.NodeFailed) -> None:
+        node = self.cluster.nodes.get(event.node)
+        if node is None:
+            return
+        node.held = False
+        hit = [self.cluster.jobs[name] for name in list(node.pins)]
+        for job in hit:
+            if job.leaving is not None and not job.going and event.node not in _names(job.home):
+                self._moves.cancel(job)
+                continue
+            self._forget(job, now)
+            self._moves.reserve(job, self._choose(job, now))
+            job.asked = False
+            self._begin(job, now, "failure")
+
+    def _rebase(self, group: Group, now: float) -> None:
+        """Rounds count from zero again; who is furthest in its iteration comes first."""
+        group.epoch += 1
+        group.last = [(0, -1), (0, -1)]
+        self.cluster.changed.add(group.id)
+        self._touched[group.id] = None
+        seats = [seat for seat in group.seats if seat.state != il.AWAY]
+        seats.sort(key=lambda seat: (_PROGRESS[seat.state], seat.position))
+        reserve = (il.load_bound(seats) + self.settings.cold_s) if len(seats) > 1 else 0.0
+        for position, seat in enumerate(seats):
+            seat.position = position
+            seat.rounds = list(_ROUNDS[seat.state])
+            seat.anchor, seat.solo = now, 0.0
+            slowdown = affordable(self.cluster.jobs[seat.job], now, self.settings, reserve)
+            seat.target = slowdown * (1.0 - self.settings.margin)
+        order = tuple(seat.job for seat in seats)
+        self._made.append(do.Rebase(group=group.id, epoch=group.epoch, order=order))
+
+    def _dispatch(self, group: Group, now: float) -> None:
+        for pool in (il.TRAIN, il.ROLLOUT):
+            self._grant(group, pool, now)
+        if self.settings.tails and self._release_tails(group):
+            self._grant(group, il.ROLLOUT, now)
+
+    def _grant(self, group: Group, pool: int, now: float) -> None:
+        while (seat := self._order(group.seats, pool, now)) is not None:
+            job = self.cluster.jobs[seat.job]
+            assert job.home is not None
+            round_number = self._round(group, seat, pool)
+            il.start(seat, pool, now)
+            job.token = self._token
+            job.tail_reached = False
+            self._token += 1
+            self._made.append(
+                do.Permit(
+                    job=seat.job,
+                    phase="rollout" if pool == il.ROLLOUT else "train",
+                    token=job.token,
+                    group=group.id,
+                    epoch=group.epoch,
+                    round=round_number,
+                    position=seat.position,
+                    nodes=job.home.nodes[pool],
+                )
+            )
+
+    def _round(self, group: Group, seat: Seat, pool: int) -> int:
+        """Of a permit; under deadlines, rounds count passes over the positions."""
+        if self.settings.permits == "round_robin":
+            return seat.rounds[pool]
+        last_round, last_position = group.last[pool]
+        number = last_round + (seat.position <= last_position)
+        group.last[pool] = (number, seat.position)
+        return number
+
+    def _release_tails(self, group: Group) -> bool:
+        """Nodes of rollouts that are nearly over go to who waits for them."""
+        waiting = 0
+        tails = 0
+        for seat in group.seats:
+            if seat.state == il.WAIT_R:
+                waiting |= seat.masks[il.ROLLOUT]
+            elif seat.state == il.RUN_R and not seat.busy:
+                tails |= seat.masks[il.ROLLOUT]
+        released = False
+        for seat in group.seats:
+            job = self.cluster.jobs[seat.job]
+            if seat.state != il.RUN_R or not job.tail_reached or not seat.busy & waiting:
+                continue
+            if seat.busy & tails or (self.settings.lifetime and seat.target < 1.05):
+                continue
+            assert job.home is not None
+            tails |= seat.busy
+            seat.busy = 0
+            released = True
+            self._made.append(do.ReleaseTail(job=seat.job, nodes=job.home.nodes[0]))
+        return released
+
+
+def _names(home: Any) -> tuple[str, ...]:
+    return () if home is None else home.nodes[0] + home.nodes[1]
+
+
+_PROGRESS = {il.RUN_T: 0, il.WAIT_T: 1, il.IDLE_T: 1, il.RUN_R: 2, il.WAIT_R: 3, il.IDLE_R: 3}
+_ROUNDS = {
+    il.RUN_T: (1, 1),
+    il.WAIT_T: (1, 0),
+    il.IDLE_T: (1, 0),
+    il.RUN_R: (1, 0),
+    il.WAIT_R: (0, 0),
+    il.IDLE_R: (0, 0),
+}
+_HANDLERS: dict[type, Callable[..., None]] = {
+    ev.JobArrived: Scheduler._arrived,
+    ev.PermitRequested: Scheduler._requested,
+    ev.TailReached: Scheduler._tail,
+    ev.PhaseFinished: Scheduler._finished,
+    ev.PermitLost: Scheduler._lost,
+    ev.MoveFinished: Scheduler._moved,
+    ev.JobEnded: Scheduler._ended,
+    ev.NodeFailed: Scheduler._failed,
+}

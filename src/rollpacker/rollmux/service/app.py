@@ -1,0 +1,186 @@
+"""The HTTP application: routes, each one command to the writer or one look at the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from rollpacker.core.finite import finite
+from rollpacker.rollmux.service import commands, dashboard, history, parse, views
+from rollpacker.rollmux.service.commands import Outcome
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.metrics import Metrics
+from rollpacker.rollmux.service.refused import Refused
+from rollpacker.rollmux.service.writer import Writer
+
+Act = Callable[[Core, commands.Request], Outcome]
+
+
+def make_app(writer: Writer, metrics: Metrics) -> FastAPI:
+    """The application; it has no guard of its own."""
+    app = FastAPI(title="RollMux", docs_url=None, redoc_url=None, openapi_url=None)
+    _add_errors(app)
+    _add_jobs(app, writer)
+    _add_permits(app, writer)
+    _add_nodes(app, writer)
+    _add_views(app, writer, metrics)
+    _add_logs(app, writer)
+    dashboard.add(app)
+    return app
+
+
+def _json(status: int, body: dict[str, Any] | None) -> Response:
+    if body is None:
+        return Response(status_code=status)
+    headers = {"retry-after": "1"} if status == 503 else None
+    return JSONResponse(finite(body), status_code=status, headers=headers)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> Response:
+        return _json(error.status, error.body)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _json(400, {"error": f"{first['loc'][-1]}: {first['msg']}"})
+
+    @app.exception_handler(HTTPException)
+    async def other(_: Request, error: HTTPException) -> Response:
+        return _json(error.status_code, {"error": f"{error.detail}; see docs/mux_daemon.md"})
+
+
+async def _post(
+    writer: Writer,
+    request: Request,
+    act: Act,
+    *fields: str,
+    wait: bool = False,
+) -> Response:
+    """Read, carry out once, answer after the commit. Without ``fields`` any body is taken."""
+    asked = parse.post(request.method, request.url.path, request.headers, await request.body())
+    if fields != ("*",):
+        parse.only(asked.body, *fields)
+    wait_s = parse.wait_s(asked.body) if wait else None
+    command = lambda core: commands.once(core, asked, lambda: act(core, asked))  # noqa: E731
+    answer = await writer.call(command, wait_s)
+    return _json(204, None) if answer is None else _json(answer.status, answer.body)
+
+
+def _add_jobs(app: FastAPI, writer: Writer) -> None:
+    @app.post("/v1/jobs")
+    async def submit(request: Request) -> Response:
+        return await _post(writer, request, commands.submit, "*")
+
+    @app.get("/v1/jobs")
+    async def jobs() -> Response:
+        return _json(200, await writer.read(views.jobs))
+
+    @app.get("/v1/jobs/{job}")
+    async def job_of(job: str) -> Response:
+        return _json(200, await writer.read(lambda core: views.job(core, job)))
+
+    @app.post("/v1/jobs/{job}/permits")
+    async def permits(job: str, request: Request) -> Response:
+        def act(core: Core, asked: commands.Request) -> Outcome:
+            return commands.permit(core, asked, job, parse.phase(asked.body))
+
+        return await _post(writer, request, act, "phase", "wait_s", wait=True)
+
+    @app.post("/v1/jobs/{job}/tail")
+    async def tail(job: str, request: Request) -> Response:
+        return await _post(writer, request, partial(_on, commands.tail, job), "token")
+
+    @app.post("/v1/jobs/{job}/moved")
+    async def moved(job: str, request: Request) -> Response:
+        return await _post(writer, request, partial(_on, commands.moved, job), "move")
+
+    @app.post("/v1/jobs/{job}/end")
+    async def end(job: str, request: Request) -> Response:
+        return await _post(writer, request, partial(_on, commands.end, job))
+
+
+def _on(act: Callable[..., Outcome], what: object, core: Core, asked: commands.Request) -> Outcome:
+    return act(core, asked, what)
+
+
+def _add_permits(app: FastAPI, writer: Writer) -> None:
+    @app.post("/v1/permits/{token}/heartbeat")
+    async def heartbeat(token: int, request: Request) -> Response:
+        asked = parse.post("POST", request.url.path, request.headers, await request.body())
+        parse.only(asked.body)
+        answer = await writer.call(lambda core: commands.heartbeat(core, token, asked.key))
+        assert answer is not None
+        return _json(answer.status, answer.body)
+
+    @app.post("/v1/permits/{token}/finish")
+    async def finish(token: int, request: Request) -> Response:
+        return await _post(writer, request, partial(_on, commands.finish, token), "seconds")
+
+    @app.post("/v1/permits/{token}/abandon")
+    async def abandon(token: int, request: Request) -> Response:
+        return await _post(writer, request, partial(_on, commands.abandon, token))
+
+
+def _add_nodes(app: FastAPI, writer: Writer) -> None:
+    @app.get("/v1/nodes/{node}")
+    async def node_of(node: str) -> Response:
+        return _json(200, await writer.read(lambda core: views.node(core, node)))
+
+    @app.post("/v1/nodes/{node}/heartbeat")
+    async def heartbeat(node: str, request: Request) -> Response:
+        return await _post(writer, request, partial(_on, commands.node_heartbeat, node))
+
+    @app.post("/v1/nodes/{node}/failed")
+    async def failed(node: str, request: Request) -> Response:
+        return await _post(writer, request, partial(_on, commands.node_failed, node), "reason")
+
+    @app.post("/v1/drain")
+    async def drain(request: Request) -> Response:
+        return await _post(writer, request, commands.drain, "draining")
+
+
+def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
+    @app.get("/v1/health")
+    async def health() -> Response:
+        if not writer.alive:
+            return _json(503, {"status": "the store cannot be written"})
+        return _json(200, {"status": "ok"})
+
+    @app.get("/v1/status")
+    async def status() -> Response:
+        return _json(200, await writer.read(views.status))
+
+    @app.get("/v1/timeline")
+    async def timeline(window_s: float = 600.0) -> Response:
+        return _json(200, await writer.read(lambda core: views.timeline(core, window_s)))
+
+    @app.get("/metrics")
+    @app.get("/v1/metrics")
+    async def numbers() -> Response:
+        found = await writer.read(lambda core: views.status(core, ended=0))
+        more = {
+            "recovery_seconds": writer.stats.recovery_s,
+            "store_failures": float(writer.stats.failures),
+            "poisoned_events": float(writer.stats.poisoned),
+        }
+        return Response(metrics.text(found, more), media_type="text/plain; version=0.0.4")
+
+
+def _add_logs(app: FastAPI, writer: Writer) -> None:
+    @app.get("/v1/journal")
+    def journal(after: int = 0) -> Response:
+        lines = history.journal(writer.core.store.reader(), after)
+        return StreamingResponse(lines, media_type="application/jsonl")
+
+    @app.get("/v1/events")
+    def events() -> Response:
+        lines = history.event_log(writer.core.store.reader(), writer.core.settings)
+        return StreamingResponse(lines, media_type="application/jsonl")

@@ -1,0 +1,264 @@
+"""The scheduler with its permits as leases: the same live and when the log is read again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+
+from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.jobs import Phase
+from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.service import notes
+from rollpacker.rollmux.service.records import (
+    Effects,
+    Fence,
+    JobRecord,
+    Lease,
+    PendingMove,
+    Stretch,
+)
+from rollpacker.rollmux.settings import Settings
+
+_TIMELINE = 20_000
+
+
+class Brain:
+    """Takes recorded events; never refuses one and never looks at a clock.
+
+    Args:
+        settings: of the scheduler.
+        ttl: seconds that a lease lives without a heartbeat.
+    """
+
+    def __init__(self, settings: Settings, ttl: float) -> None:
+        self.scheduler = Scheduler(settings)
+        self.ttl = ttl
+        self.jobs: dict[str, JobRecord] = {}
+        self.leases: dict[int, Lease] = {}
+        self.fences: list[Fence] = []
+        self.agents: dict[str, float] = {}
+        """When the agent of a node last reported."""
+        self.failed: set[str] = set()
+        self.tokens: dict[str, int] = {}
+        """Highest token that was permitted on each held node."""
+        self.issued = 0
+        """Permits so far: the next token."""
+        self.draining = False
+        self.timeline: deque[Stretch] = deque(maxlen=_TIMELINE)
+        self.running: dict[int, Stretch] = {}
+        self.touched: set[str] = set()
+        """Jobs whose waiting requests may have an answer now."""
+        self.seq = 0
+        self.now = 0.0
+
+    def apply(self, seq: int, now: float, event: notes.Recorded, key: str | None) -> Effects:
+        """Take one event: it happened."""
+        self.seq, self.now = seq, now
+        effects = Effects()
+        if (note := _NOTES.get(type(event))) is not None:
+            note(self, event)
+            return effects
+        if isinstance(event, ev.PermitRequested):
+            self._supersede(event.job, key)
+        effects.decisions = self.scheduler.handle(now, event)  # type: ignore[arg-type]
+        if (after := _EVENTS.get(type(event))) is not None:
+            after(self, event, effects)
+        for decision in effects.decisions:
+            if (perform := _DECISIONS.get(type(decision))) is not None:
+                perform(self, decision, effects)
+        return effects
+
+    def renew(self, now: float) -> None:
+        """Every lease and every agent has its full time again: the daemon was not there."""
+        for lease in self.leases.values():
+            lease.deadline = now + self.ttl
+        for node in self.agents:
+            self.agents[node] = now
+
+    def next_phase(self, job: str) -> Phase | None:
+        """What a job has to ask for; None when all its iterations are done."""
+        record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
+        if live is None:
+            return None
+        if record.spec.iterations is not None and live.done >= record.spec.iterations:
+            return None
+        seat = live.seat
+        if live.going or seat is None:
+            return "rollout"
+        return "rollout" if seat.state in (il.IDLE_R, il.WAIT_R, il.RUN_T) else "train"
+
+    def hit_by(self, node: str) -> list[str]:
+        """Jobs that lose their state or their nodes when a node fails."""
+        held = self.scheduler.cluster.nodes[node]
+        jobs = [self.scheduler.cluster.jobs[name] for name in held.pins]
+        return [
+            job.spec.id
+            for job in jobs
+            if job.going or job.home is None or any(node in gang for gang in job.home.nodes)
+        ]
+
+    def failing(self, job: str) -> bool:
+        """Whether a node of the job failed and the scheduler has not been told yet."""
+        live = self.scheduler.cluster.jobs.get(job)
+        if live is None or live.home is None:
+            return False
+        down = {fence.node for fence in self.fences}
+        return any(node in down for gang in live.home.nodes for node in gang)
+
+    def state(self, job: str) -> str:
+        """One word: idle, waiting, running, moving, ending, failing, ended."""
+        record = self.jobs[job]
+        flags = (
+            (record.ended is not None, "ended"),
+            (record.ending, "ending"),
+            (self.failing(job), "failing"),
+            (record.move is not None, "moving"),
+            (record.token is not None, "running"),
+            (record.request is not None, "waiting"),
+        )
+        return next((name for holds, name in flags if holds), "idle")
+
+    def over(self, token: int) -> None:
+        """A fenced permit is over: nobody works under it any more."""
+        self.leases[token].deadline = inf
+        for fence in self.fences:
+            fence.tokens.discard(token)
+
+    def _supersede(self, job: str, key: str | None) -> None:
+        record = self.jobs[job]
+        record.request = key
+        self.touched.add(job)
+
+    def _arrived(self, event: ev.JobArrived, effects: Effects) -> None:
+        del effects
+        self.jobs[event.spec.id] = JobRecord(len(self.jobs), event.spec, self.now)
+
+    def _finished(self, event: ev.PhaseFinished, effects: Effects) -> None:
+        self._close(event.token, "done", effects)
+        live = self.scheduler.cluster.jobs[event.job]
+        record = self.jobs[event.job]
+        record.done, record.solo_s = live.done, live.solo_s
+
+    def _lost(self, event: ev.PermitLost, effects: Effects) -> None:
+        self._close(event.token, "lost", effects)
+
+    def _moved(self, event: ev.MoveFinished, effects: Effects) -> None:
+        del effects
+        self.jobs[event.job].move = None
+        self.touched.add(event.job)
+
+    def _failed(self, event: ev.NodeFailed, effects: Effects) -> None:
+        del effects
+        self.fences = [fence for fence in self.fences if fence.node != event.node]
+        self.failed.add(event.node)
+        self.agents.pop(event.node, None)
+        self.tokens.pop(event.node, None)
+
+    def _close(self, token: int, outcome: str, effects: Effects) -> None:
+        lease = self.leases.pop(token)
+        record = self.jobs[lease.job]
+        record.token = None
+        self.touched.add(lease.job)
+        for fence in self.fences:
+            fence.tokens.discard(token)
+        effects.ended.append(token)
+        stretch = self.running.pop(token)
+        stretch.end, stretch.outcome = self.now, outcome
+        self.timeline.append(stretch)
+
+    def _permit(self, decision: do.Permit, effects: Effects) -> None:
+        record = self.jobs[decision.job]
+        lease = Lease(
+            token=decision.token,
+            job=decision.job,
+            phase=decision.phase,
+            nodes=decision.nodes,
+            key=record.request,
+            granted=self.now,
+            deadline=self.now + self.ttl,
+            fenced=bool(self.fences) and self.failing(decision.job),
+        )
+        record.request, record.token = None, lease.token
+        self.leases[lease.token] = lease
+        self.issued = max(self.issued, lease.token + 1)
+        self.running[lease.token] = Stretch(
+            lease.job, lease.phase, lease.nodes, self.now, lease.token
+        )
+        for node in lease.nodes:
+            self.tokens[node] = max(lease.token, self.tokens.get(node, -1))
+        self.touched.add(lease.job)
+        effects.granted.append(lease)
+
+    def _move(self, decision: do.Move, effects: Effects) -> None:
+        record = self.jobs[decision.job]
+        if record.token is not None:
+            self._close(record.token, "lost", effects)
+        if decision.reason == "failure":
+            record.request = None
+        record.move = PendingMove(self.seq, decision)
+        self.touched.add(decision.job)
+
+    def _depart(self, decision: do.Depart, effects: Effects) -> None:
+        record = self.jobs[decision.job]
+        if record.token is not None:
+            self._close(record.token, "lost", effects)
+        record.ended, record.ending = self.now, False
+        record.request = record.move = None
+        self.fences = [fence for fence in self.fences if fence.job != decision.job]
+        self.touched.add(decision.job)
+
+    def _release_tail(self, decision: do.ReleaseTail, effects: Effects) -> None:
+        del effects
+        token = self.jobs[decision.job].token
+        if token is not None:
+            self.leases[token].tail = True
+
+    def _release(self, decision: do.ReleaseNodes, effects: Effects) -> None:
+        del effects
+        for node in decision.nodes:
+            self.tokens.pop(node, None)
+            self.agents.pop(node, None)
+
+    def _drain(self, note: notes.DrainSet) -> None:
+        self.draining = note.draining
+
+    def _joined(self, note: notes.AgentJoined) -> None:
+        self.agents[note.node] = self.now
+
+    def _fence_node(self, note: notes.NodeFenced) -> None:
+        self._fence(Fence(set(note.tokens), node=note.node))
+
+    def _fence_end(self, note: notes.EndFenced) -> None:
+        self.jobs[note.job].ending = True
+        self.touched.add(note.job)
+        self._fence(Fence({note.token}, job=note.job))
+
+    def _fence(self, fence: Fence) -> None:
+        for token in fence.tokens:
+            self.leases[token].fenced = True
+        self.fences.append(fence)
+
+
+_NOTES: dict[type, Callable[..., None]] = {
+    notes.DrainSet: Brain._drain,
+    notes.AgentJoined: Brain._joined,
+    notes.NodeFenced: Brain._fence_node,
+    notes.EndFenced: Brain._fence_end,
+}
+_EVENTS: dict[type, Callable[..., None]] = {
+    ev.JobArrived: Brain._arrived,
+    ev.PhaseFinished: Brain._finished,
+    ev.PermitLost: Brain._lost,
+    ev.MoveFinished: Brain._moved,
+    ev.NodeFailed: Brain._failed,
+}
+_DECISIONS: dict[type, Callable[..., None]] = {
+    do.Permit: Brain._permit,
+    do.Move: Brain._move,
+    do.Depart: Brain._depart,
+    do.ReleaseTail: Brain._release_tail,
+    do.ReleaseNodes: Brain._release,
+}

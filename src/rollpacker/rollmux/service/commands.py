@@ -1,0 +1,354 @@
+"""What each request does: checked against the brain first, then recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from json import dumps, loads
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.jobs import JobSpec, Phase
+from rollpacker.rollmux.service import notes
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.records import JobRecord, Lease
+from rollpacker.rollmux.service.refused import Refused
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SPEC = TypeAdapter(JobSpec)
+_MAX_GANG = 1024
+_MAX_ITERATIONS = 10**9
+_FIELDS = frozenset(JobSpec.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A POST: its idempotency key, a fingerprint of what it asks, and its body."""
+
+    key: str
+    fingerprint: str
+    body: Mapping[str, Any]
+
+    def known(self) -> dict[str, Any]:
+        """What is recorded of it."""
+        return {"key": self.key, "request": self.fingerprint}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of HTTP; ``body`` None has none."""
+
+    status: int
+    body: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no permit yet."""
+
+    job: str
+    key: str
+
+
+Outcome = Answer | Wait
+Command = Callable[[Core], Outcome]
+
+
+def once(core: Core, request: Request, act: Callable[[], Outcome]) -> Outcome:
+    """Carry out a request unless its key is known: then it gets the answer of the first time."""
+    entry = core.find(request.key)
+    if entry is None:
+        return act()
+    if entry.request != request.fingerprint:
+        raise Refused(422, "Idempotency-Key: was used for another request before")
+    if entry.answer is None:
+        event = cast(ev.PermitRequested, notes.decode(entry.event))
+        return poll(core, event.job, request.key)
+    return Answer(entry.status, loads(entry.answer))
+
+
+def submit(core: Core, request: Request) -> Outcome:
+    """Place a new job."""
+    spec = _spec(request.body, core.settings.memory_cap_gb)
+    if core.brain.draining:
+        raise Refused(409, "the cluster is draining: no new jobs", code="draining")
+    if spec.id in core.brain.jobs:
+        raise Refused(409, f"id: there is a job {spec.id} already", code="exists")
+    seq = core.brain.seq + 1
+    entry = core.record(
+        ev.JobArrived(spec=spec),
+        **request.known(),
+        status=201,
+        answer=lambda: {"id": spec.id, "seq": seq},
+    )
+    return Answer(201, loads(entry.answer or "{}"))
+
+
+def _spec(body: Mapping[str, Any], cap_gb: float) -> JobSpec:
+    unknown = sorted(set(body) - _FIELDS)
+    if unknown:
+        raise Refused(400, f"{unknown[0]}: unknown field of a job")
+    try:
+        spec = _SPEC.validate_json(dumps(body), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Refused(400, f"{where}: {first['msg']}" if where else first["msg"]) from error
+    if not _ID.fullmatch(spec.id):
+        raise Refused(400, "id: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
+    for name in ("rollout_nodes", "train_nodes"):
+        if getattr(spec, name) > _MAX_GANG:
+            raise Refused(400, f"{name}: at most {_MAX_GANG}")
+    if spec.iterations is not None and spec.iterations > _MAX_ITERATIONS:
+        raise Refused(400, f"iterations: at most {_MAX_ITERATIONS}")
+    for name in ("rollout_memory_gb", "train_memory_gb"):
+        if not 0 <= getattr(spec, name) <= cap_gb:
+            raise Refused(400, f"{name}: must be 0 to {cap_gb:g}, a node's memory")
+    return spec
+
+
+def permit(core: Core, request: Request, job: str, phase: str) -> Outcome:
+    """Ask for a permit."""
+    record = _job(core, job)
+    if record.ended is not None or record.ending:
+        raise Refused(409, f"job {job} is {core.brain.state(job)}", code="ended")
+    if record.move is not None:
+        return Answer(200, move_body(record))
+    if record.token is not None:
+        lease = core.brain.leases[record.token]
+        left = _left(core, lease)
+        raise Refused(
+            409,
+            f"job {job} holds permit {lease.token} ({lease.phase}) for {left:.1f} s more",
+            code="held",
+            token=lease.token,
+            ttl_s=left,
+        )
+    wanted = core.brain.next_phase(job)
+    if wanted is None:
+        raise Refused(409, f"job {job} has done all its iterations", code="complete", next=None)
+    if phase != wanted:
+        raise Refused(409, f"phase: job {job} is to ask for {wanted}", code="order", next=wanted)
+    core.record(ev.PermitRequested(job=job, phase=cast(Phase, phase)), **request.known())
+    return poll(core, job, request.key)
+
+
+def poll(core: Core, job: str, key: str) -> Outcome:
+    """What became of a recorded permit request."""
+    record = core.brain.jobs[job]
+    if record.ended is not None or record.ending:
+        raise Refused(409, f"job {job} is {core.brain.state(job)}", code="ended")
+    if record.move is not None:
+        return Answer(200, move_body(record))
+    if record.request == key:
+        return Wait(job, key)
+    if record.token is not None:
+        lease = core.brain.leases[record.token]
+        if lease.key != key:
+            raise Refused(409, "a newer request took this one's place", code="superseded")
+        if lease.fenced:
+            return Wait(job, key)
+        return Answer(200, permit_body(core, lease))
+    if record.request is not None:
+        raise Refused(409, "a newer request took this one's place", code="superseded")
+    raise Refused(
+        409,
+        "the permit of this request is over: ask with a new Idempotency-Key",
+        code="over",
+        next=core.brain.next_phase(job),
+    )
+
+
+def permit_body(core: Core, lease: Lease) -> dict[str, Any]:
+    """A permit, with what is left of it now."""
+    return {
+        "token": lease.token,
+        "phase": lease.phase,
+        "nodes": list(lease.nodes),
+        "ttl_s": _left(core, lease),
+        "lease_s": core.ttl,
+    }
+
+
+def move_body(record: JobRecord) -> dict[str, Any]:
+    """Where a job has to go."""
+    assert record.move is not None
+    decision = record.move.decision
+    return {
+        "move": {
+            "id": record.move.id,
+            "rollout": list(decision.rollout),
+            "train": list(decision.train),
+            "reason": decision.reason,
+            "memory_gb": dict(decision.memory_gb),
+        }
+    }
+
+
+def _left(core: Core, lease: Lease) -> float:
+    return round(max(min(lease.deadline - core.now(), core.ttl), 0.0), 3)
+
+
+def heartbeat(core: Core, token: int, key: str) -> Outcome:
+    """Give a lease its full time again; a repeated key does not."""
+    lease = _lease(core, token)
+    if lease.beat != key:
+        lease.deadline, lease.beat = core.now() + core.ttl, key
+    left = _left(core, lease)
+    return Answer(200, {"ttl_s": left, "lease_s": core.ttl, "release_tail": lease.tail})
+
+
+def finish(core: Core, request: Request, token: int) -> Outcome:
+    """A phase is over."""
+    seconds = request.body.get("seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise Refused(400, "seconds: a number is needed")
+    if not 1e-6 <= seconds < 1e9:
+        raise Refused(400, f"seconds: must be positive and below 1e9, got {seconds}")
+    lease = _over_if_fenced(core, token)
+    job, phase = lease.job, lease.phase
+
+    def answer() -> dict[str, Any]:
+        done = core.brain.jobs[job].done
+        return {"job": job, "phase": phase, "done": done, "next": core.brain.next_phase(job)}
+
+    event = ev.PhaseFinished(job=job, phase=phase, seconds=float(seconds), token=token)
+    return _recorded(core, request, event, answer)
+
+
+def abandon(core: Core, request: Request, token: int) -> Outcome:
+    """A phase was given up: it has to be asked for again."""
+    lease = _over_if_fenced(core, token)
+    job = lease.job
+
+    def answer() -> dict[str, Any]:
+        return {"job": job, "next": core.brain.next_phase(job)}
+
+    return _recorded(core, request, ev.PermitLost(job=job, token=token), answer)
+
+
+def tail(core: Core, request: Request, job: str) -> Outcome:
+    """Most responses of a running rollout are there."""
+    record = _job(core, job)
+    token = request.body.get("token")
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise Refused(400, "token: the permit's number is needed")
+    lease = _lease(core, token)
+    if record.token != token or lease.phase != "rollout":
+        raise Refused(409, f"token: {token} is no running rollout of job {job}", code="lost")
+    return _recorded(core, request, ev.TailReached(job=job), dict)
+
+
+def moved(core: Core, request: Request, job: str) -> Outcome:
+    """A job is loaded on its new nodes."""
+    record = _job(core, job)
+    if record.move is None or record.move.id != request.body.get("move"):
+        current = None if record.move is None else record.move.id
+        raise Refused(409, f"move: the current move of job {job} is {current}", move=current)
+    return _recorded(core, request, ev.MoveFinished(job=job), dict)
+
+
+def end(core: Core, request: Request, job: str) -> Outcome:
+    """A job is done, or cancelled."""
+    record = _job(core, job)
+    if record.ended is not None:
+        return Answer(200, {"state": "ended"})
+    if record.ending:
+        return Answer(202, {"state": "ending"})
+    if record.token is None:
+        return _recorded(core, request, ev.JobEnded(job=job), lambda: {"state": "ended"})
+    note = notes.EndFenced(job=job, token=record.token)
+    return _recorded(core, request, note, lambda: {"state": "ending"}, status=202)
+
+
+def node_heartbeat(core: Core, request: Request, node: str) -> Outcome:
+    """A node's agent lives."""
+    _node(core, node)
+    body = {"ttl_s": core.ttl}
+    if node not in core.brain.agents:
+        return _recorded(core, request, notes.AgentJoined(node=node), lambda: body)
+    core.brain.agents[node] = core.now()
+    return Answer(200, body)
+
+
+def node_failed(core: Core, request: Request, node: str) -> Outcome:
+    """A node is gone with all that was on it."""
+    if node in core.brain.failed:
+        return Answer(200, {"state": "failed", "jobs": []})
+    _node(core, node, failing_too=True)
+    jobs = core.brain.hit_by(node)
+
+    def answer() -> dict[str, Any]:
+        state = "failed" if node in core.brain.failed else "failing"
+        return {"state": state, "jobs": jobs}
+
+    entry = core.fail_node(node, **request.known(), answer=answer)
+    if entry is None:
+        return Answer(202, answer())
+    return Answer(entry.status, loads(entry.answer or "{}"))
+
+
+def drain(core: Core, request: Request) -> Outcome:
+    """Turn new jobs away, or no longer."""
+    draining = request.body.get("draining", True)
+    if not isinstance(draining, bool):
+        raise Refused(400, "draining: true or false is needed")
+
+    def answer() -> dict[str, Any]:
+        live = sum(record.ended is None for record in core.brain.jobs.values())
+        return {"draining": draining, "jobs": live}
+
+    return _recorded(core, request, notes.DrainSet(draining=draining), answer)
+
+
+def _recorded(
+    core: Core,
+    request: Request,
+    event: notes.Recorded,
+    answer: Callable[[], dict[str, Any]],
+    status: int = 200,
+) -> Outcome:
+    entry = core.record(event, **request.known(), status=status, answer=answer)
+    return Answer(status, loads(entry.answer or "{}"))
+
+
+def _job(core: Core, job: str) -> JobRecord:
+    record = core.brain.jobs.get(job)
+    if record is None:
+        raise Refused(404, f"there is no job {job[:64]!r}", code="unknown")
+    return record
+
+
+def _node(core: Core, node: str, failing_too: bool = False) -> None:
+    brain = core.brain
+    failing = any(fence.node == node for fence in brain.fences)
+    if node in brain.failed or (failing and not failing_too):
+        raise Refused(410, f"node {node[:64]} has failed for good", code="failed")
+    if node not in brain.scheduler.cluster.nodes:
+        raise Refused(404, f"there is no node {node[:64]!r} in use", code="unknown")
+
+
+def _lease(core: Core, token: int) -> Lease:
+    lease = core.brain.leases.get(token)
+    if lease is None or lease.fenced:
+        if lease is None and token >= core.brain.issued:
+            raise Refused(404, f"there is no permit {token}", code="unknown")
+        raise Refused(409, f"permit {token} is lost: stop, then ask again", code="lost")
+    return lease
+
+
+def _over_if_fenced(core: Core, token: int) -> Lease:
+    """The lease of a permit whose holder stops now; what waited for it goes on at once."""
+    lease = core.brain.leases.get(token)
+    if lease is not None and lease.fenced:
+        core.brain.over(token)
+        core.release_fences()
+    return _lease(core, token)
+
+
+def spec_json(record: JobRecord) -> dict[str, Any]:
+    """A job's specification."""
+    return asdict(record.spec)

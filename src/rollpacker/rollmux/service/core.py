@@ -1,0 +1,205 @@
+"""One writer's view of the store and the brain: events go into both, in one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from json import dumps, loads
+from typing import Any
+
+from rollpacker import __version__
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.service import notes
+from rollpacker.rollmux.service.brain import Brain
+from rollpacker.rollmux.service.clock import ClusterClock
+from rollpacker.rollmux.service.records import Effects, Lease
+from rollpacker.rollmux.service.store import (
+    FORMAT,
+    Entry,
+    Grant,
+    Store,
+    StoreError,
+    chained,
+)
+from rollpacker.rollmux.settings import Prices, Settings
+
+
+class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
+    """The scheduler failed on an event: it was not recorded, the brain must be built again."""
+
+
+class Core:
+    """What the writer thread works on.
+
+    Args:
+        store: where entries go.
+        settings: of the scheduler; None takes those of the store.
+        ttl: seconds of a lease.
+        monotonic: the clock.
+
+    Raises:
+        StoreError: the store was altered, or the scheduler now decides otherwise.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings | None,
+        ttl: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.settings, saved = _settings(store, settings)
+        self.ttl = ttl
+        self.brain = Brain(self.settings, ttl)
+        self._digest = ""
+        self._entries: list[Entry] = []
+        self._keys: dict[str, Entry] = {}
+        self._grants: list[Grant] = []
+        self._ends: dict[int, int] = {}
+        self._replay(saved)
+        self.clock = ClusterClock(saved, self.brain.now, monotonic)
+        self.brain.renew(self.now())
+        store.set_meta(self.clock.save())
+
+    def now(self) -> float:
+        """Seconds of the cluster; never before the last entry."""
+        return max(self.clock.now(), self.brain.now)
+
+    def find(self, key: str) -> Entry | None:
+        """The entry of an idempotency key, committed or about to be."""
+        return self._keys.get(key) or self.store.find(key)
+
+    def record(
+        self,
+        event: notes.Recorded,
+        *,
+        key: str | None = None,
+        request: str = "",
+        status: int = 200,
+        answer: Callable[[], dict[str, Any]] | None = None,
+    ) -> Entry:
+        """Let an event happen. ``answer`` is asked for the answer after it did.
+
+        Raises ``Poisoned`` where the scheduler fails on it.
+        """
+        seq, now = self.brain.seq + 1, self.now()
+        try:
+            effects = self.brain.apply(seq, now, event, key)
+        except Exception as error:
+            raise Poisoned(f"{type(event).__name__}: {type(error).__name__}: {error}") from error
+        entry = Entry(
+            seq=seq,
+            t=now,
+            wall_s=round(time.time(), 3),
+            key=key,
+            request=request,
+            event=notes.encode(event),
+            decisions=notes.encode_decisions(effects.decisions),
+            status=status,
+            answer=None if answer is None else dumps(answer()),
+        ).sealed(self._digest)
+        self._digest = entry.digest
+        self._entries.append(entry)
+        if key is not None:
+            self._keys[key] = entry
+        self._note_permits(seq, effects)
+        return entry
+
+    def commit(self) -> int:
+        """Write what was recorded; returns how many entries. Raises ``UnavailableError``."""
+        count = len(self._entries)
+        if count:
+            self.store.append(self._entries, self._grants, self._ends)
+            self._entries, self._grants = [], []
+            self._keys, self._ends = {}, {}
+        return count
+
+    def expire(self) -> None:
+        """Leases and agents whose time is over, and what waited for them."""
+        now = self.now()
+        for lease in [each for each in self.brain.leases.values() if each.deadline <= now]:
+            if lease.fenced:
+                self.brain.over(lease.token)
+            else:
+                self.record(ev.PermitLost(job=lease.job, token=lease.token))
+        for node in [n for n, seen in self.brain.agents.items() if seen + self.ttl <= now]:
+            self.fail_node(node)
+        self.release_fences()
+
+    def release_fences(self) -> None:
+        """Tell the scheduler of what waited for permits that are over now."""
+        while ready := [fence for fence in self.brain.fences if not fence.tokens]:
+            fence = ready[0]
+            if fence.node is not None:
+                self.record(ev.NodeFailed(node=fence.node))
+            elif fence.job is not None:
+                self.record(ev.JobEnded(job=fence.job))
+
+    def fail_node(self, node: str, **request: Any) -> Entry | None:
+        """A node is gone. None where this is known already."""
+        if any(fence.node == node for fence in self.brain.fences):
+            return None
+        jobs = self.brain.hit_by(node)
+        tokens = [token for job in jobs if (token := self.brain.jobs[job].token) is not None]
+        self.brain.agents.pop(node, None)
+        if tokens:
+            return self.record(notes.NodeFenced(node=node, tokens=tuple(tokens)), **request)
+        return self.record(ev.NodeFailed(node=node), **request)
+
+    def next_deadline(self) -> float | None:
+        """Seconds from now until a lease or an agent runs out; None for never."""
+        times = [lease.deadline for lease in self.brain.leases.values()]
+        times.extend(seen + self.ttl for seen in self.brain.agents.values())
+        return max(min(times) - self.now(), 0.0) if times else None
+
+    def _note_permits(self, seq: int, effects: Effects) -> None:
+        self._grants.extend(_grant(lease, seq) for lease in effects.granted)
+        self._ends.update((token, seq) for token in effects.ended)
+
+    def _replay(self, saved: Mapping[str, str]) -> None:
+        for entry in chained(self.store.entries()):
+            event = notes.decode(entry.event)
+            try:
+                effects = self.brain.apply(entry.seq, entry.t, event, entry.key)
+                made = notes.encode_decisions(effects.decisions)
+            except Exception as error:
+                made = f"{type(error).__name__}: {error}"
+            if made != entry.decisions:
+                written = saved.get("version", "unknown")
+                raise StoreError(
+                    f"entry {entry.seq} ({type(event).__name__}): the scheduler now decides "
+                    f"otherwise; the database was made by version {written}, this is "
+                    f"{__version__}: drain with that version first. Written: "
+                    f"{entry.decisions[:200]}; now: {made[:200]}"
+                )
+            self._digest = entry.digest
+        live = {token: lease.job for token, lease in self.brain.leases.items()}
+        if live != self.store.live():
+            raise StoreError("the permits in the database are not those of its entries")
+        self.brain.touched.clear()
+
+
+def _grant(lease: Lease, seq: int) -> Grant:
+    return Grant(lease.token, lease.job, lease.phase, seq)
+
+
+def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str, str]]:
+    """The settings to run with, and the store's meta; a new store is given both."""
+    saved = store.meta()
+    if not saved:
+        settings = wanted or Settings()
+        first = {"format": FORMAT, "version": __version__, "settings": dumps(asdict(settings))}
+        store.set_meta(first)
+        return settings, first
+    if saved.get("format") != FORMAT:
+        raise StoreError(f"the database has format {saved.get('format')!r}, expected {FORMAT!r}")
+    data = loads(saved["settings"])
+    settings = Settings(**(data | {"prices": Prices(**data["prices"])}))
+    if wanted is not None and wanted != settings:
+        raise StoreError(
+            "the database was made with other scheduler settings; start without any, or drain "
+            "and begin a new state folder"
+        )
+    return settings, saved

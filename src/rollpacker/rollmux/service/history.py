@@ -1,0 +1,177 @@
+"""The log for readers: as a journal, and in the form that ``rollpacker mux check`` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+from rollpacker.rollmux.service.store import Store
+from rollpacker.rollmux.settings import Settings
+
+_PIECE = 200
+
+
+def journal(store: Store, after: int = 0) -> Iterator[str]:
+    """Every entry after a number: its time, event and decisions, one JSON object a line."""
+    with closing(store):
+        lines: list[str] = []
+        for entry in store.entries(after):
+            lines.append(
+                f'{{"seq":{entry.seq},"t":{entry.t!r},"event":{entry.event},'
+                f'"decisions":{entry.decisions}}}\n'
+            )
+            if len(lines) == _PIECE:
+                yield "".join(lines)
+                lines = []
+        yield "".join(lines)
+
+
+def event_log(store: Store, settings: Settings) -> Iterator[str]:
+    """A meta line with all jobs, then what happened to them."""
+    with closing(store):
+        jobs, last = _jobs(store)
+        head = {
+            "kind": "meta",
+            "memory_cap_gb": settings.memory_cap_gb,
+            "prices": {"rollout": settings.prices.rollout, "train": settings.prices.train},
+            "permits": settings.permits,
+            "jobs": jobs,
+        }
+        yield json.dumps(head) + "\n"
+        lines = Lines()
+        for entry in store.entries():
+            if entry.seq > last:
+                return
+            made = lines.of(entry.t, json.loads(entry.event), json.loads(entry.decisions))
+            if made:
+                yield "".join(json.dumps(line) + "\n" for line in made)
+
+
+def _jobs(store: Store) -> tuple[list[dict[str, Any]], int]:
+    """Every job's specification with the seconds that its phases took alone."""
+    jobs: dict[str, dict[str, Any]] = {}
+    last = 0
+    for entry in store.entries():
+        last = entry.seq
+        event = json.loads(entry.event)
+        if event["kind"] == "JobArrived":
+            spec = event["spec"]
+            more = {"arrival_s": entry.t, "rollout_s": [], "train_s": [], "solo_s": []}
+            jobs[spec["id"]] = spec | more
+        elif event["kind"] == "PhaseFinished":
+            _add_seconds(jobs[event["job"]], event)
+    return list(jobs.values()), last
+
+
+def _add_seconds(job: dict[str, Any], event: dict[str, Any]) -> None:
+    done = len(job["train_s"])
+    if event["phase"] == "train":
+        job["train_s"].append(event["seconds"])
+        job["solo_s"].append(round(job["rollout_s"][done] + event["seconds"], 6))
+    else:
+        # A rollout that a failure made void is done again.
+        job["rollout_s"][done:] = [event["seconds"]]
+
+
+class Lines:
+    """Turns entries into lines of the event log; remembers permits and moves that are out."""
+
+    def __init__(self) -> None:
+        self._permits: dict[str, dict[str, Any]] = {}
+        self._moves: dict[str, dict[str, Any]] = {}
+        self._made: list[dict[str, Any]] = []
+        self._t = 0.0
+
+    def of(
+        self, t: float, event: dict[str, Any], decisions: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """The lines of one entry."""
+        self._made, self._t = [], t
+        if (handle := _EVENTS.get(event["kind"])) is not None:
+            handle(self, event)
+        for decision in decisions:
+            if (handle := _DECISIONS.get(decision["kind"])) is not None:
+                handle(self, decision)
+        return self._made
+
+    def _write(self, kind: str, job: str | None, **more: Any) -> None:
+        self._made.append({"t": self._t, "kind": kind, "job": job} | more)
+
+    def _phase_over(self, job: str, **more: Any) -> None:
+        permit = self._permits.pop(job, None)
+        if permit is not None:
+            same = {name: permit[name] for name in ("phase", "nodes", "epoch", "token")}
+            self._write("end", job, **same, **more)
+
+    def _finished(self, event: dict[str, Any]) -> None:
+        self._phase_over(event["job"])
+
+    def _lost(self, event: dict[str, Any]) -> None:
+        self._phase_over(event["job"], lost=True)
+
+    def _moved(self, event: dict[str, Any]) -> None:
+        move = self._moves.pop(event["job"], None)
+        if move is not None:
+            nodes = [*move["rollout"], *move["train"]]
+            self._write("end", event["job"], phase="sync", nodes=nodes)
+
+    def _failed(self, event: dict[str, Any]) -> None:
+        self._write("node_down", None, nodes=[event["node"]])
+
+    def _place(self, made: dict[str, Any]) -> None:
+        self._write("place", made["job"], **_home(made))
+
+    def _move(self, made: dict[str, Any]) -> None:
+        job = made["job"]
+        self._permits.pop(job, None)
+        self._moves[job] = made
+        kind = "evict" if made["reason"] == "guard" else "move"
+        home = _home(made)
+        self._write(kind, job, **home, reason=made["reason"])
+        self._write("start", job, phase="sync", nodes=home["nodes"])
+
+    def _permit(self, made: dict[str, Any]) -> None:
+        shared = {name: made[name] for name in ("phase", "group", "epoch", "round", "position")}
+        shared |= {"nodes": made["nodes"], "token": made["token"]}
+        self._permits[made["job"]] = made
+        self._write("permit", made["job"], **shared)
+        self._write("start", made["job"], **shared)
+
+    def _release_tail(self, made: dict[str, Any]) -> None:
+        self._write("tail_release", made["job"], phase="rollout", nodes=made["nodes"])
+
+    def _rebase(self, made: dict[str, Any]) -> None:
+        more = {"group": made["group"], "epoch": made["epoch"], "order": made["order"]}
+        self._write("rebase", None, **more)
+
+    def _depart(self, made: dict[str, Any]) -> None:
+        self._phase_over(made["job"], lost=True)
+        self._moves.pop(made["job"], None)
+        self._write("depart", made["job"], group=made["group"])
+
+
+def _home(made: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "group": made["group"],
+        "epoch": made["epoch"],
+        "nodes": [*made["rollout"], *made["train"]],
+        "memory_gb": made["memory_gb"],
+    }
+
+
+_EVENTS: dict[str, Callable[[Lines, dict[str, Any]], None]] = {
+    "PhaseFinished": Lines._finished,
+    "PermitLost": Lines._lost,
+    "MoveFinished": Lines._moved,
+    "NodeFailed": Lines._failed,
+}
+_DECISIONS: dict[str, Callable[[Lines, dict[str, Any]], None]] = {
+    "Place": Lines._place,
+    "Move": Lines._move,
+    "Permit": Lines._permit,
+    "ReleaseTail": Lines._release_tail,
+    "Rebase": Lines._rebase,
+    "Depart": Lines._depart,
+}

@@ -1,0 +1,291 @@
+"""The phases of a ``rollpacker train`` job: its worker processes go where the permit says.
+
+The workers stay alive between phases, so a switch costs a request and an affinity call. When a
+lease is lost the workers are frozen where they are, the same phase is asked for again, and they go
+on: nothing is computed twice, and nothing without a permit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rollpacker.config import MuxConfig, RunConfig
+from rollpacker.rollmux.jobs import JobSpec, Phase
+from rollpacker.rollmux.service import phase_guard
+from rollpacker.rollmux.service.client import (
+    LeaseLostError,
+    Move,
+    MuxClient,
+    MuxError,
+    Permit,
+    UnreachableError,
+    new_key,
+)
+from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire
+from rollpacker.runtime.phases import DisplacedError
+
+_END_PATIENCE_S = 5.0
+
+
+def job_id(config: RunConfig) -> str:
+    """``mux.job``, or a name that every start of the run in this folder shares."""
+    folder = Path(config.output).resolve()
+    return config.mux.job or f"{folder.name}-{zlib.crc32(str(folder).encode()):08x}"
+
+
+def job_spec(config: RunConfig, name: str) -> JobSpec:
+    """What the scheduler is told of the run."""
+    mux = config.mux
+    return JobSpec(
+        id=name,
+        worst_rollout_s=mux.worst_rollout_s,
+        worst_train_s=mux.worst_train_s,
+        slo=mux.slo,
+    )
+
+
+def place(pids: Sequence[int], permit: Permit, cores: Mapping[str, Sequence[int]]) -> None:
+    """Pin all threads of processes to the cores of a permit's nodes; nothing when none are named.
+
+    Raises ``ValueError`` when ``mux.cores`` knows neither a node nor its pool.
+    """
+    if not cores:
+        return
+    missing = [node for node in permit.nodes if node not in cores and permit.phase not in cores]
+    if missing:
+        raise ValueError(
+            f"mux.cores has neither node {missing[0]!r} nor '{permit.phase}': add its CPU cores"
+        )
+    target = sorted({c for node in permit.nodes for c in cores.get(node) or cores[permit.phase]})
+    for pid in pids:
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except FileNotFoundError:
+            continue
+        for thread in threads:
+            try:
+                os.sched_setaffinity(int(thread), target)
+            except ProcessLookupError:
+                continue
+
+
+class JobPhases:
+    """Implements ``runtime.phases.Phases`` by a daemon's permits.
+
+    Args:
+        config: the run's; ``mux.url`` is set.
+        client: of the daemon; made from the configuration when None.
+    """
+
+    def __init__(self, config: RunConfig, client: MuxClient | None = None) -> None:
+        mux = config.mux
+        self._cores: Mapping[str, Sequence[int]] = mux.cores
+        self._client = client or connect(mux)
+        self._spec = job_spec(config, job_id(config))
+        self._job = self._spec.id
+        self._pids: Callable[[], Sequence[int]] = tuple
+        self._fail: Callable[[Exception], None] = lambda _error: None
+        self._lock = threading.RLock()
+        self._lease: Lease | None = None
+        self._stopped = False
+        self._broken: Exception | None = None
+        self._reset_clock()
+        names = ("phases", "waited_s", "switch_s", "lost", "redone")
+        self.stats: dict[str, float] = dict.fromkeys(names, 0.0)
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    async def open(
+        self, pids: Callable[[], Sequence[int]], fail: Callable[[Exception], None]
+    ) -> None:
+        """Register the job, under a name that only this run has."""
+        loop = asyncio.get_running_loop()
+        self._pids = pids
+        self._fail = lambda error: loop.call_soon_threadsafe(fail, error) and None
+        self._stopped, self._broken = False, None
+        self._guard = subprocess.Popen(
+            [sys.executable, "-S", "-E", phase_guard.__file__], stdin=subprocess.PIPE
+        )
+        self._job = await asyncio.to_thread(register, self._client, self._spec)
+
+    async def begin(self, phase: Phase) -> None:
+        """Wait for the nodes and pin the workers there.
+
+        A job that was killed in its training phase has lost the rollouts with it: it makes them
+        again under the training permit that the daemon holds ready for it.
+        """
+        if self._lease is None or self._lease.permit.phase != phase:
+            if self._lease is not None and phase == "train":
+                await self.end()
+            if self._lease is None:
+                await asyncio.to_thread(self._begin, phase)
+        if self._broken is not None:
+            raise self._broken
+
+    async def end(self) -> None:
+        """Give the nodes back, the phase being complete."""
+        await asyncio.to_thread(self._end)
+
+    async def close(self) -> None:
+        """End the job; a phase that is under way is given up."""
+        self._stopped = True
+        await asyncio.to_thread(self._close)
+
+    def _begin(self, phase: Phase) -> None:
+        asked = time.monotonic()
+        permit = self._acquire(phase)
+        granted = time.monotonic()
+        self._reset_clock()
+        self._hold(permit)
+        self.stats["phases"] += 1
+        self.stats["waited_s"] += granted - asked
+        self.stats["switch_s"] += time.monotonic() - granted
+
+    def _acquire(self, phase: Phase) -> Permit:
+        while True:
+            try:
+                return acquire(self._client, self._job, phase, self._move, lambda: self._stopped)
+            except StateLostError as error:
+                raise DisplacedError(str(error)) from error
+            except MuxError as error:
+                ahead = phase == "rollout" and error.code == "order"
+                if not ahead or error.answer.get("next") != "train":
+                    raise
+                phase = "train"
+                self.stats["redone"] += 1
+
+    def _move(self, move: Move) -> None:
+        """State lives in the worker processes, which the next permit pins to the new nodes."""
+
+    def _hold(self, permit: Permit) -> None:
+        """The nodes are ours: go there, run, keep the lease."""
+        with self._lock:
+            place(self._pids(), permit, self._cores)
+            self._tell_guard(permit.stop_at)
+            self._running_since = time.monotonic()
+            self._lease = Lease(
+                self._client, permit, on_extended=self._tell_guard, on_lost=self._regain
+            )
+
+    def _regain(self) -> None:
+        """The lease is lost while the phase runs: freeze, wait for another, go on."""
+        with self._lock:
+            lease = self._lease
+            if lease is None or self._stopped or not lease.lost:
+                return
+            self._freeze()
+            self.stats["lost"] += 1
+            try:
+                permit = self._acquire(lease.permit.phase)
+                if permit.phase != lease.permit.phase:
+                    raise MuxError(409, {"error": f"job {self._job}: its phase is over already"})
+                self._hold(permit)
+            except (DisplacedError, LeaseLostError, MuxError, ValueError) as error:
+                self._broken = error
+                self._fail(error)
+
+    def _end(self) -> None:
+        """Finish the phase; under another permit when this one was lost on the way."""
+        while True:
+            with self._lock:
+                lease = self._lease
+                if self._broken is not None:
+                    raise self._broken
+                if lease is None:
+                    return
+                try:
+                    lease.check()
+                    self._client.finish(lease.permit, self._seconds(), new_key())
+                except LeaseLostError as error:
+                    lease.give_up(str(error))
+                    self._regain()
+                    continue
+                self._lease = None
+                self._tell_guard(None)
+            lease.close()
+            return
+
+    def _close(self) -> None:
+        with self._lock:
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
+            self._client.abandon(lease.permit)
+        self._tell_guard(None)
+        with contextlib.suppress(MuxError, UnreachableError):
+            self._client.end(self._job, patience_s=_END_PATIENCE_S)
+        if self._guard is not None:
+            self._dismiss(self._guard)
+            self._guard = None
+
+    def _dismiss(self, guard: subprocess.Popen[bytes]) -> None:
+        """Without a process to watch the guard's end harms nobody."""
+        assert guard.stdin is not None
+        guard.stdin.write(b'{"pids": [], "stop_at": null}\n')
+        guard.stdin.close()
+        guard.wait()
+
+    def _freeze(self) -> None:
+        self._active_s += time.monotonic() - self._running_since
+        self._running_since = math.nan
+        self._tell_guard(0.0)
+
+    def _reset_clock(self) -> None:
+        self._active_s = 0.0
+        self._running_since = math.nan
+
+    def _seconds(self) -> float:
+        """What the phase took, without the time in which it was frozen."""
+        return max(1e-6, self._active_s + time.monotonic() - self._running_since)
+
+    def _tell_guard(self, stop_at: float | None) -> None:
+        if self._guard is None or self._guard.stdin is None:
+            return
+        told = {"pids": list(self._pids()), "stop_at": stop_at}
+        try:
+            self._guard.stdin.write(json.dumps(told).encode() + b"\n")
+            self._guard.stdin.flush()
+        except BrokenPipeError:
+            self._fail(RuntimeError("the process that guards the job's lease has died"))
+
+
+def connect(mux: MuxConfig) -> MuxClient:
+    """A client that waits for a daemon that is away. Raises ``ValueError`` on wrong settings."""
+    for key in ("token_file", "worst_rollout_s", "worst_train_s"):
+        if not getattr(mux, key):
+            raise ValueError(f"mux.url is set, so mux.{key} must be set too")
+    return MuxClient(mux.url, mux.token_file, patience_s=math.inf)
+
+
+def register(client: MuxClient, spec: JobSpec) -> str:
+    """Submit the job; returns the name that it got.
+
+    A live job of this name is an earlier start of the same run (the run's folder has a lock), and
+    is taken over where it was. One that has ended is followed by ``NAME.2``, ``NAME.3``, ...
+    """
+    number = 1
+    while True:
+        name = spec.id if number == 1 else f"{spec.id}.{number}"
+        try:
+            client.submit(JobSpec.from_json(spec.to_json() | {"id": name}))
+        except MuxError as error:
+            if error.status != 409 or error.code == "draining":
+                raise
+            try:
+                state = client.job(name)["state"]
+            except MuxError:
+                raise error from None
+            if state in ("ending", "ended"):
+                number += 1
+                continue
+        return name

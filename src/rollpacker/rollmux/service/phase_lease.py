@@ -1,0 +1,147 @@
+"""Getting a permit, and keeping its lease alive while the phase runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from rollpacker.rollmux.jobs import Phase
+from rollpacker.rollmux.service.client import (
+    LeaseLostError,
+    Move,
+    MuxClient,
+    MuxError,
+    Permit,
+    UnreachableError,
+    new_key,
+)
+
+_RETRY_S = 0.2
+
+
+class StateLostError(RuntimeError):
+    """The job's nodes failed: load the last checkpoint; the iteration begins with a rollout."""
+
+
+def acquire(
+    client: MuxClient,
+    job: str,
+    phase: Phase,
+    on_move: Callable[[Move], None],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Permit:
+    """Wait for a phase's nodes, moving the job's state first where that is asked for.
+
+    While the daemon is away the wait goes on: nothing may run without it. Raises ``MuxError`` for
+    what waiting cannot mend (see its ``code``), ``StateLostError`` when the nodes have failed and
+    ``LeaseLostError`` when ``stopped`` says so.
+    """
+    key = new_key()
+    while not stopped():
+        try:
+            got = client.permit(job, phase, key)
+        except UnreachableError:
+            continue
+        except MuxError as error:
+            key = _next_key(error, key)
+            continue
+        if isinstance(got, Permit):
+            return got
+        if isinstance(got, Move):
+            on_move(got)
+            client.moved(job, got)
+            if got.reason == "failure":
+                raise StateLostError(f"job {job}: a node failed; going on from a checkpoint")
+    raise LeaseLostError(f"job {job}: stopped while it waited for {phase}")
+
+
+def _next_key(error: MuxError, key: str) -> str:
+    """The key to ask again with; raises the error when asking again cannot help."""
+    if error.code == "held":
+        # A process of this job that is gone still holds a lease; it runs out.
+        time.sleep(min(1.0, max(0.05, float(error.answer.get("ttl_s", _RETRY_S)))))
+        return key
+    if error.code == "over":
+        return new_key()
+    raise error
+
+
+class Lease:
+    """A permit whose lease a thread extends until ``close``.
+
+    ``check`` is for the owner's safe points: it looks at the clock itself, so a process that was
+    stopped for longer than the lease finds out before it does anything else.
+    """
+
+    def __init__(
+        self,
+        client: MuxClient,
+        permit: Permit,
+        *,
+        on_extended: Callable[[float], None] = lambda _stop_at: None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self.permit = permit
+        self._stop_at = permit.stop_at
+        self._on_extended = on_extended
+        self._on_lost = on_lost
+        self._problem: str | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._keep, name=f"lease-{permit.token}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the nodes may be another job's."""
+        return self._problem is not None or time.monotonic() >= self._stop_at
+
+    def check(self) -> None:
+        """Raises ``LeaseLostError`` when the phase has to stop."""
+        if self.lost:
+            reason = self._problem or "its lease ran out"
+            raise LeaseLostError(f"permit {self.permit.token} ({self.permit.phase}): {reason}")
+
+    def give_up(self, reason: str) -> None:
+        """The daemon has said elsewhere that the lease is lost."""
+        self._problem = self._problem or reason
+
+    def close(self) -> None:
+        """Stop extending; may be called from ``on_lost``."""
+        self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _keep(self) -> None:
+        pause = self.permit.lease_s / 3
+        while not self._closing.wait(pause):
+            pause = self.permit.lease_s / 3
+            try:
+                self._extend()
+            except (LeaseLostError, UnreachableError) as error:
+                self._problem = str(error)
+            except MuxError:
+                pause = _RETRY_S
+            if self.lost:
+                if not self._closing.is_set():
+                    self._on_lost()
+                return
+
+    def _extend(self) -> None:
+        if self.lost:
+            raise LeaseLostError("its lease ran out")
+        permit = self.permit
+        stop_at = self._client.heartbeat(
+            Permit(
+                token=permit.token,
+                phase=permit.phase,
+                nodes=permit.nodes,
+                stop_at=self._stop_at,
+                lease_s=permit.lease_s,
+            )
+        )
+        self._stop_at = stop_at
+        self._on_extended(stop_at)

@@ -1,0 +1,94 @@
+"""What the daemon knows of jobs and permits beyond the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux.jobs import JobSpec, Phase
+
+
+@dataclass(slots=True)
+class Lease:
+    """A permit that is out.
+
+    Args:
+        key: of the request that it answers.
+        granted: time.
+        deadline: without a heartbeat it is lost then.
+        fenced: no heartbeat extends it and nobody is told of it: something has to wait for its end.
+        tail: its nodes were released but for the tail's.
+        beat: key of the last heartbeat.
+    """
+
+    token: int
+    job: str
+    phase: Phase
+    nodes: tuple[str, ...]
+    key: str | None
+    granted: float
+    deadline: float
+    fenced: bool = False
+    tail: bool = False
+    beat: str = ""
+
+
+@dataclass(slots=True)
+class PendingMove:
+    """A move that the job has not reported as finished; its id is the entry's number."""
+
+    id: int
+    decision: do.Move
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A job, also after its end.
+
+    Args:
+        number: 0, 1, 2, ... by arrival.
+        request: key of the permit request that waits.
+        ending: it was told to end while a permit is out.
+    """
+
+    number: int
+    spec: JobSpec
+    arrived: float
+    ended: float | None = None
+    request: str | None = None
+    token: int | None = None
+    move: PendingMove | None = None
+    ending: bool = False
+    done: int = 0
+    solo_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A phase on the timeline; ``end`` None while it runs."""
+
+    job: str
+    phase: str
+    nodes: tuple[str, ...]
+    start: float
+    token: int
+    end: float | None = None
+    outcome: str = "running"
+
+
+@dataclass(slots=True)
+class Fence:
+    """The end of a job, or the failure of a node, that waits until permits are over."""
+
+    tokens: set[int]
+    job: str | None = None
+    node: str | None = None
+
+
+@dataclass(slots=True)
+class Effects:
+    """What one event did, beyond the scheduler's decisions."""
+
+    decisions: list[do.Decision] = field(default_factory=list[do.Decision])
+    granted: list[Lease] = field(default_factory=list[Lease])
+    ended: list[int] = field(default_factory=list[int])

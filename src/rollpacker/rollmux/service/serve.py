@@ -1,0 +1,178 @@
+"""The daemon as a process: folder, token, store, server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from rollpacker.rollmux.service.app import make_app
+from rollpacker.rollmux.service.auth import make_token, read_token
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.guard import MAX_HEADERS, Guard
+from rollpacker.rollmux.service.metrics import Metrics
+from rollpacker.rollmux.service.protocol import PatientProtocol
+from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store, StoreError
+from rollpacker.rollmux.service.writer import Writer
+from rollpacker.rollmux.settings import Settings
+
+DEFAULT_PORT = 8642
+_KEEP_ALIVE_S = 75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How to serve.
+
+    Args:
+        state: folder of the database and the token.
+        host: address to bind; any but a loopback needs ``token_file`` and TLS.
+        port: 0 takes a free one.
+        ttl: seconds of a lease.
+        settings: of the scheduler; None takes those of the database.
+        postgres: connection string of a Postgres in place of the SQLite file.
+    """
+
+    state: Path
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    ttl: float = 30.0
+    settings: Settings | None = None
+    postgres: str | None = None
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` on an unprotected address or a lease out of range."""
+        if not 1.0 <= self.ttl <= 3600.0:
+            raise ValueError(f"--ttl {self.ttl:g}: must be 1 to 3600 seconds")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key: both are needed, or none")
+        if not _loopback(self.host) and (self.tls_cert is None or self.token_file is None):
+            raise ValueError(
+                f"--host {self.host}: reachable from elsewhere; needs --token-file, --tls-cert "
+                "and --tls-key"
+            )
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(options: ServeOptions, ready: Callable[[str, Path], None]) -> None:
+    """Run until SIGINT or SIGTERM. ``ready`` is told the address and the token file.
+
+    Raises ``ValueError`` or ``StoreError`` where the daemon must not start.
+    """
+    options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token_file = options.token_file or options.state / "token"
+    if options.token_file is None:
+        make_token(token_file)
+    token = read_token(token_file)
+    asyncio.run(_serve(options, token, lambda url: ready(url, token_file)))
+
+
+def _open(options: ServeOptions) -> Core:
+    store: Store
+    if options.postgres is not None:
+        from rollpacker.rollmux.service.postgres import PostgresStore
+
+        store = PostgresStore(options.postgres)
+    else:
+        store = SqliteStore(options.state / "mux.sqlite")
+    try:
+        return Core(store, options.settings, options.ttl)
+    except BaseException:
+        store.close()
+        raise
+
+
+async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], None]) -> None:
+    crashed: list[str] = []
+    server: uvicorn.Server | None = None
+
+    def crash() -> None:
+        crashed.append("the writer stopped")
+        if server is not None:
+            server.should_exit = True
+
+    listener = _listen(options)
+    writer = Writer(lambda: _open(options), crash)
+    metrics = Metrics()
+    writer.stats.observe = metrics.commit
+    guarded = Guard(make_app(writer, metrics), token, metrics.request)
+    server = _Server(_config(options, guarded))
+    writer.start(asyncio.get_running_loop())
+    try:
+        ready(_url(options, listener))
+        await server.serve(sockets=[listener])
+    finally:
+        await asyncio.to_thread(writer.stop)
+    if crashed:
+        raise StoreError(f"{crashed[0]} because of an internal error; its trace is above")
+
+
+def _config(options: ServeOptions, app: Guard) -> uvicorn.Config:
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        host=options.host,
+        port=options.port,
+        http=PatientProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEADERS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+    )
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, options.port), family=family, backlog=512)
+    except OSError as error:
+        address = f"{options.host} port {options.port}"
+        raise RuntimeError(f"cannot listen on {address}: {error.strerror}") from error
+
+
+def _url(options: ServeOptions, listener: socket.socket) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    scheme = "http" if options.tls_cert is None else "https"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+class _Server(uvicorn.Server):
+    """Stops at the first signal, without a trace."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the daemon."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._leave)
+        yield
+
+    def _leave(self) -> None:
+        self.should_exit = True

@@ -1,0 +1,152 @@
+"""What people and scripts see of the state: plain dictionaries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.admission import expected
+from rollpacker.rollmux.cluster import Job
+from rollpacker.rollmux.service.commands import move_body, permit_body, spec_json
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.records import JobRecord, Stretch
+from rollpacker.rollmux.service.refused import Refused
+
+POOLS = ("rollout", "train")
+
+
+def job(core: Core, name: str) -> dict[str, Any]:
+    """One job. Raises ``Refused`` where there is none."""
+    record = core.brain.jobs.get(name)
+    if record is None:
+        raise Refused(404, f"there is no job {name[:64]!r}", code="unknown")
+    live = core.brain.scheduler.cluster.jobs.get(name)
+    recent = [] if live is None else [list(pair) for pair in live.observed.ring]
+    return _job(core, name, record) | {"recent_s": recent}
+
+
+def _job(core: Core, name: str, record: JobRecord) -> dict[str, Any]:
+    brain = core.brain
+    live = brain.scheduler.cluster.jobs.get(name)
+    home = None if live is None else live.home
+    lease = None if record.token is None else brain.leases[record.token]
+    return {
+        "id": name,
+        "number": record.number,
+        "state": brain.state(name),
+        "spec": spec_json(record),
+        "arrived_s": record.arrived,
+        "ended_s": record.ended,
+        "elapsed_s": (core.now() if record.ended is None else record.ended) - record.arrived,
+        "done": record.done,
+        "next": brain.next_phase(name),
+        "group": None if home is None else home.group,
+        "rollout_nodes": [] if home is None else list(home.nodes[il.ROLLOUT]),
+        "train_nodes": [] if home is None else list(home.nodes[il.TRAIN]),
+        "permit": None if lease is None or lease.fenced else permit_body(core, lease),
+        "move": None if record.move is None else move_body(record)["move"],
+    } | _slo(core, record, live)
+
+
+def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
+    """Seconds that a job may still lose without breaking its promise, and how it stands."""
+    elapsed = (core.now() if record.ended is None else record.ended) - record.arrived
+    rest = 0.0 if live is None else live.remaining() * sum(expected(live, core.settings))
+    slack = record.spec.slo * (record.solo_s + rest) - elapsed - rest
+    slowdown = None if record.solo_s <= 0 else elapsed / record.solo_s
+    return {"solo_s": record.solo_s, "slo_slack_s": slack, "slowdown": slowdown}
+
+
+def jobs(core: Core) -> dict[str, Any]:
+    """All jobs, those that ended too."""
+    return {"jobs": [_job(core, name, record) for name, record in core.brain.jobs.items()]}
+
+
+def status(core: Core, ended: int = 50) -> dict[str, Any]:
+    """The whole cluster, and the last jobs that ended."""
+    brain = core.brain
+    live = {name: each for name, each in brain.jobs.items() if each.ended is None}
+    gone = [(name, each) for name, each in brain.jobs.items() if each.ended is not None]
+    gone.sort(key=lambda pair: pair[1].ended or 0.0)
+    cluster = brain.scheduler.cluster
+    return {
+        "now": core.now(),
+        "seq": brain.seq,
+        "draining": brain.draining,
+        "lease_s": core.ttl,
+        "cost_per_h": cost(core),
+        "counts": dict(Counter(brain.state(name) for name in brain.jobs)),
+        "nodes": [_node(core, name) for name in cluster.nodes],
+        "groups": [
+            {
+                "id": group.id,
+                "epoch": group.epoch,
+                "jobs": [seat.job for seat in group.seats],
+                "rollout": list(group.nodes[il.ROLLOUT]),
+                "train": list(group.nodes[il.TRAIN]),
+            }
+            for group in cluster.groups.values()
+        ],
+        "memory_cap_gb": core.settings.memory_cap_gb,
+        "jobs": [_job(core, name, record) for name, record in live.items()],
+        "ended": [_job(core, name, record) for name, record in gone[-ended:]],
+    }
+
+
+def cost(core: Core) -> dict[str, float]:
+    """Dollars per hour: of the nodes that are held, and of every live job alone."""
+    prices, brain = core.settings.prices, core.brain
+    each = (prices.rollout, prices.train)
+    held = sum(each[node.pool] for node in brain.scheduler.cluster.nodes.values() if node.held)
+    live = [record.spec for record in brain.jobs.values() if record.ended is None]
+    solo = sum(each[0] * spec.rollout_nodes + each[1] * spec.train_nodes for spec in live)
+    return {"now": held, "solo": solo}
+
+
+def node(core: Core, name: str) -> dict[str, Any]:
+    """One node, also one that nobody knows."""
+    if name in core.brain.scheduler.cluster.nodes:
+        return _node(core, name)
+    state = "failed" if name in core.brain.failed else "unknown"
+    return {"name": name, "state": state, "pool": None, "group": None, "memory_gb": {}, "token": -1}
+
+
+def _node(core: Core, name: str) -> dict[str, Any]:
+    brain = core.brain
+    found = brain.scheduler.cluster.nodes[name]
+    failing = any(fence.node == name for fence in brain.fences)
+    return {
+        "name": name,
+        "pool": POOLS[found.pool],
+        "state": "failing" if failing else "held" if found.held else "reserved",
+        "group": found.group,
+        "memory_gb": dict(found.pins),
+        "token": brain.tokens.get(name, -1),
+        "agent": name in brain.agents,
+    }
+
+
+def timeline(core: Core, window_s: float, most: int = 5000) -> dict[str, Any]:
+    """Phases of the last seconds, running ones included."""
+    since = core.now() - window_s
+    found: list[Stretch] = list(core.brain.running.values())
+    for stretch in reversed(core.brain.timeline):
+        if len(found) >= most or (stretch.end or 0.0) < since:
+            break
+        found.append(stretch)
+    found.sort(key=lambda stretch: stretch.start)
+    return {"now": core.now(), "phases": [_stretch(core, stretch) for stretch in found]}
+
+
+def _stretch(core: Core, stretch: Stretch) -> dict[str, Any]:
+    return {
+        "job": stretch.job,
+        "number": core.brain.jobs[stretch.job].number,
+        "phase": stretch.phase,
+        "nodes": list(stretch.nodes),
+        "start": stretch.start,
+        "end": stretch.end,
+        "token": stretch.token,
+        "outcome": stretch.outcome,
+    }

@@ -1,0 +1,68 @@
+"""Where a job may run, and when: the phases of a step, on nodes that others use too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+Phase = Literal["rollout", "train"]
+
+
+class DisplacedError(RuntimeError):
+    """The nodes have failed with what was on them: the job goes on from its last checkpoint."""
+
+
+class Phases(Protocol):
+    """Asks for the nodes of each phase; a job that has its own needs none (``Alone``).
+
+    ``stats`` counts phases and what they waited, for the run's summary.
+    """
+
+    stats: dict[str, float]
+
+    async def open(
+        self, pids: Callable[[], Sequence[int]], fail: Callable[[Exception], None]
+    ) -> None:
+        """Register the job.
+
+        Args:
+            pids: the processes that run the phases, at this moment.
+            fail: takes what ends the job while a phase runs.
+        """
+        ...
+
+    async def begin(self, phase: Phase) -> None:
+        """Wait for the phase's nodes and go there; nothing to do when they are held already.
+
+        Raises ``DisplacedError``, ``ValueError`` or whatever else keeps the job from going on.
+        """
+        ...
+
+    async def end(self) -> None:
+        """The running phase is done: the nodes are free."""
+        ...
+
+    async def close(self) -> None:
+        """The job is over, done or not."""
+        ...
+
+
+class Alone:
+    """A job that shares its nodes with nobody."""
+
+    def __init__(self) -> None:
+        self.stats: dict[str, float] = {}
+
+    async def open(
+        self, pids: Callable[[], Sequence[int]], fail: Callable[[Exception], None]
+    ) -> None:
+        """Nothing to register."""
+
+    async def begin(self, phase: Phase) -> None:
+        """The nodes are there."""
+
+    async def end(self) -> None:
+        """Nobody waits for them."""
+
+    async def close(self) -> None:
+        """Nothing to give back."""

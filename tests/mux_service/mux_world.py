@@ -1,0 +1,101 @@
+"""The core with a clock that the test turns, and requests without HTTP."""
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rollpacker.rollmux.service import commands, parse
+from rollpacker.rollmux.service.commands import Answer, Wait
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.refused import Refused
+from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.settings import Settings
+
+TTL = 10.0
+SHARED = Settings(warm_s=0.0, cold_s=1.0)
+
+
+class World:
+    def __init__(self, folder: Path, settings: Settings = SHARED) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.time = 1000.0
+        self._keys = count()
+        self.open()
+
+    def open(self) -> None:
+        self.store = SqliteStore(self.folder / "mux.sqlite")
+        self.core = Core(self.store, self.settings, TTL, lambda: self.time)
+
+    def restart(self, down_s: float = 0.0) -> None:
+        """Killed and started again: nothing but the database survives."""
+        self.store.close()
+        self.time += down_s
+        self.open()
+
+    def wait(self, seconds: float) -> None:
+        self.time += seconds
+        self.core.expire()
+        self.core.commit()
+
+    def key(self) -> str:
+        return f"key-{next(self._keys)}"
+
+    def post(
+        self, act: Any, what: Any = None, body: dict[str, Any] | None = None, key: str | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and body; 0 where it has to wait."""
+        self.core.expire()
+        path = f"/{act.__name__}/{what}"
+        text = b"" if body is None else json.dumps(body).encode()
+        asked = parse.post("POST", path, {"idempotency-key": key or self.key()}, text)
+
+        def run() -> Any:
+            if act is commands.permit:
+                return commands.permit(self.core, asked, what, asked.body["phase"])
+            return act(self.core, asked) if what is None else act(self.core, asked, what)
+
+        try:
+            outcome = commands.once(self.core, asked, run)
+        except Refused as refused:
+            self.core.commit()
+            return refused.status, refused.body
+        self.core.commit()
+        if isinstance(outcome, Wait):
+            return 0, {}
+        assert isinstance(outcome, Answer)
+        return outcome.status, outcome.body or {}
+
+    def beat(self, token: int, key: str | None = None) -> tuple[int, dict[str, Any]]:
+        self.core.expire()
+        self.core.commit()
+        try:
+            outcome = commands.heartbeat(self.core, token, key or self.key())
+        except Refused as refused:
+            return refused.status, refused.body
+        assert isinstance(outcome, Answer)
+        return outcome.status, outcome.body or {}
+
+    def submit(self, name: str, **more: Any) -> tuple[int, dict[str, Any]]:
+        spec = {"id": name, "worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
+        return self.post(commands.submit, None, spec | more)
+
+    def ask(self, job: str, phase: str, key: str | None = None) -> tuple[int, dict[str, Any]]:
+        return self.post(commands.permit, job, {"phase": phase}, key)
+
+    def finish(
+        self, token: int, seconds: float = 5.0, key: str | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        return self.post(commands.finish, token, {"seconds": seconds}, key)
+
+    def run(self, job: str, phase: str) -> dict[str, Any]:
+        """A whole phase."""
+        status, permit = self.ask(job, phase)
+        if "move" in permit:
+            assert self.post(commands.moved, job, {"move": permit["move"]["id"]})[0] == 200
+            status, permit = self.ask(job, phase)
+        assert status == 200, permit
+        status, done = self.finish(permit["token"])
+        assert status == 200, done
+        return done

@@ -1,0 +1,224 @@
+"""Full disks, damaged files, a daemon that stands still, a second daemon, a job too many."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mux_fleet import Daemon, Link
+from mux_world import World
+
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import chained
+
+COMMAND = "from rollpacker.cli import main; main()"
+SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND, "mux", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def submit_until_refused(link: Link) -> list[str]:
+    """Acknowledged jobs, until the daemon says that it cannot write."""
+    acknowledged: list[str] = []
+    for number in range(20_000):
+        name = f"job{number}"
+        status, told = link.once("POST", "/v1/jobs", SPEC | {"id": name}, name)
+        if status == 503:
+            assert "send the same request with the same key again" in told["error"]
+            return acknowledged
+        assert status == 201
+        acknowledged.append(name)
+    raise AssertionError("the disk is never full")
+
+
+def jobs_of(link: Link) -> list[str]:
+    return [job["id"] for job in link.until_answered("GET", "/v1/jobs")[1]["jobs"]]
+
+
+def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
+    """Writes fail at a limit; what was acknowledged stays, and the same keys work after it."""
+    daemon = Daemon(tmp_path, ttl=60.0)
+    daemon.file_limit = 150_000
+    daemon.start()
+    link = Link(daemon.port, daemon.token)
+    acknowledged = submit_until_refused(link)
+    assert len(acknowledged) > 5
+    time.sleep(1.1)
+    assert jobs_of(link) == acknowledged
+    daemon.stop()
+    daemon.file_limit = None
+    daemon.start()
+    assert jobs_of(link) == acknowledged
+    retried = f"job{len(acknowledged)}"
+    for name in (acknowledged[0], retried):
+        assert link.once("POST", "/v1/jobs", SPEC | {"id": name}, name)[0] == 201
+    assert jobs_of(link) == [*acknowledged, retried]
+    daemon.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("needs the right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    """ENOSPC for real: refused while it lasts, served again without a restart."""
+    daemon = Daemon(small_disk, ttl=60.0)
+    daemon.start()
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 250_000)
+    link = Link(daemon.port, daemon.token)
+    acknowledged = submit_until_refused(link)
+    assert link.once("GET", "/v1/health")[0] == 503
+    ballast.unlink()
+    retried = f"job{len(acknowledged)}"
+    answer = link.until_answered("POST", "/v1/jobs", SPEC | {"id": retried}, retried)
+    assert answer[0] == 201
+    assert link.once("GET", "/v1/health")[0] == 200
+    assert jobs_of(link) == [*acknowledged, retried]
+    daemon.kill()
+    daemon.start()
+    assert jobs_of(link) == [*acknowledged, retried]
+    daemon.stop()
+
+
+def test_a_daemon_that_stood_still_longer_than_a_lease(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, ttl=1.0)
+    daemon.start()
+    link = Link(daemon.port, daemon.token)
+    for name in ("a", "b"):
+        link.once("POST", "/v1/jobs", SPEC | {"id": name}, name)
+    asked = {"phase": "rollout", "wait_s": 0}
+    _, mine = link.once("POST", "/v1/jobs/a/permits", asked | {"wait_s": 5}, "a1")
+    assert link.once("POST", "/v1/jobs/b/permits", asked, "b1")[0] == 204
+    daemon.signal(signal.SIGSTOP)
+    time.sleep(1.2)
+    daemon.signal(signal.SIGCONT)
+    path = f"/v1/permits/{mine['token']}"
+    assert link.once("POST", f"{path}/heartbeat", {}, "h1")[0] == 409
+    assert link.once("POST", f"{path}/finish", {"seconds": 1.0}, "f1")[0] == 409
+    status, theirs = link.once("POST", "/v1/jobs/b/permits", asked | {"wait_s": 5}, "b1")
+    assert (status, theirs["nodes"]) == (200, mine["nodes"])
+    assert theirs["token"] > mine["token"]
+    daemon.stop()
+
+
+def test_a_damaged_database_does_not_start(tmp_path: Path) -> None:
+    path = tmp_path / "mux.sqlite"
+    SqliteStore(path).close()
+    with path.open("r+b") as file:
+        file.seek(0)
+        file.write(b"not a database at all")
+    done = run_cli("serve", "--state", str(tmp_path), "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"rollpacker: {path}: cannot be used as a database")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_second_daemon_does_not_start(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    daemon.start()
+    done = run_cli("serve", "--state", str(tmp_path), "--port", "0")
+    assert done.returncode == 1
+    assert "another daemon is running on this database" in done.stderr
+    done = run_cli("serve", "--state", str(tmp_path / "b"), "--port", str(daemon.port))
+    assert done.returncode == 1
+    assert "cannot listen on" in done.stderr
+    daemon.stop()
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "state")
+    daemon.start()
+    to = ["--url", f"http://127.0.0.1:{daemon.port}", "--state", str(tmp_path / "state")]
+    spec = tmp_path / "job.json"
+    spec.write_text('{"id": "a", "worst_rollout_s": 10, "worst_train_s": 5}')
+    assert run_cli("submit", str(spec), *to).stdout == "job a submitted\n"
+    again = run_cli("submit", str(spec), *to)
+    assert (again.returncode, "there is a job a already" in again.stderr) == (2, True)
+    assert run_cli("status", *to).stdout.count("r0 t0") == 1
+    assert run_cli("drain", *to, "--json").stdout == '{"draining": true, "jobs": 1}\n'
+    daemon.stop()
+    gone = run_cli("status", *to)
+    assert (gone.returncode, "no daemon answers" in gone.stderr) == (1, True)
+
+
+def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> None:
+    """The rest of its batch is kept; the brain is built again without it."""
+    import asyncio
+
+    from rollpacker.rollmux.service import commands
+    from rollpacker.rollmux.service.commands import Answer
+    from rollpacker.rollmux.service.core import Core
+    from rollpacker.rollmux.service.refused import Refused
+    from rollpacker.rollmux.service.writer import Writer
+
+    def submit(name: str) -> commands.Command:
+        asked = commands.Request(name, name, SPEC | {"id": name})
+        return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked))
+
+    def poison(core: Core) -> Answer:
+        core.record(ev.PermitRequested(job="nobody", phase="rollout"))
+        return Answer(200, {})
+
+    async def batch() -> list[object]:
+        writer = Writer(lambda: Core(SqliteStore(tmp_path / "mux.sqlite"), None, 10.0))
+        calls = [submit("a"), poison, submit("b"), submit("c")]
+        tasks = [asyncio.ensure_future(writer.call(call)) for call in calls]
+        loop = asyncio.get_running_loop()
+        writer._loop = loop
+        await asyncio.sleep(0)
+        writer.start(loop)
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(writer.stop)
+        assert writer.stats.poisoned == 1
+        return list(found)
+
+    found = asyncio.run(batch())
+    assert [isinstance(each, Answer) for each in found] == [True, False, True, True]
+    assert isinstance(found[1], Refused)
+    assert found[1].status == 500
+    store = SqliteStore(tmp_path / "mux.sqlite")
+    kept = [entry.key for entry in chained(store.entries())]
+    store.close()
+    assert kept == ["a", "b", "c"]
+
+
+def test_reading_again_gives_the_same(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for name in ("a", "b", "c"):
+        world.submit(name, iterations=3)
+    for _ in range(2):
+        for phase in ("rollout", "train"):
+            for name in ("a", "b", "c"):
+                world.run(name, phase)
+    before = list(world.store.entries())
+    world.restart()
+    assert list(world.store.entries()) == before
+    assert {name: job.done for name, job in world.core.brain.jobs.items()} == {
+        "a": 2,
+        "b": 2,
+        "c": 2,
+    }
+    world.store.close()
+    assert os.path.exists(tmp_path / "mux.sqlite")

@@ -1,0 +1,55 @@
+"""Small traces and checked runs for the tests of RollMux."""
+
+import io
+
+import numpy as np
+
+from rollpacker.rollmux.check import Violation, check_lines
+from rollpacker.rollmux.cluster_sim import ClusterSimulation
+from rollpacker.rollmux.event_log import EventLog
+from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.result import SimulationResult
+from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.trace import Philly, TraceJob, philly
+
+
+def small(seed: int = 0, **changes: object) -> list[TraceJob]:
+    """Ten jobs of about two hours in ten hours."""
+    config = {"jobs": 10, "days": 0.4, "mean_hours": 2.0} | changes
+    return philly(Philly(**config), np.random.default_rng(seed))
+
+
+def job(
+    name: str,
+    rollout: list[float],
+    train: list[float],
+    *,
+    arrival: float = 0.0,
+    slo: float = 2.0,
+    slack: float = 1.2,
+    **spec: object,
+) -> TraceJob:
+    """A job with these phases, its worst case ``slack`` times the longest."""
+    made = JobSpec(
+        id=name,
+        worst_rollout_s=max(rollout) * slack,
+        worst_train_s=max(train) * slack,
+        slo=slo,
+        iterations=len(rollout),
+        **spec,
+    )
+    return TraceJob(made, arrival, np.array(rollout), np.array(train))
+
+
+def run(
+    jobs: list[TraceJob], settings: Settings, failures: list[tuple[float, int]] | None = None
+) -> tuple[SimulationResult, list[Violation], str]:
+    """A simulation, what the checker says of its log, and the log."""
+    file = io.StringIO()
+    simulation = ClusterSimulation(
+        jobs, Scheduler(settings), EventLog(file), failures=failures or []
+    )
+    result = simulation.run()
+    text = file.getvalue()
+    return result, check_lines(io.StringIO(text)), text

@@ -1,0 +1,63 @@
+"""Weights cross the slow link once and reach every rollout device whole."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollpacker.rollmux.sync_plan import plan_naive, plan_sync
+
+
+@given(
+    elements=st.integers(1, 5000),
+    align=st.sampled_from([1, 2, 4]),
+    train=st.integers(1, 9),
+    rollout=st.integers(1, 9),
+)
+def test_one_copy_crosses_and_everybody_gets_all(
+    elements: int, align: int, train: int, rollout: int
+) -> None:
+    size = elements * align
+    trainers, rollers = range(train), range(100, 100 + rollout)
+    plan = plan_sync(size, trainers, rollers, align=align)
+    assert plan.slow_bytes == size
+    holds = {rank: set() for rank in rollers}
+    for each in plan.transfers:
+        shard = (each.start, each.stop)
+        assert each.start % align == 0
+        if each.slow:
+            assert each.source in trainers
+        else:
+            assert shard in holds[each.source], "broadcast before it arrived"
+        for target in each.targets:
+            assert shard not in holds[target], "sent twice"
+            holds[target].add(shard)
+    for shards in holds.values():
+        ordered = sorted(shards)
+        assert ordered[0][0] == 0
+        assert ordered[-1][1] == size
+        assert all(a[1] == b[0] for a, b in pairwise(ordered))
+
+
+def test_it_beats_the_naive_way_by_the_number_of_rollout_devices() -> None:
+    size = 14_000_000_000
+    train, rollout = range(8), range(8, 16)
+    ours, naive = plan_sync(size, train, rollout), plan_naive(size, train, rollout)
+    assert naive.slow_bytes == 8 * size
+    slow = {"slow_gb_s": 2.5, "fast_gb_s": 200.0}
+    assert naive.seconds(**slow) / ours.seconds(**slow) > 7.0
+
+
+@pytest.mark.parametrize(
+    ("size", "train", "rollout", "what"),
+    [
+        (10, [], [1], "both pools"),
+        (10, [0], [0], "one side"),
+        (10, [0, 0], [1], "one side"),
+        (11, [0], [1], "no whole elements"),
+    ],
+)
+def test_what_makes_no_plan(size: int, train: list[int], rollout: list[int], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        plan_sync(size, train, rollout)

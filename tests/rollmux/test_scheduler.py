@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mux_world import small
 
@@ -155,7 +155,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize("how", [Settings(), PLAIN], ids=["ours", "plain"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
 def test_invariants_hold_whatever_happens(how: Settings, data: st.DataObject) -> None:
     world = Cluster(Scheduler(how))

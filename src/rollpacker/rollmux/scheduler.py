@@ -251,9 +251,11 @@ class Scheduler:
 
     def _ended(self, now: float, event: ev.JobEnded) -> None:
         job = self.cluster.jobs.get(event.job)
-        if job is None or job.home is None:
+        if job is None:
             return
-        group = job.home.group
+        home = job.home or job.leaving
+        assert home is not None
+        group = home.group
         self._forget(job, now)
         del self.cluster.jobs[event.job]
         self._made.append(do.Depart(job=event.job, group=group))

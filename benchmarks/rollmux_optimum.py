@@ -91,7 +91,10 @@ def main() -> None:
         best, ours = optimum(jobs, settings), online(jobs, settings)
         alone = 57.04 * len(jobs)
         gaps.append(ours / best - 1.0)
-        print(f"solo {alone:.0f}, optimum {best:.1f}, online {ours:.1f}, gap {gaps[-1]:+.1%}", flush=True)
+        print(
+            f"solo {alone:.0f}, optimum {best:.1f}, online {ours:.1f}, gap {gaps[-1]:+.1%}",
+            flush=True,
+        )
     print(f"mean gap {np.mean(gaps):.1%}, worst {max(gaps):.1%} over {len(gaps)} instances")
 
 

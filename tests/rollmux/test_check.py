@@ -70,11 +70,9 @@ def twice_on_a_node(log: Log) -> None:
 
 def skip_training(log: Log) -> None:
     name = log[find(log, "permit", "train")]["job"]
-    dropped = [
-        n
-        for n, e in enumerate(log)
-        if e.get("job") == name and e.get("phase") == "train"
-    ][:3]
+    dropped = [n for n, e in enumerate(log) if e.get("job") == name and e.get("phase") == "train"][
+        :3
+    ]
     for n in reversed(dropped):
         log.pop(n)
 
@@ -123,7 +121,9 @@ def old_epoch(log: Log) -> None:
 
 def move_inside_an_iteration(log: Log) -> None:
     n = find(log, "end", "rollout", nth=4)
-    log.insert(n, {**log[n], "kind": "move", "nodes": ["r7", "t7"], "memory_gb": {"r7": 1, "t7": 1}})
+    log.insert(
+        n, {**log[n], "kind": "move", "nodes": ["r7", "t7"], "memory_gb": {"r7": 1, "t7": 1}}
+    )
 
 
 def stranger(log: Log) -> None:
@@ -165,9 +165,7 @@ def leak(log: Log) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else value,
 )
-def test_a_planted_violation_is_found(
-    clean: str, plant: Callable[[Log], None], rule: str
-) -> None:
+def test_a_planted_violation_is_found(clean: str, plant: Callable[[Log], None], rule: str) -> None:
     log = [json.loads(line) for line in clean.splitlines()]
     plant(log)
     found = {each.rule for each in check_lines(json.dumps(event) for event in log)}

@@ -108,9 +108,7 @@ def test_a_lying_specification_harms_only_its_group() -> None:
     liar = job("liar", [800.0] * 30, [500.0] * 30, slack=0.1, slo=1.9)
     _, honest, _ = run(jobs, PLAIN)
     _, violations, text = run([liar, *jobs], PLAIN)
-    hurt = {each.what.split()[0] for each in violations} - {
-        each.what.split()[0] for each in honest
-    }
+    hurt = {each.what.split()[0] for each in violations} - {each.what.split()[0] for each in honest}
     assert {each.rule for each in violations} <= {"slo"}
     assert hurt <= companions(text, "liar") | {"liar"}
 

@@ -76,7 +76,9 @@ def test_round_robin_without_noise_runs_at_the_max_plus_cycle(seats: list[Seat])
     cycle = il.cycle(seats)
     rounds = 40
     ends = run(in_order(seats), [[(seat.r, seat.t)] * rounds for seat in seats], rounds)
-    last = [ends[(n + 1) * rounds - 1] - ends[n * rounds + rounds // 2 - 1] for n in range(len(seats))]
+    last = [
+        ends[(n + 1) * rounds - 1] - ends[n * rounds + rounds // 2 - 1] for n in range(len(seats))
+    ]
     # Not every period is one round long, so the mean over some rounds is near, not equal.
     assert max(last) / (rounds / 2) == pytest.approx(cycle, rel=0.08)
 

@@ -23,7 +23,9 @@ def call(*args: str) -> tuple[int, str]:
 )
 def test_simulate_prints_what_scripts_need_and_its_log_passes(tmp_path: Path, policy: str) -> None:
     events = tmp_path / "events.jsonl"
-    code, text = call("simulate", *SMALL, "--policy", policy, "--slo", "2,3", "--events", str(events))
+    code, text = call(
+        "simulate", *SMALL, "--policy", policy, "--slo", "2,3", "--events", str(events)
+    )
     assert code == 0
     found = json.loads(text)
     assert found["jobs_done"] == 6

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Home, Job
+from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
 from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.settings import Settings
 
@@ -57,21 +57,13 @@ def affordable(job: Job, now: float, settings: Settings, reserve_s: float) -> fl
     return budget / rest
 
 
-def stretch_of(job: Job, home: Home) -> tuple[float, float]:
-    """How much longer the phases take on fewer nodes than asked for."""
-    rollout, train = job.gangs()
-    return rollout / len(home.nodes[0]), train / len(home.nodes[1])
-
-
 class Admission:
     """The exact test, with a budget of rehearsals for each decision."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._order = (
-            il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
-        )
+        self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         self.left = float(settings.rehearsals)
         self._memory: dict[Members, tuple[float, dict[str, float]]] = {}
 

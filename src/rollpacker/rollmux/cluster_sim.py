@@ -30,10 +30,10 @@ class Running:
     """A job of the trace in the simulated cluster."""
 
     __slots__ = (
+        "began",
         "done",
         "end_at",
         "epoch",
-        "began",
         "homes",
         "job",
         "moving",
@@ -188,7 +188,9 @@ class ClusterSimulation:
     def _phase_seconds(self, run: Running, decision: do.Permit) -> float:
         """Alone, stretched on a smaller gang, with the switch and what a tail takes."""
         job, settings = run.job.spec.id, self._scheduler.settings
-        gang = run.job.spec.rollout_nodes if decision.phase == "rollout" else run.job.spec.train_nodes
+        gang = (
+            run.job.spec.rollout_nodes if decision.phase == "rollout" else run.job.spec.train_nodes
+        )
         seconds = run.seconds() * gang / len(decision.nodes)
         if any(self._tenant.get(node, job) != job for node in decision.nodes):
             seconds += settings.warm_s

@@ -321,7 +321,9 @@ def load_bound(members: Sequence[Seat]) -> float:
         for pool in (ROLLOUT, TRAIN):
             for bit in bits(seat.masks[pool]):
                 loads[pool, bit] = loads.get((pool, bit), 0.0) + seat.seconds(pool)
-    return max([seat.seconds(ROLLOUT) + seat.seconds(TRAIN) for seat in members] + list(loads.values()))
+    return max(
+        [seat.seconds(ROLLOUT) + seat.seconds(TRAIN) for seat in members] + list(loads.values())
+    )
 
 
 def cycle(members: Sequence[Seat]) -> float:

@@ -116,8 +116,11 @@ def lower_bound(jobs: Iterable[TraceJob], prices: Prices) -> float:
     A rollout holds its nodes until its tail has moved, then a quarter of them.
     """
     share = TAIL_AT + (1.0 + TAIL_COST - TAIL_AT) * TAIL_WORKERS
-    return sum(
-        job.rollout_s.sum() * share * job.spec.rollout_nodes * prices.rollout
-        + job.train_s.sum() * job.spec.train_nodes * prices.train
-        for job in jobs
-    ) / 3600.0
+    return (
+        sum(
+            job.rollout_s.sum() * share * job.spec.rollout_nodes * prices.rollout
+            + job.train_s.sum() * job.spec.train_nodes * prices.train
+            for job in jobs
+        )
+        / 3600.0
+    )

@@ -20,6 +20,8 @@ from rollpacker.rollmux.repack import Repack
 from rollpacker.rollmux.settings import Settings
 
 Choose = Callable[[Job, float], Site]
+FEW = 6
+"""Groups that an arriving job may try one and all."""
 
 
 class Scheduler:
@@ -36,13 +38,9 @@ class Scheduler:
         self.admission = Admission(self.cluster, settings)
         self.placement = Placement(self.cluster, settings, self.admission)
         self._moves = Moves(self.cluster, self.admission)
-        self._repack = Repack(
-            self.cluster, settings, self.admission, self.placement, self._moves
-        )
+        self._repack = Repack(self.cluster, settings, self.admission, self.placement, self._moves)
         self._guard = Guard(self.cluster, settings)
-        self._order = (
-            il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
-        )
+        self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         self._choose = choose or self._cheapest
         self._token = 0
         self._made: list[do.Decision] = []
@@ -93,9 +91,10 @@ class Scheduler:
         return self._made
 
     def _cheapest(self, job: Job, now: float) -> Site:
-        alone = self.placement.isolated(job)
-        offer = self.placement.best(job, now, below=alone.price)
-        return alone if offer is None else offer.site
+        alone = self.placement.alone(job, now)
+        few = len(self.cluster.groups) <= FEW
+        offer = self.placement.best(job, now, below=alone.cost, thorough=few)
+        return (alone if offer is None else offer).site
 
     def _arrived(self, now: float, event: ev.JobArrived) -> None:
         spec = event.spec
@@ -141,10 +140,9 @@ class Scheduler:
             job.asked = True
             return
         seat, home = job.seat, job.home
-        assert seat is not None and home is not None
-        idle, wait = (
-            (il.IDLE_R, il.WAIT_R) if event.phase == "rollout" else (il.IDLE_T, il.WAIT_T)
-        )
+        assert seat is not None
+        assert home is not None
+        idle, wait = (il.IDLE_R, il.WAIT_R) if event.phase == "rollout" else (il.IDLE_T, il.WAIT_T)
         if seat.state == idle:
             seat.state = wait
             self._touched[home.group] = None
@@ -191,9 +189,7 @@ class Scheduler:
                 job.asked = seat.state == il.WAIT_R
                 self._begin(job, now, "repack")
 
-    def _begin(
-        self, job: Job, now: float, reason: Literal["repack", "guard", "failure"]
-    ) -> None:
+    def _begin(self, job: Job, now: float, reason: Literal["repack", "guard", "failure"]) -> None:
         home = job.leaving
         assert home is not None
         job.going = True

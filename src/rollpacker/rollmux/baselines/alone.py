@@ -65,9 +65,7 @@ def simulate_alone(
         meter.change(at, pool, by)
     results = tuple(result for _, result in sorted(done, key=lambda each: each[0]))
     prices = settings.prices
-    return SimulationResult(
-        results, meter, span_hours(jobs), lower_bound(jobs, prices), prices
-    )
+    return SimulationResult(results, meter, span_hours(jobs), lower_bound(jobs, prices), prices)
 
 
 _Event = tuple[float, str, str, dict[str, Any]]
@@ -81,12 +79,17 @@ def _events(number: int, job: TraceJob, way: Alone) -> Iterator[_Event]:
     memory = {node: 0.0 for pool in pools for node in pool}
     for phase, pool in enumerate(way.pools):
         memory |= {node: memory[node] + gb[phase] for node in pools[pool]}
-    yield now, "place", name, {
-        "group": number,
-        "epoch": 0,
-        "nodes": list(memory),
-        "memory_gb": memory,
-    }
+    yield (
+        now,
+        "place",
+        name,
+        {
+            "group": number,
+            "epoch": 0,
+            "nodes": list(memory),
+            "memory_gb": memory,
+        },
+    )
     for done, seconds in enumerate(zip(job.rollout_s, job.train_s, strict=True)):
         for phase, pool in enumerate(way.pools):
             more = {

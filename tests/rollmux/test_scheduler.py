@@ -310,6 +310,18 @@ def test_a_departure_delays_nobody() -> None:
         assert ends[1][each.spec.id] <= ends[0][each.spec.id] + 1e-6
 
 
+def test_hundreds_of_groups_are_scanned() -> None:
+    """More than the table begins with."""
+    scheduler = Scheduler(Settings())
+    for n in range(200):
+        spec = JobSpec(id=f"j{n}", worst_rollout_s=100.0, worst_train_s=50.0, slo=1.0)
+        scheduler.handle(float(n), ev.JobArrived(spec=spec))
+    assert len(scheduler.cluster.groups) == 200
+    easy = JobSpec(id="easy", worst_rollout_s=100.0, worst_train_s=50.0, slo=9.0, iterations=500)
+    placed = scheduler.handle(200.0, ev.JobArrived(spec=easy))
+    assert any(isinstance(each, do.Place) for each in placed)
+
+
 def test_wrong_arrivals_are_the_users_mistake() -> None:
     scheduler = Scheduler(Settings())
     spec = JobSpec(id="a", worst_rollout_s=10.0, worst_train_s=5.0)

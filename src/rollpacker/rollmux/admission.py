@@ -15,6 +15,8 @@ Masks = tuple[int, int]
 Members = tuple[tuple[str, int, int, bool], ...]
 
 
+SEAT_EFFORT = 0.35
+"""Of rehearsing a member."""
 REMEMBER_S = 7200.0
 """Seconds for which the slowdowns of a rehearsal are taken to be the same."""
 REMEMBERED = 2_000
@@ -58,18 +60,18 @@ def affordable(job: Job, now: float, settings: Settings, reserve_s: float) -> fl
 
 
 class Admission:
-    """The exact test, with a budget of rehearsals for each decision."""
+    """The exact test, with a budget of effort for each decision."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
         self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
-        self.left = float(settings.rehearsals)
+        self.left = float(settings.effort)
         self._memory: dict[Members, tuple[float, dict[str, float]]] = {}
 
     def refill(self) -> None:
         """A new decision begins."""
-        self.left = float(self._settings.rehearsals)
+        self.left = float(self._settings.effort)
 
     def seat(self, job: Job, masks: Masks, stretch: tuple[float, float]) -> Seat:
         """A seat with what is expected of a job; its target is still to be set."""
@@ -169,7 +171,7 @@ class Admission:
         return il.cycle(seats) <= limit
 
     def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
-        self.left -= 1
+        self.left -= SEAT_EFFORT * len(seats)
         durations = [self._durations(self._cluster.jobs[seat.job]) for seat in seats]
         slowdowns = il.rehearse(seats, durations, self._order, switch_s=self._settings.warm_s)
         return {seat.job: slow for seat, slow in zip(seats, slowdowns, strict=True)}

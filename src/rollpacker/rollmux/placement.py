@@ -18,7 +18,9 @@ TOP = 24
 GUESSED = 8
 """Sites of each price whose slowdown is guessed."""
 GUESS_EFFORT = 0.05
-"""Of a guess, in rehearsals."""
+"""Of a guess."""
+SITE_EFFORT = 0.01
+"""Of working out a site."""
 GENEROUS = 2.0
 """Guesses may be too high by so much."""
 TRIED = 10
@@ -67,7 +69,8 @@ class Table:
             if group is None:
                 self._forget(number)
             else:
-                self._rows[self._slot(number)] = self._row(group)
+                slot = self._slot(number)
+                self._rows[slot] = self._row(group)
         self._cluster.changed.clear()
 
     def _forget(self, number: int) -> None:
@@ -200,6 +203,7 @@ class Placement:
             for site in self.sites(job, self._cluster.groups[number], loads)
             if site.price < below - 1e-9
         ]
+        self._admission.left -= SITE_EFFORT * len(sites)
         return self._choose(sites, job, now, below, thorough)
 
     def inside(self, job: Job, now: float, *, below: float) -> Offer | None:

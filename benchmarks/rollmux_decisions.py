@@ -21,7 +21,7 @@ from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.trace import Philly, philly
 
 
-class Enough(Exception):
+class EnoughError(Exception):
     """So many events were handled."""
 
 
@@ -34,7 +34,7 @@ class Stopping(Scheduler):
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         self.left -= 1
         if self.left < 0:
-            raise Enough
+            raise EnoughError
         began = time.process_time()
         made = super().handle(now, event)
         self.seconds.setdefault(type(event).__name__, []).append(time.process_time() - began)
@@ -51,7 +51,7 @@ def main() -> None:
     scheduler = Stopping(args.events)
     try:
         ClusterSimulation(jobs, scheduler).run()
-    except Enough:
+    except EnoughError:
         live = len(scheduler.cluster.jobs)
         nodes = len(scheduler.cluster.nodes)
         print(f"{live} live jobs in {len(scheduler.cluster.groups)} groups on {nodes} nodes")

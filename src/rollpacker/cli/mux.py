@@ -42,9 +42,6 @@ def simulate(
     cycles: Annotated[
         Literal["mixed", "one"], typer.Option(help="Iterations of 100 to 900 s, or one class.")
     ] = "mixed",
-    elastic: Annotated[
-        bool, typer.Option("--elastic", help="Gangs of the synthetic trace may shrink.")
-    ] = False,
     events: Annotated[Path | None, typer.Option(help="Event log to write.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -61,9 +58,7 @@ def simulate(
     if policy not in POLICIES:
         raise ValueError(f"--policy {policy}: choose one of {', '.join(POLICIES)}")
     if trace == "philly":
-        shape = traces.Philly(
-            jobs=jobs, days=days, nodes=nodes, slo=_range(slo), cycles=cycles, elastic=elastic
-        )
+        shape = traces.Philly(jobs=jobs, days=days, nodes=nodes, slo=_range(slo), cycles=cycles)
         loaded = traces.philly(shape, np.random.default_rng(seed))
     else:
         loaded = traces.read(Path(trace))

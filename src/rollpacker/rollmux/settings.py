@@ -43,7 +43,7 @@ class Settings:
     learn: bool = True
     repack: bool = True
     tails: bool = True
-    elastic: bool = True
+    elastic: bool = False
     group_size: int = 8
     memory_cap_gb: float = 1536.0
     cold_s: float = 110.0
@@ -54,5 +54,5 @@ class Settings:
     prices: Prices = Prices()
 
 
-PLAIN = Settings(permits="round_robin", lifetime=False, learn=False, repack=False, elastic=False)
+PLAIN = Settings(permits="round_robin", lifetime=False, learn=False, repack=False)
 """The published algorithm."""

@@ -8,7 +8,9 @@ from mux_world import job, run, small
 
 from rollpacker.rollmux.baselines import colocated, gavel, greedy, random, solo
 from rollpacker.rollmux.event_log import EventLog
+from rollpacker.rollmux.reproduce import rollmux_rows
 from rollpacker.rollmux.settings import PLAIN, Settings
+from rollpacker.rollmux.trace import Philly
 
 SILENT = EventLog(None)
 
@@ -143,3 +145,14 @@ def test_the_solo_bubble_is_the_other_phase() -> None:
     jobs = small(0)
     bubble = solo.simulate(jobs, Settings(), SILENT).to_json()["bubble"]
     assert bubble["rollout"] + bubble["train"] == pytest.approx(1.0)
+
+
+def test_the_papers_results_have_rows() -> None:
+    found = rollmux_rows(1, Philly(jobs=8, days=0.3, cycles="one", mean_hours=1.5))
+    assert len(found) == 10
+    assert all(each.ours is not None and each.paper is not None for each in found)
+    by_name = {each.name: each.ours or 0.0 for each in found}
+    ratio = by_name["rollmux/rollmux/cost against solo"]
+    assert ratio / by_name["rollmux/rollmux/cost against co-located"] == pytest.approx(
+        57.04 / 42.24
+    )

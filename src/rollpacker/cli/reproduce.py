@@ -25,7 +25,10 @@ _COLORS = {"predicted": "green", "fitted": "cyan", "not_reproduced": "red"}
 
 def reproduce(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="table2, fig9, ... fig14, table3, table4 or all.")
+        str,
+        typer.Argument(
+            metavar="WHAT", help="table2, fig9, ... fig14, table3, table4, rollmux or all."
+        ),
     ],
     seeds: Annotated[int, typer.Option(help="Jobs to average, each with other lengths.")] = 2,
     processes: Annotated[int, typer.Option(help="Simulations at once; 0 takes one per core.")] = 0,
@@ -37,12 +40,18 @@ def reproduce(
     """
     from rollpacker.sim.reproduce import FIGURES
 
-    if what != "all" and what not in FIGURES:
-        raise ValueError(f"nothing called {what!r} to reproduce: choose {', '.join(FIGURES)}, all")
+    if what not in ("all", "rollmux", *FIGURES):
+        names = ", ".join((*FIGURES, "rollmux", "all"))
+        raise ValueError(f"nothing called {what!r} to reproduce: choose {names}")
     if seeds < 1 or processes < 0:
         raise ValueError("--seeds must be 1 or more, and --processes 0 or more")
     began = time.perf_counter()
-    rows = reproduce_rows(list(FIGURES) if what == "all" else [what], seeds, processes)
+    figures = list(FIGURES) if what == "all" else [what] if what in FIGURES else []
+    rows = reproduce_rows(figures, seeds, processes) if figures else []
+    if what in ("all", "rollmux"):
+        from rollpacker.rollmux.reproduce import rollmux_rows
+
+        rows += rollmux_rows(seeds)
     wall = time.perf_counter() - began
     if as_json:
         print_json({"rows": [asdict(row) for row in rows], "wall_s": wall})

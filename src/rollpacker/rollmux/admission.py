@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Home, Job
+from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
 from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.settings import Settings
 
@@ -15,6 +15,8 @@ Masks = tuple[int, int]
 Members = tuple[tuple[str, int, int, bool], ...]
 
 
+SEAT_EFFORT = 0.35
+"""Of rehearsing a member."""
 REMEMBER_S = 7200.0
 """Seconds for which the slowdowns of a rehearsal are taken to be the same."""
 REMEMBERED = 2_000
@@ -57,25 +59,19 @@ def affordable(job: Job, now: float, settings: Settings, reserve_s: float) -> fl
     return budget / rest
 
 
-def stretch_of(job: Job, home: Home) -> tuple[float, float]:
-    """How much longer the phases take on fewer nodes than asked for."""
-    rollout, train = job.gangs()
-    return rollout / len(home.nodes[0]), train / len(home.nodes[1])
-
-
 class Admission:
-    """The exact test, with a budget of rehearsals for each decision."""
+    """The exact test, with a budget of effort for each decision."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
         self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
-        self.left = float(settings.rehearsals)
+        self.left = float(settings.effort)
         self._memory: dict[Members, tuple[float, dict[str, float]]] = {}
 
     def refill(self) -> None:
         """A new decision begins."""
-        self.left = float(self._settings.rehearsals)
+        self.left = float(self._settings.effort)
 
     def seat(self, job: Job, masks: Masks, stretch: tuple[float, float]) -> Seat:
         """A seat with what is expected of a job; its target is still to be set."""
@@ -175,7 +171,7 @@ class Admission:
         return il.cycle(seats) <= limit
 
     def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
-        self.left -= 1
+        self.left -= SEAT_EFFORT * len(seats)
         durations = [self._durations(self._cluster.jobs[seat.job]) for seat in seats]
         slowdowns = il.rehearse(seats, durations, self._order, switch_s=self._settings.warm_s)
         return {seat.job: slow for seat, slow in zip(seats, slowdowns, strict=True)}

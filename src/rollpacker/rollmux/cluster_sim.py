@@ -30,10 +30,10 @@ class Running:
     """A job of the trace in the simulated cluster."""
 
     __slots__ = (
+        "began",
         "done",
         "end_at",
         "epoch",
-        "began",
         "homes",
         "job",
         "moving",

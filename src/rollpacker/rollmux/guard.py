@@ -9,7 +9,9 @@ from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.settings import Settings
 
 LATE = 1.25
-"""A next iteration may be so much longer than expected."""
+"""What comes next may be so much longer than expected."""
+CERTAIN = 0.95
+"""Share of the slack of iterations to come that is counted on."""
 
 
 class Guard:
@@ -28,11 +30,12 @@ class Guard:
             return False
         alone = sum(expected(job, self._settings))
         rest = job.remaining() * alone
-        slack = job.spec.slo * (job.solo_s + rest) - (now - job.started) - rest
+        credit = CERTAIN * (job.spec.slo - 1.0) * rest
+        slack = job.spec.slo * job.solo_s - (now - job.started) + credit
         next_wait = self._next_wait(group, job.seat, alone)
         if slack > next_wait + self._settings.cold_s:
             return False
-        return rest * (self._slowdown(job.seat, now) - 1.0) + next_wait > slack
+        return rest * LATE * (self._slowdown(job.seat, now) - 1.0) + 1.5 * next_wait > slack
 
     def _next_wait(self, group: Group, seat: Seat, alone: float) -> float:
         """Seconds that one more iteration here may take on top of those alone."""

@@ -36,7 +36,9 @@ class Moves:
     def cancel(self, job: Job) -> None:
         """Undo a reservation that did not begin; in reverse order it restores every number."""
         home, seat = job.leaving, job.next_seat
-        assert home is not None and seat is not None and not job.going
+        assert home is not None
+        assert seat is not None
+        assert not job.going
         group = self._cluster.groups[home.group]
         group.seats.remove(seat)
         fresh = [
@@ -77,7 +79,8 @@ class Moves:
 
     def depart(self, job: Job) -> int | None:
         """Leave the present seat, keeping the memory; returns the group if it still exists."""
-        assert job.home is not None and job.seat is not None
+        assert job.home is not None
+        assert job.seat is not None
         group = self._cluster.groups[job.home.group]
         group.seats.remove(job.seat)
         job.seat = None
@@ -87,7 +90,8 @@ class Moves:
     def arrive(self, job: Job) -> list[str]:
         """The state is loaded: let go of the old home. Returns nodes to give back."""
         old, new = job.home, job.leaving
-        assert new is not None and job.next_seat is not None
+        assert new is not None
+        assert job.next_seat is not None
         freed = self._cluster.unpin(job, old, keep=new) if old else []
         job.home, job.seat = new, job.next_seat
         job.leaving = job.next_seat = None

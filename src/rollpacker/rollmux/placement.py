@@ -8,7 +8,6 @@ from itertools import groupby, islice, product
 
 import numpy as np
 
-from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.admission import Admission, Joiner, affordable, expected
 from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
 from rollpacker.rollmux.interleave import Seat
@@ -19,7 +18,9 @@ TOP = 24
 GUESSED = 8
 """Sites of each price whose slowdown is guessed."""
 GUESS_EFFORT = 0.05
-"""Of a guess, in rehearsals."""
+"""Of a guess."""
+SITE_EFFORT = 0.01
+"""Of working out a site."""
 GENEROUS = 2.0
 """Guesses may be too high by so much."""
 TRIED = 10
@@ -68,7 +69,8 @@ class Table:
             if group is None:
                 self._forget(number)
             else:
-                self._rows[self._slot(number)] = self._row(group)
+                slot = self._slot(number)
+                self._rows[slot] = self._row(group)
         self._cluster.changed.clear()
 
     def _forget(self, number: int) -> None:
@@ -142,9 +144,36 @@ class Placement:
         self.table = Table(cluster)
 
     def isolated(self, job: Job) -> Site:
-        """Nodes of its own."""
+        """Nodes of its own, as many as it asked for."""
         gangs = job.gangs()
         return Site(group=None, nodes=((), ()), fresh=gangs, price=self.price(gangs))
+
+    def alone(self, job: Job, now: float) -> Offer:
+        """The best nodes of its own: a gang that shrank may be cheaper though it is slower."""
+        best = Offer(self.isolated(job), self.price(job.gangs()))
+        for gangs in self._widths(job)[1:]:
+            stretch = _stretch(job, gangs)
+            seat = self._admission.seat(job, (1, 1), stretch)
+            verdict = self._admission.judge([seat], now)
+            cost = self.price(gangs) * verdict.slowdown
+            if verdict.kept and cost < best.cost - 1e-9 and self._fits(job, gangs):
+                price = self.price(gangs)
+                site = Site(group=None, nodes=((), ()), fresh=gangs, price=price, stretch=stretch)
+                best = Offer(site, cost)
+        return best
+
+    def _widths(self, job: Job) -> list[tuple[int, int]]:
+        """Gang sizes to try, the full one first; halves down to what the job allows."""
+        full, spec = job.gangs(), job.spec
+        if not self._settings.elastic:
+            return [full]
+        lows = (spec.min_rollout_nodes or full[0], spec.min_train_nodes or full[1])
+        sizes = [[n for n in (full[p], full[p] // 2, full[p] // 4) if n >= lows[p]] for p in POOLS]
+        return [(rollout, train) for rollout in sizes[0] for train in sizes[1]]
+
+    def _fits(self, job: Job, gangs: tuple[int, int]) -> bool:
+        cap = self._settings.memory_cap_gb
+        return all(job.memory_gb(pool, gangs[pool]) <= cap for pool in POOLS)
 
     def price(self, nodes: tuple[int, int]) -> float:
         """Dollars per hour of so many nodes of either pool."""
@@ -152,9 +181,19 @@ class Placement:
         return nodes[0] * prices.rollout + nodes[1] * prices.train
 
     def best(
-        self, job: Job, now: float, *, below: float, avoid: Collection[int] = ()
+        self,
+        job: Job,
+        now: float,
+        *,
+        below: float,
+        avoid: Collection[int] = (),
+        thorough: bool = False,
     ) -> Offer | None:
-        """The best site in a group that passes the exact test and costs less than ``below``."""
+        """The best site in a group that passes the exact test and costs less than ``below``.
+
+        A thorough search tests all sites, while the decision's budget lasts; else guesses say
+        which few are worth it.
+        """
         self.table.refresh()
         loads = self._loads(job, now)
         sites = [
@@ -164,7 +203,8 @@ class Placement:
             for site in self.sites(job, self._cluster.groups[number], loads)
             if site.price < below - 1e-9
         ]
-        return self._choose(sites, job, now, below)
+        self._admission.left -= SITE_EFFORT * len(sites)
+        return self._choose(sites, job, now, below, thorough)
 
     def inside(self, job: Job, now: float, *, below: float) -> Offer | None:
         """The best other nodes inside its own group, at what the whole group then costs."""
@@ -175,19 +215,21 @@ class Placement:
         ]
         return self._choose(sites, job, now, below)
 
-    def _choose(self, sites: list[Site], job: Job, now: float, below: float) -> Offer | None:
+    def _choose(
+        self, sites: list[Site], job: Job, now: float, below: float, thorough: bool = False
+    ) -> Offer | None:
         if not self._settings.lifetime:
             return self._first(sites, job, now)
-        sites = _promising(sites)
+        sites = sites if thorough else _promising(sites)
         ranked = sorted((self._guess(site, job, now), n) for n, site in enumerate(sites))
         self._admission.left -= GUESS_EFFORT * len(sites)
         best: Offer | None = None
-        tried = 0
-        for guess, number in ranked:
+        for tried, (guess, number) in enumerate(ranked):
             limit = below if best is None else best.cost
-            if tried >= TRIED or self._admission.left <= 0 or guess > GENEROUS * limit:
+            if self._admission.left <= 0:
                 break
-            tried += 1
+            if not thorough and (tried >= TRIED or guess > GENEROUS * limit):
+                break
             cost = self.cost(sites[number], job, now)
             if cost < limit - 1e-9:
                 best = Offer(sites[number], cost)
@@ -266,19 +308,23 @@ class Placement:
 
     def sites(self, job: Job, group: Group, loads: tuple[float, float]) -> Iterator[Site]:
         """Ways to pin a job in a group: few, the most promising ones."""
-        gangs = job.gangs()
-        ways = [list(self._ways(job, group, pool, gangs[pool], loads[pool])) for pool in POOLS]
-        for (rollout, r_load), (train, t_load) in product(*ways):
-            if not rollout and not train:
-                continue
-            fresh = gangs[0] - len(rollout), gangs[1] - len(train)
-            yield Site(
-                group=group.id,
-                nodes=(rollout, train),
-                fresh=fresh,
-                price=self.price(fresh),
-                score=t_load + 0.35 * r_load,
-            )
+        for gangs in self._widths(job):
+            stretch = _stretch(job, gangs)
+            pools = [
+                list(self._ways(job, group, pool, gangs[pool], loads[pool] * stretch[pool]))
+                for pool in POOLS
+            ]
+            for (rollout, r_load), (train, t_load) in product(*pools):
+                fresh = gangs[0] - len(rollout), gangs[1] - len(train)
+                if (rollout or train) and self._fits(job, gangs):
+                    yield Site(
+                        group=group.id,
+                        nodes=(rollout, train),
+                        fresh=fresh,
+                        price=self.price(fresh),
+                        score=t_load + 0.35 * r_load,
+                        stretch=stretch,
+                    )
 
     def _ways(
         self, job: Job, group: Group, pool: int, gang: int, load: float
@@ -302,10 +348,10 @@ class Placement:
                 yield names, load + sum(loads[name] for name in names) / len(names)
         for seat in group.seats:
             names = tuple(n for n in open_nodes if group.bits[n] & seat.masks[pool])
-            if len(names) == gang > 1 and seat.masks[pool].bit_count() == gang:
-                if names not in seen:
-                    seen.add(names)
-                    yield names, load + sum(loads[name] for name in names) / gang
+            aligned = len(names) == gang > 1 and seat.masks[pool].bit_count() == gang
+            if aligned and names not in seen:
+                seen.add(names)
+                yield names, load + sum(loads[name] for name in names) / gang
 
     def _others_gb(self, name: str, job: Job) -> float:
         pins = self._cluster.nodes[name].pins
@@ -326,3 +372,9 @@ def _promising(sites: list[Site]) -> list[Site]:
     for _, same in groupby(sites, key=lambda site: site.price):
         kept.extend(islice(same, GUESSED))
     return kept
+
+
+def _stretch(job: Job, gangs: tuple[int, int]) -> tuple[float, float]:
+    """How much longer the phases take on smaller gangs."""
+    full = job.gangs()
+    return full[0] / gangs[0], full[1] / gangs[1]

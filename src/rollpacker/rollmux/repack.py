@@ -20,7 +20,7 @@ COVERED = 2.5
 GAIN = 0.01
 """Share of a group's value that a move has to save."""
 TRY_EFFORT = 0.1
-"""Of looking for sites, in rehearsals."""
+"""Of looking for sites."""
 DISSOLVED = 4
 """Members of a group that may be dissolved, at most."""
 NEIGHBOURS = 6

@@ -20,6 +20,8 @@ from rollpacker.rollmux.repack import Repack
 from rollpacker.rollmux.settings import Settings
 
 Choose = Callable[[Job, float], Site]
+FEW = 6
+"""Groups that an arriving job may try one and all."""
 
 
 class Scheduler:
@@ -89,9 +91,10 @@ class Scheduler:
         return self._made
 
     def _cheapest(self, job: Job, now: float) -> Site:
-        alone = self.placement.isolated(job)
-        offer = self.placement.best(job, now, below=alone.price)
-        return alone if offer is None else offer.site
+        alone = self.placement.alone(job, now)
+        few = len(self.cluster.groups) <= FEW
+        offer = self.placement.best(job, now, below=alone.cost, thorough=few)
+        return (alone if offer is None else offer).site
 
     def _arrived(self, now: float, event: ev.JobArrived) -> None:
         spec = event.spec
@@ -137,7 +140,8 @@ class Scheduler:
             job.asked = True
             return
         seat, home = job.seat, job.home
-        assert seat is not None and home is not None
+        assert seat is not None
+        assert home is not None
         idle, wait = (il.IDLE_R, il.WAIT_R) if event.phase == "rollout" else (il.IDLE_T, il.WAIT_T)
         if seat.state == idle:
             seat.state = wait
@@ -243,9 +247,11 @@ class Scheduler:
 
     def _ended(self, now: float, event: ev.JobEnded) -> None:
         job = self.cluster.jobs.get(event.job)
-        if job is None or job.home is None:
+        if job is None:
             return
-        group = job.home.group
+        home = job.home or job.leaving
+        assert home is not None
+        group = home.group
         self._forget(job, now)
         del self.cluster.jobs[event.job]
         self._made.append(do.Depart(job=event.job, group=group))

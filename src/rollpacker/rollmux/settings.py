@@ -34,7 +34,7 @@ class Settings:
         cold_s: seconds to load a job on other nodes.
         warm_s: seconds to switch a node to a job that is in its host memory.
         margin: share of every slowdown budget that plans leave alone.
-        rehearsals: most groups that one decision may rehearse.
+        effort: of searching in one decision; a unit is about a millisecond of a slow core.
         look_s: seconds after which repacking looks at a job again though nothing happened.
     """
 
@@ -49,7 +49,7 @@ class Settings:
     cold_s: float = 110.0
     warm_s: float = 2.0
     margin: float = 0.03
-    rehearsals: int = 8
+    effort: float = 6.0
     look_s: float = 7200.0
     prices: Prices = Prices()
 

@@ -1,0 +1,67 @@
+"""How long decisions take, and how much memory, with many live jobs.
+
+    python benchmarks/rollmux_decisions.py --jobs 1000 --events 20000
+
+Jobs of one node arrive within an hour and stay; process CPU time of every decision is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+
+from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.cluster_sim import ClusterSimulation
+from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.trace import Philly, philly
+
+
+class EnoughError(Exception):
+    """So many events were handled."""
+
+
+class Stopping(Scheduler):
+    def __init__(self, events: int) -> None:
+        super().__init__(Settings())
+        self.left = events
+        self.seconds: dict[str, list[float]] = {}
+
+    def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
+        self.left -= 1
+        if self.left < 0:
+            raise EnoughError
+        began = time.process_time()
+        made = super().handle(now, event)
+        self.seconds.setdefault(type(event).__name__, []).append(time.process_time() - began)
+        return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--events", type=int, default=20_000)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    jobs = philly(Philly(jobs=args.jobs, days=1 / 24, mean_hours=20.0), rng)
+    scheduler = Stopping(args.events)
+    try:
+        ClusterSimulation(jobs, scheduler).run()
+    except EnoughError:
+        live = len(scheduler.cluster.jobs)
+        nodes = len(scheduler.cluster.nodes)
+        print(f"{live} live jobs in {len(scheduler.cluster.groups)} groups on {nodes} nodes")
+    scheduler.seconds["all"] = [s for each in scheduler.seconds.values() for s in each]
+    for name, seconds in sorted(scheduler.seconds.items()):
+        p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
+        worst = max(seconds) * 1e3
+        print(f"{name:16} {len(seconds):7} p50 {p50:.3f} p99 {p99:.3f} max {worst:.2f} ms")
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""``rollpacker mux simulate`` and ``check`` as a user calls them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rollpacker.cli import app
+
+SMALL = ["--jobs", "6", "--days", "0.1", "--json"]
+
+
+def call(*args: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["mux", *args])
+    if isinstance(done.exception, ValueError):
+        raise done.exception
+    return done.exit_code, done.stdout
+
+
+@pytest.mark.parametrize(
+    "policy", ["solo", "colocated", "gavel", "random", "greedy", "rollmux", "rollmux-plain"]
+)
+def test_simulate_prints_what_scripts_need_and_its_log_passes(tmp_path: Path, policy: str) -> None:
+    events = tmp_path / "events.jsonl"
+    code, text = call(
+        "simulate", *SMALL, "--policy", policy, "--slo", "2,3", "--events", str(events)
+    )
+    assert code == 0
+    found = json.loads(text)
+    assert found["jobs_done"] == 6
+    assert found["cost_per_h"] >= found["lower_bound_cost_per_h"] > 0
+    assert set(found["bubble"]) == set(found["peak_gpus"]) == {"rollout", "train"}
+    assert {"gpu_hours", "slo_attained", "worst_slo_ratio"} < set(found)
+    assert set(found["decision_ms"]) == {"p50", "p99"}
+    code, text = call("check", str(events), "--json")
+    rules = {each["rule"] for each in json.loads(text)["violations"]}
+    assert rules <= {"slo"}
+    assert code == bool(rules)
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        (["--policy", "best"], "choose one of solo"),
+        (["--slo", "1"], "expected LOW,HIGH"),
+        (["--slo", "0.5,2"], "1 <= LOW"),
+    ],
+)
+def test_mistakes_are_said(args: list[str], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        call("simulate", *args)
+
+
+def test_a_table_for_people() -> None:
+    code, text = call("simulate", *SMALL[:-1])
+    assert code == 0
+    assert "SLO kept" in text

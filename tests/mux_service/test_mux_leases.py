@@ -167,7 +167,6 @@ def test_a_failed_node_is_fenced_before_its_jobs_move(world: World) -> None:
     assert world.post(commands.node_failed, "t0") == (200, {"state": "failed", "jobs": []})
 
 
-@pytest.mark.xfail(strict=True, reason="the scheduler looks at the dead node again for a neighbour")
 def test_a_failed_node_is_never_used_again(world: World) -> None:
     two_jobs(world)
     world.post(commands.node_failed, "t0")

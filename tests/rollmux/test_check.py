@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from mux_world import run, small
+from cluster_worlds import run, small
 
 from rollpacker.rollmux.check import check_lines
 from rollpacker.rollmux.settings import Settings

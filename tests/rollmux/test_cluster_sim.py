@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from mux_world import job, run, small
+from cluster_worlds import job, run, small
 
 from rollpacker.rollmux.baselines import colocated, gavel, greedy, random, solo
 from rollpacker.rollmux.event_log import EventLog

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cluster_worlds import small
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from mux_world import small
 
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
@@ -299,7 +299,7 @@ def test_an_old_token_is_refused() -> None:
 
 def test_a_departure_delays_nobody() -> None:
     """Round-robin: those who stay are ahead of their plan when somebody leaves."""
-    from mux_world import job, run
+    from cluster_worlds import job, run
 
     stay = [job(f"s{n}", [60.0] * 40, [20.0] * 40, slo=3.0, slack=1.0) for n in range(2)]
     leaver = job("z", [60.0] * 10, [20.0] * 10, slo=3.0, slack=1.0)

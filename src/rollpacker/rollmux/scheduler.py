@@ -279,12 +279,15 @@ class Scheduler:
         if node is None:
             return
         node.held = False
-        hit = [self.cluster.jobs[name] for name in list(node.pins)]
-        for job in hit:
+        stranded: list[Job] = []
+        for job in [self.cluster.jobs[name] for name in list(node.pins)]:
             if job.leaving is not None and not job.going and event.node not in _names(job.home):
                 self._moves.cancel(job)
-                continue
-            self._forget(job, now)
+            else:
+                self._forget(job, now)
+                stranded.append(job)
+        # Not before: a group has its dead node as long as anyone is pinned there.
+        for job in stranded:
             self._moves.reserve(job, self._choose(job, now))
             job.asked = False
             self._begin(job, now, "failure")

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,7 +49,8 @@ def main() -> None:
         num_attention_heads=8,
         num_key_value_heads=8,
     )
-    model = Qwen2ForCausalLM(shape).to(device)
+    model: Any = Qwen2ForCausalLM(shape)
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -27,7 +27,8 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="WHAT", help="table2, fig9, ... fig14, table3, table4, rollmux or all."
+            metavar="WHAT",
+            help="table2, fig9, ... fig14, table3, table4, all of these, or rollmux (minutes).",
         ),
     ],
     seeds: Annotated[int, typer.Option(help="Jobs to average, each with other lengths.")] = 2,
@@ -48,7 +49,7 @@ def reproduce(
     began = time.perf_counter()
     figures = list(FIGURES) if what == "all" else [what] if what in FIGURES else []
     rows = reproduce_rows(figures, seeds, processes) if figures else []
-    if what in ("all", "rollmux"):
+    if what == "rollmux":
         from rollpacker.rollmux.reproduce import rollmux_rows
 
         rows += rollmux_rows(seeds)

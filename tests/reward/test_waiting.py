@@ -34,6 +34,7 @@ class Queue(RuleBasedStateMachine):
         self.next = 0
         self.gone: set[int] = set()
         self.failures: Counter[tuple[int, int]] = Counter()
+        self.failed_in: dict[tuple[int, int], str] = {}
         self.sent_ids: set[int] = set()
 
     @rule(count=st.integers(0, 7))
@@ -56,7 +57,9 @@ class Queue(RuleBasedStateMachine):
         assert len(jobs) <= count
         for job in jobs:
             sizes = [REWARDS[function].call_size for function in job.functions]
-            assert job.failed_in != process
+            for key in self._keys(job):
+                assert self.failures[key] == job.failures
+                assert self.failed_in.get(key) != process
             assert 1 <= len(job.requests) <= min(sizes)
             assert len(sizes) == 1 or max(sizes) == 1
             assert all(request.attempt in self.ledger.pending() for request in job.requests)
@@ -69,6 +72,11 @@ class Queue(RuleBasedStateMachine):
         self.running[process] = jobs
         if len(jobs) == 1 and not jobs[0].failures:
             self._is_full(jobs[0])
+
+    def _keys(self, job: Job) -> list[tuple[int, int]]:
+        """What is charged: the calls of a and c are of one job, whose failures count together."""
+        function = job.functions[0] if job.functions[0] % 2 else 0
+        return [(request.attempt, function) for request in job.requests]
 
     def _is_full(self, job: Job) -> None:
         """What is left for the same function could not have been joined."""
@@ -96,9 +104,9 @@ class Queue(RuleBasedStateMachine):
             if dies:
                 self.waiting.put_back(jobs)
                 self.running[process] = []
-            for request in job.requests:
-                # a and c are called in one job, whose failures count together
-                self.failures[request.attempt, job.functions[0] % 2 and job.functions[0]] += 1
+            for key in self._keys(job):
+                self.failures[key] += 1
+                self.failed_in[key] = process
             self.waiting.charge(job, "no", process)
 
     @invariant()
@@ -126,4 +134,4 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

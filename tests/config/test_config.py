@@ -118,6 +118,36 @@ def test_a_wrong_value_names_the_key_what_is_valid_and_what_was_given(
         assert word in text
 
 
+@pytest.mark.parametrize(
+    ("reward", "size", "limit_s"),
+    [
+        ({"function": "math"}, 1, 10.0),
+        ({"function": "math", "batch": 8, "timeout_s": 3}, 8, 3.0),
+        ({"function": "judge"}, 16, 300.0),
+        ({"function": "judge", "batch": 1, "timeout_s": 20}, 1, 20.0),
+        ({"function": "judge", "needs_group": True}, 1, 300.0),
+        ({"function": "code", "batch": 1}, 1, 10.0),
+    ],
+)
+def test_a_judge_is_called_for_more_at_once_and_for_longer(
+    reward: dict[str, Any], size: int, limit_s: float
+) -> None:
+    (read,) = config.parse(tree(rewards=[reward])).rewards
+    assert (read.call_size, read.call_limit_s) == (size, limit_s)
+
+
+@pytest.mark.parametrize(
+    ("reward", "problem"),
+    [
+        ({"function": "judge", "needs_group": True, "batch": 4}, "needs_group and batch=4"),
+        ({"function": "code", "batch": 2}, "batch=2: 'code' runs the programs of one response"),
+        ({"function": "math", "batch": 0}, "'rewards.0.batch'"),
+    ],
+)
+def test_batches_that_make_no_sense_are_refused(reward: dict[str, Any], problem: str) -> None:
+    assert problem in message(tree(rewards=[reward]))
+
+
 @pytest.mark.parametrize("key", ["model", "data", "rewards"])
 def test_a_required_key_that_is_missing_is_named(key: str) -> None:
     data = tree()

@@ -53,6 +53,38 @@ def test_a_grading_process_judges_a_group(options):
     assert [list(g.rewards) for g in grades] == [["judge"]] * 3
 
 
+def test_batches_change_no_score(options):
+    texts = ["2", "3", "two", "no idea", "2 of course", "1", "22", "no", "4", "five?"]
+    requests = [request(i, text) for i, text in enumerate(texts)]
+    grades = {}
+    for batch in (1, 4):
+        reward = RewardConfig(function="judge", options=options, batch=batch)
+        pool = GradingPool([reward], GradingConfig())
+        try:
+            pool.wait_ready()
+            grades[batch] = [grade.reward for grade in pool.grade_now(requests)]
+        finally:
+            pool.close()
+    assert len({round(score, 4) for score in grades[1]}) > 5
+    assert grades[4] == pytest.approx(grades[1], abs=1e-5)
+
+
+def test_a_response_that_cannot_be_judged_harms_no_other(options):
+    reward = RewardConfig(function="judge", options=options | {"max_tokens": 60})
+    assert (reward.call_size, reward.call_limit_s) == (16, 300.0)
+    requests = [request(i, text) for i, text in enumerate(("2", "3" * 80, "two", "2!"))]
+    pool = GradingPool([reward], GradingConfig(retries=0))
+    try:
+        pool.wait_ready()
+        grades = pool.grade_now(requests)
+        said = pool.said()
+    finally:
+        pool.close()
+    assert [g.reward is None for g in grades] == [False, True, False, False]
+    assert "tokens too long" in (grades[1].error or "")
+    assert len(said) == 1
+
+
 def test_a_missing_model_stops_the_job_before_it_starts(options):
     pool = GradingPool(
         [RewardConfig(function="judge", options=options | {"model": "/no/model"})], GradingConfig()

@@ -26,14 +26,45 @@ class RewardConfig(Config):
     """Keyword arguments bound to the function."""
     needs_group: bool = False
     """Call it once with all responses of a prompt instead of one by one."""
-    timeout_s: float = Field(default=10.0, gt=0)
+    batch: int | None = Field(default=None, ge=1)
+    """Most responses in one call (the judge cuts its batches from them, by length): those that have
+    finished by the time that a process is idle. When a call fails, its responses are graded one by
+    one. Default: 16 for ``judge``, else 1; with ``deterministic`` always 1."""
+    timeout_s: float | None = Field(default=None, gt=0)
     """Longest time for one call, then its process is killed; for ``code``, longest time without a
-    sign of life, as its programs have timeouts of their own (``grading.code_timeout``)."""
+    sign of life, as its programs have timeouts of their own (``grading.code_timeout``). Default:
+    300 for ``judge``, else 10."""
+
+    @model_validator(mode="after")
+    def _callable(self) -> RewardConfig:
+        if self.batch is not None and self.batch > 1:
+            if self.needs_group:
+                raise ValueError(
+                    f"needs_group and batch={self.batch}: a call has one whole group; drop batch"
+                )
+            if self.runs_programs:
+                raise ValueError(
+                    f"batch={self.batch}: 'code' runs the programs of one response a call; "
+                    "drop batch (grading.workers run side by side)"
+                )
+        return self
 
     @property
     def runs_programs(self) -> bool:
         """Whether it runs what the model wrote, for as long as that takes."""
         return self.function == "code"
+
+    @property
+    def call_size(self) -> int:
+        """Most responses that are joined to one call: ``batch``, or its default."""
+        if self.needs_group:
+            return 1
+        return self.batch or (16 if self.function == "judge" else 1)
+
+    @property
+    def call_limit_s(self) -> float:
+        """Longest time for one call: ``timeout_s``, or its default."""
+        return self.timeout_s or (300.0 if self.function == "judge" else 10.0)
 
     def applies(self, domain: str) -> bool:
         """Whether rows of a domain get this reward."""

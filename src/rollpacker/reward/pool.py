@@ -2,34 +2,29 @@
 
 The pool belongs to one event loop (or to a caller that waits): responses are queued by
 ``submit``, sent to idle processes in batches and answered through a callback. A call that raises,
-hangs or takes its process down is repeated ``grading.retries`` times; then its response has no
-reward, and an error says why. What was queued behind it is sent again and not charged.
+hangs or takes its process down is repeated ``grading.retries`` times, a call of several responses
+once for each of them; then its response has no reward, and an error says why. What was queued
+behind it is sent again and not charged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import select
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.functions import one_line
 from rollpacker.reward.ledger import Ledger
 from rollpacker.reward.process import GradingProcess, Job, start
 from rollpacker.reward.replies import Reply, read_reply
+from rollpacker.reward.waiting import Waiting
 from rollpacker.reward.wire import State, WireError
 
 OnGrades = Callable[[list[Grade]], None]
 
-_BATCH_S = 0.05
-"""Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
-_LARGEST_BATCH = 256
-_FIRST_GUESS_S = 0.01
 _COLLECT_S = 0.001
 """Pause after reading and sending, in which responses and replies gather: the first is handled at
 once, those that follow are handled together."""
@@ -47,21 +42,19 @@ class GradingPool:
     Args:
         rewards: the functions and their weights; a response's reward is the weighted sum.
         config: processes and retries.
+        join: whether responses may share a call, as rewards with ``batch`` ask for.
 
     Raises ``ValueError`` when two rewards have one name.
     """
 
-    def __init__(self, rewards: Sequence[RewardConfig], config: GradingConfig) -> None:
+    def __init__(
+        self, rewards: Sequence[RewardConfig], config: GradingConfig, *, join: bool = True
+    ) -> None:
         self._rewards = tuple(rewards)
         self._ledger = Ledger(rewards)
-        self._config = config
+        self._waiting = Waiting(rewards, self._ledger, config.retries, join=join)
         self._grouped = any(r.needs_group for r in rewards)
-        # A program may take long: nothing else waits behind it.
-        self._largest_batch = 1 if any(r.runs_programs for r in rewards) else _LARGEST_BATCH
-        self._queue: deque[Job] = deque()
         self._said: list[str] = []
-        self._next_job = 0
-        self._call_s = _FIRST_GUESS_S
         self._failed_starts = 0
         self._fatal: str | None = None
         self._refused: str | None = None
@@ -102,14 +95,7 @@ class GradingPool:
         Never waits. Attempts must not be held already.
         """
         assert group or not self._grouped, "a reward needs the group: submit whole groups"
-        for request in requests:
-            each = self._functions(request.domain, needs_group=False)
-            grouped = self._functions(request.domain, needs_group=True)
-            self._ledger.hold(request.attempt, len(each) + len(grouped))
-            if each:
-                self._queue.append(self._job((request,), each))
-        if requests and (grouped := self._functions(requests[0].domain, needs_group=True)):
-            self._queue.append(self._job(tuple(requests), grouped))
+        self._waiting.add(requests)
         if self._pause is None:
             self._act()
 
@@ -168,27 +154,17 @@ class GradingPool:
             self._unlisten(process)
             process.kill()
         self._processes = []
-        self._queue.clear()
+        self._waiting.clear()
         self._ledger.clear()
 
     # -- jobs and results
 
-    def _functions(self, domain: str, needs_group: bool) -> list[int]:
-        """Indices of the functions that apply to a row of a domain."""
-        every = enumerate(self._rewards)
-        return [i for i, r in every if r.needs_group == needs_group and r.applies(domain)]
-
-    def _job(self, requests: tuple[GradeRequest, ...], functions: list[int]) -> Job:
-        self._next_job += 1
-        return Job(self._next_job, requests, list(functions))
-
     def _dispatch(self) -> None:
-        while self._fatal is not None and self._queue:
-            self._ledger.fail(self._queue.popleft(), self._fatal)
+        if self._fatal is not None:
+            self._waiting.give_up(self._fatal)
         idle = self._idle()
-        if idle and self._queue:
-            most = min(self._largest_batch, max(1, int(_BATCH_S / max(self._call_s, 1e-6))))
-            share = min(most, math.ceil(len(self._queue) / len(idle)))
+        if idle and self._waiting:
+            share = self._waiting.share(len(idle))
             for process in idle:
                 self._send(process, share)
         if self._ledger:
@@ -196,36 +172,13 @@ class GradingPool:
         self._deliver()
 
     def _send(self, process: GradingProcess, count: int) -> None:
-        frames: list[bytes] = []
-        elsewhere: list[Job] = []
-        while self._queue and len(frames) < count:
-            if self._queue[0].failures and frames:
-                break  # a job that failed is sent alone: it may take its process down again
-            job = self._queue.popleft()
-            if not self._ledger.wanted(job):
-                continue
-            if not self._may_try(process, job):
-                elsewhere.append(job)
-                continue
-            try:
-                frames.append(job.encode())
-            except Exception as error:  # pickle raises whatever the column's own code raises
-                self._ledger.fail(job, f"its data row cannot be sent: {one_line(error)}")
-            else:
-                process.jobs.append(job)
-                if job.failures:
-                    break
-        if frames:
+        if taken := self._waiting.take(process, count, self._processes):
+            process.jobs.extend(job for job, _ in taken)
             process.call_started = time.monotonic()
-            self._write(process, frames)
-        self._queue.extend(elsewhere)
+            self._write(process, [frame for _, frame in taken])
 
     def _idle(self) -> list[GradingProcess]:
         return [p for p in self._processes if p.ready and not p.jobs]
-
-    def _may_try(self, process: GradingProcess, job: Job) -> bool:
-        """What failed in one process is for another."""
-        return job.failed_in is not process or len(self._processes) == 1
 
     def _write(self, process: GradingProcess, frames: Sequence[bytes]) -> None:
         if not process.send(frames):
@@ -249,8 +202,7 @@ class GradingPool:
             self._settle(process, job, reply)
 
     def _settle(self, process: GradingProcess, job: Job, reply: Reply) -> None:
-        # A decaying maximum: behind a call that may be slow, nothing else is put in a batch.
-        self._call_s = max(reply.seconds, 0.95 * self._call_s)
+        self._waiting.took(job, reply.seconds)
         process.call_started = time.monotonic()
         if reply.error is not None:
             process.jobs.popleft()
@@ -262,16 +214,9 @@ class GradingPool:
         self._ledger.score(job, function, reply)
 
     def _charge(self, job: Job, error: str, process: GradingProcess) -> None:
-        if not self._ledger.wanted(job):
-            return
-        job.failures += 1
-        job.failed_in = process
-        error = f"reward '{self._ledger.names[job.functions[0]]}': {error}"
-        if job.failures <= self._config.retries:
-            self._said.append(f"{error}; it is called again")
-            self._queue.append(job)
-        else:
-            self._ledger.fail(job, error)
+        mended = self._waiting.charge(job, error, process)
+        if mended is not None:
+            self._said.append(mended)
 
     def _deliver(self) -> None:
         if self._ledger.done and self._on_grades is not None:
@@ -304,7 +249,7 @@ class GradingPool:
         reason = reason or f"its process {ended}"
         if process.jobs:
             running = process.jobs.popleft()
-            self._queue.extendleft(reversed(process.jobs))
+            self._waiting.put_back(process.jobs)
             self._charge(running, reason, process)
         elif process.ready:
             self._said.append(f"a grading process that was idle {ended}")
@@ -334,7 +279,7 @@ class GradingPool:
                 self._replace(process, f"timed out after {limit:g} s")
 
     def _limit(self, job: Job) -> float:
-        limit = self._rewards[job.functions[0]].timeout_s
+        limit = self._rewards[job.functions[0]].call_limit_s
         return limit if self._ledger.wanted(job) else min(limit, _CANCELLED_GRACE_S)
 
     def _pump(self, timeout: float) -> None:
@@ -361,7 +306,7 @@ class GradingPool:
     def _resume(self) -> None:
         assert self._loop is not None
         self._pause = None
-        if any(self._may_try(p, job) for p in self._idle() for job in self._queue):
+        if self._waiting.any_for(self._idle(), self._processes):
             self._on_readable()
             return
         for process in self._processes:
@@ -388,7 +333,7 @@ class GradingPool:
 
     def _check_later(self) -> None:
         if self._loop is not None and self._checking is None:
-            soon = min(_CHECK_S, *(r.timeout_s / 4 for r in self._rewards))
+            soon = min(_CHECK_S, *(r.call_limit_s / 4 for r in self._rewards))
             self._checking = self._loop.call_later(soon, self._on_check)
 
     def _on_check(self) -> None:

@@ -25,7 +25,8 @@ class Rewards:
         rewards: the functions.
         config: how they are run.
         tokenizer: decodes responses.
-        deterministic: timeouts of programs change between steps only.
+        deterministic: timeouts of programs change between steps only, and responses share no
+            calls.
 
     Raises ``ValueError`` when two rewards have one name or an option is wrong.
     """
@@ -44,7 +45,8 @@ class Rewards:
         self._longest = config.code_timeout.most_s
         self._tests: dict[PromptId, int] = {}
         self._observed: dict[AttemptId, PromptId] = {}
-        self._pool = GradingPool(rewards, config)
+        # A judge's scores differ in the last bits with what shares their batch.
+        self._pool = GradingPool(rewards, config, join=not deterministic)
         # The wrapper of transformers costs more than the decoding itself.
         self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
         self.on_grades: Callable[[Sequence[Grade]], None] = lambda _grades: None

@@ -1,0 +1,197 @@
+"""What waits for a grading process: made into jobs, joined, cut into batches, tried again.
+
+Jobs are taken in the order in which they came. A reward with ``batch`` has jobs of its own, which
+are joined when a process takes them: what has come by then shares a call. A joined call that fails
+says nothing of its single responses, so each of them is tried alone before it is given up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+
+from rollpacker.config import RewardConfig
+from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.functions import one_line
+from rollpacker.reward.ledger import Ledger
+from rollpacker.reward.process import Job
+
+_BATCH_S = 0.05
+"""Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
+_LARGEST_BATCH = 256
+_FIRST_GUESS_S = 0.01
+
+
+class Waiting:
+    """The queue of a pool.
+
+    Args:
+        rewards: the functions.
+        ledger: who waits for which calls; told of responses that come and of those given up.
+        retries: how often a call that failed is repeated.
+        join: whether responses may share calls; false gives each its own.
+    """
+
+    def __init__(
+        self, rewards: Sequence[RewardConfig], ledger: Ledger, retries: int, *, join: bool
+    ) -> None:
+        self._rewards = tuple(rewards)
+        self._ledger = ledger
+        self._retries = retries
+        self._sizes = [reward.call_size if join else 1 for reward in rewards]
+        # A program may take long: nothing else waits behind it.
+        self._largest_batch = 1 if any(r.runs_programs for r in rewards) else _LARGEST_BATCH
+        self._call_s = _FIRST_GUESS_S
+        self._jobs: deque[Job] = deque()
+        self._next_job = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, requests: Sequence[GradeRequest]) -> None:
+        """Queue the calls of responses: all of one prompt where a reward needs the group."""
+        for request in requests:
+            each = self._functions(request.domain, needs_group=False)
+            grouped = self._functions(request.domain, needs_group=True)
+            self._ledger.hold(request.attempt, len(each) + len(grouped))
+            if plain := [i for i in each if self._sizes[i] == 1]:
+                self._queue((request,), plain)
+            for function in each:
+                if self._sizes[function] > 1:
+                    self._queue((request,), [function])
+        if requests and (grouped := self._functions(requests[0].domain, needs_group=True)):
+            self._queue(tuple(requests), grouped)
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Jobs that a process had not begun: they are the next ones again."""
+        self._jobs.extendleft(reversed(jobs))
+
+    def give_up(self, error: str) -> None:
+        """Nothing that waits is graded any more."""
+        while self._jobs:
+            self._ledger.fail(self._jobs.popleft(), error)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._jobs.clear()
+
+    # -- what a process is sent
+
+    def share(self, idle: int) -> int:
+        """How many jobs each of ``idle`` processes should take now."""
+        most = min(self._largest_batch, max(1, int(_BATCH_S / max(self._call_s, 1e-6))))
+        return min(most, math.ceil(len(self._jobs) / idle))
+
+    def any_for(self, idle: Iterable[object], processes: Collection[object]) -> bool:
+        """Whether one of the ``idle`` among all ``processes`` may take a job."""
+        return any(_may_try(process, job, processes) for process in idle for job in self._jobs)
+
+    def take(
+        self, process: object, count: int, processes: Collection[object]
+    ) -> list[tuple[Job, bytes]]:
+        """At most ``count`` jobs for one of the ``processes``, with their frames."""
+        taken: list[tuple[Job, bytes]] = []
+        elsewhere: list[Job] = []
+        while self._jobs and len(taken) < count:
+            if taken and self._goes_alone(self._jobs[0]):
+                break
+            job = self._jobs.popleft()
+            if not self._ledger.wanted(job):
+                continue
+            if not _may_try(process, job, processes):
+                elsewhere.append(job)
+                continue
+            job = self._joined(job)
+            try:
+                taken.append((job, job.encode()))
+            except Exception as error:  # pickle raises whatever the column's own code raises
+                self._unsendable(job, error)
+                continue
+            if self._goes_alone(job):
+                break
+        self._jobs.extend(elsewhere)
+        return taken
+
+    def _goes_alone(self, job: Job) -> bool:
+        """A job that failed may take its process down again; behind one that may be joined,
+        others would have to wait and could not join what comes later."""
+        return job.failures > 0 or self._size(job) > 1
+
+    def _joined(self, first: Job) -> Job:
+        """With the requests of others that wait for the same call, up to the largest call."""
+        size = self._size(first)
+        if size == 1 or first.failures:
+            return first
+        requests = list(first.requests)
+        passed: list[Job] = []
+        while self._jobs and len(requests) < size:
+            job = self._jobs.popleft()
+            if job.failures or job.functions != first.functions:
+                passed.append(job)
+            elif self._ledger.wanted(job):
+                requests += job.requests
+        self.put_back(passed)
+        return Job(first.id, tuple(requests), first.functions)
+
+    def _unsendable(self, job: Job, error: Exception) -> None:
+        if self._is_joined(job):
+            self._split(job, None)
+        else:
+            self._ledger.fail(job, f"its data row cannot be sent: {one_line(error)}")
+
+    # -- what became of it
+
+    def took(self, job: Job, seconds: float) -> None:
+        """A call of a job was answered."""
+        if self._size(job) == 1:
+            # A decaying maximum: behind a call that may be slow, nothing else is put in a batch.
+            self._call_s = max(seconds, 0.95 * self._call_s)
+
+    def charge(self, job: Job, error: str, process: object) -> str | None:
+        """A job failed: it waits again, or its responses get no reward.
+
+        Returns what the user should know when it waits again.
+        """
+        if not self._ledger.wanted(job):
+            return None
+        error = f"reward '{self._ledger.names[job.functions[0]]}': {error}"
+        if self._is_joined(job):
+            self._split(job, process)
+            return f"{error}; the responses of this call are graded again one by one"
+        job.failures += 1
+        job.failed_in = process
+        if job.failures > self._retries:
+            self._ledger.fail(job, error)
+            return None
+        self._jobs.append(job)
+        return f"{error}; it is called again"
+
+    def _split(self, job: Job, process: object) -> None:
+        """Charge each response, which marks it to be sent alone."""
+        for request in job.requests:
+            self._queue((request,), job.functions)
+            self._jobs[-1].failures = 1
+            self._jobs[-1].failed_in = process
+
+    def _is_joined(self, job: Job) -> bool:
+        return self._size(job) > 1 and len(job.requests) > 1
+
+    # -- jobs
+
+    def _size(self, job: Job) -> int:
+        return self._sizes[job.functions[0]]
+
+    def _functions(self, domain: str, needs_group: bool) -> list[int]:
+        """Indices of the functions that apply to a row of a domain."""
+        every = enumerate(self._rewards)
+        return [i for i, r in every if r.needs_group == needs_group and r.applies(domain)]
+
+    def _queue(self, requests: tuple[GradeRequest, ...], functions: Sequence[int]) -> None:
+        self._next_job += 1
+        self._jobs.append(Job(self._next_job, requests, list(functions)))
+
+
+def _may_try(process: object, job: Job, processes: Collection[object]) -> bool:
+    """What failed in one process is for another."""
+    return job.failed_in is not process or len(processes) == 1

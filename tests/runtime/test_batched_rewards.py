@@ -1,0 +1,41 @@
+"""A job whose reward is called for many responses at once."""
+
+from pathlib import Path
+
+import pytest
+from runtime_jobs import Workshop, run, times_trained
+
+SIZES = """
+import time
+
+def sized(completions, log):
+    with open(log, "a") as file:
+        file.write(f"{len(completions)} ")
+    time.sleep(0.05)
+    return [text.count("1") / 4 for text in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("batched"), rows=8)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_responses_share_calls_unless_the_run_is_deterministic(
+    shop: Workshop, tmp_path: Path, deterministic: bool
+) -> None:
+    (tmp_path / "sizes.py").write_text(SIZES)
+    reward = {
+        "function": f"{tmp_path / 'sizes.py'}:sized",
+        "options": {"log": str(tmp_path / "log")},
+        "batch": 6,
+    }
+    config = shop.config(
+        f"batched-{deterministic}", epochs=1, rewards=[reward], deterministic=deterministic
+    )
+    folder, _ = run(config)
+    assert set(times_trained(folder).values()) == {1}
+    sizes = [int(size) for size in (tmp_path / "log").read_text().split()]
+    assert max(sizes) <= 6
+    assert (max(sizes) > 1) == (not deterministic)

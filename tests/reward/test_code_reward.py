@@ -39,6 +39,8 @@ TESTS = [
         ("```python\nthought\n```</think>", None),
         ("```python\nold\n```</think>now\n```python\nnew\n```", "new\n"),
         ("```python\n```", "\n"),
+        ('```python title="a.py"\na\n```\n```text\nb\n```', "a\n"),
+        ("```python\ns = '\u2028\x0c'\n```", "s = '\u2028\x0c'\n"),
         ("so: ```python\nprint(1)\n```", None),
     ],
 )
@@ -48,6 +50,7 @@ def test_the_last_program_is_found(completion: str, program: str | None) -> None
 
 def test_finding_a_program_takes_linear_time() -> None:
     assert last_program("```python\n" * 100_000 + "`" * 200_000) is None
+    assert last_program("```" + " " * 500_000 + "`\n" + "```" + " " * 500_000) is None
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,17 @@ def test_torn_anywhere_the_records_before_are_used_and_more_can_follow(tmp_path:
     assert (found[0], found[-1]) == (0, 3)
 
 
+def test_zeros_after_a_power_loss_are_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    written(path, 3)
+    path.write_bytes(path.read_bytes() + bytes(4096))
+    log = GradedLog(path, say=pytest.fail)
+    assert log.begin(STEP, "w") == 3
+    log.add([graded(7)])
+    log.close()
+    assert GradedLog(path, say=pytest.fail).begin(STEP, "w") == 4
+
+
 def test_a_flipped_bit_ends_what_is_believed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     written(path, 3)

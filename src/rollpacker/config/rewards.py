@@ -102,3 +102,4 @@ class GradingConfig(Config):
     retries: int = Field(default=1, ge=0)
     """How often a failed call is repeated before its response is replaced."""
     code_timeout: CodeTimeoutConfig = CodeTimeoutConfig()
+    """How long programs may run."""

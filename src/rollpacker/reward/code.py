@@ -25,7 +25,8 @@ NO_CODE = "no_code"
 """Verdict on a response without a program."""
 
 _LONGEST_S = 30.0
-_OPEN = re.compile(r"\s{0,3}(`{3,})\s*([\w+-]*)\s*")
+_OPEN = re.compile(r" {0,3}(`{3,})([^`]*)")
+"""A fence and its info string, whose first word is the language (CommonMark)."""
 _PYTHON = ("", "python", "python3", "py")
 
 
@@ -113,7 +114,7 @@ class CodeReward:
             return Scored(score=0.0, run=self._run(NO_CODE))
         try:
             tests = read_tests(request.row)
-        except (ValueError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise GradingError(f"the row's tests cannot be read: {error}") from error
         timeouts = request.timeouts_s or (_LONGEST_S,) * len(tests)
         verdict = self._sandbox.run(
@@ -180,10 +181,12 @@ def last_program(completion: str) -> str | None:
     program: str | None = None
     fence, wanted = "", False
     inside: list[str] = []
-    for line in completion.rpartition("</think>")[2].splitlines():
+    # Not splitlines: a form feed or U+2028 may be part of a literal.
+    for line in completion.rpartition("</think>")[2].replace("\r\n", "\n").split("\n"):
         if not fence:
             if opening := _OPEN.fullmatch(line):
-                fence, wanted = opening[1], opening[2].lower() in _PYTHON
+                language = (opening[2].split() or [""])[0].lower()
+                fence, wanted = opening[1], language in _PYTHON
                 inside.clear()
         elif line.strip() == fence:
             program = "\n".join(inside) + "\n" if wanted else program

@@ -192,6 +192,7 @@ class GradingPool:
             self._fatal = None if self._loaded else reply.fatal
         elif reply.ready:
             process.ready = self._loaded = True
+            process.start_s = time.monotonic() - process.started
             self._failed_starts = 0
         elif reply.say is not None:
             self._said.append(reply.say)
@@ -274,13 +275,18 @@ class GradingPool:
             now = time.monotonic()
             if not process.ready and now - process.started > _START_S:
                 self._replace(process, None)
-            elif process.jobs and now - process.call_started > self._limit(process.jobs[0]):
-                limit = self._limit(process.jobs[0])
+            elif process.jobs and now - process.call_started > self._limit(
+                process, process.jobs[0]
+            ):
+                limit = self._limit(process, process.jobs[0])
                 self._replace(process, f"timed out after {limit:g} s")
 
-    def _limit(self, job: Job) -> float:
+    def _limit(self, process: GradingProcess, job: Job) -> float:
         limit = self._rewards[job.functions[0]].call_limit_s
-        return limit if self._ledger.wanted(job) else min(limit, _CANCELLED_GRACE_S)
+        if self._ledger.wanted(job):
+            return limit
+        # To wait for a call that nobody wants is cheaper than to load a model again.
+        return min(limit, max(_CANCELLED_GRACE_S, process.start_s))
 
     def _pump(self, timeout: float) -> None:
         """Wait for replies without a loop."""

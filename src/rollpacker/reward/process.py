@@ -65,6 +65,7 @@ class GradingProcess:
         jobs: what it was sent and has not answered.
         call_started: latest time at which its current call can have begun.
         ready: whether its functions are loaded.
+        start_s: seconds that loading them took.
     """
 
     popen: subprocess.Popen[bytes]
@@ -73,6 +74,7 @@ class GradingProcess:
     jobs: deque[Job] = field(default_factory=deque)
     call_started: float = 0.0
     ready: bool = False
+    start_s: float = 0.0
 
     def send(self, jobs: Sequence[bytes]) -> bool:
         """Write frames; false if ``channel.flush`` must follow."""

@@ -212,7 +212,7 @@ def _tests_of(row: Row) -> int:
 
     try:
         return len(read_tests(row.columns))
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 

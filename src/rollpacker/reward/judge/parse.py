@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 
@@ -86,6 +85,6 @@ def _last_number(pattern: re.Pattern[str], text: str, low: float, high: float) -
 
 def _scaled(value: float, low: float, high: float) -> float | None:
     # A number outside of the range is no grade; clipping would make it one.
-    if not (math.isfinite(value) and low <= value <= high):
+    if not low <= value <= high:
         return None
     return (value - low) / (high - low)

@@ -79,7 +79,11 @@ class Brain:
             self.agents[node] = now
 
     def next_phase(self, job: str) -> Phase | None:
-        """What a job has to ask for; None when all its iterations are done."""
+        """What a job has to ask for; None when all its iterations are done.
+
+        While it holds a permit that is the running phase: what a process that takes over asks for
+        when the lease of its predecessor has run out.
+        """
         record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
         if live is None:
             return None
@@ -88,7 +92,7 @@ class Brain:
         seat = live.seat
         if live.going or seat is None:
             return "rollout"
-        return "rollout" if seat.state in (il.IDLE_R, il.WAIT_R, il.RUN_T) else "train"
+        return "rollout" if seat.state in (il.IDLE_R, il.WAIT_R, il.RUN_R) else "train"
 
     def hit_by(self, node: str) -> list[str]:
         """Jobs that lose their state or their nodes when a node fails."""

@@ -1,0 +1,106 @@
+"""What the sandbox costs beside a bare subprocess, and whether verdicts hold on a busy machine.
+
+    python benchmarks/sandbox_load.py
+
+Verdicts: honest programs that take 60% of their CPU budget, and endless ones, beside processes
+that never sleep. The soak (thousands of programs, one in five hostile) is a slow test,
+tests/sandbox/test_sandbox_soak.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rollpacker.reward.sandbox import Sandbox, StdinTest
+from rollpacker.reward.sandbox.bench import measure
+
+SUM = "a, b = map(int, input().split())\nprint(a + b)\n"
+HONEST = """
+total, count = 0, int(input())
+for i in range(count):
+    total += i
+print(total)
+"""
+ENDLESS = "while True: pass\n"
+
+
+def spin() -> None:
+    """Never sleep."""
+    while True:
+        pass
+
+
+def honest_test(count: int) -> StdinTest:
+    """The test of ``HONEST``, which takes time by ``count``."""
+    return StdinTest(stdin=f"{count}\n", stdout=f"{count * (count - 1) // 2}\n")
+
+
+def bare_cpu_ms(executions: int) -> float:
+    """CPU milliseconds of a subprocess without any sandbox, imports of site left out."""
+
+    def used() -> float:
+        children, own = (
+            resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
+        )
+        return children.ru_utime + children.ru_stime + own.ru_utime + own.ru_stime
+
+    began = used()
+    for _ in range(executions):
+        command = [sys.executable, "-I", "-S", "-c", SUM]
+        subprocess.run(command, input=b"20 22\n", capture_output=True, check=True)
+    return (used() - began) / executions * 1e3
+
+
+def busy(processes: int, honest: int, spinners: int, budget_s: float) -> dict[str, Any]:
+    """Verdicts beside ``processes`` that never sleep."""
+    load = [multiprocessing.Process(target=spin, daemon=True) for _ in range(processes)]
+    with Sandbox("standard", zygotes=2) as sandbox, ThreadPoolExecutor(2) as threads:
+        count = 1_000_000
+        took = min(sandbox.run(HONEST, [honest_test(count)], 30.0).cpu_s for _ in range(5))
+        test = honest_test(int(count * 0.6 * budget_s / took))
+        for process in load:
+            process.start()
+        try:
+            good = [threads.submit(sandbox.run, HONEST, [test], budget_s) for _ in range(honest)]
+            bad = [threads.submit(sandbox.run, ENDLESS, [test], budget_s) for _ in range(spinners)]
+            verdicts = [each.result() for each in good]
+            endless = [each.result() for each in bad]
+        finally:
+            for process in load:
+                process.kill()
+    shares = sorted(verdict.cpu_s / budget_s for verdict in verdicts)
+    return {
+        "busy_processes": processes,
+        "honest": honest,
+        "honest_not_passed": sum(verdict.verdict != "pass" for verdict in verdicts),
+        "honest_share_of_budget_p50_max": [shares[len(shares) // 2], shares[-1]],
+        "spinners": spinners,
+        "spinners_tle_cpu": sum(verdict.verdict == "tle_cpu" for verdict in endless),
+        "spinners_worst_share_of_budget": max(verdict.cpu_s / budget_s for verdict in endless),
+    }
+
+
+def main() -> None:
+    """Print both as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--executions", type=int, default=300, help="of the cost")
+    parser.add_argument("--busy", type=int, default=8, help="processes that never sleep")
+    parser.add_argument("--honest", type=int, default=200)
+    parser.add_argument("--spinners", type=int, default=20)
+    parser.add_argument("--budget-s", type=float, default=0.25, help="CPU seconds of a program")
+    args = parser.parse_args()
+    bare = bare_cpu_ms(args.executions)
+    sandboxed = measure("standard", args.executions, 1).cpu_ms_per_execution
+    cost = {"bare_cpu_ms": bare, "sandbox_cpu_ms": sandboxed, "ratio": bare / sandboxed}
+    print(json.dumps(cost | busy(args.busy, args.honest, args.spinners, args.budget_s), indent=1))
+
+
+if __name__ == "__main__":
+    main()

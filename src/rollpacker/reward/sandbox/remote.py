@@ -6,14 +6,16 @@ is expected goes over the wire only in the text of asserts.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import secrets
-import select
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -117,6 +119,7 @@ class RemoteSandbox:
         self._path = parts.path.rstrip("/").removesuffix("/run_code") + "/run_code"
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._open = threading.BoundedSemaphore(at_once)
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="remote-sandbox")
         self._start_s = start_s
         self._retries = retries
         self._wait_s = wait_s
@@ -190,23 +193,29 @@ class RemoteSandbox:
         # Its own bookkeeping and the network may take as long again.
         deadline = time.monotonic() + 2.0 * longest_s
         connection = self._connection(2.0 * longest_s)
+        # In a thread: connecting, TLS and reading block, and the caller must be heard meanwhile.
+        exchange = self._threads.submit(self._exchange, connection, body, deadline)
         try:
-            connection.request("POST", self._path, body, self._headers)
-            _await(connection, deadline, stop)
-            response = connection.getresponse()
-            data = self._read(response, connection, deadline)
+            status, data = _result(exchange, deadline, stop)
         except (OSError, http.client.HTTPException) as error:
             raise _Busy(f"{type(error).__name__}: {error}") from error
         finally:
-            connection.close()
-        if response.status >= 500 or response.status in _BUSY:
-            raise _Busy(f"HTTP {response.status}")
-        if response.status != 200:
-            self._refused(response.status, data)
+            _hang_up(connection)
+        if status >= 500 or status in _BUSY:
+            raise _Busy(f"HTTP {status}")
+        if status != 200:
+            self._refused(status, data)
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
             raise _Busy("its reply is not JSON") from error
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, body: bytes, deadline: float
+    ) -> tuple[int, bytes]:
+        connection.request("POST", self._path, body, self._headers)
+        response = connection.getresponse()
+        return response.status, self._read(response, connection, deadline)
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         host, port = self._address
@@ -242,7 +251,8 @@ class RemoteSandbox:
         )
 
     def close(self) -> None:
-        """Do nothing: no connection is kept."""
+        """Take no more programs; no connection is kept."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> RemoteSandbox:
         return self
@@ -251,15 +261,27 @@ class RemoteSandbox:
         self.close()
 
 
-def _await(connection: http.client.HTTPConnection, deadline: float, stop: Stop | None) -> None:
-    """Until the reply begins, asking now and then whether it is still wanted."""
-    poll = select.poll()
-    poll.register(connection.sock, select.POLLIN)
-    while not poll.poll(1000 * _ASK_S):
+def _result(
+    exchange: Future[tuple[int, bytes]], deadline: float, stop: Stop | None
+) -> tuple[int, bytes]:
+    """Wait for a reply, asking now and then whether it is still wanted."""
+    while not exchange.done():
+        wait([exchange], timeout=_ASK_S)
+        if exchange.done():
+            break
         if stop is not None and stop():
             raise StoppedError
         if time.monotonic() > deadline:
             raise _Busy("it does not reply")
+    return exchange.result()
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    """Close, and wake the thread that may be reading."""
+    if connection.sock is not None:
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def _execution(reply: Any, mark: str) -> Execution:

@@ -88,7 +88,8 @@ class Brain:
         seat = live.seat
         if live.going or seat is None:
             return "rollout"
-        return "rollout" if seat.state in (il.IDLE_R, il.WAIT_R, il.RUN_T) else "train"
+        before_rollout = (il.IDLE_R, il.WAIT_R, il.OUT_R, il.RUN_T)
+        return "rollout" if seat.state in before_rollout else "train"
 
     def hit_by(self, node: str) -> list[str]:
         """Jobs that lose their state or their nodes when a node fails."""

@@ -73,11 +73,6 @@ class NodeFailed:
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
-    """Nothing happened, but ``Scheduler.next_look`` has come."""
-
-
 Event = (
     JobArrived
     | PermitRequested
@@ -87,5 +82,4 @@ Event = (
     | MoveFinished
     | JobEnded
     | NodeFailed
-    | TimePassed
 )

@@ -24,16 +24,9 @@ IDLE_R: Final = 4
 IDLE_T: Final = 5
 AWAY: Final = 6
 """Reserved only: its state is still elsewhere."""
-OUT_R: Final = 7
-"""Set aside before a rollout: nobody waits for it."""
-OUT_T: Final = 8
-
-NEVER: Final = 1e18
-"""Seconds."""
 
 _WAITING = (WAIT_R, WAIT_T)
 _RUNNING = (RUN_R, RUN_T)
-_ABSENT = (AWAY, OUT_R, OUT_T)
 
 
 class Seat:
@@ -41,8 +34,7 @@ class Seat:
 
     ``r`` and ``t`` are expected phases of the whole gangs, and ``stretch`` how much longer they
     take on gangs that shrank; ``target`` is the slowdown to stay under since ``anchor``, ``solo``
-    the seconds alone of the iterations finished since; ``rounds`` the next round of either phase;
-    after ``late_at`` nobody counts on the end of its phase, or on its asking for the next.
+    the seconds alone of the iterations finished since; ``rounds`` the next round of either phase.
     """
 
     __slots__ = (
@@ -51,7 +43,6 @@ class Seat:
         "expected_end",
         "index",
         "job",
-        "late_at",
         "masks",
         "position",
         "r",
@@ -85,7 +76,6 @@ class Seat:
         self.position = 0
         self.rounds = [0, 0]
         self.expected_end = 0.0
-        self.late_at = NEVER
         self.index = 0
         """In a rehearsal."""
 
@@ -129,7 +119,7 @@ def round_robin(seats: Sequence[Seat], pool: int, now: float) -> Seat | None:
         if not any(
             other.masks[pool] & seat.masks[pool] and _turn(other, pool) < _turn(seat, pool)
             for other in seats
-            if other is not seat and other.state not in _ABSENT
+            if other is not seat and other.state != AWAY
         ):
             best = seat
     return best
@@ -197,7 +187,7 @@ def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bo
     end = now + seat.seconds(pool)
     own = seat.latest_start(pool)
     for other in seats:
-        if other.state != coming or not other.masks[pool] & mask or other.late_at <= now:
+        if other.state != coming or not other.masks[pool] & mask:
             continue
         ready = max(other.expected_end, now)
         if ready >= end:
@@ -218,7 +208,6 @@ def start(seat: Seat, pool: int, now: float) -> None:
     seat.rounds[pool] += 1
     # What is expected, not what it will be: the order must not know the future.
     seat.expected_end = now + seat.seconds(pool)
-    seat.late_at = NEVER
 
 
 def rehearse(

@@ -20,18 +20,7 @@ _JOB = (
     "tail_reached",
     "looked_at",
 )
-_SEAT = (
-    "r",
-    "t",
-    "target",
-    "anchor",
-    "solo",
-    "state",
-    "busy",
-    "position",
-    "expected_end",
-    "late_at",
-)
+_SEAT = ("r", "t", "target", "anchor", "solo", "state", "busy", "position", "expected_end")
 
 
 def cluster_to_json(cluster: Cluster) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -41,7 +40,7 @@ def event_log(store: Store, settings: Settings) -> Iterator[str]:
             "jobs": jobs,
         }
         yield json.dumps(head) + "\n"
-        lines = Lines({job["id"]: job["iterations"] for job in jobs})
+        lines = Lines()
         for entry in store.entries():
             if entry.seq > last:
                 return
@@ -60,9 +59,7 @@ def _jobs(store: Store) -> tuple[list[dict[str, Any]], int]:
         if event["kind"] == "JobArrived":
             spec = event["spec"]
             more = {"arrival_s": entry.t, "rollout_s": [], "train_s": [], "solo_s": []}
-            jobs[spec["id"]] = spec | more | {"live": True}
-        elif event["kind"] == "JobEnded":
-            jobs[event["job"]]["live"] = False
+            jobs[spec["id"]] = spec | more
         elif event["kind"] == "PhaseFinished":
             _add_seconds(jobs[event["job"]], event)
     return list(jobs.values()), last
@@ -79,16 +76,9 @@ def _add_seconds(job: dict[str, Any], event: dict[str, Any]) -> None:
 
 
 class Lines:
-    """Turns entries into lines of the event log; remembers permits and moves that are out.
+    """Turns entries into lines of the event log; remembers permits and moves that are out."""
 
-    Args:
-        iterations: of each job; None where nobody knows.
-    """
-
-    def __init__(self, iterations: Mapping[str, int | None]) -> None:
-        self._iterations = iterations
-        self._done: Counter[str] = Counter()
-        self._next: dict[str, str] = {}
+    def __init__(self) -> None:
         self._permits: dict[str, dict[str, Any]] = {}
         self._moves: dict[str, dict[str, Any]] = {}
         self._made: list[dict[str, Any]] = []
@@ -116,10 +106,7 @@ class Lines:
             self._write("end", job, **same, **more)
 
     def _finished(self, event: dict[str, Any]) -> None:
-        job, phase = event["job"], event["phase"]
-        self._phase_over(job, seconds=event["seconds"])
-        self._done[job] += phase == "train"
-        self._next[job] = "train" if phase == "rollout" else "rollout"
+        self._phase_over(event["job"])
 
     def _lost(self, event: dict[str, Any]) -> None:
         self._phase_over(event["job"], lost=True)
@@ -139,7 +126,6 @@ class Lines:
     def _move(self, made: dict[str, Any]) -> None:
         job = made["job"]
         self._permits.pop(job, None)
-        self._next[job] = "rollout"
         self._moves[job] = made
         kind = "evict" if made["reason"] == "guard" else "move"
         home = _home(made)
@@ -161,14 +147,9 @@ class Lines:
         self._write("rebase", None, **more)
 
     def _depart(self, made: dict[str, Any]) -> None:
-        job = made["job"]
-        self._phase_over(job, lost=True)
-        self._moves.pop(job, None)
-        wanted, done = self._iterations[job], self._done[job]
-        inside = self._next.get(job) == "train"
-        cancelled = inside or (not done if wanted is None else done < wanted)
-        more = {"cancelled": True} if cancelled else {}
-        self._write("depart", job, group=made["group"], **more)
+        self._phase_over(made["job"], lost=True)
+        self._moves.pop(made["job"], None)
+        self._write("depart", made["job"], group=made["group"])
 
 
 def _home(made: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from rollpacker.rollmux.service.client import LeaseLostError
 from rollpacker.rollmux.service.phase import Phases
 from rollpacker.rollmux.service.phase_lease import StateLostError
 
+# Real kills, and leases of seconds that have to run out.
+pytestmark = pytest.mark.slow
+
 
 def test_a_killed_daemon_goes_on_where_it_was(tmp_path: Path) -> None:
     """Leases are longer than the daemon is away, so nobody stops."""

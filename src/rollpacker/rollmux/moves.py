@@ -33,8 +33,11 @@ class Moves:
         group.seats.append(seat)
         job.leaving, job.next_seat = home, seat
 
-    def cancel(self, job: Job) -> None:
-        """Undo a reservation that did not begin; in reverse order it restores every number."""
+    def cancel(self, job: Job) -> list[str]:
+        """Undo a reservation that did not begin; in reverse order it restores every number.
+
+        Returns nodes to give back: those whose other jobs have left meanwhile.
+        """
         home, seat = job.leaving, job.next_seat
         assert home is not None
         assert seat is not None
@@ -47,9 +50,10 @@ class Moves:
             for name in home.nodes[pool]
             if not self._cluster.nodes[name].held
         ]
-        self._cluster.unpin(job, home, keep=job.home)
+        freed = self._cluster.unpin(job, home, keep=job.home)
         self._give_back_numbers(fresh, group)
         job.leaving = job.next_seat = None
+        return freed
 
     def _give_back_numbers(self, names: list[str], group: Group) -> None:
         numbers = self._cluster.numbers

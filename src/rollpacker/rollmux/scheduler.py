@@ -282,7 +282,7 @@ class Scheduler:
         stranded: list[Job] = []
         for job in [self.cluster.jobs[name] for name in list(node.pins)]:
             if job.leaving is not None and not job.going and event.node not in _names(job.home):
-                self._moves.cancel(job)
+                self._release(self._moves.cancel(job))
             else:
                 self._forget(job, now)
                 stranded.append(job)

@@ -336,3 +336,23 @@ def test_a_scheduler_that_decides_otherwise_does_not_start(tmp_path: Path) -> No
     with pytest.raises(StoreError, match="now decides otherwise"):
         Core(store, None, TTL)
     store.close()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_silent_member_is_waited_for_only_so_long(tmp_path: Path, restart: bool) -> None:
+    """Round-robin, and nothing happens: the daemon looks at the time by itself."""
+    how = Settings(permits="round_robin", lifetime=False, learn=False, repack=False, cold_s=30.0)
+    world = World(tmp_path, how)
+    two_jobs(world)
+    assert world.ask("b", "rollout", "kb")[0] == 0
+    left = world.core.next_deadline()
+    assert left is not None
+    assert left <= 30.0
+    if restart:
+        world.restart()
+    world.wait(29.0)
+    assert world.ask("b", "rollout", "kb")[0] == 0
+    world.wait(2.0)
+    assert world.ask("b", "rollout", "kb")[0] == 200
+    assert world.core.next_deadline() is not None
+    world.store.close()

@@ -143,6 +143,8 @@ class Cluster:
             can = [("fail", node) for node in sorted(self.held)]
         elif rare == 2 and self.permits:
             can = [("lose", name) for name in self.permits]
+        elif rare == 3 and self.scheduler.next_look() < 1e9:
+            can = [("wait", "")]
         what, name = data.draw(st.sampled_from(can))
         if what == "arrive":
             self.arrive(data)
@@ -150,6 +152,10 @@ class Cluster:
             self.finish(name, data.draw(st.sampled_from([0.3, 0.6, 0.9, 1.0])))
         elif what == "tail":
             self.post(ev.TailReached(job=name))
+        elif what == "wait":
+            self.now = max(self.now, self.scheduler.next_look())
+            self.post(ev.TimePassed())
+            assert self.scheduler.next_look() > self.now
         elif what == "fail":
             self.held.discard(name)
             self.tails -= set(self.scheduler.cluster.nodes[name].pins)

@@ -73,6 +73,11 @@ class NodeFailed:
     node: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """Nothing happened, but ``Scheduler.next_look`` has come."""
+
+
 Event = (
     JobArrived
     | PermitRequested
@@ -82,4 +87,5 @@ Event = (
     | MoveFinished
     | JobEnded
     | NodeFailed
+    | TimePassed
 )

@@ -24,9 +24,16 @@ IDLE_R: Final = 4
 IDLE_T: Final = 5
 AWAY: Final = 6
 """Reserved only: its state is still elsewhere."""
+OUT_R: Final = 7
+"""Set aside before a rollout: nobody waits for it."""
+OUT_T: Final = 8
+
+NEVER: Final = 1e18
+"""Seconds."""
 
 _WAITING = (WAIT_R, WAIT_T)
 _RUNNING = (RUN_R, RUN_T)
+_ABSENT = (AWAY, OUT_R, OUT_T)
 
 
 class Seat:
@@ -34,7 +41,8 @@ class Seat:
 
     ``r`` and ``t`` are expected phases of the whole gangs, and ``stretch`` how much longer they
     take on gangs that shrank; ``target`` is the slowdown to stay under since ``anchor``, ``solo``
-    the seconds alone of the iterations finished since; ``rounds`` the next round of either phase.
+    the seconds alone of the iterations finished since; ``rounds`` the next round of either phase;
+    after ``late_at`` nobody counts on the end of its phase, or on its asking for the next.
     """
 
     __slots__ = (
@@ -43,6 +51,7 @@ class Seat:
         "expected_end",
         "index",
         "job",
+        "late_at",
         "masks",
         "position",
         "r",
@@ -76,6 +85,7 @@ class Seat:
         self.position = 0
         self.rounds = [0, 0]
         self.expected_end = 0.0
+        self.late_at = NEVER
         self.index = 0
         """In a rehearsal."""
 
@@ -119,7 +129,7 @@ def round_robin(seats: Sequence[Seat], pool: int, now: float) -> Seat | None:
         if not any(
             other.masks[pool] & seat.masks[pool] and _turn(other, pool) < _turn(seat, pool)
             for other in seats
-            if other is not seat and other.state != AWAY
+            if other is not seat and other.state not in _ABSENT
         ):
             best = seat
     return best
@@ -187,7 +197,7 @@ def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bo
     end = now + seat.seconds(pool)
     own = seat.latest_start(pool)
     for other in seats:
-        if other.state != coming or not other.masks[pool] & mask:
+        if other.state != coming or not other.masks[pool] & mask or other.late_at <= now:
             continue
         ready = max(other.expected_end, now)
         if ready >= end:
@@ -208,6 +218,7 @@ def start(seat: Seat, pool: int, now: float) -> None:
     seat.rounds[pool] += 1
     # What is expected, not what it will be: the order must not know the future.
     seat.expected_end = now + seat.seconds(pool)
+    seat.late_at = NEVER
 
 
 def rehearse(

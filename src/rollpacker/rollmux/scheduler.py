@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux import snapshot
+from rollpacker.rollmux import snapshot, turns
 from rollpacker.rollmux.admission import Admission, affordable, expected
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.guard import Guard
@@ -40,11 +40,13 @@ class Scheduler:
         self._moves = Moves(self.cluster, self.admission)
         self._repack = Repack(self.cluster, settings, self.admission, self.placement, self._moves)
         self._guard = Guard(self.cluster, settings)
-        self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
+        self._in_turn = settings.permits == "round_robin"
+        self._order = il.round_robin if self._in_turn else il.earliest_deadline
         self._choose = choose or self._cheapest
         self._token = 0
         self._made: list[do.Decision] = []
         self._touched: dict[int, None] = {}
+        self._looks = turns.Looks(self._in_turn)
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them."""
@@ -57,6 +59,10 @@ class Scheduler:
         self._begin_decision()
         self._do_repack(now)
         return self._finish_decision(now)
+
+    def next_look(self) -> float:
+        """When to send ``TimePassed`` if nothing happens; ``interleave.NEVER`` for never."""
+        return self._looks.next()
 
     def look_again(self) -> None:
         """Put every group on the list of things to repack."""
@@ -78,6 +84,8 @@ class Scheduler:
         self._token = state["token"]
         self._repack.agenda.extend((kind, name) for kind, name in state["agenda"])
         self.admission.load_memory(state["rehearsed"])
+        for group in self.cluster.groups.values():
+            self._looks.note(group, -1.0)
 
     def _begin_decision(self) -> None:
         self._made = []
@@ -88,6 +96,7 @@ class Scheduler:
         for number in list(self._touched):
             if (group := self.cluster.groups.get(number)) is not None:
                 self._dispatch(group, now)
+                self._looks.note(group, now)
         return self._made
 
     def _cheapest(self, job: Job, now: float) -> Site:
@@ -109,6 +118,7 @@ class Scheduler:
         self._acquire(self._moves.acquire(home))
         memory = self._moves.memory(job, home)
         self._moves.arrive(job)
+        self._idle(job, now)
         group = self.cluster.groups[home.group]
         self._made.append(
             do.Place(
@@ -131,8 +141,26 @@ class Scheduler:
         if nodes:
             self._made.append(do.AcquireNodes(nodes=nodes))
 
+    def _idle(self, job: Job, now: float) -> None:
+        """It is the job's turn to ask: soon, or nobody waits for it."""
+        assert job.seat is not None
+        job.seat.late_at = now + self.settings.cold_s
+
+    def _set_aside(self, group: Group, seats: Sequence[Seat], now: float) -> None:
+        """Under deadlines an idle member keeps nobody waiting."""
+        if self._in_turn and seats:
+            for seat in seats:
+                turns.set_aside(seat, group)
+            self._rebase(group, now)
+
+    def _time_passed(self, now: float, event: ev.TimePassed) -> None:
+        del event
+        for number in self._looks.take(now):
+            if (group := self.cluster.groups.get(number)) is not None:
+                self._touched[number] = None
+                self._set_aside(group, turns.silent(group.seats, now), now)
+
     def _requested(self, now: float, event: ev.PermitRequested) -> None:
-        del now
         job = self.cluster.jobs.get(event.job)
         if job is None:
             return
@@ -142,10 +170,14 @@ class Scheduler:
         seat, home = job.seat, job.home
         assert seat is not None
         assert home is not None
-        idle, wait = (il.IDLE_R, il.WAIT_R) if event.phase == "rollout" else (il.IDLE_T, il.WAIT_T)
-        if seat.state == idle:
-            seat.state = wait
-            self._touched[home.group] = None
+        wait, idle, out = turns.ASK[event.phase]
+        if seat.state not in (idle, out):
+            return
+        back = seat.state == out
+        seat.state = wait
+        self._touched[home.group] = None
+        if back:
+            self._rebase(self.cluster.groups[home.group], now)
 
     def _finished(self, now: float, event: ev.PhaseFinished) -> None:
         job = self.cluster.jobs.get(event.job)
@@ -154,6 +186,7 @@ class Scheduler:
         job.token = -1
         job.seat.busy = 0
         self._touched[job.home.group] = None
+        self._idle(job, now)
         if event.phase == "rollout":
             job.seat.state = il.IDLE_T
             job.rollout_s = event.seconds
@@ -161,6 +194,7 @@ class Scheduler:
         job.seat.state = il.IDLE_R
         self._iterated(job, job.seat, event.seconds)
         if job.spec.iterations is not None and job.done >= job.spec.iterations:
+            self._set_aside(self.cluster.groups[job.home.group], [job.seat], now)
             return
         if job.leaving is not None:
             self._begin(job, now, "repack")
@@ -216,6 +250,7 @@ class Scheduler:
             return
         old = job.home
         self._release(self._moves.arrive(job))
+        self._idle(job, now)
         assert job.home is not None
         self._rebase(self.cluster.groups[job.home.group], now)
         if old is not None and old.group in self.cluster.groups:
@@ -233,7 +268,6 @@ class Scheduler:
             self._touched[job.home.group] = None
 
     def _lost(self, now: float, event: ev.PermitLost) -> None:
-        del now
         job = self.cluster.jobs.get(event.job)
         if job is None or job.token != event.token or job.seat is None or job.home is None:
             return
@@ -242,8 +276,8 @@ class Scheduler:
         pool = il.ROLLOUT if seat.state == il.RUN_R else il.TRAIN
         seat.state = il.IDLE_R if pool == il.ROLLOUT else il.IDLE_T
         seat.busy = 0
-        seat.rounds[pool] -= 1
         self._touched[job.home.group] = None
+        self._set_aside(self.cluster.groups[job.home.group], [seat], now)
 
     def _ended(self, now: float, event: ev.JobEnded) -> None:
         job = self.cluster.jobs.get(event.job)
@@ -298,12 +332,9 @@ class Scheduler:
         group.last = [(0, -1), (0, -1)]
         self.cluster.changed.add(group.id)
         self._touched[group.id] = None
-        seats = [seat for seat in group.seats if seat.state != il.AWAY]
-        seats.sort(key=lambda seat: (_PROGRESS[seat.state], seat.position))
+        seats = turns.reorder(group.seats)
         reserve = (il.load_bound(seats) + self.settings.cold_s) if len(seats) > 1 else 0.0
-        for position, seat in enumerate(seats):
-            seat.position = position
-            seat.rounds = list(_ROUNDS[seat.state])
+        for seat in seats:
             seat.anchor, seat.solo = now, 0.0
             slowdown = affordable(self.cluster.jobs[seat.job], now, self.settings, reserve)
             seat.target = slowdown * (1.0 - self.settings.margin)
@@ -320,8 +351,9 @@ class Scheduler:
         while (seat := self._order(group.seats, pool, now)) is not None:
             job = self.cluster.jobs[seat.job]
             assert job.home is not None
-            round_number = self._round(group, seat, pool)
+            number = seat.rounds[pool] if self._in_turn else turns.next_pass(group, seat, pool)
             il.start(seat, pool, now)
+            seat.late_at = turns.due(job, seat, pool, now, self.settings)
             job.token = self._token
             job.tail_reached = False
             self._token += 1
@@ -332,58 +364,27 @@ class Scheduler:
                     token=job.token,
                     group=group.id,
                     epoch=group.epoch,
-                    round=round_number,
+                    round=number,
                     position=seat.position,
                     nodes=job.home.nodes[pool],
                 )
             )
 
-    def _round(self, group: Group, seat: Seat, pool: int) -> int:
-        """Of a permit; under deadlines, rounds count passes over the positions."""
-        if self.settings.permits == "round_robin":
-            return seat.rounds[pool]
-        last_round, last_position = group.last[pool]
-        number = last_round + (seat.position <= last_position)
-        group.last[pool] = (number, seat.position)
-        return number
-
     def _release_tails(self, group: Group) -> bool:
         """Nodes of rollouts that are nearly over go to who waits for them."""
-        waiting = 0
-        tails = 0
-        for seat in group.seats:
-            if seat.state == il.WAIT_R:
-                waiting |= seat.masks[il.ROLLOUT]
-            elif seat.state == il.RUN_R and not seat.busy:
-                tails |= seat.masks[il.ROLLOUT]
-        released = False
-        for seat in group.seats:
-            job = self.cluster.jobs[seat.job]
-            if seat.state != il.RUN_R or not job.tail_reached or not seat.busy & waiting:
-                continue
-            if seat.busy & tails or (self.settings.lifetime and seat.target < 1.05):
-                continue
-            assert job.home is not None
-            tails |= seat.busy
+        found = turns.tails_to_release(group, self.cluster.jobs, self.settings.lifetime)
+        for seat in found:
+            home = self.cluster.jobs[seat.job].home
+            assert home is not None
             seat.busy = 0
-            released = True
-            self._made.append(do.ReleaseTail(job=seat.job, nodes=job.home.nodes[0]))
-        return released
+            self._made.append(do.ReleaseTail(job=seat.job, nodes=home.nodes[0]))
+        return bool(found)
 
 
 def _names(home: Any) -> tuple[str, ...]:
     return () if home is None else home.nodes[0] + home.nodes[1]
 
 
-_PROGRESS = {il.RUN_T: 0, il.WAIT_T: 1, il.IDLE_T: 1, il.RUN_R: 2, il.WAIT_R: 3, il.IDLE_R: 3}
-_ROUNDS = {
-    il.RUN_T: (1, 1),
-    il.WAIT_T: (1, 0),
-    il.IDLE_T: (1, 0),
-    il.RUN_R: (1, 0),
-    il.WAIT_R: (0, 0),
-    il.IDLE_R: (0, 0),
-}
 _HANDLERS: dict[type, Callable[..., None]] = {
     ev.JobArrived: Scheduler._arrived,
     ev.PermitRequested: Scheduler._requested,
@@ -393,4 +394,5 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     ev.MoveFinished: Scheduler._moved,
     ev.JobEnded: Scheduler._ended,
     ev.NodeFailed: Scheduler._failed,
+    ev.TimePassed: Scheduler._time_passed,
 }

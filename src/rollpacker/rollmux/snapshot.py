@@ -20,7 +20,18 @@ _JOB = (
     "tail_reached",
     "looked_at",
 )
-_SEAT = ("r", "t", "target", "anchor", "solo", "state", "busy", "position", "expected_end")
+_SEAT = (
+    "r",
+    "t",
+    "target",
+    "anchor",
+    "solo",
+    "state",
+    "busy",
+    "position",
+    "expected_end",
+    "late_at",
+)
 
 
 def cluster_to_json(cluster: Cluster) -> dict[str, Any]:

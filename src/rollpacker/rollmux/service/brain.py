@@ -92,7 +92,8 @@ class Brain:
         seat = live.seat
         if live.going or seat is None:
             return "rollout"
-        return "rollout" if seat.state in (il.IDLE_R, il.WAIT_R, il.RUN_R) else "train"
+        of_rollout = (il.IDLE_R, il.WAIT_R, il.OUT_R, il.RUN_R)
+        return "rollout" if seat.state in of_rollout else "train"
 
     def hit_by(self, node: str) -> list[str]:
         """Jobs that lose their state or their nodes when a node fails."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollpacker import __version__
 from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.interleave import NEVER
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.clock import ClusterClock
@@ -117,7 +118,7 @@ class Core:
         return count
 
     def expire(self) -> None:
-        """Leases and agents whose time is over, and what waited for them."""
+        """Leases and agents whose time is over, and what waited for them or for time to pass."""
         now = self.now()
         for lease in [each for each in self.brain.leases.values() if each.deadline <= now]:
             if lease.fenced:
@@ -127,6 +128,8 @@ class Core:
         for node in [n for n, seen in self.brain.agents.items() if seen + self.ttl <= now]:
             self.fail_node(node)
         self.release_fences()
+        if self.brain.scheduler.next_look() <= now:
+            self.record(ev.TimePassed())
 
     def release_fences(self) -> None:
         """Tell the scheduler of what waited for permits that are over now."""
@@ -149,9 +152,11 @@ class Core:
         return self.record(ev.NodeFailed(node=node), **request)
 
     def next_deadline(self) -> float | None:
-        """Seconds from now until a lease or an agent runs out; None for never."""
+        """Seconds from now until something runs out or is to be looked at; None for never."""
         times = [lease.deadline for lease in self.brain.leases.values()]
         times.extend(seen + self.ttl for seen in self.brain.agents.values())
+        if (look := self.brain.scheduler.next_look()) < NEVER:
+            times.append(look)
         return max(min(times) - self.now(), 0.0) if times else None
 
     def _note_permits(self, seq: int, effects: Effects) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -40,7 +41,7 @@ def event_log(store: Store, settings: Settings) -> Iterator[str]:
             "jobs": jobs,
         }
         yield json.dumps(head) + "\n"
-        lines = Lines()
+        lines = Lines({job["id"]: job["iterations"] for job in jobs})
         for entry in store.entries():
             if entry.seq > last:
                 return
@@ -59,7 +60,9 @@ def _jobs(store: Store) -> tuple[list[dict[str, Any]], int]:
         if event["kind"] == "JobArrived":
             spec = event["spec"]
             more = {"arrival_s": entry.t, "rollout_s": [], "train_s": [], "solo_s": []}
-            jobs[spec["id"]] = spec | more
+            jobs[spec["id"]] = spec | more | {"live": True}
+        elif event["kind"] == "JobEnded":
+            jobs[event["job"]]["live"] = False
         elif event["kind"] == "PhaseFinished":
             _add_seconds(jobs[event["job"]], event)
     return list(jobs.values()), last
@@ -76,9 +79,16 @@ def _add_seconds(job: dict[str, Any], event: dict[str, Any]) -> None:
 
 
 class Lines:
-    """Turns entries into lines of the event log; remembers permits and moves that are out."""
+    """Turns entries into lines of the event log; remembers permits and moves that are out.
 
-    def __init__(self) -> None:
+    Args:
+        iterations: of each job; None where nobody knows.
+    """
+
+    def __init__(self, iterations: Mapping[str, int | None]) -> None:
+        self._iterations = iterations
+        self._done: Counter[str] = Counter()
+        self._next: dict[str, str] = {}
         self._permits: dict[str, dict[str, Any]] = {}
         self._moves: dict[str, dict[str, Any]] = {}
         self._made: list[dict[str, Any]] = []
@@ -106,7 +116,10 @@ class Lines:
             self._write("end", job, **same, **more)
 
     def _finished(self, event: dict[str, Any]) -> None:
-        self._phase_over(event["job"])
+        job, phase = event["job"], event["phase"]
+        self._phase_over(job, seconds=event["seconds"])
+        self._done[job] += phase == "train"
+        self._next[job] = "train" if phase == "rollout" else "rollout"
 
     def _lost(self, event: dict[str, Any]) -> None:
         self._phase_over(event["job"], lost=True)
@@ -126,6 +139,7 @@ class Lines:
     def _move(self, made: dict[str, Any]) -> None:
         job = made["job"]
         self._permits.pop(job, None)
+        self._next[job] = "rollout"
         self._moves[job] = made
         kind = "evict" if made["reason"] == "guard" else "move"
         home = _home(made)
@@ -147,9 +161,14 @@ class Lines:
         self._write("rebase", None, **more)
 
     def _depart(self, made: dict[str, Any]) -> None:
-        self._phase_over(made["job"], lost=True)
-        self._moves.pop(made["job"], None)
-        self._write("depart", made["job"], group=made["group"])
+        job = made["job"]
+        self._phase_over(job, lost=True)
+        self._moves.pop(job, None)
+        wanted, done = self._iterations[job], self._done[job]
+        inside = self._next.get(job) == "train"
+        cancelled = inside or (not done if wanted is None else done < wanted)
+        more = {"cancelled": True} if cancelled else {}
+        self._write("depart", job, group=made["group"], **more)
 
 
 def _home(made: dict[str, Any]) -> dict[str, Any]:

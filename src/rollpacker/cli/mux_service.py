@@ -1,12 +1,14 @@
-"""``rollpacker mux serve|submit|status|drain``: the daemon, and what speaks to it."""
+"""``rollpacker mux serve|submit|status|end|drain``: the daemon, and what speaks to it."""
 
 from __future__ import annotations
 
 import json
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 import uuid
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,12 +69,22 @@ def serve(
 
 
 def _settings(text: str) -> Any:
-    from rollpacker.rollmux.settings import Settings
+    from pydantic import TypeAdapter, ValidationError
+
+    from rollpacker.rollmux.settings import Prices, Settings
 
     try:
-        return Settings(**json.loads(text))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--settings: {error}") from error
+        found = TypeAdapter(Settings).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"--settings: {where}: {first['msg']}") from error
+    data = json.loads(text)
+    for given, kind in ((data, Settings), (data.get("prices", {}), Prices)):
+        unknown = sorted(set(given) - {field.name for field in fields(kind)})
+        if unknown:
+            raise ValueError(f"--settings: {unknown[0]!a}: unknown key")
+    return found
 
 
 def submit(
@@ -155,6 +167,26 @@ def drain(
         print_plain(f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
 
 
+def end(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id.")],
+    url: Url = _URL,
+    state: State = _STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """End a job: its nodes are free when its permit, if it holds one, is over.
+
+    Example: rollpacker mux end my-job
+    """
+    daemon = _Daemon(url, state, token_file, cafile)
+    found = daemon.post(f"/v1/jobs/{urllib.parse.quote(job, safe='')}/end", {}, None)
+    if as_json:
+        print_json(found)
+    else:
+        print_plain(f"job {job}: {found['state']}")
+
+
 class _Daemon:
     """Plain requests to a daemon, with its errors as ours."""
 
@@ -197,5 +229,5 @@ class _Daemon:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``rollpacker mux``."""
-    for command in (serve, submit, status, drain):
+    for command in (serve, submit, status, end, drain):
         app.command()(command)

@@ -24,7 +24,7 @@ from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
-from rollpacker.runtime.phases import Alone, DisplacedError, Phases
+from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError
 from rollpacker.runtime.pool import WorkerError
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.step import StepRecord
@@ -102,13 +102,17 @@ async def _train(
     start = choose_start(config, folder, found, resume)
     parts = await build(config, folder, progress, start, phases)
     phases = phases or Alone()
+    displaced = False
     try:
         job = Job(config, folder, parts, checkpoints, phases)
         await phases.open(lambda: parts.pool.pids, parts.rollout.fail)
         await job.restore(start)
         await job.run()
+    except DisplacedError:
+        displaced = True
+        raise
     finally:
-        await phases.close()
+        await phases.close(displaced=displaced)
         parts.close()
 
 
@@ -162,15 +166,13 @@ class Job:
         first = count.step
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         parts.log.progress.start(config.output, total_steps(config, parts.problems), count.step)
-        await self._phases.begin("rollout")
-        if "before" not in self._summary:
+        if await self._may_roll_out() and "before" not in self._summary:
             self._summary["before"] = await self._evaluate(greedy=True)
         gc.collect()
         gc.freeze()  # collections must not walk the libraries' objects again and again
         watching = asyncio.create_task(self._watch().run())
         over = self._over()
-        while not over:
-            await self._phases.begin("rollout")
+        while not over and await self._may_roll_out():
             self._recall_graded()
             record = await parts.rollout.run_step(count.step)
             _check_graded(record)
@@ -194,6 +196,14 @@ class Job:
                 f"{self._folder}: the last checkpoint cannot be written, so the steps after step "
                 f"{max(self._saved, 0)} are lost: free some space, then --resume auto"
             )
+
+    async def _may_roll_out(self) -> bool:
+        """Wait for the nodes; False when Ctrl-C comes first."""
+        try:
+            await self._phases.begin("rollout")
+        except StoppedError:
+            return False
+        return True
 
     def _recall_graded(self) -> None:
         """Take up what an interrupted run of this step had graded with the same weights."""
@@ -223,6 +233,7 @@ class Job:
         if not self._interrupted:
             self._parts.log.progress.note("interrupted: finishing the step, then a checkpoint")
         self._interrupted = True
+        self._phases.interrupt()
 
     def _over(self) -> bool:
         """Whether the run is done; begins the next epoch when this one is used up."""

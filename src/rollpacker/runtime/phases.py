@@ -12,6 +12,10 @@ class DisplacedError(RuntimeError):
     """The nodes have failed with what was on them: the job goes on from its last checkpoint."""
 
 
+class StoppedError(RuntimeError):
+    """The wait for nodes was given up because the user wants to stop."""
+
+
 class Phases(Protocol):
     """Asks for the nodes of each phase; a job that has its own needs none (``Alone``).
 
@@ -34,7 +38,8 @@ class Phases(Protocol):
     async def begin(self, phase: Phase) -> None:
         """Wait for the phase's nodes and go there; nothing to do when they are held already.
 
-        Raises ``DisplacedError``, ``ValueError`` or whatever else keeps the job from going on.
+        Raises ``DisplacedError``, ``StoppedError``, ``ValueError`` or whatever else keeps the job
+        from going on.
         """
         ...
 
@@ -42,8 +47,12 @@ class Phases(Protocol):
         """The running phase is done: the nodes are free."""
         ...
 
-    async def close(self) -> None:
-        """The job is over, done or not."""
+    def interrupt(self) -> None:
+        """The user wants to stop: wait for no more rollouts; the second time, for nothing."""
+        ...
+
+    async def close(self, *, displaced: bool = False) -> None:
+        """The job is over, done or not; ``displaced``: it starts again and keeps its place."""
         ...
 
 
@@ -64,5 +73,8 @@ class Alone:
     async def end(self) -> None:
         """Nobody waits for them."""
 
-    async def close(self) -> None:
+    def interrupt(self) -> None:
+        """Nobody waits."""
+
+    async def close(self, *, displaced: bool = False) -> None:
         """Nothing to give back."""

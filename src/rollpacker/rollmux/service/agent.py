@@ -18,6 +18,7 @@ from rollpacker.rollmux.service.client import MuxClient, MuxError, UnreachableEr
 
 _CHECK_TIMEOUT_S = 30.0
 _GONE = 410
+_UNKNOWN = 404
 
 
 class NodeAgent:
@@ -29,6 +30,7 @@ class NodeAgent:
         healthy: None while the node works, else what is wrong with it.
         on_failed: stops everything on the node; called once, when the node is given up by either
             side. A node that cannot reach the daemon for longer than it is waited for is given up.
+        retry_s: pause while the daemon does not use the node.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class NodeAgent:
         *,
         healthy: Callable[[], str | None] = lambda: None,
         on_failed: Callable[[], None] = lambda: None,
+        retry_s: float = 5.0,
     ) -> None:
         self._client = client
         self._node = node
         self._healthy = healthy
         self._on_failed = on_failed
+        self._retry_s = retry_s
         self.stop = threading.Event()
 
     def run(self) -> str | None:
@@ -52,7 +56,7 @@ class NodeAgent:
             problem = self._healthy()
             if problem is not None:
                 self._on_failed()
-                self._client.node_failed(self._node, problem)
+                self._report(problem)
                 return problem
             try:
                 # Before the first answer the daemon does not count on this node: no hurry.
@@ -61,11 +65,26 @@ class NodeAgent:
                 if error.status == _GONE:
                     self._on_failed()
                     return str(error)
-                raise
+                if error.status != _UNKNOWN:
+                    raise
+                # Not in use yet, or given back: nobody counts on it.
+                ttl_s = None
+                self.stop.wait(self._retry_s)
+                continue
             except UnreachableError:
                 continue
             self.stop.wait(ttl_s / 3)
         return None
+
+    def _report(self, problem: str) -> None:
+        """Say that the node has failed; its silence says so too where nobody hears it."""
+        try:
+            self._client.node_failed(self._node, problem)
+        except UnreachableError:
+            return
+        except MuxError as error:
+            if error.status not in (_GONE, _UNKNOWN):
+                raise
 
 
 def check_command(command: Sequence[str]) -> str | None:

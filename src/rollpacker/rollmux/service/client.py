@@ -123,14 +123,18 @@ class MuxClient:
         """The phases of the last ``window_s`` seconds; see the daemon's ``/v1/timeline``."""
         return self._call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
 
-    def permit(self, job: str, phase: Phase, key: str) -> Permit | Move | None:
+    def permit(
+        self, job: str, phase: Phase, key: str, *, wait_s: float = _WAIT_S
+    ) -> Permit | Move | None:
         """Ask for a phase's nodes; None when it is not the job's turn yet: ask again, same key.
+
+        The answer comes within ``wait_s``, at most 60.
 
         Raises ``MuxError`` when there is nothing to wait for; see its ``code``.
         """
-        body = {"phase": phase, "wait_s": _WAIT_S}
+        body = {"phase": phase, "wait_s": wait_s}
         path = f"/v1/jobs/{quote(job, safe='')}/permits"
-        sent, answer = self._post(path, body, key, wait_s=_WAIT_S)
+        sent, answer = self._post(path, body, key, wait_s=wait_s)
         if not answer:
             return None
         if "move" in answer:
@@ -160,9 +164,10 @@ class MuxClient:
         except (LeaseLostError, UnreachableError):
             return
 
-    def moved(self, job: str, move: Move) -> None:
+    def moved(self, job: str, move: Move, key: str | None = None) -> None:
         """The job's state is on its new nodes."""
-        self._post(f"/v1/jobs/{quote(job, safe='')}/moved", {"move": move.id}, new_key())
+        path = f"/v1/jobs/{quote(job, safe='')}/moved"
+        self._post(path, {"move": move.id}, key or new_key())
 
     def end(self, job: str, *, patience_s: float | None = None) -> None:
         """The job is done or given up; its nodes are free."""

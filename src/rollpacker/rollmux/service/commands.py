@@ -90,7 +90,7 @@ def submit(core: Core, request: Request) -> Outcome:
 def _spec(body: Mapping[str, Any], cap_gb: float) -> JobSpec:
     unknown = sorted(set(body) - _FIELDS)
     if unknown:
-        raise Refused(400, f"{unknown[0]}: unknown field of a job")
+        raise Refused(400, f"{unknown[0][:64]!a}: unknown field of a job")
     try:
         spec = _SPEC.validate_json(dumps(body), strict=True)
     except ValidationError as error:

@@ -12,12 +12,15 @@ import contextlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rollpacker.config import MuxConfig, RunConfig
@@ -32,16 +35,21 @@ from rollpacker.rollmux.service.client import (
     UnreachableError,
     new_key,
 )
-from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire
-from rollpacker.runtime.phases import DisplacedError
+from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire, patiently
+from rollpacker.runtime.phases import DisplacedError, StoppedError
 
-_END_PATIENCE_S = 5.0
+_NAME = 48
+_PATIENCE_S = 5.0
+_WAIT_S = 2.0
+"""Of one request: between two of them Ctrl-C is looked at."""
 
 
 def job_id(config: RunConfig) -> str:
     """``mux.job``, or a name that every start of the run in this folder shares."""
     folder = Path(config.output).resolve()
-    return config.mux.job or f"{folder.name}-{zlib.crc32(str(folder).encode()):08x}"
+    # Cut: the daemon takes 64 characters, and NAME.2 has to fit too.
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.name).lstrip("._-")[:_NAME] or "run"
+    return config.mux.job or f"{name}-{zlib.crc32(str(folder).encode()):08x}"
 
 
 def job_spec(config: RunConfig, name: str) -> JobSpec:
@@ -96,9 +104,11 @@ class JobPhases:
         self._job = self._spec.id
         self._pids: Callable[[], Sequence[int]] = tuple
         self._fail: Callable[[Exception], None] = lambda _error: None
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._regaining = threading.Lock()
         self._lease: Lease | None = None
         self._stopped = False
+        self._interrupts = 0
         self._broken: Exception | None = None
         self._reset_clock()
         names = ("phases", "waited_s", "switch_s", "lost", "redone")
@@ -116,7 +126,9 @@ class JobPhases:
         self._guard = subprocess.Popen(
             [sys.executable, "-S", "-E", phase_guard.__file__], stdin=subprocess.PIPE
         )
-        self._job = await asyncio.to_thread(register, self._client, self._spec)
+        self._job = await asyncio.to_thread(
+            register, self._client, self._spec, lambda: self._stopped
+        )
 
     async def begin(self, phase: Phase) -> None:
         """Wait for the nodes and pin the workers there.
@@ -136,14 +148,18 @@ class JobPhases:
         """Give the nodes back, the phase being complete."""
         await asyncio.to_thread(self._end)
 
-    async def close(self) -> None:
-        """End the job; a phase that is under way is given up."""
+    def interrupt(self) -> None:
+        """The user wants to stop: wait for no more rollouts; the second time, for nothing."""
+        self._interrupts += 1
+
+    async def close(self, *, displaced: bool = False) -> None:
+        """End the job, unless it is ``displaced``; a phase that is under way is given up."""
         self._stopped = True
-        await asyncio.to_thread(self._close)
+        await asyncio.to_thread(self._close, not displaced)
 
     def _begin(self, phase: Phase) -> None:
         asked = time.monotonic()
-        permit = self._acquire(phase)
+        permit = self._acquire(phase, 1 if phase == "rollout" else 2)
         granted = time.monotonic()
         self._reset_clock()
         self._hold(permit)
@@ -151,10 +167,17 @@ class JobPhases:
         self.stats["waited_s"] += granted - asked
         self.stats["switch_s"] += time.monotonic() - granted
 
-    def _acquire(self, phase: Phase) -> Permit:
+    def _is_stopped(self, interrupts: int = 2) -> bool:
+        return self._stopped or self._interrupts >= interrupts
+
+    def _acquire(self, phase: Phase, interrupts: int = 2) -> Permit:
+        """Wait for a permit until so many interrupts came."""
+        stopped = partial(self._is_stopped, interrupts)
         while True:
             try:
-                return acquire(self._client, self._job, phase, self._move, lambda: self._stopped)
+                return acquire(self._client, self._job, phase, self._move, stopped, _WAIT_S)
+            except LeaseLostError as error:
+                raise StoppedError(str(error)) from error
             except StateLostError as error:
                 raise DisplacedError(str(error)) from error
             except MuxError as error:
@@ -170,6 +193,9 @@ class JobPhases:
     def _hold(self, permit: Permit) -> None:
         """The nodes are ours: go there, run, keep the lease."""
         with self._lock:
+            if self._stopped:
+                self._client.abandon(permit)
+                return
             place(self._pids(), permit, self._cores)
             self._tell_guard(permit.stop_at)
             self._running_since = time.monotonic()
@@ -179,20 +205,22 @@ class JobPhases:
 
     def _regain(self) -> None:
         """The lease is lost while the phase runs: freeze, wait for another, go on."""
-        with self._lock:
-            lease = self._lease
-            if lease is None or self._stopped or not lease.lost:
-                return
-            self._freeze()
-            self.stats["lost"] += 1
+        with self._regaining:
+            with self._lock:
+                lease = self._lease
+                if lease is None or self._stopped or self._broken or not lease.lost:
+                    return
+                self._freeze()
+                self.stats["lost"] += 1
             try:
                 permit = self._acquire(lease.permit.phase)
                 if permit.phase != lease.permit.phase:
                     raise MuxError(409, {"error": f"job {self._job}: its phase is over already"})
                 self._hold(permit)
-            except (DisplacedError, LeaseLostError, MuxError, ValueError) as error:
+            except (DisplacedError, StoppedError, MuxError, ValueError) as error:
                 self._broken = error
-                self._fail(error)
+                if not self._stopped:
+                    self._fail(error)
 
     def _end(self) -> None:
         """Finish the phase; under another permit when this one was lost on the way."""
@@ -205,25 +233,36 @@ class JobPhases:
                     return
                 try:
                     lease.check()
-                    self._client.finish(lease.permit, self._seconds(), new_key())
+                    self._finish(lease.permit)
                 except LeaseLostError as error:
                     lease.give_up(str(error))
-                    self._regain()
-                    continue
-                self._lease = None
-                self._tell_guard(None)
-            lease.close()
-            return
+                else:
+                    self._lease = None
+                    self._tell_guard(None)
+                    break
+            self._regain()
+        lease.close()
 
-    def _close(self) -> None:
+    def _finish(self, permit: Permit) -> None:
+        finish = partial(self._client.finish, permit, self._seconds(), new_key())
+        while True:
+            try:
+                finish()
+                return
+            except UnreachableError as error:
+                if self._is_stopped():
+                    raise StoppedError(f"{error}: the phase was not finished") from error
+
+    def _close(self, ending: bool) -> None:
         with self._lock:
             lease, self._lease = self._lease, None
         if lease is not None:
             lease.close()
             self._client.abandon(lease.permit)
         self._tell_guard(None)
-        with contextlib.suppress(MuxError, UnreachableError):
-            self._client.end(self._job, patience_s=_END_PATIENCE_S)
+        if ending:
+            with contextlib.suppress(MuxError, UnreachableError):
+                self._client.end(self._job)
         if self._guard is not None:
             self._dismiss(self._guard)
             self._guard = None
@@ -260,15 +299,15 @@ class JobPhases:
 
 
 def connect(mux: MuxConfig) -> MuxClient:
-    """A client that waits for a daemon that is away. Raises ``ValueError`` on wrong settings."""
+    """A client whose requests give up soon. Raises ``ValueError`` on wrong settings."""
     for key in ("token_file", "worst_rollout_s", "worst_train_s"):
         if not getattr(mux, key):
             raise ValueError(f"mux.url is set, so mux.{key} must be set too")
-    return MuxClient(mux.url, mux.token_file, patience_s=math.inf)
+    return MuxClient(mux.url, mux.token_file, patience_s=_PATIENCE_S)
 
 
-def register(client: MuxClient, spec: JobSpec) -> str:
-    """Submit the job; returns the name that it got.
+def register(client: MuxClient, spec: JobSpec, stopped: Callable[[], bool] = lambda: False) -> str:
+    """Submit the job, when the daemon is there; returns the name that it got.
 
     A live job of this name is an earlier start of the same run (the run's folder has a lock), and
     is taken over where it was. One that has ended is followed by ``NAME.2``, ``NAME.3``, ...
@@ -277,12 +316,12 @@ def register(client: MuxClient, spec: JobSpec) -> str:
     while True:
         name = spec.id if number == 1 else f"{spec.id}.{number}"
         try:
-            client.submit(JobSpec.from_json(spec.to_json() | {"id": name}))
+            patiently(partial(client.submit, replace(spec, id=name)), stopped)
         except MuxError as error:
             if error.status != 409 or error.code == "draining":
                 raise
             try:
-                state = client.job(name)["state"]
+                state = patiently(partial(client.job, name), stopped)["state"]
             except MuxError:
                 raise error from None
             if state in ("ending", "ended"):

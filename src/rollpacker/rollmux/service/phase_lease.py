@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from rollpacker.rollmux.jobs import Phase
 from rollpacker.rollmux.service.client import (
@@ -18,6 +20,7 @@ from rollpacker.rollmux.service.client import (
 )
 
 _RETRY_S = 0.2
+T = TypeVar("T")
 
 
 class StateLostError(RuntimeError):
@@ -30,17 +33,18 @@ def acquire(
     phase: Phase,
     on_move: Callable[[Move], None],
     stopped: Callable[[], bool] = lambda: False,
+    wait_s: float = 20.0,
 ) -> Permit:
     """Wait for a phase's nodes, moving the job's state first where that is asked for.
 
     While the daemon is away the wait goes on: nothing may run without it. Raises ``MuxError`` for
     what waiting cannot mend (see its ``code``), ``StateLostError`` when the nodes have failed and
-    ``LeaseLostError`` when ``stopped`` says so.
+    ``LeaseLostError`` when ``stopped``, which is asked every ``wait_s`` at least, says so.
     """
     key = new_key()
     while not stopped():
         try:
-            got = client.permit(job, phase, key)
+            got = client.permit(job, phase, key, wait_s=wait_s)
         except UnreachableError:
             continue
         except MuxError as error:
@@ -50,10 +54,20 @@ def acquire(
             return got
         if isinstance(got, Move):
             on_move(got)
-            client.moved(job, got)
+            patiently(partial(client.moved, job, got, new_key()), stopped)
             if got.reason == "failure":
                 raise StateLostError(f"job {job}: a node failed; going on from a checkpoint")
     raise LeaseLostError(f"job {job}: stopped while it waited for {phase}")
+
+
+def patiently(call: Callable[[], T], stopped: Callable[[], bool]) -> T:
+    """Repeat a request until it is answered. Raises ``LeaseLostError`` when ``stopped``."""
+    while not stopped():
+        try:
+            return call()
+        except UnreachableError:
+            continue
+    raise LeaseLostError("stopped while the daemon was away")
 
 
 def _next_key(error: MuxError, key: str) -> str:

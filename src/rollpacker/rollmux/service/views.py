@@ -90,7 +90,7 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
         ],
         "memory_cap_gb": core.settings.memory_cap_gb,
         "jobs": [_job(core, name, record) for name, record in live.items()],
-        "ended": [_job(core, name, record) for name, record in gone[-ended:]],
+        "ended": [_job(core, name, record) for name, record in gone[max(0, len(gone) - ended) :]],
     }
 
 

@@ -72,13 +72,15 @@ while True:
                 file.write(json.dumps(line) + "\\n")
     except LeaseLostError:
         continue
+phases.end()
 """
 
 
 def test_a_killed_job_is_taken_over_by_its_next_process(daemon: Daemon, tmp_path: Path) -> None:
     """Two jobs on the same nodes; one of them is killed again and again."""
     iterations, log = 4, tmp_path / "phases.jsonl"
-    jobs = {name: daemon.job(name) for name in ("killed", "spared")}
+    for name in ("killed", "spared"):
+        daemon.job(name)
 
     def start(name: str) -> subprocess.Popen[str]:
         return background(JOB, daemon.url, daemon.token_file, name, log, iterations)
@@ -94,9 +96,8 @@ def test_a_killed_job_is_taken_over_by_its_next_process(daemon: Daemon, tmp_path
     for process in (spared, victim):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-    for name, phases in jobs.items():
+    for name in ("killed", "spared"):
         assert daemon.finished(name) == ["rollout", "train"] * iterations
-        phases.end()
     spans = [(node, begun, ended) for _, nodes, _, begun, ended in lines(log) for node in nodes]
     for node in {span[0] for span in spans}:
         mine = sorted(span[1:] for span in spans if span[0] == node)

@@ -68,7 +68,8 @@ async def _post(
     asked = parse.post(request.method, request.url.path, request.headers, await request.body())
     if fields != ("*",):
         parse.only(asked.body, *fields)
-    wait_s = parse.wait_s(asked.body) if wait else None
+    # A lease counts from when it was asked for: an answer that is late would be worth nothing.
+    wait_s = min(parse.wait_s(asked.body), writer.core.ttl / 3) if wait else None
     command = lambda core: commands.once(core, asked, lambda: act(core, asked))  # noqa: E731
     answer = await writer.call(command, wait_s)
     return _json(204, None) if answer is None else _json(answer.status, answer.body)

@@ -162,8 +162,10 @@ def run_rank(rank: int, folder: Path, total: int, training: int, rollout: int) -
     result: dict[str, Any] = {}
     for name, way in ways(plan, rank, pools, pool).items():
         model = weights.clone() if rank < training else torch.zeros_like(weights)
+        # Before the barrier: after it, others may be sending already.
+        before = received_bytes()
         dist.barrier()
-        start, before = time.monotonic(), received_bytes()
+        start = time.monotonic()
         way(model)
         dist.barrier()
         seconds, after = time.monotonic() - start, received_bytes()

@@ -25,12 +25,10 @@ def measured(*, training: int, rollout: int, mib: float) -> dict[str, Any]:
     return json.loads(done.stdout)["ways"]
 
 
-def test_four_receivers_cost_one_copy_and_a_quarter_of_the_time() -> None:
+def test_four_receivers_cost_one_copy_instead_of_four() -> None:
     ways = measured(training=2, rollout=4, mib=6)
     assert 1.0 <= ways["planned"]["copies_over_slow_link"] < 1.1
     assert ways["flat"]["copies_over_slow_link"] >= 4.0
-    # Links alone would give exactly 4.
-    assert ways["flat"]["slower_than_planned"] > 3.0
 
 
 @pytest.mark.slow

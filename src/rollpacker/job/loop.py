@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig
+from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts, build, total_steps
 from rollpacker.job.resume import Start, choose_start
 from rollpacker.report.run_folder import ReportError
@@ -102,12 +103,13 @@ async def _train(
     start = choose_start(config, folder, found, resume)
     parts = await build(config, folder, progress, start, phases)
     phases = phases or Alone()
+    breaker = Breaker()
     displaced = False
     try:
         job = Job(config, folder, parts, checkpoints, phases)
-        await phases.open(lambda: parts.pool.pids, parts.rollout.fail)
+        await phases.open(lambda: parts.pool.pids, breaker.trip)
         await job.restore(start)
-        await job.run()
+        await breaker.run(job.run())
     except DisplacedError:
         displaced = True
         raise
@@ -202,6 +204,7 @@ class Job:
         try:
             await self._phases.begin("rollout")
         except StoppedError:
+            self._interrupted = True
             return False
         return True
 

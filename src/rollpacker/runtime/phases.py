@@ -31,7 +31,7 @@ class Phases(Protocol):
 
         Args:
             pids: the processes that run the phases, at this moment.
-            fail: takes what ends the job while a phase runs.
+            fail: takes what ends the job wherever it is, in this event loop.
         """
         ...
 

@@ -1,0 +1,77 @@
+"""A job on shared nodes that fail or are waited for in vain, wherever it is in its loop."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from runtime_jobs import Workshop, checkpoints, times_trained
+
+from rollpacker import job
+from rollpacker.runtime.phases import Alone, DisplacedError, Phase, StoppedError
+from rollpacker.runtime.progress import Progress
+
+
+class FailingNodes(Alone):
+    """Its nodes stop all processes, once: after so many requests for a phase."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+        self.asked = 0
+        self.closed: list[bool] = []
+
+    async def open(
+        self, pids: Callable[[], Sequence[int]], fail: Callable[[Exception], None]
+    ) -> None:
+        self.pids, self.fail = pids, fail
+
+    async def begin(self, phase: Phase) -> None:
+        self.asked += 1
+        if self.asked == self.at:
+            for pid in self.pids():
+                os.kill(pid, signal.SIGSTOP)
+            error = DisplacedError("a node failed")
+            asyncio.get_running_loop().call_later(0.2, self.fail, error)
+
+    async def close(self, *, displaced: bool = False) -> None:
+        self.closed.append(displaced)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_node_may_fail_in_an_evaluation_a_rollout_or_a_training(at: int, tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, rows=8)
+    evaluated = {"data": {"path": str(workshop.data)}, "every": 1}
+    few = {"epochs": 1, "workers__count": 1, "checkpoint__every": 1}
+    config = workshop.config("run", eval=evaluated, **few)
+    phases = FailingNodes(at)
+    said = StringIO()
+    folder = job.train(config, progress=Progress(Console(file=said, width=400)), phases=phases)
+    assert phases.closed == [True, False]
+    assert "a node failed" in said.getvalue()
+    assert set(times_trained(folder).values()) == {1}
+    assert checkpoints(folder)[-1] == 2
+
+
+class StoppedWait(Alone):
+    """The user gives up while the nodes of the second step are waited for."""
+
+    async def begin(self, phase: Phase) -> None:
+        self.asked = getattr(self, "asked", 0) + 1
+        if phase == "rollout" and self.asked > 3:
+            raise StoppedError("stopped")
+
+
+def test_an_interrupt_while_waiting_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, rows=8)
+    evaluated = {"data": {"path": str(workshop.data)}}
+    config = workshop.config("run", epochs=1, eval=evaluated, workers__count=1)
+    folder = job.train(config, progress=Progress(Console(file=StringIO())), phases=StoppedWait())
+    assert checkpoints(folder) == [1]
+    summary = (folder / "summary.json").read_text(encoding="utf-8")
+    assert '"before"' in summary
+    assert '"after"' not in summary

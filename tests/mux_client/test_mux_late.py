@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mux_real_daemon import Daemon
 
-from rollpacker.rollmux.service.client import Permit, new_key
+from rollpacker.rollmux.service.client import Permit
+from rollpacker.rollmux.service.link import new_key
 from rollpacker.rollmux.service.phase_lease import acquire
 
 

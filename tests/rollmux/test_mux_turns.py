@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.jobs import JobSpec, Phase
+from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.settings import PLAIN, Settings
 

@@ -6,13 +6,15 @@ import signal
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from runtime_jobs import Workshop, checkpoints, times_trained
 
 from rollpacker import job
-from rollpacker.runtime.phases import Alone, DisplacedError, Phase, StoppedError
+from rollpacker.core.types import Phase
+from rollpacker.runtime.phases import Alone, DisplacedError, StoppedError
 from rollpacker.runtime.progress import Progress
 
 
@@ -46,7 +48,7 @@ class FailingNodes(Alone):
 def test_a_node_may_fail_in_an_evaluation_a_rollout_or_a_training(at: int, tmp_path: Path) -> None:
     workshop = Workshop(tmp_path, rows=8)
     evaluated = {"data": {"path": str(workshop.data)}, "every": 1}
-    few = {"epochs": 1, "workers__count": 1, "checkpoint__every": 1}
+    few: dict[str, Any] = {"epochs": 1, "workers__count": 1, "checkpoint__every": 1}
     config = workshop.config("run", eval=evaluated, **few)
     phases = FailingNodes(at)
     said = StringIO()

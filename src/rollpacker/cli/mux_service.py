@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
-import uuid
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +21,7 @@ TokenFile = Annotated[
 Cafile = Annotated[Path | None, typer.Option(help="Certificate to trust (TLS).")]
 _STATE = Path("runs/mux")
 _URL = "http://127.0.0.1:8642"
+_PATIENCE_S = 3.0
 
 
 def serve(
@@ -191,40 +188,30 @@ class _Daemon:
     """Plain requests to a daemon, with its errors as ours."""
 
     def __init__(self, url: str, state: Path, token_file: Path | None, cafile: Path | None) -> None:
-        from rollpacker.rollmux.service.auth import read_token
+        from rollpacker.rollmux.service.link import Link
 
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"--url {url}: must begin with http:// or https://")
-        self._url = url.rstrip("/")
-        self._token = read_token(token_file or state / "token").decode()
-        self._tls = ssl.create_default_context(cafile=None if cafile is None else str(cafile))
+        file = token_file or state / "token"
+        self._link = Link(url, file, cafile=cafile, patience_s=_PATIENCE_S)
 
     def get(self, path: str) -> dict[str, Any]:
-        return self._send(urllib.request.Request(self._url + path))
+        return self._call("GET", path)
 
     def post(self, path: str, body: Any, key: str | None) -> dict[str, Any]:
-        headers = {"Idempotency-Key": key or uuid.uuid4().hex, "Content-Type": "application/json"}
-        data = json.dumps(body).encode()
-        return self._send(urllib.request.Request(self._url + path, data, headers))
+        from rollpacker.rollmux.service.link import new_key
 
-    def _send(self, request: urllib.request.Request) -> dict[str, Any]:
-        request.add_header("Authorization", f"Bearer {self._token}")
-        tls = self._tls if self._url.startswith("https") else None
+        return self._call("POST", path, body, key or new_key())
+
+    def _call(self, *request: Any) -> dict[str, Any]:
+        from rollpacker.rollmux.service.link import MuxError, UnreachableError
+
         try:
-            with urllib.request.urlopen(request, timeout=30, context=tls) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            text = error.read().decode(errors="replace")
-            try:
-                text = json.loads(text)["error"]
-            except (ValueError, LookupError, TypeError):
-                text = text[:200]
-            kind = ValueError if error.code < 500 else RuntimeError
-            raise kind(f"{self._url}: {text}") from error
-        except urllib.error.URLError as error:
-            raise RuntimeError(
-                f"{self._url}: no daemon answers ({error.reason}); start one: rollpacker mux serve"
-            ) from error
+            return self._link.call(*request)[1]
+        except MuxError as error:
+            kind = ValueError if error.status < 500 else RuntimeError
+            raise kind(f"{self._link.address}: {error}") from error
+        except UnreachableError as error:
+            text = f"no daemon answers: {error}; start one: rollpacker mux serve"
+            raise RuntimeError(text) from error
 
 
 def register(app: typer.Typer) -> None:

@@ -327,6 +327,8 @@ class MuxConfig(Config):
     """Address of the daemon, such as ``http://127.0.0.1:8642``; empty for none."""
     token_file: str = ""
     """File with the daemon's bearer token; nobody else may be able to read it."""
+    cafile: str = ""
+    """Certificate to trust, for a daemon at ``https://``; empty takes the system's."""
     job: str = ""
     """The job's id; empty makes one from the run's folder."""
     slo: float = Field(default=1.5, ge=1.0)

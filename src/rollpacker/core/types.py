@@ -19,6 +19,8 @@ WorkerId = NewType("WorkerId", int)
 """A worker owns one device and holds an engine and a training replica."""
 
 FinishReason = Literal["stop", "length", "abort"]
+Phase = Literal["rollout", "train"]
+"""Of a step."""
 
 
 class RoundKind(StrEnum):

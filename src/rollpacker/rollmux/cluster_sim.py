@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.jobs import Phase
 from rollpacker.rollmux.result import (
     TAIL_AT,
     TAIL_COST,
@@ -126,7 +126,9 @@ class ClusterSimulation:
             made = self._scheduler.handle(self.now, event)
             self.decision_s.append(self._clock() - began)
         for decision in made:
-            _PERFORM[type(decision)](self, decision)
+            self._log.decided(self.now, decision)
+            if (perform := _PERFORM.get(type(decision))) is not None:
+                perform(self, decision)
 
     def _arrive(self, job: TraceJob) -> None:
         self._live[job.spec.id] = Running(job)
@@ -145,40 +147,10 @@ class ClusterSimulation:
 
     def _place(self, decision: do.Place) -> None:
         self._live[decision.job].homes = (decision.rollout, decision.train)
-        self._log.write(
-            self.now,
-            "place",
-            decision.job,
-            group=decision.group,
-            epoch=decision.epoch,
-            nodes=[*decision.rollout, *decision.train],
-            memory_gb=dict(decision.memory_gb),
-        )
-
-    def _rebase(self, decision: do.Rebase) -> None:
-        self._log.write(
-            self.now,
-            "rebase",
-            None,
-            group=decision.group,
-            epoch=decision.epoch,
-            order=list(decision.order),
-        )
 
     def _permit(self, decision: do.Permit) -> None:
         run = self._live[decision.job]
         run.token, run.phase, run.epoch = decision.token, decision.phase, decision.epoch
-        shared = {
-            "phase": decision.phase,
-            "group": decision.group,
-            "epoch": decision.epoch,
-            "round": decision.round,
-            "position": decision.position,
-            "nodes": list(decision.nodes),
-            "token": decision.token,
-        }
-        self._log.write(self.now, "permit", decision.job, **shared)
-        self._log.write(self.now, "start", decision.job, **shared)
         seconds = self._phase_seconds(run, decision)
         run.began, run.end_at, run.tailing = self.now, self.now + seconds, False
         if decision.phase == "rollout":
@@ -216,9 +188,6 @@ class ClusterSimulation:
         for node in decision.nodes:
             self._tails[node] = run.end_at
         self._at(run.end_at, self._end_phase, run, run.token, decision.nodes)
-        self._log.write(
-            self.now, "tail_release", decision.job, phase="rollout", nodes=list(decision.nodes)
-        )
 
     def _count_used(self, pool: int, seconds: float) -> None:
         self.meter.used_s[pool] += seconds
@@ -252,26 +221,11 @@ class ClusterSimulation:
         del self._live[spec.id]
         self._post(ev.JobEnded(job=spec.id))
 
-    def _depart(self, decision: do.Depart) -> None:
-        self._log.write(self.now, "depart", decision.job, group=decision.group)
-
     def _move(self, decision: do.Move) -> None:
         run = self._live[decision.job]
         run.moving = True
         run.token = -1
         run.homes = (decision.rollout, decision.train)
-        nodes = [*decision.rollout, *decision.train]
-        self._log.write(
-            self.now,
-            "evict" if decision.reason == "guard" else "move",
-            decision.job,
-            group=decision.group,
-            epoch=decision.epoch,
-            nodes=nodes,
-            memory_gb=dict(decision.memory_gb),
-            reason=decision.reason,
-        )
-        self._log.write(self.now, "start", decision.job, phase="sync", nodes=nodes)
         done = self.now + self._scheduler.settings.cold_s
         run.end_at = done
         self._at(done, self._end_move, run, run.homes)
@@ -306,9 +260,7 @@ _PERFORM: dict[type, Callable[..., None]] = {
     do.AcquireNodes: ClusterSimulation._acquire,
     do.ReleaseNodes: ClusterSimulation._release,
     do.Place: ClusterSimulation._place,
-    do.Rebase: ClusterSimulation._rebase,
     do.Permit: ClusterSimulation._permit,
     do.ReleaseTail: ClusterSimulation._release_tail,
-    do.Depart: ClusterSimulation._depart,
     do.Move: ClusterSimulation._move,
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rollpacker.rollmux.jobs import Phase
+from rollpacker.core.types import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

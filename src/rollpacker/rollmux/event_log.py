@@ -1,13 +1,72 @@
-"""The event log: what a cluster did, one JSON object a line, for people and for the checker."""
+"""The event log: what a cluster did, one JSON object a line, for people and for the checker.
+
+The simulation and the daemon write the same lines.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
+from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.trace import TraceJob
+
+Line = dict[str, Any]
+
+
+def head(settings: Settings, jobs: Sequence[Line]) -> Line:
+    """The first line: caps, prices and what the jobs asked for and took."""
+    return {
+        "kind": "meta",
+        "memory_cap_gb": settings.memory_cap_gb,
+        "prices": {"rollout": settings.prices.rollout, "train": settings.prices.train},
+        "permits": settings.permits,
+        "jobs": list(jobs),
+    }
+
+
+def line(now: float, kind: str, job: str | None, **more: Any) -> Line:
+    """One event."""
+    return {"t": now, "kind": kind, "job": job} | more
+
+
+def lines_of(now: float, made: do.Decision) -> list[Line]:
+    """What is told of a decision."""
+    match made:
+        case do.Place():
+            return [line(now, "place", made.job, **_home(made))]
+        case do.Move():
+            kind = "evict" if made.reason == "guard" else "move"
+            home = _home(made)
+            return [
+                line(now, kind, made.job, **home, reason=made.reason),
+                line(now, "start", made.job, phase="sync", nodes=home["nodes"]),
+            ]
+        case do.Permit():
+            names = ("phase", "group", "epoch", "round", "position", "token")
+            more = {name: getattr(made, name) for name in names} | {"nodes": list(made.nodes)}
+            return [line(now, kind, made.job, **more) for kind in ("permit", "start")]
+        case do.ReleaseTail():
+            nodes = list(made.nodes)
+            return [line(now, "tail_release", made.job, phase="rollout", nodes=nodes)]
+        case do.Rebase():
+            order = list(made.order)
+            return [line(now, "rebase", None, group=made.group, epoch=made.epoch, order=order)]
+        case do.Depart():
+            return [line(now, "depart", made.job, group=made.group)]
+        case _:
+            return []
+
+
+def _home(made: do.Place | do.Move) -> Line:
+    return {
+        "group": made.group,
+        "epoch": made.epoch,
+        "nodes": [*made.rollout, *made.train],
+        "memory_gb": dict(made.memory_gb),
+    }
 
 
 class EventLog:
@@ -22,28 +81,27 @@ class EventLog:
         return self._file is not None
 
     def meta(self, settings: Settings, jobs: Iterable[TraceJob]) -> None:
-        """The first line: caps, prices and what the jobs asked for and took."""
-        if self._file is None:
-            return
-        prices = {"rollout": settings.prices.rollout, "train": settings.prices.train}
-        head = {
-            "kind": "meta",
-            "memory_cap_gb": settings.memory_cap_gb,
-            "prices": prices,
-            "permits": settings.permits,
-            "jobs": [_spec(job) for job in jobs],
-        }
-        self._file.write(json.dumps(head) + "\n")
+        """The first line."""
+        if self._file is not None:
+            self._put(head(settings, [_spec(job) for job in jobs]))
 
     def write(self, now: float, kind: str, job: str | None, **more: Any) -> None:
         """One event."""
-        if self._file is None:
-            return
-        line = {"t": now, "kind": kind, "job": job} | more
-        self._file.write(json.dumps(line) + "\n")
+        if self._file is not None:
+            self._put(line(now, kind, job, **more))
+
+    def decided(self, now: float, made: do.Decision) -> None:
+        """A decision."""
+        if self._file is not None:
+            for each in lines_of(now, made):
+                self._put(each)
+
+    def _put(self, data: Line) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(data) + "\n")
 
 
-def _spec(job: TraceJob) -> dict[str, Any]:
+def _spec(job: TraceJob) -> Line:
     data = job.to_json()
     solo = (job.rollout_s + job.train_s).round(6).tolist()
     return data | {"solo_s": solo}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollpacker.rollmux.jobs import JobSpec, Phase
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.jobs import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
-
-Phase = Literal["rollout", "train"]
+from typing import Any
 
 RING = 60
 """Iterations that are remembered."""

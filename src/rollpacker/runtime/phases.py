@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
-Phase = Literal["rollout", "train"]
+from rollpacker.core.types import Phase
 
 
 class DisplacedError(RuntimeError):

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollpacker.rollmux.service.client import MuxClient, MuxError, UnreachableError
+from rollpacker.rollmux.service.client import MuxClient
+from rollpacker.rollmux.service.link import MuxError, UnreachableError
 
 _CHECK_TIMEOUT_S = 30.0
 _GONE = 410
@@ -106,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Reports a node to a RollMux daemon.")
     parser.add_argument("--url", required=True)
     parser.add_argument("--token-file", required=True, type=Path)
+    parser.add_argument("--cafile", type=Path, help="certificate to trust (https)")
     parser.add_argument("--node", required=True)
     parser.add_argument("--check", default="", help="command that exits with 0 while all is well")
     parser.add_argument("--on-failed", default="", help="command that empties the node")
@@ -117,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_command(empty)
 
     agent = NodeAgent(
-        MuxClient(args.url, args.token_file),
+        MuxClient(args.url, args.token_file, cafile=args.cafile),
         args.node,
         healthy=lambda: check_command(check) if check else None,
         on_failed=on_failed,

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
+from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.jobs import Phase
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.records import (

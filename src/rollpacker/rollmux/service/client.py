@@ -1,44 +1,21 @@
-"""The daemon's HTTP API as a job or a node sees it.
-
-Every POST carries an idempotency key and is repeated with the same key until an answer comes, so
-what was asked for happens once, whatever is lost on the way or restarted at the other end.
-"""
+"""The daemon's HTTP API as a job or a node sees it."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import ssl
-import stat
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from rollpacker.rollmux.jobs import JobSpec, Phase
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, UnreachableError, new_key
 
 SAFE_SHARE = 0.9
 """Share of a lease in which its holder works: the rest is for clocks and for stopping."""
 _WAIT_S = 20.0
-_SOCKET_S = 10.0
-_PAUSE_S = (0.05, 1.0)
-
-
-class MuxError(RuntimeError):
-    """The daemon refused; ``status`` and ``answer`` (its JSON object) say why."""
-
-    def __init__(self, status: int, answer: Mapping[str, Any]) -> None:
-        super().__init__(str(answer.get("error", f"HTTP status {status}")))
-        self.status = status
-        self.answer = answer
-        self.code = str(answer.get("code", ""))
-
-
-class UnreachableError(ConnectionError):
-    """No answer came in time; what was asked for may or may not have happened."""
 
 
 class LeaseLostError(RuntimeError):
@@ -81,31 +58,27 @@ class Move:
     reason: str
 
 
-def new_key() -> str:
-    """An idempotency key."""
-    return uuid.uuid4().hex
-
-
 class MuxClient:
     """Talks to one daemon; safe to share between threads.
 
     Args:
         url: of the daemon, ``http://127.0.0.1:8642``.
         token_file: holds the bearer token; nobody else may read it.
+        cafile: certificate to trust, for https.
         patience_s: how long to go on asking when no answer comes.
 
-    Raises ``ValueError`` for a wrong address or token file.
+    Raises ``ValueError`` for a wrong address, token file or certificate.
     """
 
-    def __init__(self, url: str, token_file: str | Path, *, patience_s: float = 300.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"mux.url must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host = parts.hostname
-        self._port = parts.port
-        self._token = _read_token(Path(token_file))
-        self._patience_s = patience_s
+    def __init__(
+        self,
+        url: str,
+        token_file: str | Path,
+        *,
+        cafile: str | Path | None = None,
+        patience_s: float = 300.0,
+    ) -> None:
+        self._link = Link(url, token_file, cafile=cafile, patience_s=patience_s)
 
     def submit(self, spec: JobSpec) -> None:
         """Register a job. Raises ``MuxError`` (409 when the id is taken)."""
@@ -113,15 +86,15 @@ class MuxClient:
 
     def job(self, job: str) -> dict[str, Any]:
         """The daemon's view of a job. Raises ``MuxError`` (404 when it knows none)."""
-        return self._call("GET", f"/v1/jobs/{quote(job, safe='')}")[1]
+        return self._link.call("GET", f"/v1/jobs/{quote(job, safe='')}")[1]
 
     def status(self) -> dict[str, Any]:
         """Pools, groups, jobs and cost."""
-        return self._call("GET", "/v1/status")[1]
+        return self._link.call("GET", "/v1/status")[1]
 
     def timeline(self, window_s: float) -> list[dict[str, Any]]:
         """The phases of the last ``window_s`` seconds; see the daemon's ``/v1/timeline``."""
-        return self._call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
+        return self._link.call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
 
     def permit(
         self, job: str, phase: Phase, key: str, *, wait_s: float = _WAIT_S
@@ -160,7 +133,7 @@ class MuxClient:
     def abandon(self, permit: Permit) -> None:
         """Give the nodes back with the phase unfinished; no harm when the lease is lost."""
         try:
-            self._for_permit(permit, "abandon", {}, _SOCKET_S)
+            self._for_permit(permit, "abandon", {}, SOCKET_S)
         except (LeaseLostError, UnreachableError):
             return
 
@@ -180,7 +153,7 @@ class MuxClient:
 
     def node(self, node: str) -> dict[str, Any]:
         """The daemon's view of a node."""
-        return self._call("GET", f"/v1/nodes/{quote(node, safe='')}")[1]
+        return self._link.call("GET", f"/v1/nodes/{quote(node, safe='')}")[1]
 
     def node_failed(self, node: str, reason: str) -> None:
         """Report that a node is gone, with all that was on it."""
@@ -211,81 +184,7 @@ class MuxClient:
         wait_s: float = 0.0,
         patience_s: float | None = None,
     ) -> tuple[float, dict[str, Any]]:
-        return self._call("POST", path, body, key, wait_s=wait_s, patience_s=patience_s)
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        key: str | None = None,
-        *,
-        wait_s: float = 0.0,
-        patience_s: float | None = None,
-    ) -> tuple[float, dict[str, Any]]:
-        """The time just before the request that was answered was sent, and the answer."""
-        patience = self._patience_s if patience_s is None else patience_s
-        give_up = time.monotonic() + patience
-        pause, longest = _PAUSE_S
-        while True:
-            sent = time.monotonic()
-            left = give_up - sent
-            try:
-                timeout = wait_s + min(_SOCKET_S, max(0.1, left))
-                status, answer = self._once(method, path, body, key, timeout)
-            except (OSError, http.client.HTTPException) as error:
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if status < 300:
-                    return sent, answer
-                if status != 503:
-                    raise MuxError(status, answer)
-                problem = str(MuxError(status, answer))
-            if time.monotonic() + pause >= give_up:
-                raise UnreachableError(f"{self._host}:{self._port}{path}: {problem}")
-            time.sleep(pause)
-            pause = min(longest, 2 * pause)
-
-    def _once(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        key: str | None,
-        timeout: float,
-    ) -> tuple[int, dict[str, Any]]:
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        if key is not None:
-            headers["Idempotency-Key"] = key
-        connection = self._connect(timeout)
-        try:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, headers)
-            response = connection.getresponse()
-            data = response.read()
-        finally:
-            connection.close()
-        return response.status, _parse(data)
-
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
-        if self._tls is not None:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=timeout, context=self._tls
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    """The answer's object. Raises ``HTTPException`` when it is none: no answer of the daemon's."""
-    if not data:
-        return {}
-    try:
-        answer = json.loads(data)
-    except ValueError as error:
-        raise http.client.HTTPException(f"not JSON: {data[:80]!r}") from error
-    if not isinstance(answer, dict):
-        raise http.client.HTTPException(f"not a JSON object: {data[:80]!r}")
-    return answer
+        return self._link.call("POST", path, body, key, wait_s=wait_s, patience_s=patience_s)
 
 
 def _move(answer: Mapping[str, Any]) -> Move:
@@ -295,15 +194,3 @@ def _move(answer: Mapping[str, Any]) -> Move:
         train=tuple(answer["train"]),
         reason=answer["reason"],
     )
-
-
-def _read_token(path: Path) -> str:
-    try:
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ValueError(f"mux.token_file {path} can be read by others: chmod 600 {path}")
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"mux.token_file {path}: {error}") from error
-    if not token:
-        raise ValueError(f"mux.token_file {path} is empty")
-    return token

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from rollpacker.core.types import Phase
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.jobs import JobSpec, Phase
+from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Lease

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux.event_log import Line, head, line, lines_of
+from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.settings import Settings
 
@@ -33,21 +36,16 @@ def event_log(store: Store, settings: Settings) -> Iterator[str]:
     """A meta line with all jobs, then what happened to them."""
     with closing(store):
         jobs, last = _jobs(store)
-        head = {
-            "kind": "meta",
-            "memory_cap_gb": settings.memory_cap_gb,
-            "prices": {"rollout": settings.prices.rollout, "train": settings.prices.train},
-            "permits": settings.permits,
-            "jobs": jobs,
-        }
-        yield json.dumps(head) + "\n"
+        yield json.dumps(head(settings, jobs)) + "\n"
         lines = Lines({job["id"]: job["iterations"] for job in jobs})
         for entry in store.entries():
             if entry.seq > last:
                 return
-            made = lines.of(entry.t, json.loads(entry.event), json.loads(entry.decisions))
+            made = lines.of(
+                entry.t, json.loads(entry.event), notes.decode_decisions(entry.decisions)
+            )
             if made:
-                yield "".join(json.dumps(line) + "\n" for line in made)
+                yield "".join(json.dumps(each) + "\n" for each in made)
 
 
 def _jobs(store: Store) -> tuple[list[dict[str, Any]], int]:
@@ -89,31 +87,31 @@ class Lines:
         self._iterations = iterations
         self._done: Counter[str] = Counter()
         self._next: dict[str, str] = {}
-        self._permits: dict[str, dict[str, Any]] = {}
-        self._moves: dict[str, dict[str, Any]] = {}
-        self._made: list[dict[str, Any]] = []
+        self._permits: dict[str, do.Permit] = {}
+        self._moves: dict[str, do.Move] = {}
+        self._made: list[Line] = []
         self._t = 0.0
 
-    def of(
-        self, t: float, event: dict[str, Any], decisions: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
+    def of(self, t: float, event: dict[str, Any], decisions: Sequence[do.Decision]) -> list[Line]:
         """The lines of one entry."""
         self._made, self._t = [], t
         if (handle := _EVENTS.get(event["kind"])) is not None:
             handle(self, event)
         for decision in decisions:
-            if (handle := _DECISIONS.get(decision["kind"])) is not None:
-                handle(self, decision)
+            told = lines_of(t, decision)
+            if (note := _DECISIONS.get(type(decision))) is not None:
+                told = note(self, decision, told)
+            self._made.extend(told)
         return self._made
 
     def _write(self, kind: str, job: str | None, **more: Any) -> None:
-        self._made.append({"t": self._t, "kind": kind, "job": job} | more)
+        self._made.append(line(self._t, kind, job, **more))
 
     def _phase_over(self, job: str, **more: Any) -> None:
         permit = self._permits.pop(job, None)
         if permit is not None:
-            same = {name: permit[name] for name in ("phase", "nodes", "epoch", "token")}
-            self._write("end", job, **same, **more)
+            same = {"phase": permit.phase, "epoch": permit.epoch, "token": permit.token}
+            self._write("end", job, **same, nodes=list(permit.nodes), **more)
 
     def _finished(self, event: dict[str, Any]) -> None:
         job, phase = event["job"], event["phase"]
@@ -127,57 +125,30 @@ class Lines:
     def _moved(self, event: dict[str, Any]) -> None:
         move = self._moves.pop(event["job"], None)
         if move is not None:
-            nodes = [*move["rollout"], *move["train"]]
+            nodes = [*move.rollout, *move.train]
             self._write("end", event["job"], phase="sync", nodes=nodes)
 
     def _failed(self, event: dict[str, Any]) -> None:
         self._write("node_down", None, nodes=[event["node"]])
 
-    def _place(self, made: dict[str, Any]) -> None:
-        self._write("place", made["job"], **_home(made))
+    def _move(self, made: do.Move, told: list[Line]) -> list[Line]:
+        self._permits.pop(made.job, None)
+        self._next[made.job] = "rollout"
+        self._moves[made.job] = made
+        return told
 
-    def _move(self, made: dict[str, Any]) -> None:
-        job = made["job"]
-        self._permits.pop(job, None)
-        self._next[job] = "rollout"
-        self._moves[job] = made
-        kind = "evict" if made["reason"] == "guard" else "move"
-        home = _home(made)
-        self._write(kind, job, **home, reason=made["reason"])
-        self._write("start", job, phase="sync", nodes=home["nodes"])
+    def _permit(self, made: do.Permit, told: list[Line]) -> list[Line]:
+        self._permits[made.job] = made
+        return told
 
-    def _permit(self, made: dict[str, Any]) -> None:
-        shared = {name: made[name] for name in ("phase", "group", "epoch", "round", "position")}
-        shared |= {"nodes": made["nodes"], "token": made["token"]}
-        self._permits[made["job"]] = made
-        self._write("permit", made["job"], **shared)
-        self._write("start", made["job"], **shared)
-
-    def _release_tail(self, made: dict[str, Any]) -> None:
-        self._write("tail_release", made["job"], phase="rollout", nodes=made["nodes"])
-
-    def _rebase(self, made: dict[str, Any]) -> None:
-        more = {"group": made["group"], "epoch": made["epoch"], "order": made["order"]}
-        self._write("rebase", None, **more)
-
-    def _depart(self, made: dict[str, Any]) -> None:
-        job = made["job"]
+    def _depart(self, made: do.Depart, told: list[Line]) -> list[Line]:
+        job = made.job
         self._phase_over(job, lost=True)
         self._moves.pop(job, None)
         wanted, done = self._iterations[job], self._done[job]
         inside = self._next.get(job) == "train"
         cancelled = inside or (not done if wanted is None else done < wanted)
-        more = {"cancelled": True} if cancelled else {}
-        self._write("depart", job, group=made["group"], **more)
-
-
-def _home(made: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "group": made["group"],
-        "epoch": made["epoch"],
-        "nodes": [*made["rollout"], *made["train"]],
-        "memory_gb": made["memory_gb"],
-    }
+        return [each | {"cancelled": True} for each in told] if cancelled else told
 
 
 _EVENTS: dict[str, Callable[[Lines, dict[str, Any]], None]] = {
@@ -186,11 +157,8 @@ _EVENTS: dict[str, Callable[[Lines, dict[str, Any]], None]] = {
     "MoveFinished": Lines._moved,
     "NodeFailed": Lines._failed,
 }
-_DECISIONS: dict[str, Callable[[Lines, dict[str, Any]], None]] = {
-    "Place": Lines._place,
-    "Move": Lines._move,
-    "Permit": Lines._permit,
-    "ReleaseTail": Lines._release_tail,
-    "Rebase": Lines._rebase,
-    "Depart": Lines._depart,
+_DECISIONS: dict[type, Callable[..., list[Line]]] = {
+    do.Move: Lines._move,
+    do.Permit: Lines._permit,
+    do.Depart: Lines._depart,
 }

@@ -56,7 +56,10 @@ _FIELDS = {
     cls: tuple(field.name for field in fields(cls))
     for cls in (*_KINDS.values(), *get_args(do.Decision))
 }
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _KINDS.values()}
+_DECISIONS: dict[str, type] = {cls.__name__: cls for cls in get_args(do.Decision)}
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {
+    cls: TypeAdapter(cls) for cls in (*_KINDS.values(), *_DECISIONS.values())
+}
 
 
 def _plain(value: object) -> object:
@@ -89,3 +92,12 @@ def decode(text: str) -> Recorded:
     if kind not in _KINDS:
         raise ValueError(f"unknown kind of event {kind!r}")
     return _ADAPTERS[_KINDS[kind]].validate_python(data)
+
+
+def decode_decisions(text: str) -> list[do.Decision]:
+    """The inverse of ``encode_decisions``, for what it has written."""
+    found: list[do.Decision] = []
+    for data in json.loads(text):
+        kind = _DECISIONS[data.pop("kind")]
+        found.append(_ADAPTERS[kind].validate_python(data))
+    return found

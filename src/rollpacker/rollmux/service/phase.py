@@ -17,15 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from rollpacker.rollmux.jobs import JobSpec, Phase
-from rollpacker.rollmux.service.client import (
-    LeaseLostError,
-    Move,
-    MuxClient,
-    MuxError,
-    Permit,
-    new_key,
-)
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
+from rollpacker.rollmux.service.link import MuxError, new_key
 from rollpacker.rollmux.service.phase_lease import Lease, acquire
 
 

@@ -24,17 +24,11 @@ from functools import partial
 from pathlib import Path
 
 from rollpacker.config import MuxConfig, RunConfig
-from rollpacker.rollmux.jobs import JobSpec, Phase
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service import phase_guard
-from rollpacker.rollmux.service.client import (
-    LeaseLostError,
-    Move,
-    MuxClient,
-    MuxError,
-    Permit,
-    UnreachableError,
-    new_key,
-)
+from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
+from rollpacker.rollmux.service.link import MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire, patiently
 from rollpacker.runtime.phases import DisplacedError, StoppedError
 
@@ -303,7 +297,7 @@ def connect(mux: MuxConfig) -> MuxClient:
     for key in ("token_file", "worst_rollout_s", "worst_train_s"):
         if not getattr(mux, key):
             raise ValueError(f"mux.url is set, so mux.{key} must be set too")
-    return MuxClient(mux.url, mux.token_file, patience_s=_PATIENCE_S)
+    return MuxClient(mux.url, mux.token_file, cafile=mux.cafile, patience_s=_PATIENCE_S)
 
 
 def register(client: MuxClient, spec: JobSpec, stopped: Callable[[], bool] = lambda: False) -> str:

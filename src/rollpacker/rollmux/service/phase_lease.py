@@ -8,16 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from rollpacker.rollmux.jobs import Phase
-from rollpacker.rollmux.service.client import (
-    LeaseLostError,
-    Move,
-    MuxClient,
-    MuxError,
-    Permit,
-    UnreachableError,
-    new_key,
-)
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
+from rollpacker.rollmux.service.link import MuxError, UnreachableError, new_key
 
 _RETRY_S = 0.2
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,8 @@ from rollpacker.rollmux.service.store import StoreError, UnavailableError
 
 _LOCK = 0x526F6C6C4D7578
 """The letters RollMux; one daemon per database."""
+_LOCK_S = 2.0
+"""The server needs a moment to find that the session of a daemon before has ended."""
 
 
 class _Connection:
@@ -73,8 +76,11 @@ class PostgresStore(SqlStore):
             raise
 
     def _prepare(self, connection: _Connection) -> None:
-        if not connection.run("SELECT pg_try_advisory_lock(?)", (_LOCK,))[0][0]:
-            raise StoreError("--postgres: another daemon is running on this database")
+        until = time.monotonic() + _LOCK_S
+        while not connection.run("SELECT pg_try_advisory_lock(?)", (_LOCK,))[0][0]:
+            if time.monotonic() > until:
+                raise StoreError("--postgres: another daemon is running on this database")
+            time.sleep(0.05)
         connection.run("SET synchronous_commit = on")
         for name in ("fsync", "full_page_writes"):
             value = connection.run(f"SHOW {name}")[0][0]

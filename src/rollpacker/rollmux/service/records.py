@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux.jobs import JobSpec, Phase
+from rollpacker.rollmux.jobs import JobSpec
 
 
 @dataclass(slots=True)

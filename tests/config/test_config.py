@@ -1,5 +1,6 @@
 """A configuration is read whole, and every mistake is one line that says what to change."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,17 @@ def test_a_wrong_override_is_one_line(tmp_path: Path, item: str) -> None:
         config.load(write(tmp_path, YAML), [item])
     assert "\n" not in str(error.value)
     assert item.partition("=")[0] in str(error.value)
+
+
+def test_the_override_that_is_wrong_is_named_and_not_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, YAML)
+    with pytest.raises(config.ConfigError, match=r"^override 'train.learning_rate=fast': "):
+        config.load(path, ["seed=1", "train.learning_rate=fast"])
+    with pytest.raises(config.ConfigError, match=r"^override 'train.lerning_rate=1': unknown key"):
+        config.load(path, ["train.lerning_rate=1"])
+    path.write_text(YAML + "\nnonsense: 1\n")
+    with pytest.raises(config.ConfigError, match=rf"^{re.escape(str(path))}: unknown key"):
+        config.load(path, ["seed=1"])
 
 
 @pytest.mark.parametrize(

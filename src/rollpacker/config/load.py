@@ -6,7 +6,7 @@ Every mistake is one line that names the key; unknown keys are answered with the
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -42,15 +42,30 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
         raise ConfigError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
-    return parse_as(tree, _override(cast(dict[str, Any], data), overrides), source=str(path))
+    merged = _override(cast(dict[str, Any], data), overrides)
+    return _validated(tree, merged, lambda key: _set_by(key, path, overrides))
 
 
 def parse_as(tree: type[Tree], data: dict[str, Any], source: str = "config") -> Tree:
     """The same as ``parse``, for any configuration tree."""
+    return _validated(tree, data, lambda _key: source)
+
+
+def _validated(tree: type[Tree], data: dict[str, Any], source: Callable[[str], str]) -> Tree:
     try:
         return tree.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(tree, error)}") from None
+        key = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise ConfigError(f"{source(key)}: {_explain(tree, error)}") from None
+
+
+def _set_by(key: str, path: Path, overrides: Sequence[str]) -> str:
+    """The override that gave a key its value, or the file."""
+    for item in reversed(overrides):
+        given = item.partition("=")[0]
+        if f"{key}.".startswith(f"{given}.") or given.startswith(f"{key}."):
+            return f"override {item!r}"
+    return str(path)
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -69,7 +69,6 @@ async def build(
     held_out = load_problems(config, config.eval.data, card, progress) if config.eval else None
     cap = max_completion_length(config, card, problems)
     check_size(config, problems)
-    save_config(config, folder)
     check_rows(
         config.rewards, [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
     )
@@ -86,6 +85,7 @@ async def build(
         rewards.close()
         pool.close()
         raise
+    save_config(config, folder)
     clock = Clock(0.0 if start.state is None else start.state["clock_s"])
     log = RunLog(folder, config, last_step=start.step - 1, max_length=cap, progress=progress)
     params = sampling_params(config, card, cap)

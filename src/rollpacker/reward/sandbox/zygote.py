@@ -22,7 +22,10 @@ from rollpacker.reward.sandbox.guest.zygote import EXIT, REQUEST
 from rollpacker.reward.sandbox.types import Level, SandboxUnavailableError
 
 _FOLDER = str(Path(__file__).parent)
-_CODE = "import sys; sys.path.append({!r}); from guest.zygote import main; main()"
+_CODE = (
+    "import sys; sys.path.append({!r}); from guest import preload; preload.extensions(); "
+    "from guest.zygote import main; main()"
+)
 _START_S = 60.0
 _UID = 61_804
 # Without these some interpreters do not start.
@@ -146,7 +149,7 @@ def _spawn(level: Level, descriptor: int, errors: IO[bytes]) -> subprocess.Popen
 def _clean_environment() -> dict[str, str]:
     # A fixed seed, so that the order of a set does not depend on the zygote.
     kept = {name: os.environ[name] for name in _INTERPRETER if name in os.environ}
-    return {**kept, "PYTHONHASHSEED": "0"}
+    return {**kept, "PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"}
 
 
 def _can_change_uid() -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-import signal
 import sysconfig
 from dataclasses import dataclass
 from typing import NoReturn
 
 from . import harness, kernel, landlock
-from .bpf import build_filter
+from .bpf import build_filters
 
 _RESULT, _JOB = 3, 4
 _ERROR = 3  # place among the descriptors that are sent
-_FIRST_FREE = 64
+FIRST_FREE = 64
+"""Descriptors below it are those of the program."""
 _OPEN_FILES = 32
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
 
@@ -25,32 +25,35 @@ class Lockdown:
     """What a child locks itself down with.
 
     Args:
-        rules: descriptor of the Landlock ruleset; None at level ``basic``.
-        filter: system calls that it keeps.
+        restrict: holds a process to the files of the library; None at level ``basic``.
+        zygote_filter: system calls that the zygote keeps.
+        child_filter: takes away those that a program must not have.
     """
 
-    rules: int | None
-    filter: kernel.SeccompFilter
+    restrict: kernel.Prepared | None
+    zygote_filter: kernel.SeccompFilter
+    child_filter: kernel.SeccompFilter
 
     @classmethod
     def build(cls, level: str) -> Lockdown:
         """Prepare a level. Raises ``OSError`` or ``ValueError`` where the machine has it not."""
         files = level != "basic"
-        program = build_filter(os.uname().machine, files)
-        rules = None
+        filters = build_filters(os.uname().machine, files)
+        restrict = None
         if files:
             low = landlock.ruleset(*_library())
             # Out of the way of the child's own descriptors.
-            rules = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+            rules = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
             os.close(low)
-        return cls(rules, kernel.SeccompFilter(program))
+            restrict = landlock.restriction(rules)
+        return cls(restrict, *map(kernel.SeccompFilter, filters))
 
     def enter(self) -> None:
-        """Lock this process down, for good; descriptors from ``_JOB`` up are closed."""
-        if self.rules is not None:
-            landlock.restrict(self.rules)
+        """Lock a child down, for good; descriptors from ``_JOB`` up are closed."""
+        if self.restrict is not None:
+            self.restrict()
         os.closerange(_JOB, 1 << 16)
-        self.filter.install()
+        self.child_filter.install()
 
 
 def _library() -> tuple[list[str], list[str]]:
@@ -82,7 +85,7 @@ def _enter(
     descriptors: list[int], limits: tuple[int, ...], lockdown: Lockdown, zygote: int
 ) -> bytes:
     try:
-        kernel.die_with_parent(signal.SIGKILL)
+        kernel.die_with_parent()
         if os.getppid() != zygote:
             raise ProcessLookupError("the zygote has ended")
         _place(descriptors)
@@ -99,7 +102,7 @@ def _enter(
 
 def _place(descriptors: list[int]) -> None:
     """Descriptors to their places; first out of the way, as some may sit in others' places."""
-    job, *streams = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
+    job, *streams = [fcntl.fcntl(each, fcntl.F_DUPFD, FIRST_FREE) for each in descriptors]
     for place, descriptor in enumerate(streams):
         os.dup2(descriptor, place)
     os.dup2(job, _JOB)
@@ -122,6 +125,17 @@ def _limit(memory: int, cpu_s: int, output: int) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
     }
     for kind, wanted in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (value, value))
+        _lower(kind, wanted)
+
+
+def _lower(kind: int, wanted: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def rehearse(descriptors: list[int]) -> None:
+    """In the zygote, the steps of a child that can be taken more than once."""
+    kernel.die_with_parent()
+    _place(descriptors)
+    _read_job()

@@ -20,6 +20,13 @@ from .values import encode
 
 _DETAIL = 300
 _SITE = ("exit", "quit")
+_PROGRAM_NAMES = ("__main__", "solution")
+_REHEARSED: tuple[dict[str, Any], ...] = (
+    {"kind": "stdin", "program": "a, b = map(int, input().split())\nprint(a + b)\n"},
+    {"kind": "call", "program": "def f(a): return [a]", "call": "f", "args": [1]},
+    {"kind": "asserts", "program": "def f(a): return a", "code": "assert f(1) == 1"},
+)
+_REHEARSALS = 20
 
 
 class InlineThread(threading.Thread):
@@ -73,7 +80,24 @@ def prepare() -> None:
     random.seed(0)
     threading.Thread = InlineThread  # type: ignore[misc]
     sys.modules["pytest"] = pytests
+    _rehearse()
     _open_streams()
+
+
+def _rehearse() -> None:
+    """Run harmless programs, as a child copies every page that it writes to.
+
+    The interpreter then has specialised the harness, and its caches know the types in use.
+    """
+    before = {name: sys.modules.get(name) for name in _PROGRAM_NAMES}
+    for job in _REHEARSED * _REHEARSALS:
+        _open_streams()
+        os.pwrite(0, b"1 2\n", 0)
+        run(json.dumps(job).encode(), 1)
+    for name, module in before.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
 
 
 def _open_streams() -> None:

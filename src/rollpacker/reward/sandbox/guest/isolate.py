@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from . import kernel
 
@@ -43,7 +42,7 @@ def _enter_namespaces() -> None:
     # The first process of the pid namespace; when it ends, all of them do.
     first = os.fork()
     if first == 0:
-        kernel.die_with_parent(signal.SIGKILL)
+        kernel.die_with_parent()
         return
     os.closerange(3, 1 << 16)
     os.waitpid(first, 0)

@@ -70,6 +70,8 @@ def _prepare(options: dict[str, object]) -> Lockdown:
     sys.path[:] = [path for path in sys.path if path != options["folder"]]
     gc.collect()
     gc.freeze()
+    kernel.huge_pages()
+    lockdown.zygote_filter.install()
     return lockdown
 
 

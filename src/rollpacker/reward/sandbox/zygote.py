@@ -22,10 +22,7 @@ from rollpacker.reward.sandbox.guest.zygote import EXIT, REQUEST
 from rollpacker.reward.sandbox.types import Level, SandboxUnavailableError
 
 _FOLDER = str(Path(__file__).parent)
-_CODE = (
-    "import sys; sys.path.append({!r}); from guest import preload; preload.extensions(); "
-    "from guest.zygote import main; main()"
-)
+_CODE = "import sys; sys.path.append({!r}); from guest.zygote import main; main()"
 _START_S = 60.0
 _UID = 61_804
 # Without these some interpreters do not start.

@@ -12,12 +12,20 @@ from typing import NoReturn
 from . import harness, kernel, landlock
 from .bpf import build_filters
 
-_RESULT, _JOB = 3, 4
+RESULT, JOB = 3, 4
+"""Places of descriptors in a child, after the standard streams."""
 _ERROR = 3  # place among the descriptors that are sent
 FIRST_FREE = 64
 """Descriptors below it are those of the program."""
-_OPEN_FILES = 32
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
+_LIMITED = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
+_FIXED = {
+    resource.RLIMIT_NOFILE: 32,
+    resource.RLIMIT_NPROC: 0,
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_MEMLOCK: 0,
+    resource.RLIMIT_MSGQUEUE: 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +57,10 @@ class Lockdown:
         return cls(restrict, *map(kernel.SeccompFilter, filters))
 
     def enter(self) -> None:
-        """Lock a child down, for good; descriptors from ``_JOB`` up are closed."""
+        """Lock a child down, for good; descriptors from ``JOB`` up are closed."""
         if self.restrict is not None:
             self.restrict()
-        os.closerange(_JOB, 1 << 16)
+        os.closerange(JOB, 1 << 16)
         self.child_filter.install()
 
 
@@ -76,7 +84,7 @@ def become_program(
     status = 1
     try:
         job = _enter(descriptors, limits, lockdown, zygote)
-        status = harness.run(job, _RESULT)
+        status = harness.run(job, RESULT)
     finally:
         os._exit(status)
 
@@ -88,54 +96,29 @@ def _enter(
         kernel.die_with_parent()
         if os.getppid() != zygote:
             raise ProcessLookupError("the zygote has ended")
-        _place(descriptors)
-        job = _read_job()
-        _limit(*limits)
+        job = take(descriptors)
+        limit(dict(zip(_LIMITED, limits, strict=True)) | _FIXED)
         lockdown.enter()
     except Exception as error:
         os.write(descriptors[_ERROR], repr(error).encode())
         raise
     # The one sign that all of the above has worked; a program cannot take it back.
-    os.write(_RESULT, b"+")
+    os.write(RESULT, b"+")
     return job
 
 
-def _place(descriptors: list[int]) -> None:
-    """Descriptors to their places; first out of the way, as some may sit in others' places."""
-    job, *streams = [fcntl.fcntl(each, fcntl.F_DUPFD, FIRST_FREE) for each in descriptors]
-    for place, descriptor in enumerate(streams):
+def take(descriptors: list[int]) -> bytes:
+    """Put descriptors in their places; the job. Some may sit in others' places."""
+    job, *others = [fcntl.fcntl(each, fcntl.F_DUPFD, FIRST_FREE) for each in descriptors]
+    for place, descriptor in enumerate(others):
         os.dup2(descriptor, place)
-    os.dup2(job, _JOB)
+    os.dup2(job, JOB)
+    return os.pread(JOB, os.fstat(JOB).st_size, 0)
 
 
-def _read_job() -> bytes:
-    size = os.fstat(_JOB).st_size
-    return os.pread(_JOB, size, 0)
-
-
-def _limit(memory: int, cpu_s: int, output: int) -> None:
-    limits = {
-        resource.RLIMIT_AS: memory,
-        resource.RLIMIT_CPU: cpu_s,
-        resource.RLIMIT_FSIZE: output,
-        resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-    }
+def limit(limits: dict[int, int]) -> None:
+    """Lower limits of this process, for good."""
     for kind, wanted in limits.items():
-        _lower(kind, wanted)
-
-
-def _lower(kind: int, wanted: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(kind, (value, value))
-
-
-def rehearse(descriptors: list[int]) -> None:
-    """In the zygote, the steps of a child that can be taken more than once."""
-    kernel.die_with_parent()
-    _place(descriptors)
-    _read_job()
+        hard = resource.getrlimit(kind)[1]
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (value, value))

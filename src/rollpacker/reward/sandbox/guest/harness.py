@@ -20,13 +20,6 @@ from .values import encode
 
 _DETAIL = 300
 _SITE = ("exit", "quit")
-_PROGRAM_NAMES = ("__main__", "solution")
-_REHEARSED: tuple[dict[str, Any], ...] = (
-    {"kind": "stdin", "program": "a, b = map(int, input().split())\nprint(a + b)\n"},
-    {"kind": "call", "program": "def f(a): return [a]", "call": "f", "args": [1]},
-    {"kind": "asserts", "program": "def f(a): return a", "code": "assert f(1) == 1"},
-)
-_REHEARSALS = 20
 
 
 class InlineThread(threading.Thread):
@@ -80,32 +73,10 @@ def prepare() -> None:
     random.seed(0)
     threading.Thread = InlineThread  # type: ignore[misc]
     sys.modules["pytest"] = pytests
-    _rehearse()
-    _open_streams()
 
 
-def _rehearse() -> None:
-    """Run harmless programs, as a child copies every page that it writes to.
-
-    The interpreter then has specialised the harness, and its caches know the types in use.
-    """
-    before = {name: sys.modules.get(name) for name in _PROGRAM_NAMES}
-    for job in _REHEARSED * _REHEARSALS:
-        _open_streams()
-        os.pwrite(0, b"1 2\n", 0)
-        run(json.dumps(job).encode(), 1)
-    for name, module in before.items():
-        sys.modules.pop(name, None)
-        if module is not None:
-            sys.modules[name] = module
-
-
-def _open_streams() -> None:
-    """Fresh streams on files like those that the children will have in their places."""
-    for place in range(3):
-        descriptor = os.memfd_create("sandbox")
-        os.dup2(descriptor, place)
-        os.close(descriptor)
+def open_streams() -> None:
+    """Fresh streams, on the files that are in their places."""
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

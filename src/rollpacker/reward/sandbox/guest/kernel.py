@@ -18,7 +18,6 @@ _SECCOMP_MODE_FILTER = 2
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
-_MADV_COLLAPSE, _HUGE = 25, 2 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,10 +75,8 @@ def _prctl(what: str, *arguments: int) -> None:
     _prepared_prctl(what, *arguments)()
 
 
-def no_new_privileges() -> None:
-    """No program that is executed gains anything; seccomp and Landlock need it."""
-    _prctl("no-new-privs", _PR_SET_NO_NEW_PRIVS, 1)
-
+no_new_privileges = _prepared_prctl("no-new-privs", _PR_SET_NO_NEW_PRIVS, 1)
+"""No program that is executed gains anything; seccomp and Landlock need it."""
 
 die_with_parent = _prepared_prctl("pdeathsig", _PR_SET_PDEATHSIG, signal.SIGKILL)
 """Have this process killed when its parent ends; a change of uid forgets it."""
@@ -93,18 +90,6 @@ def set_dumpable(dumpable: bool) -> None:
 def unshare(flags: int) -> None:
     """Enter new namespaces."""
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
-
-
-def huge_pages() -> None:
-    """Put the heap on huge pages: forking and ending a child then costs less. As far as it goes."""
-    with open("/proc/self/maps", encoding="ascii") as file:
-        fields = [line.split() for line in file]
-    for where, access, *rest in fields:
-        first, end = (int(each, 16) for each in where.split("-"))
-        first, end = -(-first // _HUGE) * _HUGE, end // _HUGE * _HUGE
-        if access == "rw-p" and first < end and rest[2] == "0" and rest[3:] != ["[stack]"]:
-            size = ctypes.c_size_t(end - first)
-            _libc.madvise(ctypes.c_void_p(first), size, _MADV_COLLAPSE)
 
 
 def drop_capabilities(machine: str) -> None:

@@ -6,6 +6,7 @@ child's pidfd, then ``EXIT`` when the child has ended.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
@@ -19,8 +20,9 @@ import time
 from typing import NoReturn
 
 from . import harness, kernel, preload
-from .child import Lockdown, become_program
+from .child import FIRST_FREE, Lockdown, become_program
 from .isolate import isolate
+from .rehearsal import rehearse
 
 REQUEST = struct.Struct("<QQQ")
 """Bytes of memory, CPU seconds and bytes of output that the child is limited to."""
@@ -37,7 +39,9 @@ _STACK_BYTES = 112 << 20
 def main() -> NoReturn:
     """Serve the socket named on the command line until it closes."""
     options = json.loads(sys.argv[1])
-    sock = socket.socket(fileno=options["socket"])
+    # Below are the places of the program's own.
+    sock = socket.socket(fileno=fcntl.fcntl(options["socket"], fcntl.F_DUPFD_CLOEXEC, FIRST_FREE))
+    os.close(options["socket"])
     try:
         lockdown = _prepare(options)
     except (OSError, ValueError) as error:
@@ -63,14 +67,14 @@ def _prepare(options: dict[str, object]) -> Lockdown:
     kernel.no_new_privileges()
     lockdown = Lockdown.build(level)
     kernel.set_dumpable(False)
-    preload.run()
+    preload.run(level)
     harness.prepare()
+    rehearse()
     os.environ.clear()
     sys.argv[:] = [""]
     sys.path[:] = [path for path in sys.path if path != options["folder"]]
     gc.collect()
     gc.freeze()
-    kernel.huge_pages()
     lockdown.zygote_filter.install()
     return lockdown
 

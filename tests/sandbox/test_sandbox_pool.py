@@ -110,7 +110,7 @@ def test_a_zygote_that_keeps_dying_is_an_infrastructure_error(
 def test_a_child_that_cannot_be_set_up_is_an_infrastructure_error(level: Level) -> None:
     zygote = Zygote(level)
     with open(os.devnull, "r+b") as file:
-        os.close(zygote.fork([file.fileno()] * 2, (1 << 28, 1, 1 << 20)))
+        os.close(zygote.fork([file.fileno()] * 2, (1 << 28, 1, 1 << 20, 0)))
         exited = zygote.wait(30.0)
         assert exited is not None
         assert os.waitstatus_to_exitcode(exited.status) == 1

@@ -79,13 +79,15 @@ class Zygote:
                 f"sandbox level '{self.level}' does not work on this machine: {reply['error']}"
             )
 
-    def fork(self, descriptors: Sequence[int], limits: tuple[int, int, int]) -> int:
+    def fork(self, descriptors: Sequence[int], request: tuple[int, int, int, int]) -> int:
         """Start a child with these descriptors; its pidfd, which the caller closes.
+
+        ``request`` is that of ``guest.zygote``.
 
         Raises ``ZygoteDiedError``, also of a zygote that does not answer.
         """
         try:
-            socket.send_fds(self._sock, [REQUEST.pack(*limits)], list(descriptors))
+            socket.send_fds(self._sock, [REQUEST.pack(*request)], list(descriptors))
             reply, received, _, _ = socket.recv_fds(self._sock, 1, 1)
         except OSError as error:
             raise ZygoteDiedError from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import sysconfig
@@ -12,20 +11,13 @@ from typing import NoReturn
 from . import harness, kernel, landlock
 from .bpf import build_filters
 
-RESULT, JOB = 3, 4
-"""Places of descriptors in a child, after the standard streams."""
+RESULT = 3
+"""Place of a descriptor in a child, after the standard streams."""
+
 _ERROR = 3  # place among the descriptors that are sent
-FIRST_FREE = 64
-"""Descriptors below it are those of the program."""
+_OPEN_FILES = 32
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
 _LIMITED = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
-_FIXED = {
-    resource.RLIMIT_NOFILE: 32,
-    resource.RLIMIT_NPROC: 0,
-    resource.RLIMIT_CORE: 0,
-    resource.RLIMIT_MEMLOCK: 0,
-    resource.RLIMIT_MSGQUEUE: 0,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +41,14 @@ class Lockdown:
         filters = build_filters(os.uname().machine, files)
         restrict = None
         if files:
-            low = landlock.ruleset(*_library())
-            # Out of the way of the child's own descriptors.
-            rules = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
-            os.close(low)
-            restrict = landlock.restriction(rules)
+            restrict = landlock.restriction(landlock.ruleset(*_library()))
         return cls(restrict, *map(kernel.SeccompFilter, filters))
 
     def enter(self) -> None:
-        """Lock a child down, for good; descriptors from ``JOB`` up are closed."""
+        """Lock a child down, for good; all descriptors but its own are closed."""
         if self.restrict is not None:
             self.restrict()
-        os.closerange(JOB, 1 << 16)
+        os.closerange(RESULT + 1, 1 << 16)
         self.child_filter.install()
 
 
@@ -78,26 +66,29 @@ def _library() -> tuple[list[str], list[str]]:
 
 
 def become_program(
-    descriptors: list[int], limits: tuple[int, ...], lockdown: Lockdown, zygote: int
+    descriptors: list[int], limits: list[int], size: int, lockdown: Lockdown, zygote: int
 ) -> NoReturn:
-    """Give everything up, then run the program; never returns."""
+    """Give everything up, then run the program of a job of ``size`` bytes; never returns."""
     status = 1
     try:
-        job = _enter(descriptors, limits, lockdown, zygote)
+        job = _enter(descriptors, limits, size, lockdown, zygote)
         status = harness.run(job, RESULT)
     finally:
         os._exit(status)
 
 
 def _enter(
-    descriptors: list[int], limits: tuple[int, ...], lockdown: Lockdown, zygote: int
+    descriptors: list[int], limits: list[int], size: int, lockdown: Lockdown, zygote: int
 ) -> bytes:
     try:
         kernel.die_with_parent()
         if os.getppid() != zygote:
             raise ProcessLookupError("the zygote has ended")
-        job = take(descriptors)
-        limit(dict(zip(_LIMITED, limits, strict=True)) | _FIXED)
+        job = take(descriptors, size)
+        for kind, most in zip(_LIMITED, limits, strict=True):
+            limit(kind, most)
+        limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+        limit(resource.RLIMIT_NPROC, 0)
         lockdown.enter()
     except Exception as error:
         os.write(descriptors[_ERROR], repr(error).encode())
@@ -107,18 +98,21 @@ def _enter(
     return job
 
 
-def take(descriptors: list[int]) -> bytes:
-    """Put descriptors in their places; the job. Some may sit in others' places."""
-    job, *others = [fcntl.fcntl(each, fcntl.F_DUPFD, FIRST_FREE) for each in descriptors]
-    for place, descriptor in enumerate(others):
-        os.dup2(descriptor, place)
-    os.dup2(job, JOB)
-    return os.pread(JOB, os.fstat(JOB).st_size, 0)
+def take(descriptors: list[int], size: int) -> bytes:
+    """The job; the other descriptors to their places, where none of them is."""
+    job, stdin, stdout, stderr, result = descriptors
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.dup2(result, RESULT)
+    return os.pread(job, size, 0)
 
 
-def limit(limits: dict[int, int]) -> None:
-    """Lower limits of this process, for good."""
-    for kind, wanted in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (value, value))
+def limit(kind: int, most: int) -> None:
+    """Lower a limit of this process, for good."""
+    try:
+        resource.setrlimit(kind, (most, most))
+    except ValueError:
+        # The trainer's own limit is lower.
+        most = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most, most))

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -54,11 +53,12 @@ class Prepared:
 
     def __init__(self, what: str, function: Callable[..., int], *arguments: object) -> None:
         self._what = what
-        self._call = partial(function, *arguments)
+        self._function = function
+        self._arguments = arguments
 
     def __call__(self) -> None:
         """Make it. Raises ``OSError``."""
-        _checked(self._call(), self._what)
+        _checked(self._function(*self._arguments), self._what)
 
 
 def prepared_syscall(what: str, number: int, *arguments: object) -> Prepared:
@@ -112,5 +112,8 @@ class SeccompFilter:
         self._header = _SockFprog(len(program) // 8, ctypes.addressof(self._program))
 
         header = ctypes.addressof(self._header)
-        self.install = _prepared_prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
+        self._install = _prepared_prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
+
+    def install(self) -> None:
         """Filter this process from now on."""
+        self._install()

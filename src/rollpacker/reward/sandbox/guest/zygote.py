@@ -20,12 +20,12 @@ import time
 from typing import NoReturn
 
 from . import harness, kernel, preload
-from .child import FIRST_FREE, Lockdown, become_program
+from .child import RESULT, Lockdown, become_program
 from .isolate import isolate
 from .rehearsal import rehearse
 
-REQUEST = struct.Struct("<QQQ")
-"""Bytes of memory, CPU seconds and bytes of output that the child is limited to."""
+REQUEST = struct.Struct("<QQQQ")
+"""Bytes of memory, CPU seconds and bytes of output that the child is limited to; of its job."""
 
 EXIT = struct.Struct("<idd")
 """Wait status and CPU seconds of the child, CPU seconds of the zygote since it started."""
@@ -39,9 +39,7 @@ _STACK_BYTES = 112 << 20
 def main() -> NoReturn:
     """Serve the socket named on the command line until it closes."""
     options = json.loads(sys.argv[1])
-    # Below are the places of the program's own.
-    sock = socket.socket(fileno=fcntl.fcntl(options["socket"], fcntl.F_DUPFD_CLOEXEC, FIRST_FREE))
-    os.close(options["socket"])
+    sock = _socket(options["socket"])
     try:
         lockdown = _prepare(options)
     except (OSError, ValueError) as error:
@@ -52,6 +50,15 @@ def main() -> NoReturn:
         _serve(sock, lockdown)
     finally:
         os._exit(0)
+
+
+def _socket(given: int) -> socket.socket:
+    """The socket, with the places of a child's own descriptors below it taken."""
+    descriptor = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, RESULT + 1)
+    os.dup2(0, RESULT)
+    if given != RESULT:
+        os.close(given)
+    return socket.socket(fileno=descriptor)
 
 
 def _prepare(options: dict[str, object]) -> Lockdown:
@@ -94,9 +101,10 @@ def _serve(sock: socket.socket, lockdown: Lockdown) -> None:
         request, descriptors, _, _ = socket.recv_fds(sock, REQUEST.size, DESCRIPTORS)
         if not request:
             return
+        *limits, size = REQUEST.unpack(request)
         pid = kernel.fork()
         if pid == 0:
-            become_program(descriptors, REQUEST.unpack(request), lockdown, zygote)
+            become_program(descriptors, limits, size, lockdown, zygote)
         for descriptor in descriptors:
             os.close(descriptor)
         pidfd = os.pidfd_open(pid)

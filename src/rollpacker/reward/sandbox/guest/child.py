@@ -17,7 +17,6 @@ RESULT = 3
 _ERROR = 3  # place among the descriptors that are sent
 _OPEN_FILES = 32
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
-_LIMITED = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +84,10 @@ def _enter(
         if os.getppid() != zygote:
             raise ProcessLookupError("the zygote has ended")
         job = take(descriptors, size)
-        for kind, most in zip(_LIMITED, limits, strict=True):
-            limit(kind, most)
+        memory, cpu_s, output = limits
+        limit(resource.RLIMIT_AS, memory)
+        limit(resource.RLIMIT_CPU, cpu_s)
+        limit(resource.RLIMIT_FSIZE, output)
         limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
         limit(resource.RLIMIT_NPROC, 0)
         lockdown.enter()

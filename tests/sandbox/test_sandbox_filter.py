@@ -13,8 +13,9 @@ ALLOW, DENY, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 def run(
     programs: tuple[bytes, ...], arch: int, number: int, arguments: tuple[int, ...] = ()
 ) -> int:
-    """What the kernel makes of several filters: the strictest answer, which is the lowest."""
-    return min(run_one(program, arch, number, arguments) ^ 1 << 31 for program in programs) ^ 1 << 31
+    """What the kernel makes of several filters: the strictest answer."""
+    answers = [run_one(program, arch, number, arguments) for program in programs]
+    return min(answers, key=(KILL, DENY, ALLOW).index)
 
 
 def run_one(program: bytes, arch: int, number: int, arguments: tuple[int, ...] = ()) -> int:

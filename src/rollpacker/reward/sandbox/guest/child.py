@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -15,40 +16,41 @@ RESULT = 3
 """Place of a descriptor in a child, after the standard streams."""
 
 _ERROR = 3  # place among the descriptors that are sent
-_OPEN_FILES = 32
+Limits = list[tuple[int, int]]
+"""Pairs of a resource and the most of it."""
+
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True, slots=True)
 class Lockdown:
-    """What a child locks itself down with.
+    """How a child gives everything up, step by step.
 
     Args:
-        restrict: holds a process to the files of the library; None at level ``basic``.
-        zygote_filter: system calls that the zygote keeps.
-        child_filter: takes away those that a program must not have.
+        die_with_parent: has it killed when the zygote ends.
+        restrict: holds it to the files of the library.
+        first: descriptors from here on are closed.
+        filter: takes the system calls from it that only the zygote needs.
     """
 
-    restrict: kernel.Prepared | None
-    zygote_filter: kernel.SeccompFilter
-    child_filter: kernel.SeccompFilter
+    die_with_parent: Callable[[], None]
+    restrict: Callable[[], None]
+    first: int
+    filter: Callable[[], None]
 
-    @classmethod
-    def build(cls, level: str) -> Lockdown:
-        """Prepare a level. Raises ``OSError`` or ``ValueError`` where the machine has it not."""
-        files = level != "basic"
-        filters = build_filters(os.uname().machine, files)
-        restrict = None
-        if files:
-            restrict = landlock.restriction(landlock.ruleset(*_library()))
-        return cls(restrict, *map(kernel.SeccompFilter, filters))
 
-    def enter(self) -> None:
-        """Lock a child down, for good; all descriptors but its own are closed."""
-        if self.restrict is not None:
-            self.restrict()
-        os.closerange(RESULT + 1, 1 << 16)
-        self.child_filter.install()
+def lockdown_of(level: str) -> tuple[Lockdown, Callable[[], None]]:
+    """The lockdown of a level, and what filters the zygote's own system calls.
+
+    Raises ``OSError`` or ``ValueError`` where the machine has not got the level.
+    """
+    files = level != "basic"
+    zygotes, childs = map(kernel.SeccompFilter, build_filters(os.uname().machine, files))
+    restrict = kernel.no_new_privileges
+    if files:
+        restrict = landlock.restriction(landlock.ruleset(*_library()))
+    lockdown = Lockdown(kernel.die_with_parent, restrict, RESULT + 1, childs.install)
+    return lockdown, zygotes.install
 
 
 def _library() -> tuple[list[str], list[str]]:
@@ -65,52 +67,45 @@ def _library() -> tuple[list[str], list[str]]:
 
 
 def become_program(
-    descriptors: list[int], limits: list[int], size: int, lockdown: Lockdown, zygote: int
+    descriptors: list[int], limits: Limits, size: int, lockdown: Lockdown, zygote: int
 ) -> NoReturn:
     """Give everything up, then run the program of a job of ``size`` bytes; never returns."""
     status = 1
     try:
-        job = _enter(descriptors, limits, size, lockdown, zygote)
+        job = enter(descriptors, limits, size, lockdown, zygote)
         status = harness.run(job, RESULT)
     finally:
         os._exit(status)
 
 
-def _enter(
-    descriptors: list[int], limits: list[int], size: int, lockdown: Lockdown, zygote: int
+def enter(
+    descriptors: list[int], limits: Limits, size: int, lockdown: Lockdown, zygote: int
 ) -> bytes:
+    """Lock this process down, for good; its job. None of the descriptors is in a place yet."""
     try:
-        kernel.die_with_parent()
+        lockdown.die_with_parent()
         if os.getppid() != zygote:
             raise ProcessLookupError("the zygote has ended")
-        job = take(descriptors, size)
-        memory, cpu_s, output = limits
-        limit(resource.RLIMIT_AS, memory)
-        limit(resource.RLIMIT_CPU, cpu_s)
-        limit(resource.RLIMIT_FSIZE, output)
-        limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
-        limit(resource.RLIMIT_NPROC, 0)
-        lockdown.enter()
+        job, stdin, stdout, stderr, result = descriptors
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.dup2(result, RESULT)
+        program = os.pread(job, size, 0)
+        for kind, most in limits:
+            _limit(kind, most)
+        lockdown.restrict()
+        os.closerange(lockdown.first, 1 << 16)
+        lockdown.filter()
     except Exception as error:
         os.write(descriptors[_ERROR], repr(error).encode())
         raise
     # The one sign that all of the above has worked; a program cannot take it back.
     os.write(RESULT, b"+")
-    return job
+    return program
 
 
-def take(descriptors: list[int], size: int) -> bytes:
-    """The job; the other descriptors to their places, where none of them is."""
-    job, stdin, stdout, stderr, result = descriptors
-    os.dup2(stdin, 0)
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    os.dup2(result, RESULT)
-    return os.pread(job, size, 0)
-
-
-def limit(kind: int, most: int) -> None:
-    """Lower a limit of this process, for good."""
+def _limit(kind: int, most: int) -> None:
     try:
         resource.setrlimit(kind, (most, most))
     except ValueError:

@@ -12,7 +12,7 @@ import resource
 import sys
 
 from . import harness, kernel
-from .child import RESULT, limit, take
+from .child import RESULT, Lockdown, enter
 
 _INPUT = b"1 2\n"
 _JOBS = (
@@ -22,21 +22,20 @@ _JOBS = (
 )
 _TIMES = 20
 _PROGRAM_NAMES = ("__main__", "solution")
-# No child may have any of them.
-_NOTHING = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
+# What neither the zygote nor a child may have any of.
+_LIMITS = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 0), (resource.RLIMIT_MSGQUEUE, 0)]
+_HARMLESS = kernel.no_new_privileges
+_LOCKDOWN = Lockdown(_HARMLESS, _HARMLESS, 1 << 16, _HARMLESS)
 
 
 def rehearse() -> None:
-    """Take the steps of a child that can be taken twice, and leave fresh streams."""
+    """Do what a child does, locking down aside, and leave fresh streams."""
     before = {name: sys.modules.get(name) for name in _PROGRAM_NAMES}
     for fields in _TIMES * _JOBS:
-        job = _take(marshal.dumps(fields), _INPUT)
-        kernel.no_new_privileges()
-        for kind in _NOTHING:
-            limit(kind, 0)
+        job = _enter(marshal.dumps(fields), _INPUT)
         harness.open_streams()
         harness.run(job, RESULT)
-    _take(b"", b"")
+    _enter(b"", b"")
     harness.open_streams()
     for name, module in before.items():
         sys.modules.pop(name, None)
@@ -44,11 +43,11 @@ def rehearse() -> None:
             sys.modules[name] = module
 
 
-def _take(job: bytes, stdin: bytes) -> bytes:
+def _enter(job: bytes, stdin: bytes) -> bytes:
     descriptors = [os.memfd_create("sandbox") for _ in range(5)]
     for descriptor, content in zip(descriptors, (job, stdin), strict=False):
         os.pwrite(descriptor, content, 0)
-    taken = take(descriptors, len(job))
+    taken = enter(descriptors, _LIMITS, len(job), _LOCKDOWN, os.getppid())
     for descriptor in descriptors:
         os.close(descriptor)
     return taken

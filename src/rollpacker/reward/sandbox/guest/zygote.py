@@ -20,7 +20,7 @@ import time
 from typing import NoReturn
 
 from . import harness, kernel, preload
-from .child import RESULT, Lockdown, become_program
+from .child import RESULT, Lockdown, become_program, lockdown_of
 from .isolate import isolate
 from .rehearsal import rehearse
 
@@ -34,6 +34,7 @@ DESCRIPTORS = 5
 """Program and arguments, standard input, output and error, result."""
 
 _STACK_BYTES = 112 << 20
+_LIMITS = ((resource.RLIMIT_NOFILE, 32), (resource.RLIMIT_NPROC, 0))
 
 
 def main() -> NoReturn:
@@ -72,7 +73,7 @@ def _prepare(options: dict[str, object]) -> Lockdown:
     uid = options["uid"]
     isolate(level, uid if isinstance(uid, int) else None)
     kernel.no_new_privileges()
-    lockdown = Lockdown.build(level)
+    lockdown, filter_calls = lockdown_of(level)
     kernel.set_dumpable(False)
     preload.run(level)
     harness.prepare()
@@ -82,7 +83,7 @@ def _prepare(options: dict[str, object]) -> Lockdown:
     sys.path[:] = [path for path in sys.path if path != options["folder"]]
     gc.collect()
     gc.freeze()
-    lockdown.zygote_filter.install()
+    filter_calls()
     return lockdown
 
 
@@ -101,7 +102,11 @@ def _serve(sock: socket.socket, lockdown: Lockdown) -> None:
         request, descriptors, _, _ = socket.recv_fds(sock, REQUEST.size, DESCRIPTORS)
         if not request:
             return
-        *limits, size = REQUEST.unpack(request)
+        memory, cpu_s, output, size = REQUEST.unpack(request)
+        limits = [
+            *((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu_s)),
+            *((resource.RLIMIT_FSIZE, output), *_LIMITS),
+        ]
         pid = kernel.fork()
         if pid == 0:
             become_program(descriptors, limits, size, lockdown, zygote)

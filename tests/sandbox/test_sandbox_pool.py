@@ -173,6 +173,37 @@ def test_nothing_is_left_when_the_trainer_is_killed(level: Level) -> None:
     assert all_gone(started)
 
 
+@pytest.mark.parametrize("each", LEVELS)
+def test_a_stopped_zygote_is_not_left_when_the_trainer_is_killed(each: Level, level: Level) -> None:
+    if LEVELS.index(each) < LEVELS.index(level):
+        pytest.skip("does not work on this machine")
+    code = (
+        "from rollpacker.reward.sandbox import Sandbox\n"
+        f"s = Sandbox({each!r}, check=False)\n"
+        "print('ready', flush=True)\n"
+        "input()\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=-1, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "ready\n"
+        started = descendants(trainer.pid)
+        assert started
+        for pid in started:
+            os.kill(pid, signal.SIGSTOP)
+        trainer.kill()
+    assert all_gone(started)
+
+
+def test_zygotes_outlive_the_threads_that_need_them(level: Level) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        sandbox = thread.submit(Sandbox, level, check=False).result()
+    with sandbox:
+        time.sleep(0.1)
+        assert add(sandbox, 1, 2) == "pass"
+        assert sandbox.deaths == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into a zygote")
 def test_a_zygote_knows_nothing_of_the_trainer(
     level: Level, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ Stop = Callable[[], bool]
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _STARVED = 10.0
-_SHORTEST_S = 0.002
+_SHORTEST_S = 0.001
 _ASK_S = 0.2
 _KILL_S = 60.0
 # The kernel's own CPU limit counts ticks, which on a busy machine run ahead of the clock that is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
@@ -42,7 +43,7 @@ class Exit:
 
 
 class Zygote:
-    """One zygote; it runs one child at a time.
+    """One zygote; it runs one child at a time, and ends with the thread that made it.
 
     Args:
         level: isolation of its children.
@@ -100,7 +101,7 @@ class Zygote:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         # Rounded up: a wait cut short would spin.
-        if not poll.poll(int(seconds * 1000.0) + 1):
+        if not poll.poll(math.ceil(seconds * 1000.0)):
             return None
         try:
             reply = self._sock.recv(EXIT.size)

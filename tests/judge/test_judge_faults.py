@@ -1,10 +1,9 @@
-"""A judge that runs out of memory in a job: batches shrink, nothing is scored that was not judged."""
+"""A judge that runs out of memory in a job: batches shrink, and no score is invented."""
 
 import json
 from io import StringIO
 
 import polars as pl
-import pytest
 from judge_models import request, save_judge
 from rich.console import Console
 from transformers import AutoTokenizer
@@ -75,7 +74,8 @@ def test_a_job_whose_judge_runs_out_of_memory_invents_no_score(tmp_path):
     trained = kept.select("step", "prompt").unique()
     assert sorted(trained["prompt"]) == sorted(row["id"] for row in rows)
     lost = table.filter(pl.col("state") == "failed")
-    assert len(lost) and lost["reward"].null_count() == len(lost)
+    assert len(lost)
+    assert lost["reward"].null_count() == len(lost)
     # What was kept has the score of a judge with room for it, and could be judged.
     pairs = [json.loads(line) for line in seen.read_text(encoding="utf-8").splitlines()]
     judged = [pair for pair in pairs if LETTER not in pair[1]]

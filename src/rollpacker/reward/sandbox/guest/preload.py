@@ -1,9 +1,8 @@
 """Modules that programs import, loaded once for all of them.
 
-A fork copies the tables of all that is loaded: a hundred modules cost each execution half of its
-time, and most programs import a few. So only those are loaded that are in frequent use, are
-needed here, or want a shared library from outside of the standard library, which a program cannot
-open. Programs import others by themselves.
+A fork copies the tables of all that is loaded, and each shared library has five: what is rarely
+used is left to the programs that use it. Loaded is what many import, what is needed here, and what
+wants a shared library from outside of the standard library, which a program cannot open.
 """
 
 from __future__ import annotations

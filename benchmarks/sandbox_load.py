@@ -12,16 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from rollpacker.reward.sandbox import Sandbox, StdinTest
 from rollpacker.reward.sandbox.bench import measure
 
-SUM = "a, b = map(int, input().split())\nprint(a + b)\n"
 HONEST = """
 total, count = 0, int(input())
 for i in range(count):
@@ -40,22 +37,6 @@ def spin() -> None:
 def honest_test(count: int) -> StdinTest:
     """The test of ``HONEST``, which takes time by ``count``."""
     return StdinTest(stdin=f"{count}\n", stdout=f"{count * (count - 1) // 2}\n")
-
-
-def bare_cpu_ms(executions: int) -> float:
-    """CPU milliseconds of a subprocess without any sandbox, imports of site left out."""
-
-    def used() -> float:
-        children, own = (
-            resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
-        )
-        return children.ru_utime + children.ru_stime + own.ru_utime + own.ru_stime
-
-    began = used()
-    for _ in range(executions):
-        command = [sys.executable, "-I", "-S", "-c", SUM]
-        subprocess.run(command, input=b"20 22\n", capture_output=True, check=True)
-    return (used() - began) / executions * 1e3
 
 
 def busy(processes: int, honest: int, spinners: int, budget_s: float) -> dict[str, Any]:
@@ -96,9 +77,7 @@ def main() -> None:
     parser.add_argument("--spinners", type=int, default=20)
     parser.add_argument("--budget-s", type=float, default=0.25, help="CPU seconds of a program")
     args = parser.parse_args()
-    bare = bare_cpu_ms(args.executions)
-    sandboxed = measure("standard", args.executions, 1).cpu_ms_per_execution
-    cost = {"bare_cpu_ms": bare, "sandbox_cpu_ms": sandboxed, "ratio": bare / sandboxed}
+    cost = asdict(measure("standard", args.executions, 1))
     print(json.dumps(cost | busy(args.busy, args.honest, args.spinners, args.budget_s), indent=1))
 
 

@@ -150,6 +150,10 @@ def test_warnings_are_loud_and_not_endless():
     said = [bool(warnings.check(step, bad)) for step in range(2, 9)]
     assert said == [True, False, True, False, False, False, True]
     assert StepWarnings(256).check(0, []) == []
+    assert "no program" not in first[1]
+    assert (
+        "; 75% of the responses hold no program; check" in StepWarnings(256).check(0, bad, 0.75)[1]
+    )
 
 
 def log(folder, steps, last_step=-1, **other):

@@ -66,7 +66,7 @@ def test_threads_share_the_zygotes(level: Level) -> None:
 
 
 def test_two_that_want_to_be_alone_do_not_wait_for_each_other(level: Level) -> None:
-    program = "import time\nwhile time.process_time() < 0.11: pass"
+    program = "import time\nwhile time.process_time() < 0.105: pass"
     with Sandbox(level, zygotes=2, check=False) as sandbox, ThreadPoolExecutor(4) as threads:
         jobs = [threads.submit(sandbox.run, program, [EMPTY], 0.1) for _ in range(4)]
         assert {job.result(timeout=60).verdict for job in jobs} == {"tle_cpu"}
@@ -110,7 +110,7 @@ def test_a_zygote_that_keeps_dying_is_an_infrastructure_error(
 def test_a_child_that_cannot_be_set_up_is_an_infrastructure_error(level: Level) -> None:
     zygote = Zygote(level)
     with open(os.devnull, "r+b") as file:
-        os.close(zygote.fork([file.fileno()] * 2, (1 << 28, 1, 1 << 20)))
+        os.close(zygote.fork([file.fileno()] * 2, (1 << 28, 1, 1 << 20, 0)))
         exited = zygote.wait(30.0)
         assert exited is not None
         assert os.waitstatus_to_exitcode(exited.status) == 1
@@ -171,6 +171,37 @@ def test_nothing_is_left_when_the_trainer_is_killed(level: Level) -> None:
     trainer.wait()
     trainer.stdout.close()
     assert all_gone(started)
+
+
+@pytest.mark.parametrize("each", LEVELS)
+def test_a_stopped_zygote_is_not_left_when_the_trainer_is_killed(each: Level, level: Level) -> None:
+    if LEVELS.index(each) < LEVELS.index(level):
+        pytest.skip("does not work on this machine")
+    code = (
+        "from rollpacker.reward.sandbox import Sandbox\n"
+        f"s = Sandbox({each!r}, check=False)\n"
+        "print('ready', flush=True)\n"
+        "input()\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=-1, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "ready\n"
+        started = descendants(trainer.pid)
+        assert started
+        for pid in started:
+            os.kill(pid, signal.SIGSTOP)
+        trainer.kill()
+    assert all_gone(started)
+
+
+def test_zygotes_outlive_the_threads_that_need_them(level: Level) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        sandbox = thread.submit(Sandbox, level, check=False).result()
+    with sandbox:
+        time.sleep(0.1)
+        assert add(sandbox, 1, 2) == "pass"
+        assert sandbox.deaths == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into a zygote")

@@ -148,8 +148,11 @@ class StepWarnings:
         self._cap = max_completion_length
         self._counts = {"clipped": 0, "flat": 0}
 
-    def check(self, step: int, groups: Sequence[Group]) -> list[str]:
-        """Lines to print for a step; usually none."""
+    def check(self, step: int, groups: Sequence[Group], no_code: float = 0.0) -> list[str]:
+        """Lines to print for a step; usually none.
+
+        ``no_code`` is the share of responses that a code reward found no program in.
+        """
         samples = [sample for group in groups for sample in group.samples]
         clipped = completion_metrics(samples)["completions/clipped_ratio"]
         flat = bool(groups) and not any(np.any(group.advantages) for group in groups)
@@ -160,9 +163,10 @@ class StepWarnings:
                 " tokens; raise 'rollout.max_completion_length'"
             )
         if flat and self._due("flat"):
+            cause = f"; {no_code:.0%} of the responses hold no program" if no_code else ""
             lines.append(
                 f"WARNING step {step}: all advantages are zero, nothing is learned: every group has"
-                " equal rewards; check 'rewards' or take problems of another difficulty"
+                f" equal rewards{cause}; check 'rewards' or take problems of another difficulty"
             )
         return lines
 

@@ -26,6 +26,12 @@ def program_metrics(attempts: Iterable[Attempt]) -> dict[str, float]:
     }
 
 
+def without_program(attempts: Iterable[Attempt]) -> float:
+    """Share of the responses that a code reward graded in which it found no program."""
+    runs = [run for attempt in attempts for run in attempt.runs.values()]
+    return sum(run.verdict == "no_code" for run in runs) / len(runs) if runs else 0.0
+
+
 def _metrics(runs: Sequence[CodeRun]) -> dict[str, float]:
     tests = [test for run in runs for test in run.tests]
     given = [run.timeout_s for run in runs if run.tests]

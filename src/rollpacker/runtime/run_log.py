@@ -13,7 +13,7 @@ from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
-from rollpacker.runtime.programs import program_metrics
+from rollpacker.runtime.programs import program_metrics, without_program
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.samples import SampleLog
 from rollpacker.runtime.step import StepRecord
@@ -80,7 +80,8 @@ class RunLog:
         )
         metrics |= program_metrics(record.attempts.values())
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()} | extra
-        for line in self._warnings.check(record.step, groups):
+        no_code = without_program(record.attempts.values())
+        for line in self._warnings.check(record.step, groups, no_code):
             self.progress.note(line)
         for line in _troubles(record):
             self.progress.note(f"step {record.step}: {line}")

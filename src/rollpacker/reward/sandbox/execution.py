@@ -24,7 +24,7 @@ Stop = Callable[[], bool]
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _STARVED = 10.0
-_SHORTEST_S = 0.002
+_SHORTEST_S = 0.001
 _ASK_S = 0.2
 _KILL_S = 60.0
 # The kernel's own CPU limit counts ticks, which on a busy machine run ahead of the clock that is
@@ -71,9 +71,10 @@ def execute(
     """
     output = limits.output_mb << 20
     kernel_limits = (limits.memory_mb << 20, math.ceil(_SLACK * budget_s) + 2, output)
+    request = (*kernel_limits, len(job))
     with _file(job) as job_fd, _file(stdin) as stdin_fd, _outputs() as (out, err, result):
         began = time.monotonic()
-        pidfd = zygote.fork([job_fd, stdin_fd, out, err, result], kernel_limits)
+        pidfd = zygote.fork([job_fd, stdin_fd, out, err, result], request)
         try:
             end, exited = _watch(zygote, pidfd, limits.wall_cap(budget_s), budget_s, stop)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import signal
 
 from rollpacker.reward.sandbox.compare import same_output, same_value
@@ -20,24 +21,27 @@ from rollpacker.reward.sandbox.types import (
 _DETAIL = 300
 
 
-def encode_job(program: str, test: Test) -> tuple[bytes, bytes]:
+def job_of(program: str, test: Test) -> tuple[dict[str, str], bytes]:
     """What goes in: the job and its standard input. What is expected never does.
 
-    Raises ``ValueError`` when a call's arguments are no JSON.
+    The arguments of a call are JSON text. Raises ``ValueError`` when they are no JSON.
     """
-    fields: dict[str, object] = {"program": program}
-    stdin = b""
+    job = {"program": program}
     if isinstance(test, StdinTest):
-        fields |= {"kind": "stdin"}
-        stdin = test.stdin.encode("utf-8", "surrogatepass")
-    elif isinstance(test, CallTest):
-        fields |= {"kind": "call", "call": test.call, "args": list(test.args)}
-    else:
-        fields |= {"kind": "asserts", "code": test.asserts}
+        return job | {"kind": "stdin"}, test.stdin.encode("utf-8", "surrogatepass")
+    if isinstance(test, AssertTest):
+        return job | {"kind": "asserts", "code": test.asserts}, b""
     try:
-        return json.dumps(fields).encode(), stdin
+        args = json.dumps(list(test.args))
     except TypeError as error:
         raise ValueError(f"a test's arguments must be JSON values: {error}") from error
+    return job | {"kind": "call", "call": test.call, "args": args}, b""
+
+
+def encode_job(program: str, test: Test) -> tuple[bytes, bytes]:
+    """A job for a child, which runs the same interpreter, and its input. Raises as ``job_of``."""
+    job, stdin = job_of(program, test)
+    return marshal.dumps(job), stdin
 
 
 def judge(test: Test, execution: Execution) -> TestResult:

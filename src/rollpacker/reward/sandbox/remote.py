@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from rollpacker.reward.sandbox.execution import Execution, Stop
-from rollpacker.reward.sandbox.grade import encode_job, judge
+from rollpacker.reward.sandbox.grade import job_of, judge
 from rollpacker.reward.sandbox.types import (
     Limits,
     SandboxUnavailableError,
@@ -154,11 +154,11 @@ class RemoteSandbox:
         return verdict_of(results, level="remote", forgeable=forgeable)
 
     def _run(self, program: str, test: Test, budget_s: float, stop: Stop | None) -> TestResult:
-        job, stdin = encode_job(program, test)
+        job, stdin = job_of(program, test)
         mark = ""
         if not isinstance(test, StdinTest):
             mark = secrets.token_hex(16)
-            stdin = json.dumps({**json.loads(job), "mark": mark}).encode()
+            stdin = json.dumps({**job, "mark": mark}).encode()
             program = self._harness
         timeout_s = budget_s + self._start_s
         body = json.dumps(

@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -28,7 +29,7 @@ from rollpacker.reward.sandbox.zygote import Zygote, ZygoteDiedError
 
 _RETRIES = 2
 # CPU seconds grow with what else runs: a program this near to its budget runs again, alone.
-_MARGIN = 1.2
+_MARGIN = 1.1
 
 
 class Sandbox:
@@ -68,12 +69,19 @@ class Sandbox:
         self.deaths = 0
         """Zygotes that died and were replaced."""
         self._alone = threading.Lock()
-        self._all: list[Zygote] = [_start(level, allow_weaker)]
-        self.level: Level = self._all[0].level
+        # Zygotes are killed when the thread that started them ends.
+        self._starter = ThreadPoolExecutor(1, "sandbox")
+        self._all: list[Zygote] = []
         self._free: queue.SimpleQueue[Zygote] = queue.SimpleQueue()
         try:
+            self._all.append(self._starter.submit(_start, level, allow_weaker).result())
+            self.level: Level = self._all[0].level
+            if self.level != level:
+                warnings.warn(
+                    f"the sandbox runs at level '{self.level}', not '{level}'", stacklevel=2
+                )
             for _ in range(zygotes - 1):
-                self._all.append(Zygote(self.level))
+                self._all.append(self._started())
             for zygote in self._all:
                 self._free.put(zygote)
             if check:
@@ -176,9 +184,12 @@ class Sandbox:
             for zygote in taken:
                 self._free.put(zygote)
 
+    def _started(self) -> Zygote:
+        return self._starter.submit(Zygote, self.level).result()
+
     def _replace(self, dead: Zygote) -> Zygote:
         dead.close()
-        fresh = Zygote(self.level)
+        fresh = self._started()
         self._all[self._all.index(dead)] = fresh
         return fresh
 
@@ -190,6 +201,7 @@ class Sandbox:
         """End the zygotes and what runs in them."""
         for zygote in self._all:
             zygote.close()
+        self._starter.shutdown()
 
     def __enter__(self) -> Sandbox:
         return self
@@ -220,13 +232,9 @@ def _start(level: Level, allow_weaker: bool) -> Zygote:
     weaker = LEVELS[LEVELS.index(level) :] if allow_weaker else (level,)
     for place, each in enumerate(weaker):
         try:
-            zygote = Zygote(each)
+            return Zygote(each)
         except SandboxUnavailableError as error:
             if place == len(weaker) - 1:
                 hint = "" if allow_weaker else "; a weaker level must be asked for"
                 raise SandboxUnavailableError(f"{error}{hint}") from error
-            continue
-        if each != level:
-            warnings.warn(f"the sandbox runs at level '{each}', not '{level}'", stacklevel=3)
-        return zygote
     raise AssertionError("the last level returns or raises")

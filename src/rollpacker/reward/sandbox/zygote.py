@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
@@ -42,7 +43,7 @@ class Exit:
 
 
 class Zygote:
-    """One zygote; it runs one child at a time.
+    """One zygote; it runs one child at a time, and ends with the thread that made it.
 
     Args:
         level: isolation of its children.
@@ -79,13 +80,15 @@ class Zygote:
                 f"sandbox level '{self.level}' does not work on this machine: {reply['error']}"
             )
 
-    def fork(self, descriptors: Sequence[int], limits: tuple[int, int, int]) -> int:
+    def fork(self, descriptors: Sequence[int], request: tuple[int, int, int, int]) -> int:
         """Start a child with these descriptors; its pidfd, which the caller closes.
+
+        ``request`` is that of ``guest.zygote``.
 
         Raises ``ZygoteDiedError``, also of a zygote that does not answer.
         """
         try:
-            socket.send_fds(self._sock, [REQUEST.pack(*limits)], list(descriptors))
+            socket.send_fds(self._sock, [REQUEST.pack(*request)], list(descriptors))
             reply, received, _, _ = socket.recv_fds(self._sock, 1, 1)
         except OSError as error:
             raise ZygoteDiedError from error
@@ -98,7 +101,7 @@ class Zygote:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         # Rounded up: a wait cut short would spin.
-        if not poll.poll(int(seconds * 1000.0) + 1):
+        if not poll.poll(math.ceil(seconds * 1000.0)):
             return None
         try:
             reply = self._sock.recv(EXIT.size)
@@ -146,7 +149,7 @@ def _spawn(level: Level, descriptor: int, errors: IO[bytes]) -> subprocess.Popen
 def _clean_environment() -> dict[str, str]:
     # A fixed seed, so that the order of a set does not depend on the zygote.
     kept = {name: os.environ[name] for name in _INTERPRETER if name in os.environ}
-    return {**kept, "PYTHONHASHSEED": "0"}
+    return {**kept, "PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"}
 
 
 def _can_change_uid() -> bool:

@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
-import signal
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
 from . import harness, kernel, landlock
-from .bpf import build_filter
+from .bpf import build_filters
 
-_RESULT, _JOB = 3, 4
+RESULT = 3
+"""Place of a descriptor in a child, after the standard streams."""
+
 _ERROR = 3  # place among the descriptors that are sent
-_FIRST_FREE = 64
-_OPEN_FILES = 32
+Limits = list[tuple[int, int]]
+"""Pairs of a resource and the most of it."""
+
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True, slots=True)
 class Lockdown:
-    """What a child locks itself down with.
+    """How a child gives everything up, step by step.
 
     Args:
-        rules: descriptor of the Landlock ruleset; None at level ``basic``.
-        filter: system calls that it keeps.
+        die_with_parent: has it killed when the zygote ends.
+        restrict: holds it to the files of the library.
+        first: descriptors from here on are closed.
+        filter: takes the system calls from it that only the zygote needs.
     """
 
-    rules: int | None
-    filter: kernel.SeccompFilter
+    die_with_parent: Callable[[], None]
+    restrict: Callable[[], None]
+    first: int
+    filter: Callable[[], None]
 
-    @classmethod
-    def build(cls, level: str) -> Lockdown:
-        """Prepare a level. Raises ``OSError`` or ``ValueError`` where the machine has it not."""
-        files = level != "basic"
-        program = build_filter(os.uname().machine, files)
-        rules = None
-        if files:
-            low = landlock.ruleset(*_library())
-            # Out of the way of the child's own descriptors.
-            rules = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
-            os.close(low)
-        return cls(rules, kernel.SeccompFilter(program))
 
-    def enter(self) -> None:
-        """Lock this process down, for good; descriptors from ``_JOB`` up are closed."""
-        if self.rules is not None:
-            landlock.restrict(self.rules)
-        os.closerange(_JOB, 1 << 16)
-        self.filter.install()
+def lockdown_of(level: str) -> tuple[Lockdown, Callable[[], None]]:
+    """The lockdown of a level, and what filters the zygote's own system calls.
+
+    Raises ``OSError`` or ``ValueError`` where the machine has not got the level.
+    """
+    files = level != "basic"
+    zygotes, childs = map(kernel.SeccompFilter, build_filters(os.uname().machine, files))
+    restrict = kernel.no_new_privileges
+    if files:
+        restrict = landlock.restriction(landlock.ruleset(*_library()))
+    lockdown = Lockdown(kernel.die_with_parent, restrict, RESULT + 1, childs.install)
+    return lockdown, zygotes.install
 
 
 def _library() -> tuple[list[str], list[str]]:
@@ -67,61 +67,48 @@ def _library() -> tuple[list[str], list[str]]:
 
 
 def become_program(
-    descriptors: list[int], limits: tuple[int, ...], lockdown: Lockdown, zygote: int
+    descriptors: list[int], limits: Limits, size: int, lockdown: Lockdown, zygote: int
 ) -> NoReturn:
-    """Give everything up, then run the program; never returns."""
+    """Give everything up, then run the program of a job of ``size`` bytes; never returns."""
     status = 1
     try:
-        job = _enter(descriptors, limits, lockdown, zygote)
-        status = harness.run(job, _RESULT)
+        job = enter(descriptors, limits, size, lockdown, zygote)
+        status = harness.run(job, RESULT)
     finally:
         os._exit(status)
 
 
-def _enter(
-    descriptors: list[int], limits: tuple[int, ...], lockdown: Lockdown, zygote: int
+def enter(
+    descriptors: list[int], limits: Limits, size: int, lockdown: Lockdown, zygote: int
 ) -> bytes:
+    """Lock this process down, for good; its job. None of the descriptors is in a place yet."""
     try:
-        kernel.die_with_parent(signal.SIGKILL)
+        lockdown.die_with_parent()
         if os.getppid() != zygote:
             raise ProcessLookupError("the zygote has ended")
-        _place(descriptors)
-        job = _read_job()
-        _limit(*limits)
-        lockdown.enter()
+        job, stdin, stdout, stderr, result = descriptors
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.dup2(result, RESULT)
+        program = os.pread(job, size, 0)
+        for kind, most in limits:
+            _limit(kind, most)
+        lockdown.restrict()
+        os.closerange(lockdown.first, 1 << 16)
+        lockdown.filter()
     except Exception as error:
         os.write(descriptors[_ERROR], repr(error).encode())
         raise
     # The one sign that all of the above has worked; a program cannot take it back.
-    os.write(_RESULT, b"+")
-    return job
+    os.write(RESULT, b"+")
+    return program
 
 
-def _place(descriptors: list[int]) -> None:
-    """Descriptors to their places; first out of the way, as some may sit in others' places."""
-    job, *streams = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
-    for place, descriptor in enumerate(streams):
-        os.dup2(descriptor, place)
-    os.dup2(job, _JOB)
-
-
-def _read_job() -> bytes:
-    size = os.fstat(_JOB).st_size
-    return os.pread(_JOB, size, 0)
-
-
-def _limit(memory: int, cpu_s: int, output: int) -> None:
-    limits = {
-        resource.RLIMIT_AS: memory,
-        resource.RLIMIT_CPU: cpu_s,
-        resource.RLIMIT_FSIZE: output,
-        resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-    }
-    for kind, wanted in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (value, value))
+def _limit(kind: int, most: int) -> None:
+    try:
+        resource.setrlimit(kind, (most, most))
+    except ValueError:
+        # The trainer's own limit is lower.
+        most = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most, most))

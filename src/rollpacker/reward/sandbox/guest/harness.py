@@ -7,6 +7,7 @@ import atexit
 import builtins
 import io
 import json
+import marshal
 import os
 import random
 import sys
@@ -20,6 +21,8 @@ from .values import encode
 
 _DETAIL = 300
 _SITE = ("exit", "quit")
+# Not io.IOBase: whether something is an instance of an abstract class is slow to find out.
+_File: Any = io.IOBase.__base__
 
 
 class InlineThread(threading.Thread):
@@ -47,7 +50,7 @@ class InlineThread(threading.Thread):
 
 def run(job: bytes, result: int) -> int:
     """Run a job and write its outcome to the descriptor ``result``; the exit status."""
-    fields: dict[str, Any] = json.loads(job)
+    fields: dict[str, str] = marshal.loads(job)
     outcome: dict[str, Any] = {}
     status = 0
     try:
@@ -73,15 +76,10 @@ def prepare() -> None:
     random.seed(0)
     threading.Thread = InlineThread  # type: ignore[misc]
     sys.modules["pytest"] = pytests
-    _open_streams()
 
 
-def _open_streams() -> None:
-    """Fresh streams on files like those that the children will have in their places."""
-    for place in range(3):
-        descriptor = os.memfd_create("sandbox")
-        os.dup2(descriptor, place)
-        os.close(descriptor)
+def open_streams() -> None:
+    """Fresh streams, on the files that are in their places."""
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -97,17 +95,19 @@ def _finish() -> int:
     """What an interpreter does before it ends: exit functions and buffered output."""
     try:
         atexit._run_exitfuncs()
-        files = [each for each in vars(sys.modules["__main__"]).values() if _is_file(each)]
-        for file in (*files, sys.stdout, sys.__stdout__):
-            if file is not None and not getattr(file, "closed", False):
-                file.flush()
+        for value in vars(sys.modules["__main__"]).values():
+            if isinstance(value, _File):
+                _flush(value)
+        _flush(sys.stdout)
+        _flush(sys.__stdout__)
     except BaseException:
         return 1
     return 0
 
 
-def _is_file(value: object) -> bool:
-    return isinstance(value, io.IOBase)
+def _flush(file: Any) -> None:
+    if file is not None and not getattr(file, "closed", False):
+        file.flush()
 
 
 def _describe(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from . import kernel
 
@@ -29,6 +28,8 @@ def isolate(level: str, uid: int | None) -> None:
         os.setresuid(uid, uid, uid)
     if level == "strong":
         _enter_namespaces()
+    # A stopped process does not see its socket close.
+    kernel.die_with_parent()
     kernel.drop_capabilities(os.uname().machine)
 
 
@@ -43,8 +44,8 @@ def _enter_namespaces() -> None:
     # The first process of the pid namespace; when it ends, all of them do.
     first = os.fork()
     if first == 0:
-        kernel.die_with_parent(signal.SIGKILL)
         return
+    kernel.die_with_parent()
     os.closerange(3, 1 << 16)
     os.waitpid(first, 0)
     os._exit(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+from collections.abc import Callable
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -46,19 +48,38 @@ def fork() -> int:
     return _checked(_interpreter.fork(), "fork")
 
 
-def _prctl(what: str, *arguments: int) -> None:
+class Prepared:
+    """A call of the C library, its arguments made beforehand: a child has only to make it."""
+
+    def __init__(self, what: str, function: Callable[..., int], *arguments: object) -> None:
+        self._what = what
+        self._function = function
+        self._arguments = arguments
+
+    def __call__(self) -> None:
+        """Make it. Raises ``OSError``."""
+        _checked(self._function(*self._arguments), self._what)
+
+
+def prepared_syscall(what: str, number: int, *arguments: object) -> Prepared:
+    """A system call by number."""
+    return Prepared(what, _libc.syscall, ctypes.c_long(number), *arguments)
+
+
+def _prepared_prctl(what: str, *arguments: int) -> Prepared:
     padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:5]]
-    _checked(_libc.prctl(*padded), what)
+    return Prepared(what, _libc.prctl, *padded)
 
 
-def no_new_privileges() -> None:
-    """No program that is executed gains anything; seccomp and Landlock need it."""
-    _prctl("no-new-privs", _PR_SET_NO_NEW_PRIVS, 1)
+def _prctl(what: str, *arguments: int) -> None:
+    _prepared_prctl(what, *arguments)()
 
 
-def die_with_parent(signal: int) -> None:
-    """Have a signal sent when the parent ends; a change of uid forgets it."""
-    _prctl("pdeathsig", _PR_SET_PDEATHSIG, signal)
+no_new_privileges = _prepared_prctl("no-new-privs", _PR_SET_NO_NEW_PRIVS, 1)
+"""No program that is executed gains anything; seccomp and Landlock need it."""
+
+die_with_parent = _prepared_prctl("pdeathsig", _PR_SET_PDEATHSIG, signal.SIGKILL)
+"""Have this process killed when its parent ends; a change of uid forgets it."""
 
 
 def set_dumpable(dumpable: bool) -> None:
@@ -90,7 +111,9 @@ class SeccompFilter:
         self._program = ctypes.create_string_buffer(program, len(program))
         self._header = _SockFprog(len(program) // 8, ctypes.addressof(self._program))
 
+        header = ctypes.addressof(self._header)
+        self._install = _prepared_prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
+
     def install(self) -> None:
         """Filter this process from now on."""
-        header = ctypes.addressof(self._header)
-        _prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
+        self._install()

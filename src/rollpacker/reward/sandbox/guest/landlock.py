@@ -9,7 +9,7 @@ import ctypes
 import os
 from collections.abc import Iterable
 
-from .kernel import syscall
+from .kernel import Prepared, prepared_syscall, syscall
 
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
@@ -74,6 +74,6 @@ def _allow(rules: int, path: str, right: int) -> None:
         os.close(parent)
 
 
-def restrict(rules: int) -> None:
-    """Hold this process to a ruleset."""
-    syscall("Landlock", _RESTRICT, ctypes.c_int(rules), ctypes.c_uint32(0))
+def restriction(rules: int) -> Prepared:
+    """What holds a process to a ruleset."""
+    return prepared_syscall("Landlock", _RESTRICT, ctypes.c_int(rules), ctypes.c_uint32(0))

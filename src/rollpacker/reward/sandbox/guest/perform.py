@@ -5,12 +5,13 @@ It imports nothing of this package, so that it can also be sent elsewhere as tex
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from typing import Any
 
 
-def perform(fields: dict[str, Any], run_tests: Any) -> dict[str, Any]:
+def perform(fields: dict[str, str], run_tests: Any) -> dict[str, Any]:
     """The outcome of a job: the ``value`` of a call, or that its asserts ``held``."""
     kind = fields["kind"]
     name = "__main__" if kind == "stdin" else "solution"
@@ -19,7 +20,7 @@ def perform(fields: dict[str, Any], run_tests: Any) -> dict[str, Any]:
     space = vars(module)
     exec(compile(fields["program"], "<program>", "exec", dont_inherit=True), space)
     if kind == "call":
-        return {"value": _call(space, fields["call"], fields["args"])}
+        return {"value": _call(space, fields["call"], json.loads(fields["args"]))}
     if kind == "asserts":
         _assert(fields["code"], space, run_tests)
         return {"held": True}

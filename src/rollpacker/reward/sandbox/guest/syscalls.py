@@ -94,6 +94,21 @@ ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "membarrier": (324, 283),
 }
 
+ZYGOTE: dict[str, tuple[int, int]] = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "wait4": (61, 260),
+    "kill": (62, 129),
+    "pidfd_open": (434, 434),
+    "sendto": (44, 206),
+    "sendmsg": (46, 211),
+    "recvmsg": (47, 212),
+    "close_range": (436, 436),
+    "prctl": (157, 167),
+    "landlock_restrict_self": (446, 446),
+}
+"""What the zygote needs besides, and a child until it is locked down."""
+
 OPEN: dict[str, tuple[int | None, int | None, int]] = {
     "openat": (257, 56, 2),
     "open": (2, None, 1),

@@ -6,6 +6,7 @@ child's pidfd, then ``EXIT`` when the child has ended.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
@@ -19,11 +20,12 @@ import time
 from typing import NoReturn
 
 from . import harness, kernel, preload
-from .child import Lockdown, become_program
+from .child import RESULT, Lockdown, become_program, lockdown_of
 from .isolate import isolate
+from .rehearsal import rehearse
 
-REQUEST = struct.Struct("<QQQ")
-"""Bytes of memory, CPU seconds and bytes of output that the child is limited to."""
+REQUEST = struct.Struct("<QQQQ")
+"""Bytes of memory, CPU seconds and bytes of output that the child is limited to; of its job."""
 
 EXIT = struct.Struct("<idd")
 """Wait status and CPU seconds of the child, CPU seconds of the zygote since it started."""
@@ -32,12 +34,13 @@ DESCRIPTORS = 5
 """Program and arguments, standard input, output and error, result."""
 
 _STACK_BYTES = 112 << 20
+_LIMITS = ((resource.RLIMIT_NOFILE, 32), (resource.RLIMIT_NPROC, 0))
 
 
 def main() -> NoReturn:
     """Serve the socket named on the command line until it closes."""
     options = json.loads(sys.argv[1])
-    sock = socket.socket(fileno=options["socket"])
+    sock = _socket(options["socket"])
     try:
         lockdown = _prepare(options)
     except (OSError, ValueError) as error:
@@ -48,6 +51,15 @@ def main() -> NoReturn:
         _serve(sock, lockdown)
     finally:
         os._exit(0)
+
+
+def _socket(given: int) -> socket.socket:
+    """The socket, with the places of a child's own descriptors below it taken."""
+    descriptor = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, RESULT + 1)
+    os.dup2(0, RESULT)
+    if given != RESULT:
+        os.close(given)
+    return socket.socket(fileno=descriptor)
 
 
 def _prepare(options: dict[str, object]) -> Lockdown:
@@ -61,15 +73,17 @@ def _prepare(options: dict[str, object]) -> Lockdown:
     uid = options["uid"]
     isolate(level, uid if isinstance(uid, int) else None)
     kernel.no_new_privileges()
-    lockdown = Lockdown.build(level)
+    lockdown, filter_calls = lockdown_of(level)
     kernel.set_dumpable(False)
-    preload.run()
+    preload.run(level)
     harness.prepare()
+    rehearse()
     os.environ.clear()
     sys.argv[:] = [""]
     sys.path[:] = [path for path in sys.path if path != options["folder"]]
     gc.collect()
     gc.freeze()
+    filter_calls()
     return lockdown
 
 
@@ -88,9 +102,14 @@ def _serve(sock: socket.socket, lockdown: Lockdown) -> None:
         request, descriptors, _, _ = socket.recv_fds(sock, REQUEST.size, DESCRIPTORS)
         if not request:
             return
+        memory, cpu_s, output, size = REQUEST.unpack(request)
+        limits = [
+            *((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu_s)),
+            *((resource.RLIMIT_FSIZE, output), *_LIMITS),
+        ]
         pid = kernel.fork()
         if pid == 0:
-            become_program(descriptors, REQUEST.unpack(request), lockdown, zygote)
+            become_program(descriptors, limits, size, lockdown, zygote)
         for descriptor in descriptors:
             os.close(descriptor)
         pidfd = os.pidfd_open(pid)

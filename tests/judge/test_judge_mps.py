@@ -1,6 +1,8 @@
 """The MPS helper against a program that behaves as NVIDIA's: a daemon, a pipe folder, commands."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +71,23 @@ def test_a_missing_program_is_named(tmp_path, monkeypatch):
     for call in (mps.is_running, mps.start, mps.stop):
         with pytest.raises(mps.MpsError, match="no nvidia-cuda-mps-control on PATH"):
             call()
+
+
+def test_the_command_line(fake):
+    def said(*words):
+        done = subprocess.run(
+            [sys.executable, "-c", "from rollpacker.cli import main; main()", "mps", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.returncode, done.stdout.strip() or done.stderr.strip()
+
+    assert said("status", "--json") == (0, '{"state": "stopped"}')
+    assert said("start") == (0, "CUDA MPS: started")
+    assert said("start") == (0, "CUDA MPS: running")
+    assert said("stop") == (0, "CUDA MPS: stopped")
+    code, error = said("stop")
+    assert code == 1
+    assert "CUDA MPS cannot be stopped" in error

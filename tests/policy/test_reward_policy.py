@@ -13,7 +13,6 @@ from rollpacker.policy.rewards import (
     JudgeBudget,
     JudgeModel,
     TimeoutSettings,
-    place_judge,
 )
 
 graded = st.lists(
@@ -154,27 +153,3 @@ def test_a_judge_with_three_layers_or_fewer_is_whole():
     plan = JudgeBudget(tiny).decide([1], 3.0)
     assert plan is not None
     assert plan.resident == 3
-
-
-@given(
-    free=st.dictionaries(st.integers(0, 15), st.floats(0, 100), min_size=1),
-    needed=st.floats(0, 100),
-    replicas=st.integers(1, 20),
-    data=st.data(),
-)
-def test_the_judge_goes_where_memory_is(free, needed, replicas, data):
-    dedicated = data.draw(st.sets(st.sampled_from(sorted(free))))
-    allowed = [d for d in (dedicated or free) if free[d] >= needed]
-    if not allowed:
-        with pytest.raises(ValueError, match="dedicated devices"):
-            place_judge(free=free, needed=needed, replicas=replicas, dedicated=dedicated)
-        return
-    chosen = place_judge(free=free, needed=needed, replicas=replicas, dedicated=dedicated)
-    assert len(chosen) == min(replicas, len(allowed))
-    assert set(chosen) <= set(allowed)
-    left = set(allowed) - set(chosen)
-    assert max((free[d] for d in left), default=0.0) <= min(free[d] for d in chosen)
-
-
-def test_ties_go_to_the_lowest_device():
-    assert place_judge(free={3: 5.0, 1: 5.0, 2: 5.0}, needed=1.0, replicas=2) == (1, 2)

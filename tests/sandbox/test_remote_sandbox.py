@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,8 +272,11 @@ def test_a_slow_service_is_waited_for_until_nobody_wants_the_result(service: Ser
     assert asked[-1] - asked[0] < 5
 
 
-def test_reward_code_can_use_a_service(service: Service) -> None:
-    reward = CodeReward({"remote": f"http://127.0.0.1:{service.server_port}"})
+def test_reward_code_can_use_a_service(service: Service, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("sesame\n")
+    address = f"http://127.0.0.1:{service.server_port}"
+    reward = CodeReward({"remote": address, "remote_token_file": str(token)})
     request = GradeRequest(
         attempt=AttemptId(0),
         prompt="?",
@@ -283,6 +287,9 @@ def test_reward_code_can_use_a_service(service: Service) -> None:
     )
     scored = reward(request)
     assert (scored.score, scored.run.level, scored.run.forgeable) == (1.0, "remote", True)
+    assert service.tokens == ["Bearer sesame"]
+    with pytest.raises(ValueError, match=r"rewards: 'code'.*remote_token_file.*nowhere"):
+        CodeReward({"remote": address, "remote_token_file": "nowhere"})
 
 
 def test_a_wrong_url_of_the_service_is_one_line() -> None:

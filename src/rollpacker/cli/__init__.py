@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rollpacker import __version__, config
+from rollpacker.cli.mps import mps_app
 from rollpacker.cli.mux import mux_app
 from rollpacker.cli.output import Json, console, errors, print_json
 from rollpacker.cli.reproduce import reproduce
@@ -39,6 +40,7 @@ app.add_typer(journal_app, name="journal")
 app.add_typer(bench_app, name="bench")
 app.add_typer(trace_app, name="trace")
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
 for command in (simulate, estimate, calibrate, reproduce):
     app.command()(command)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,37 +181,3 @@ class JudgeBudget:
         sequence = self._speed(resident, longer) - now
         sequence_bytes = (longer - tokens) * self._model.token_bytes
         return layer * sequence_bytes >= sequence * self._model.layer_bytes
-
-
-def place_judge(
-    *,
-    free: Mapping[int, float],
-    needed: float,
-    replicas: int,
-    dedicated: Collection[int] = (),
-) -> tuple[int, ...]:
-    """Devices of the judge's replicas, ascending; at most ``replicas``, at least one.
-
-    Dedicated devices are used when there are any; otherwise the rollout devices with the most
-    free memory, as the actor uses the rest of theirs. Ties go to the lowest device.
-
-    Args:
-        free: bytes free on every device, dedicated ones included.
-        needed: bytes of a replica at its smallest.
-        replicas: wanted.
-        dedicated: devices that no rollout uses.
-
-    Raises:
-        ValueError: no device has room, or ``replicas`` is below 1.
-    """
-    if replicas < 1:
-        raise ValueError(f"the judge needs replicas >= 1, got {replicas}")
-    candidates = [device for device in (dedicated or free) if free[device] >= needed]
-    if not candidates:
-        most = max((free[device] for device in (dedicated or free)), default=0.0)
-        raise ValueError(
-            f"the judge needs {needed / 1e9:.2f} GB on a device and the freest has "
-            f"{most / 1e9:.2f} GB: give it dedicated devices or the engines less KV"
-        )
-    best = sorted(candidates, key=lambda device: (-free[device], device))[:replicas]
-    return tuple(sorted(best))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import Field
@@ -36,6 +37,8 @@ class CodeOptions(Config):
     remote: str | None = None
     """URL of a SandboxFusion-compatible service that runs the programs instead of the sandbox of
     this machine. Times are then wall seconds, and ``level`` and ``idle_s`` mean nothing."""
+    remote_token_file: str | None = None
+    """File with the bearer token that the service asks for."""
     level: Level = "standard"
     """Isolation of the programs: ``strong``, ``standard`` or ``basic``."""
     allow_weaker: bool = False
@@ -162,7 +165,7 @@ class CodeReward:
 def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | RemoteSandbox:
     try:
         if options.remote is not None:
-            return RemoteSandbox(options.remote, limits=limits)
+            return RemoteSandbox(options.remote, headers=_credential(options), limits=limits)
         with warnings.catch_warnings(action="ignore"):
             return Sandbox(
                 options.level, allow_weaker=options.allow_weaker, limits=limits, check=check
@@ -173,6 +176,16 @@ def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | Remote
         ) from error
     except ValueError as error:
         raise ValueError(f"rewards: 'code': {error} (options.remote)") from error
+
+
+def _credential(options: CodeOptions) -> dict[str, str]:
+    if options.remote_token_file is None:
+        return {}
+    try:
+        token = Path(options.remote_token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"remote_token_file: {error}") from error
+    return {"Authorization": f"Bearer {token}"}
 
 
 def last_program(completion: str) -> str | None:

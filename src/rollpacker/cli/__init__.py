@@ -90,6 +90,7 @@ def demo(
 
     Example: rollpacker demo --out runs/demo
     """
+    from rollpacker.demo.contention import warning
     from rollpacker.demo.run import QUICK, Size, run_demo, table
 
     say: Callable[[str], None] = errors.print
@@ -110,6 +111,8 @@ def demo(
         f"(perfect packing would be {bound['speedup']:.2f}x), "
         f"{speedup['decode_steps']:.2f}x fewer decode steps, nothing discarded"
     )
+    if noise := warning(summary["other_load"]):
+        console.print(noise)
     console.print(f"report: {summary['report']}")
 
 

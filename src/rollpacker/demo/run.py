@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig, parse
+from rollpacker.demo.contention import Contention
 from rollpacker.demo.warm_start import default_cache, warm_start
 from rollpacker.job import train
 from rollpacker.report.compare import write_comparison
@@ -45,12 +46,14 @@ def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any
         raise ValueError(f"{out} holds a demo already: choose another folder with --out")
     model = _warm_start(say)
     runs: dict[str, Path] = {}
+    contention = Contention()
     for mode in MODES:
         say(f"GRPO, mode '{mode}': {size.steps} steps of 16 prompts x 8 responses")
         runs[mode] = train(
             demo_config(model, out / mode, mode, size), progress=Progress(every=_PLAIN_EVERY)
         )
     summary = compare({mode: _summary(run) for mode, run in runs.items()})
+    summary["other_load"] = contention.share()
     summary["report"] = str(write_comparison(runs, summary, out / "report.html"))
     (out / "demo.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
@@ -61,8 +64,9 @@ def _warm_start(say: Callable[[str], None]) -> Path:
         if done % 500 == 0 or done == steps:
             say(f"warm start: {done} of {steps} supervised steps, loss {loss:.3f}")
 
-    say("warm start: a 0.2M-parameter model learns to reason about gcd (cached afterwards)")
-    return warm_start(default_cache(), progress=progress)
+    cache = default_cache()
+    say(f"warm start: a 0.2M-parameter model learns to reason about gcd (kept in {cache})")
+    return warm_start(cache, progress=progress)
 
 
 def demo_config(

@@ -1,0 +1,58 @@
+"""How much of the machine went to others meanwhile: times measured then mean little."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+NOISY = 0.15
+"""Share of the cores from which times are noise."""
+
+
+class Contention:
+    """Watches from now on.
+
+    Args:
+        stat: the kernel's count of CPU time, all processes and all cores.
+    """
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._began = time.monotonic()
+        self._before = self._others_s()
+
+    def share(self) -> float:
+        """Share of the cores' time that other processes took; 0 where the kernel does not tell.
+
+        Counts as ours what ended before: this process and its children that were waited for.
+        """
+        seconds = time.monotonic() - self._began
+        now, before = self._others_s(), self._before
+        if now is None or before is None or seconds <= 0.0:
+            return 0.0
+        return max(0.0, now[0] - before[0]) / (seconds * now[1])
+
+    def _others_s(self) -> tuple[float, int] | None:
+        """CPU seconds of everybody else so far, and the cores."""
+        try:
+            lines = self._stat.read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        # user nice system idle iowait irq softirq steal: proc_stat(5).
+        counts = [int(each) for each in lines[0].split()[1:9]]
+        busy = (sum(counts) - counts[3] - counts[4]) / os.sysconf("SC_CLK_TCK")
+        cores = sum(line.startswith("cpu") for line in lines) - 1
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return busy - sum(each.ru_utime + each.ru_stime for each in used), cores
+
+
+def warning(share: float) -> str | None:
+    """One line where times are noise."""
+    if share < NOISY:
+        return None
+    return (
+        f"WARNING other processes took {share:.0%} of the cores meanwhile: the times and the "
+        "speed-up are noise, accuracies and counts are not"
+    )

@@ -216,7 +216,11 @@ def finish(core: Core, request: Request, token: int) -> Outcome:
         done = core.brain.jobs[job].done
         return {"job": job, "phase": phase, "done": done, "next": core.brain.next_phase(job)}
 
-    event = ev.PhaseFinished(job=job, phase=phase, seconds=float(seconds), token=token)
+    spec = core.brain.jobs[job].spec
+    gang = spec.rollout_nodes if phase == "rollout" else spec.train_nodes
+    # On a gang that shrank it took longer; the scheduler stretches what the whole gang takes.
+    alone = float(seconds) * len(lease.nodes) / gang
+    event = ev.PhaseFinished(job=job, phase=phase, seconds=alone, token=token)
     return _recorded(core, request, event, answer)
 
 

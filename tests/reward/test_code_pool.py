@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pool_helpers import wait_until
@@ -40,11 +41,14 @@ def programs(*texts: str, first: int = 0, timeout: float = 30.0, **row) -> list[
 
 
 def children(pid: int) -> list[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(child) for child in file.read().split()]
-    except FileNotFoundError:
-        return []
+    """Of any of its threads."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
 
 
 def zygotes() -> list[int]:
@@ -160,8 +164,9 @@ def test_sandboxes_come_before_what_the_user_imports(pool_of, tmp_path) -> None:
     """The user's module sees the zygote: it was made before."""
     path = tmp_path / "late.py"
     path.write_text(
-        "import os\nwith open(f'/proc/self/task/{os.getpid()}/children') as f:\n"
-        "    FOUND = len(f.read().split())\n"
+        "from pathlib import Path\n"
+        "children = [p.read_text().split() for p in Path('/proc/self/task').glob('*/children')]\n"
+        "FOUND = len(sum(children, []))\n"
         "def found(completions, **_):\n    return [float(FOUND)]\n"
     )
     pool = pool_of(RewardConfig(function=f"{path}:found"), CODE)

@@ -174,6 +174,12 @@ def test_sandboxes_come_before_what_the_user_imports(pool_of, tmp_path) -> None:
     assert grade.rewards == {"found": 1.0, "code": 1.0}
 
 
+def grading_processes() -> list[int]:
+    """Others, such as a resource tracker, may be children too."""
+    found = children(os.getpid())
+    return [pid for pid in found if b"reward.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["zygotes", "processes"])
 def test_kill_9_every_second_invents_no_score(pool_of, victim: str) -> None:
@@ -184,11 +190,11 @@ def test_kill_9_every_second_invents_no_score(pool_of, victim: str) -> None:
     async def run() -> tuple[list[Grade], int]:
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
-        pool.submit(programs(*[slow + RIGHT, slow + WRONG] * 20))
+        pool.submit(programs(*[slow + RIGHT, slow + WRONG] * 50))
         kills, last = 0, time.monotonic()
-        while len(grades) < 40:
+        while len(grades) < 100:
             await asyncio.sleep(0.02)
-            found = zygotes() if victim == "zygotes" else children(os.getpid())
+            found = zygotes() if victim == "zygotes" else grading_processes()
             grown = [pid for pid in found if seconds_old(pid) > 4.0]
             if grown and time.monotonic() - last > 1.0:
                 kills, last = kills + 1, time.monotonic()
@@ -197,7 +203,7 @@ def test_kill_9_every_second_invents_no_score(pool_of, victim: str) -> None:
 
     grades, kills = asyncio.run(asyncio.wait_for(run(), 240))
     assert kills >= 3
-    assert sorted(grade.attempt for grade in grades) == list(range(40))
+    assert sorted(grade.attempt for grade in grades) == list(range(100))
     for grade in grades:
         assert grade.error is None
         assert grade.reward == float(grade.attempt % 2 == 0)

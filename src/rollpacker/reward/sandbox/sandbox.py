@@ -29,7 +29,7 @@ from rollpacker.reward.sandbox.zygote import Zygote, ZygoteDiedError
 
 _RETRIES = 2
 _ALONE = 2
-# CPU seconds grow with what else runs: a program this near to its budget runs again, alone, and once more.
+# CPU seconds grow with what else runs: a program this near to its budget runs again, alone.
 _MARGIN, _LEAST_MARGIN = 1.2, 1.1
 # A busy machine lets the watcher be late: one that never ends is stopped within the margin.
 _LATE_S = 0.02

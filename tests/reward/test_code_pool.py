@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pool_helpers import wait_until
@@ -40,11 +41,14 @@ def programs(*texts: str, first: int = 0, timeout: float = 30.0, **row) -> list[
 
 
 def children(pid: int) -> list[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(child) for child in file.read().split()]
-    except FileNotFoundError:
-        return []
+    """Of any of its threads."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
 
 
 def zygotes() -> list[int]:
@@ -160,13 +164,20 @@ def test_sandboxes_come_before_what_the_user_imports(pool_of, tmp_path) -> None:
     """The user's module sees the zygote: it was made before."""
     path = tmp_path / "late.py"
     path.write_text(
-        "import os\nwith open(f'/proc/self/task/{os.getpid()}/children') as f:\n"
-        "    FOUND = len(f.read().split())\n"
+        "from pathlib import Path\n"
+        "children = [p.read_text().split() for p in Path('/proc/self/task').glob('*/children')]\n"
+        "FOUND = len(sum(children, []))\n"
         "def found(completions, **_):\n    return [float(FOUND)]\n"
     )
     pool = pool_of(RewardConfig(function=f"{path}:found"), CODE)
     (grade,) = pool.grade_now(programs(RIGHT))
     assert grade.rewards == {"found": 1.0, "code": 1.0}
+
+
+def grading_processes() -> list[int]:
+    """Others, such as a resource tracker, may be children too."""
+    found = children(os.getpid())
+    return [pid for pid in found if b"reward.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.slow
@@ -179,11 +190,11 @@ def test_kill_9_every_second_invents_no_score(pool_of, victim: str) -> None:
     async def run() -> tuple[list[Grade], int]:
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
-        pool.submit(programs(*[slow + RIGHT, slow + WRONG] * 20))
+        pool.submit(programs(*[slow + RIGHT, slow + WRONG] * 50))
         kills, last = 0, time.monotonic()
-        while len(grades) < 40:
+        while len(grades) < 100:
             await asyncio.sleep(0.02)
-            found = zygotes() if victim == "zygotes" else children(os.getpid())
+            found = zygotes() if victim == "zygotes" else grading_processes()
             grown = [pid for pid in found if seconds_old(pid) > 4.0]
             if grown and time.monotonic() - last > 1.0:
                 kills, last = kills + 1, time.monotonic()
@@ -192,7 +203,7 @@ def test_kill_9_every_second_invents_no_score(pool_of, victim: str) -> None:
 
     grades, kills = asyncio.run(asyncio.wait_for(run(), 240))
     assert kills >= 3
-    assert sorted(grade.attempt for grade in grades) == list(range(40))
+    assert sorted(grade.attempt for grade in grades) == list(range(100))
     for grade in grades:
         assert grade.error is None
         assert grade.reward == float(grade.attempt % 2 == 0)

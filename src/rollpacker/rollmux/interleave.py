@@ -27,6 +27,7 @@ AWAY: Final = 6
 
 _WAITING = (WAIT_R, WAIT_T)
 _RUNNING = (RUN_R, RUN_T)
+_IDLE = (IDLE_R, IDLE_T)
 
 
 class Seat:
@@ -92,6 +93,8 @@ class Seat:
 
 _EARLY_S = 20.0
 """Seconds before the latest start from which a delay counts as one."""
+_ASKS_S = 5.0
+"""Seconds for which a member that has just finished a phase is counted on to ask for the next."""
 
 Order = Callable[[Sequence[Seat], int, float], Seat | None]
 """Picks whom to permit next on a pool at a time, or nobody."""
@@ -182,12 +185,14 @@ def _free_at(seats: Sequence[Seat], pool: int, mask: int) -> float:
 
 def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bool:
     """Whether the greater lateness of the two is less when a member that comes soon goes first."""
-    coming = _RUNNING[1 - pool]
+    coming, idle = _RUNNING[1 - pool], _IDLE[pool]
     mask = seat.masks[pool]
     end = now + seat.seconds(pool)
     own = seat.latest_start(pool)
     for other in seats:
-        if other.state != coming or not other.masks[pool] & mask:
+        if other.state != coming and (other.state != idle or now > other.expected_end + _ASKS_S):
+            continue
+        if not other.masks[pool] & mask:
             continue
         ready = max(other.expected_end, now)
         if ready >= end:

@@ -6,12 +6,12 @@ from collections import deque
 from typing import Literal
 
 from rollpacker.rollmux.admission import Admission, affordable, expected
-from rollpacker.rollmux.cluster import Cluster, Job
+from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.moves import Moves
 from rollpacker.rollmux.placement import Placement
 from rollpacker.rollmux.settings import Settings
 
-Kind = Literal["move", "inside", "dissolve"]
+Kind = Literal["move", "inside", "dissolve", "swap"]
 
 AMORTISED = 20.0
 """A job moves only if what is left of it is so many loads long."""
@@ -62,6 +62,7 @@ class Repack:
         job.looked_at = now
         self._add("move", job.spec.id)
         self._add("inside", job.spec.id)
+        self._add("swap", job.spec.id)
         if job.home is not None and len(self._cluster.groups[job.home.group].seats) <= DISSOLVED:
             self._add("dissolve", str(job.home.group))
 
@@ -74,6 +75,8 @@ class Repack:
         for seat in group.seats:
             self._add("move", seat.job)
             self._add("inside", seat.job)
+        for seat in group.seats:
+            self._add("swap", seat.job)
 
     def _add(self, kind: Kind, name: str) -> None:
         if (kind, name) not in self.agenda:
@@ -87,6 +90,8 @@ class Repack:
             self._admission.left -= TRY_EFFORT
             if kind == "dissolve":
                 reserved += self._dissolve(int(name), now)
+            elif kind == "swap":
+                reserved += self._swap(name, now)
             elif (job := self._cluster.jobs.get(name)) is not None:
                 reserved += self._move(job, now, kind)
         return reserved
@@ -100,13 +105,64 @@ class Repack:
         if kind == "inside":
             offer = self._placement.inside(job, now, below=value * (1.0 - GAIN))
         else:
-            saving = value - self._placement.value(group, now, job.spec.id)
+            saving = value - self._placement.value(group, now, (job.spec.id,))
             avoid = (job.home.group,)
             offer = self._placement.best(job, now, below=saving - value * GAIN, avoid=avoid)
         if offer is None:
             return []
         self._moves.reserve(job, offer.site)
         return [job]
+
+    def _swap(self, name: str, now: float) -> list[Job]:
+        """Try all groups for a job, each with a member of it that leaves instead.
+
+        Goes on in a later decision where the budget of this one is spent.
+        """
+        job_name, _, start = name.partition("/")
+        job = self._cluster.jobs.get(job_name)
+        if job is None or not self._worth(job, now):
+            return []
+        assert job.home is not None
+        groups = [number for number in self._cluster.groups if number >= int(start or 0)]
+        for number in groups:
+            if self._admission.left <= 0:
+                self.agenda.appendleft(("swap", f"{job_name}/{number}"))
+                return []
+            if number != job.home.group:
+                moved = self._swap_with(job, self._cluster.groups[number], now)
+                if moved:
+                    return moved
+        return []
+
+    def _swap_with(self, job: Job, group: Group, now: float) -> list[Job]:
+        assert job.home is not None
+        mine = self._cluster.groups[job.home.group]
+        before = self._placement.value(mine, now) + self._placement.value(group, now)
+        rest = self._placement.value(mine, now, (job.spec.id,))
+        for other in self._cluster.members(group):
+            if other.home is None or other.home.group != group.id or not self._worth(other, now):
+                continue
+            names = (job.spec.id, other.spec.id)
+            self._admission.left -= TRY_EFFORT
+            offer = self._placement.instead(
+                job, group, now, of=names[1], below=before * (1.0 - GAIN)
+            )
+            if offer is None:
+                continue
+            left = before * (1.0 - GAIN) - offer.cost
+            back = self._placement.instead(other, mine, now, of=names[0], below=left)
+            away = self._placement.best(
+                other,
+                now,
+                below=min(left if back is None else back.cost, left) - rest,
+                avoid=(mine.id, group.id),
+            )
+            chosen = back if away is None else away
+            if chosen is not None:
+                self._moves.reserve(job, offer.site)
+                self._moves.reserve(other, chosen.site)
+                return [job, other]
+        return []
 
     def _dissolve(self, number: int, now: float) -> list[Job]:
         group = self._cluster.groups.get(number)

@@ -153,6 +153,7 @@ class Scheduler:
             return
         job.token = -1
         job.seat.busy = 0
+        job.seat.expected_end = now
         self._touched[job.home.group] = None
         if event.phase == "rollout":
             job.seat.state = il.IDLE_T

@@ -17,8 +17,10 @@ AMORTISED = 20.0
 """A job moves only if what is left of it is so many loads long."""
 COVERED = 2.5
 """Loads that a mover's slack has to cover."""
-GAIN = 0.01
-"""Share of a group's value that a move has to save."""
+LASTS_S = 7200.0
+"""Seconds for which a better packing is taken to last, at most."""
+TOLL = 2.0
+"""Prices of a job's nodes that a load takes: both homes, while the job stands still."""
 TRY_EFFORT = 0.1
 """Of looking for sites."""
 DISSOLVED = 4
@@ -75,8 +77,6 @@ class Repack:
         for seat in group.seats:
             self._add("move", seat.job)
             self._add("inside", seat.job)
-        for seat in group.seats:
-            self._add("swap", seat.job)
 
     def _add(self, kind: Kind, name: str) -> None:
         if (kind, name) not in self.agenda:
@@ -103,11 +103,11 @@ class Repack:
         group = self._cluster.groups[job.home.group]
         value = self._placement.value(group, now)
         if kind == "inside":
-            offer = self._placement.inside(job, now, below=value * (1.0 - GAIN))
+            offer = self._placement.inside(job, now, below=value - self._toll(job))
         else:
             saving = value - self._placement.value(group, now, (job.spec.id,))
             avoid = (job.home.group,)
-            offer = self._placement.best(job, now, below=saving - value * GAIN, avoid=avoid)
+            offer = self._placement.best(job, now, below=saving - self._toll(job), avoid=avoid)
         if offer is None:
             return []
         self._moves.reserve(job, offer.site)
@@ -143,13 +143,12 @@ class Repack:
             if other.home is None or other.home.group != group.id or not self._worth(other, now):
                 continue
             names = (job.spec.id, other.spec.id)
+            limit = before - self._toll(job) - self._toll(other)
             self._admission.left -= TRY_EFFORT
-            offer = self._placement.instead(
-                job, group, now, of=names[1], below=before * (1.0 - GAIN)
-            )
+            offer = self._placement.instead(job, group, now, of=names[1], below=limit)
             if offer is None:
                 continue
-            left = before * (1.0 - GAIN) - offer.cost
+            left = limit - offer.cost
             back = self._placement.instead(other, mine, now, of=names[0], below=left)
             away = self._placement.best(
                 other,
@@ -169,7 +168,7 @@ class Repack:
         jobs = [] if group is None else self._cluster.members(group)
         if group is None or not all(self._worth(job, now) for job in jobs):
             return []
-        left = self._placement.value(group, now) * (1.0 - GAIN)
+        left = self._placement.value(group, now) - sum(self._toll(job) for job in jobs)
         jobs.sort(key=lambda job: -sum(expected(job, self._settings)))
         moved: list[Job] = []
         for job in jobs:
@@ -185,6 +184,12 @@ class Repack:
     def _roll_back(self, moved: list[Job]) -> None:
         for job in reversed(moved):
             self._moves.cancel(job)
+
+    def _toll(self, job: Job) -> float:
+        """Dollars per hour that a move has to save to pay for itself."""
+        rest = job.remaining() * sum(expected(job, self._settings))
+        share = TOLL * self._settings.cold_s / min(rest, LASTS_S)
+        return share * self._placement.price(job.gangs())
 
     def _worth(self, job: Job, now: float) -> bool:
         """Whether a move pays and the job can afford it."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Literal
+from bisect import bisect_right
+from itertools import islice
 
 from rollpacker.rollmux.admission import Admission, affordable, expected
+from rollpacker.rollmux.agenda import Agenda, Kind
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.moves import Moves
 from rollpacker.rollmux.placement import Placement
 from rollpacker.rollmux.settings import Settings
-
-Kind = Literal["move", "inside", "dissolve", "swap"]
 
 AMORTISED = 20.0
 """A job moves only if what is left of it is so many loads long."""
@@ -25,6 +24,8 @@ TRY_EFFORT = 0.1
 """Of looking for sites."""
 DISSOLVED = 4
 """Members of a group that may be dissolved, at most."""
+SWAPPED = 24
+"""Other groups that a job is tried in for one of their members."""
 NEIGHBOURS = 6
 """Groups that are looked at again after a change somewhere else."""
 
@@ -45,7 +46,7 @@ class Repack:
         self._admission = admission
         self._placement = placement
         self._moves = moves
-        self.agenda: deque[tuple[Kind, str]] = deque()
+        self.agenda = Agenda()
 
     def suggest(self, group: int) -> None:
         """A group changed: it may be dissolved, or its neighbours may move into it."""
@@ -62,31 +63,27 @@ class Repack:
         if not self._settings.repack or now < job.looked_at + self._settings.look_s:
             return
         job.looked_at = now
-        self._add("move", job.spec.id)
-        self._add("inside", job.spec.id)
-        self._add("swap", job.spec.id)
+        self.agenda.add("move", job.spec.id)
+        self.agenda.add("inside", job.spec.id)
+        self._suggest_swaps(job)
         if job.home is not None and len(self._cluster.groups[job.home.group].seats) <= DISSOLVED:
-            self._add("dissolve", str(job.home.group))
+            self.agenda.add("dissolve", str(job.home.group))
 
     def _about(self, number: int) -> None:
         group = self._cluster.groups.get(number)
         if group is None:
             return
         if len(group.seats) <= DISSOLVED:
-            self._add("dissolve", str(number))
+            self.agenda.add("dissolve", str(number))
         for seat in group.seats:
-            self._add("move", seat.job)
-            self._add("inside", seat.job)
-
-    def _add(self, kind: Kind, name: str) -> None:
-        if (kind, name) not in self.agenda:
-            self.agenda.append((kind, name))
+            self.agenda.add("move", seat.job)
+            self.agenda.add("inside", seat.job)
 
     def work(self, now: float) -> list[Job]:
         """Try what is on the list, within the budget. Returns jobs that got a reservation."""
         reserved: list[Job] = []
         while self.agenda and self._admission.left > 0:
-            kind, name = self.agenda.popleft()
+            kind, name = self.agenda.pop()
             self._admission.left -= TRY_EFFORT
             if kind == "dissolve":
                 reserved += self._dissolve(int(name), now)
@@ -113,25 +110,34 @@ class Repack:
         self._moves.reserve(job, offer.site)
         return [job]
 
-    def _swap(self, name: str, now: float) -> list[Job]:
-        """Try all groups for a job, each with a member of it that leaves instead.
+    def _suggest_swaps(self, job: Job) -> None:
+        if job.home is not None:
+            self.agenda.add("swap", f"{SWAPPED}:{job.home.group}:{job.spec.id}")
+
+    def _swap(self, thing: str, now: float) -> list[Job]:
+        """Try a job in other groups, each with a member of it that leaves instead.
 
         Goes on in a later decision where the budget of this one is spent.
+
+        Args:
+            thing: how many groups, after which one, and the job.
         """
-        job_name, _, start = name.partition("/")
-        job = self._cluster.jobs.get(job_name)
+        left, after, name = thing.split(":", 2)
+        job = self._cluster.jobs.get(name)
         if job is None or not self._worth(job, now):
             return []
         assert job.home is not None
-        groups = [number for number in self._cluster.groups if number >= int(start or 0)]
-        for number in groups:
+        numbers = sorted(self._cluster.groups)
+        numbers = numbers[bisect_right(numbers, int(after)) :] + numbers
+        for tried, number in enumerate(islice(numbers, int(left))):
+            if number == job.home.group:
+                break
             if self._admission.left <= 0:
-                self.agenda.appendleft(("swap", f"{job_name}/{number}"))
-                return []
-            if number != job.home.group:
-                moved = self._swap_with(job, self._cluster.groups[number], now)
-                if moved:
-                    return moved
+                self.agenda.first("swap", f"{int(left) - tried}:{number - 1}:{name}")
+                break
+            moved = self._swap_with(job, self._cluster.groups[number], now)
+            if moved:
+                return moved
         return []
 
     def _swap_with(self, job: Job, group: Group, now: float) -> list[Job]:

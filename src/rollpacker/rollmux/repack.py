@@ -58,6 +58,13 @@ class Repack:
         for other in groups[:NEIGHBOURS]:
             self._about(other.id)
 
+    def everything(self) -> None:
+        """All that can be tried."""
+        for number in self._cluster.groups:
+            self._about(number)
+        for job in self._cluster.jobs.values():
+            self._suggest_swaps(job)
+
     def again(self, job: Job, now: float) -> None:
         """Once in a while a job is looked at though nothing happened: slack grows."""
         if not self._settings.repack or now < job.looked_at + self._settings.look_s:

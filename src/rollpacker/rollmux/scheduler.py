@@ -60,8 +60,7 @@ class Scheduler:
 
     def look_again(self) -> None:
         """Put every group on the list of things to repack."""
-        for number in list(self.cluster.groups):
-            self._repack.suggest(number)
+        self._repack.everything()
 
     def state_dict(self) -> dict[str, Any]:
         """All that later decisions depend on, as JSON."""

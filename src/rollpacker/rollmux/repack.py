@@ -153,6 +153,8 @@ class Repack:
         before = self._placement.value(mine, now) + self._placement.value(group, now)
         rest = self._placement.value(mine, now, (job.spec.id,))
         for other in self._cluster.members(group):
+            if self._admission.left <= 0:
+                break
             if other.home is None or other.home.group != group.id or not self._worth(other, now):
                 continue
             names = (job.spec.id, other.spec.id)

@@ -1,8 +1,9 @@
 """How long decisions take, and how much memory, with many live jobs.
 
-    python benchmarks/rollmux_decisions.py --jobs 1000 --events 20000
+    python benchmarks/rollmux_decisions.py --jobs 1050 --live 1000 --events 20000
 
-Jobs of one node arrive within an hour and stay; process CPU time of every decision is measured.
+Jobs of one node arrive within some minutes and stay; the process CPU time of every decision is
+measured from when so many are live.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ class EnoughError(Exception):
 
 
 class Stopping(Scheduler):
-    def __init__(self, events: int) -> None:
+    def __init__(self, events: int, live: int) -> None:
         super().__init__(Settings())
         self.left = events
+        self.live = live
         self.seconds: dict[str, list[float]] = {}
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
+        if len(self.cluster.jobs) < self.live:
+            return super().handle(now, event)
         self.left -= 1
         if self.left < 0:
             raise EnoughError
@@ -44,11 +48,13 @@ class Stopping(Scheduler):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--live", type=int, default=900)
+    parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--events", type=int, default=20_000)
     args = parser.parse_args()
     rng = np.random.default_rng(0)
-    jobs = philly(Philly(jobs=args.jobs, days=1 / 24, mean_hours=20.0), rng)
-    scheduler = Stopping(args.events)
+    jobs = philly(Philly(jobs=args.jobs, days=args.minutes / 1440, mean_hours=20.0), rng)
+    scheduler = Stopping(args.events, args.live)
     try:
         ClusterSimulation(jobs, scheduler).run()
     except EnoughError:

@@ -14,7 +14,7 @@ Log = list[dict]
 
 @pytest.fixture(scope="module")
 def clean() -> str:
-    _, violations, text = run(small(0, mean_hours=3.0), Settings())
+    _, violations, text = run(small(1, mean_hours=3.0), Settings())
     assert violations == []
     return text
 

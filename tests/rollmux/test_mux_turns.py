@@ -150,3 +150,14 @@ def test_what_is_late_survives_a_restart() -> None:
     assert world.scheduler.next_look() == before
     world.wait(20.0)
     assert "b" in world.permits
+
+
+def test_a_node_is_held_for_a_member_that_was_to_ask_at_once_and_does_not() -> None:
+    world = late_member()
+    assert not world.ask("b")
+    world.finish("a")
+    assert "b" not in world.permits
+    at = world.scheduler.next_look()
+    assert world.now < at < world.now + 10.0
+    world.wait(at)
+    assert "b" in world.permits

@@ -33,6 +33,7 @@ NEVER: Final = 1e18
 
 _WAITING = (WAIT_R, WAIT_T)
 _RUNNING = (RUN_R, RUN_T)
+_IDLE = (IDLE_R, IDLE_T)
 _ABSENT = (AWAY, OUT_R, OUT_T)
 
 
@@ -102,6 +103,8 @@ class Seat:
 
 _EARLY_S = 20.0
 """Seconds before the latest start from which a delay counts as one."""
+_ASKS_S = 5.0
+"""Seconds for which a member that has just finished a phase is counted on to ask for the next."""
 
 Order = Callable[[Sequence[Seat], int, float], Seat | None]
 """Picks whom to permit next on a pool at a time, or nobody."""
@@ -192,12 +195,14 @@ def _free_at(seats: Sequence[Seat], pool: int, mask: int) -> float:
 
 def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bool:
     """Whether the greater lateness of the two is less when a member that comes soon goes first."""
-    coming = _RUNNING[1 - pool]
+    coming, idle = _RUNNING[1 - pool], _IDLE[pool]
     mask = seat.masks[pool]
     end = now + seat.seconds(pool)
     own = seat.latest_start(pool)
     for other in seats:
-        if other.state != coming or not other.masks[pool] & mask or other.late_at <= now:
+        if other.state not in (coming, idle) or not other.masks[pool] & mask:
+            continue
+        if counted_on_until(other) <= now:
             continue
         ready = max(other.expected_end, now)
         if ready >= end:
@@ -209,6 +214,11 @@ def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bo
         if max(ready - its, ready + other.seconds(pool) - own) < at_once:
             return True
     return False
+
+
+def counted_on_until(seat: Seat) -> float:
+    """When nobody is held back any more for a member that runs, or was to ask at once."""
+    return seat.expected_end + _ASKS_S if seat.state in _IDLE else seat.late_at
 
 
 def start(seat: Seat, pool: int, now: float) -> None:

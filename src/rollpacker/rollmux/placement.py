@@ -6,15 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, product
 
-import numpy as np
-
 from rollpacker.rollmux.admission import Admission, Joiner, affordable, expected
 from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
 from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.table import Table, node_loads
 
-TOP = 24
-"""Groups that are looked at closely."""
 GUESSED = 8
 """Sites of each price whose slowdown is guessed."""
 GUESS_EFFORT = 0.05
@@ -25,6 +22,8 @@ GENEROUS = 2.0
 """Guesses may be too high by so much."""
 TRIED = 10
 """Sites of one job that are tested exactly, at most."""
+SWAPS_TRIED = 3
+"""The same when another leaves the group for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,91 +46,6 @@ class Offer:
 
     site: Site
     cost: float
-
-
-class Table:
-    """One row of numbers per group, for a scan of all groups at once."""
-
-    COLUMNS = 6
-    SIZE, ROLLOUTS, TRAINS, ROLLOUT_LOAD, TRAIN_LOAD, TRAIN_MAX = range(COLUMNS)
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._rows = np.full((64, self.COLUMNS), np.inf)
-        self._slots: dict[int, int] = {}
-        self._ids = np.full(64, -1, dtype=np.int64)
-        self._free: list[int] = list(range(63, -1, -1))
-
-    def refresh(self) -> None:
-        """Bring the rows of changed groups up to date."""
-        for number in sorted(self._cluster.changed):
-            group = self._cluster.groups.get(number)
-            if group is None:
-                self._forget(number)
-            else:
-                slot = self._slot(number)
-                self._rows[slot] = self._row(group)
-        self._cluster.changed.clear()
-
-    def _forget(self, number: int) -> None:
-        slot = self._slots.pop(number, None)
-        if slot is not None:
-            self._rows[slot] = np.inf
-            self._ids[slot] = -1
-            self._free.append(slot)
-
-    def _slot(self, number: int) -> int:
-        if number not in self._slots:
-            if not self._free:
-                old = len(self._rows)
-                self._rows = np.vstack([self._rows, np.full_like(self._rows, np.inf)])
-                self._ids = np.concatenate([self._ids, np.full(old, -1, dtype=np.int64)])
-                self._free.extend(range(2 * old - 1, old - 1, -1))
-            self._slots[number] = self._free.pop()
-            self._ids[self._slots[number]] = number
-        return self._slots[number]
-
-    def _row(self, group: Group) -> tuple[float, ...]:
-        loads = [list(node_loads(group, pool).values()) or [0.0] for pool in POOLS]
-        sizes = len(group.seats), len(group.nodes[0]), len(group.nodes[1])
-        return (*map(float, sizes), min(loads[0]), min(loads[1]), max(loads[1]))
-
-    def scan(
-        self, gangs: tuple[int, int], loads: tuple[float, float], settings: Settings
-    ) -> list[int]:
-        """Groups that might take a job, cheapest and then fullest first."""
-        rows = self._rows
-        keep = np.flatnonzero(rows[:, self.SIZE] < settings.group_size)
-        rows = rows[keep]
-        fits = [
-            rows[:, column] + load <= 1.0
-            for column, load in ((self.ROLLOUT_LOAD, loads[0]), (self.TRAIN_LOAD, loads[1]))
-        ]
-        cost = np.zeros(len(rows))
-        for pool, column, price in (
-            (0, self.ROLLOUTS, settings.prices.rollout),
-            (1, self.TRAINS, settings.prices.train),
-        ):
-            need = np.maximum(gangs[pool] - rows[:, column], 0.0)
-            cost += price * np.where(fits[pool], need, float(gangs[pool]))
-        some = fits[0] | fits[1]
-        ranked = np.lexsort((self._ids[keep], -rows[:, self.TRAIN_MAX], cost))
-        ranked = ranked[some[ranked]][:TOP]
-        return [int(number) for number in self._ids[keep][ranked]]
-
-
-def node_loads(group: Group, pool: int, without: str = "") -> dict[str, float]:
-    """Share of the time that each node of a pool has to work to meet all targets."""
-    loads = {name: 0.0 for name in group.nodes[pool]}
-    for seat in group.seats:
-        if seat.job == without:
-            continue
-        period = max(seat.target, 1.0) * (seat.r + seat.t)
-        need = seat.seconds(pool) / period
-        for name in loads:
-            if group.bits[name] & seat.masks[pool]:
-                loads[name] += need
-    return loads
 
 
 class Placement:
@@ -215,6 +129,26 @@ class Placement:
         ]
         return self._choose(sites, job, now, below)
 
+    def instead(self, job: Job, group: Group, now: float, *, of: str, below: float) -> Offer | None:
+        """The best site in a group that another member leaves, at what the group then costs."""
+        ranked: list[tuple[float, int, Site]] = []
+        for site in self.sites(job, group, self._loads(job, now), (of,)):
+            seats, price = self._joined(site, job, (of,))
+            ranked.append((price * self._admission.guess(seats), len(ranked), site))
+        self._admission.left -= GUESS_EFFORT * len(ranked)
+        best: Offer | None = None
+        for guess, _, site in sorted(ranked)[:SWAPS_TRIED]:
+            if guess > GENEROUS * below:
+                break
+            seats, price = self._joined(site, job, (of,))
+            if price >= below:
+                continue
+            verdict = self._admission.judge(seats, now)
+            if verdict.kept and price * verdict.slowdown < below - 1e-9:
+                below = price * verdict.slowdown
+                best = Offer(site, below)
+        return best
+
     def _choose(
         self, sites: list[Site], job: Job, now: float, below: float, thorough: bool = False
     ) -> Offer | None:
@@ -261,12 +195,14 @@ class Placement:
             return 0.0
         return self.value(self._cluster.groups[site.group], now)
 
-    def _joined(self, site: Site, job: Job) -> tuple[list[Seat], float]:
+    def _joined(
+        self, site: Site, job: Job, without: Collection[str] = ()
+    ) -> tuple[list[Seat], float]:
         """Seats and price of a group after a job has joined, or has moved inside it."""
         assert site.group is not None
         group = self._cluster.groups[site.group]
         joiner = Joiner(job, self._masks(group, site), site.stretch)
-        seats = self._admission.seats(group, [joiner], (job.spec.id,))
+        seats = self._admission.seats(group, [joiner], (job.spec.id, *without))
         return seats, self.price_of(seats)
 
     def price_of(self, seats: Sequence[Seat]) -> float:
@@ -277,12 +213,12 @@ class Placement:
             masks[1] |= seat.masks[1]
         return self.price((masks[0].bit_count(), masks[1].bit_count()))
 
-    def value(self, group: Group, now: float, without: str = "") -> float:
+    def value(self, group: Group, now: float, without: Collection[str] = ()) -> float:
         """Price times mean slowdown: what the work of a group costs per hour that it takes alone.
 
         Slow jobs hold nodes for longer, so a low price alone is not cheap.
         """
-        seats = self._admission.seats(group, (), (without,))
+        seats = self._admission.seats(group, (), without)
         if not seats:
             return 0.0
         verdict = self._admission.judge(seats, now)
@@ -306,12 +242,22 @@ class Placement:
         slowdown = max(affordable(job, now, self._settings, 0.0), 1.0)
         return r / (slowdown * (r + t)), t / (slowdown * (r + t))
 
-    def sites(self, job: Job, group: Group, loads: tuple[float, float]) -> Iterator[Site]:
-        """Ways to pin a job in a group: few, the most promising ones."""
+    def sites(
+        self,
+        job: Job,
+        group: Group,
+        loads: tuple[float, float],
+        without: Collection[str] = (),
+    ) -> Iterator[Site]:
+        """Ways to pin a job in a group, once some have left: few, the most promising ones."""
         for gangs in self._widths(job):
             stretch = _stretch(job, gangs)
             pools = [
-                list(self._ways(job, group, pool, gangs[pool], loads[pool] * stretch[pool]))
+                list(
+                    self._ways(
+                        job, group, pool, (gangs[pool], loads[pool] * stretch[pool]), without
+                    )
+                )
                 for pool in POOLS
             ]
             for (rollout, r_load), (train, t_load) in product(*pools):
@@ -327,13 +273,19 @@ class Placement:
                     )
 
     def _ways(
-        self, job: Job, group: Group, pool: int, gang: int, load: float
+        self,
+        job: Job,
+        group: Group,
+        pool: int,
+        need: tuple[int, float],
+        without: Collection[str],
     ) -> Iterator[tuple[tuple[str, ...], float]]:
         """Existing nodes to take, with the load that they would have; none is a way too."""
         yield (), 0.0
+        gang, load = need
         gb = job.memory_gb(pool, gang)
         cap = self._settings.memory_cap_gb
-        loads = node_loads(group, pool, job.spec.id)
+        loads = node_loads(group, pool, (job.spec.id, *without))
         open_nodes = [
             name
             for name, used in loads.items()

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Literal
+from bisect import bisect_right
+from itertools import islice
 
 from rollpacker.rollmux.admission import Admission, affordable, expected
-from rollpacker.rollmux.cluster import Cluster, Job
+from rollpacker.rollmux.agenda import Agenda, Kind
+from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.moves import Moves
 from rollpacker.rollmux.placement import Placement
 from rollpacker.rollmux.settings import Settings
-
-Kind = Literal["move", "inside", "dissolve"]
 
 AMORTISED = 20.0
 """A job moves only if what is left of it is so many loads long."""
 COVERED = 2.5
 """Loads that a mover's slack has to cover."""
-GAIN = 0.01
-"""Share of a group's value that a move has to save."""
+LASTS_S = 7200.0
+"""Seconds for which a better packing is taken to last, at most."""
+TOLL = 2.0
+"""Prices of a job's nodes that a load takes: both homes, while the job stands still."""
 TRY_EFFORT = 0.1
 """Of looking for sites."""
 DISSOLVED = 4
 """Members of a group that may be dissolved, at most."""
+SWAPPED = 24
+"""Other groups that a job is tried in for one of their members."""
 NEIGHBOURS = 6
 """Groups that are looked at again after a change somewhere else."""
 
@@ -43,7 +46,7 @@ class Repack:
         self._admission = admission
         self._placement = placement
         self._moves = moves
-        self.agenda: deque[tuple[Kind, str]] = deque()
+        self.agenda = Agenda()
 
     def suggest(self, group: int) -> None:
         """A group changed: it may be dissolved, or its neighbours may move into it."""
@@ -55,38 +58,44 @@ class Repack:
         for other in groups[:NEIGHBOURS]:
             self._about(other.id)
 
+    def everything(self) -> None:
+        """All that can be tried."""
+        for number in self._cluster.groups:
+            self._about(number)
+        for job in self._cluster.jobs.values():
+            self._suggest_swaps(job)
+
     def again(self, job: Job, now: float) -> None:
         """Once in a while a job is looked at though nothing happened: slack grows."""
         if not self._settings.repack or now < job.looked_at + self._settings.look_s:
             return
         job.looked_at = now
-        self._add("move", job.spec.id)
-        self._add("inside", job.spec.id)
+        self.agenda.add("move", job.spec.id)
+        self.agenda.add("inside", job.spec.id)
+        self._suggest_swaps(job)
         if job.home is not None and len(self._cluster.groups[job.home.group].seats) <= DISSOLVED:
-            self._add("dissolve", str(job.home.group))
+            self.agenda.add("dissolve", str(job.home.group))
 
     def _about(self, number: int) -> None:
         group = self._cluster.groups.get(number)
         if group is None:
             return
         if len(group.seats) <= DISSOLVED:
-            self._add("dissolve", str(number))
+            self.agenda.add("dissolve", str(number))
         for seat in group.seats:
-            self._add("move", seat.job)
-            self._add("inside", seat.job)
-
-    def _add(self, kind: Kind, name: str) -> None:
-        if (kind, name) not in self.agenda:
-            self.agenda.append((kind, name))
+            self.agenda.add("move", seat.job)
+            self.agenda.add("inside", seat.job)
 
     def work(self, now: float) -> list[Job]:
         """Try what is on the list, within the budget. Returns jobs that got a reservation."""
         reserved: list[Job] = []
         while self.agenda and self._admission.left > 0:
-            kind, name = self.agenda.popleft()
+            kind, name = self.agenda.pop()
             self._admission.left -= TRY_EFFORT
             if kind == "dissolve":
                 reserved += self._dissolve(int(name), now)
+            elif kind == "swap":
+                reserved += self._swap(name, now)
             elif (job := self._cluster.jobs.get(name)) is not None:
                 reserved += self._move(job, now, kind)
         return reserved
@@ -98,22 +107,83 @@ class Repack:
         group = self._cluster.groups[job.home.group]
         value = self._placement.value(group, now)
         if kind == "inside":
-            offer = self._placement.inside(job, now, below=value * (1.0 - GAIN))
+            offer = self._placement.inside(job, now, below=value - self._toll(job))
         else:
-            saving = value - self._placement.value(group, now, job.spec.id)
+            saving = value - self._placement.value(group, now, (job.spec.id,))
             avoid = (job.home.group,)
-            offer = self._placement.best(job, now, below=saving - value * GAIN, avoid=avoid)
+            offer = self._placement.best(job, now, below=saving - self._toll(job), avoid=avoid)
         if offer is None:
             return []
         self._moves.reserve(job, offer.site)
         return [job]
+
+    def _suggest_swaps(self, job: Job) -> None:
+        if job.home is not None:
+            self.agenda.add("swap", f"{SWAPPED}:{job.home.group}:{job.spec.id}")
+
+    def _swap(self, thing: str, now: float) -> list[Job]:
+        """Try a job in other groups, each with a member of it that leaves instead.
+
+        Goes on in a later decision where the budget of this one is spent.
+
+        Args:
+            thing: how many groups, after which one, and the job.
+        """
+        left, after, name = thing.split(":", 2)
+        job = self._cluster.jobs.get(name)
+        if job is None or not self._worth(job, now):
+            return []
+        assert job.home is not None
+        numbers = sorted(self._cluster.groups)
+        numbers = numbers[bisect_right(numbers, int(after)) :] + numbers
+        for tried, number in enumerate(islice(numbers, int(left))):
+            if number == job.home.group:
+                break
+            if self._admission.left <= 0:
+                self.agenda.first("swap", f"{int(left) - tried}:{number - 1}:{name}")
+                break
+            moved = self._swap_with(job, self._cluster.groups[number], now)
+            if moved:
+                return moved
+        return []
+
+    def _swap_with(self, job: Job, group: Group, now: float) -> list[Job]:
+        assert job.home is not None
+        mine = self._cluster.groups[job.home.group]
+        before = self._placement.value(mine, now) + self._placement.value(group, now)
+        rest = self._placement.value(mine, now, (job.spec.id,))
+        for other in self._cluster.members(group):
+            if self._admission.left <= 0:
+                break
+            if other.home is None or other.home.group != group.id or not self._worth(other, now):
+                continue
+            names = (job.spec.id, other.spec.id)
+            limit = before - self._toll(job) - self._toll(other)
+            self._admission.left -= TRY_EFFORT
+            offer = self._placement.instead(job, group, now, of=names[1], below=limit)
+            if offer is None:
+                continue
+            left = limit - offer.cost
+            back = self._placement.instead(other, mine, now, of=names[0], below=left)
+            away = self._placement.best(
+                other,
+                now,
+                below=min(left if back is None else back.cost, left) - rest,
+                avoid=(mine.id, group.id),
+            )
+            chosen = back if away is None else away
+            if chosen is not None:
+                self._moves.reserve(job, offer.site)
+                self._moves.reserve(other, chosen.site)
+                return [job, other]
+        return []
 
     def _dissolve(self, number: int, now: float) -> list[Job]:
         group = self._cluster.groups.get(number)
         jobs = [] if group is None else self._cluster.members(group)
         if group is None or not all(self._worth(job, now) for job in jobs):
             return []
-        left = self._placement.value(group, now) * (1.0 - GAIN)
+        left = self._placement.value(group, now) - sum(self._toll(job) for job in jobs)
         jobs.sort(key=lambda job: -sum(expected(job, self._settings)))
         moved: list[Job] = []
         for job in jobs:
@@ -129,6 +199,12 @@ class Repack:
     def _roll_back(self, moved: list[Job]) -> None:
         for job in reversed(moved):
             self._moves.cancel(job)
+
+    def _toll(self, job: Job) -> float:
+        """Dollars per hour that a move has to save to pay for itself."""
+        rest = job.remaining() * sum(expected(job, self._settings))
+        share = TOLL * self._settings.cold_s / min(rest, LASTS_S)
+        return share * self._placement.price(job.gangs())
 
     def _worth(self, job: Job, now: float) -> bool:
         """Whether a move pays and the job can afford it."""

@@ -66,8 +66,7 @@ class Scheduler:
 
     def look_again(self) -> None:
         """Put every group on the list of things to repack."""
-        for number in list(self.cluster.groups):
-            self._repack.suggest(number)
+        self._repack.everything()
 
     def state_dict(self) -> dict[str, Any]:
         """All that later decisions depend on, as JSON."""
@@ -185,6 +184,7 @@ class Scheduler:
             return
         job.token = -1
         job.seat.busy = 0
+        job.seat.expected_end = now
         self._touched[job.home.group] = None
         self._idle(job, now)
         if event.phase == "rollout":

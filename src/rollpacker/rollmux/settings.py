@@ -48,7 +48,7 @@ class Settings:
     memory_cap_gb: float = 1536.0
     cold_s: float = 110.0
     warm_s: float = 2.0
-    margin: float = 0.03
+    margin: float = 0.0
     effort: float = 6.0
     look_s: float = 7200.0
     prices: Prices = Prices()

@@ -72,7 +72,7 @@ class Looks:
     """
 
     def __init__(self, in_turn: bool) -> None:
-        self._blocking = _IDLE if in_turn else _RUNNING
+        self._in_turn = in_turn
         self._times: dict[int, float] = {}
 
     def note(self, group: Group, now: float) -> None:
@@ -80,9 +80,15 @@ class Looks:
         seats = group.seats
         self._times.pop(group.id, None)
         if any(seat.state in _WAITING for seat in seats):
-            late = [s.late_at for s in seats if s.state in self._blocking and s.late_at > now]
-            if late:
-                self._times[group.id] = min(late)
+            times = [at for seat in seats if (at := self._until(seat)) > now]
+            if times:
+                self._times[group.id] = min(times)
+
+    def _until(self, seat: Seat) -> float:
+        """Until when a member keeps others waiting; long ago where it does not."""
+        if self._in_turn:
+            return seat.late_at if seat.state in _IDLE else -il.NEVER
+        return il.counted_on_until(seat) if seat.state in (*_IDLE, *_RUNNING) else -il.NEVER
 
     def next(self) -> float:
         """The first time; ``interleave.NEVER`` for none."""

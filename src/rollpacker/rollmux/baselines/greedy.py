@@ -8,8 +8,9 @@ from rollpacker.rollmux.baselines.shared import simulate_rule
 from rollpacker.rollmux.cluster import Cluster
 from rollpacker.rollmux.cluster_sim import Clock
 from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.placement import Site, node_loads
+from rollpacker.rollmux.placement import Site
 from rollpacker.rollmux.result import SimulationResult
+from rollpacker.rollmux.table import node_loads
 from rollpacker.rollmux.trace import TraceJob
 
 

@@ -1,0 +1,106 @@
+"""Company that a tight job can keep, and swaps between groups."""
+
+import numpy as np
+import pytest
+from cluster_worlds import job, run
+
+from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.agenda import Agenda
+from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.trace import Philly, philly
+
+
+def tight_and_guest() -> list[Seat]:
+    tight = Seat("tight", (1, 1), 100.0, 60.0, 1.02)
+    guest = Seat("guest", (2, 1), 60.0, 90.0, 3.0)
+    guest.state = il.WAIT_T
+    return [tight, guest]
+
+
+def test_a_guest_is_held_back_for_who_has_just_finished_a_rollout() -> None:
+    """Between the end of a rollout and the request to train, however the events are ordered."""
+    tight, guest = tight_and_guest()
+    tight.state, tight.expected_end = il.IDLE_T, 100.0
+    assert il.earliest_deadline([tight, guest], il.TRAIN, 100.0) is None
+    tight.state = il.WAIT_T
+    assert il.earliest_deadline([tight, guest], il.TRAIN, 100.0) is tight
+
+
+def test_a_guest_is_not_held_back_for_ever() -> None:
+    tight, guest = tight_and_guest()
+    tight.state, tight.expected_end = il.IDLE_T, 100.0
+    assert il.earliest_deadline([tight, guest], il.TRAIN, 200.0) is guest
+
+
+def test_what_is_rehearsed_is_what_happens() -> None:
+    """Without noise, tails and switches: a job that may be slowed by 5% shares a training node."""
+    exact = Settings(tails=False, warm_s=0.0, repack=False)
+    jobs = [
+        job("tight", [200.0] * 300, [100.0] * 300, slo=1.05, slack=1.0),
+        job("guest", [90.0] * 300, [150.0] * 300, arrival=1.0, slo=2.0, slack=1.0),
+    ]
+    result, violations, text = run(jobs, exact)
+    assert violations == []
+    assert '"evict"' not in text
+    shared = [line for line in text.splitlines() if '"place"' in line and '"t0"' in line]
+    assert len(shared) == 2
+    assert {each.id: each.ratio for each in result.jobs}["tight"] < 0.99
+
+
+def values(scheduler: Scheduler) -> float:
+    groups = scheduler.cluster.groups.values()
+    return sum(scheduler.placement.value(group, 0.0) for group in groups)
+
+
+@pytest.mark.parametrize("nodes", ["1", "mixed"])
+def test_swaps_save_what_they_promise(nodes: str) -> None:
+    """Of two groups' value, once nothing else helps; both jobs get a seat and memory."""
+    swaps = 0
+    for seed in range(6):
+        scheduler = Scheduler(Settings())
+        config = Philly(jobs=12, nodes=nodes, mean_hours=60.0)
+        for each in philly(config, np.random.default_rng(seed)):
+            scheduler.handle(0.0, ev.JobArrived(spec=each.spec))
+            live = scheduler.cluster.jobs[each.spec.id]
+            for pair in zip(each.rollout_s[:20], each.train_s[:20], strict=False):
+                live.observed.add(float(pair[0]), float(pair[1]))
+        repack = scheduler._repack
+        for live in list(scheduler.cluster.jobs.values()):
+            assert live.home is not None
+            before = values(scheduler)
+            scheduler.admission.left = 50.0
+            moved = repack._swap(f"24:{live.home.group}:{live.spec.id}", 0.0)
+            swaps += bool(moved)
+            assert values(scheduler) <= before + 1e-6
+            assert all(each.leaving and each.next_seat for each in moved)
+    assert swaps > 0
+
+
+def test_a_swap_goes_on_where_the_budget_ended() -> None:
+    scheduler = Scheduler(Settings())
+    for each in philly(Philly(jobs=12, mean_hours=60.0), np.random.default_rng(0)):
+        scheduler.handle(0.0, ev.JobArrived(spec=each.spec))
+    scheduler.look_again()
+    seen: set[str] = set()
+    for _ in range(400):
+        made = scheduler.tick(0.0)
+        for decision in made:
+            if isinstance(decision, do.Move):
+                scheduler.handle(0.0, ev.MoveFinished(job=decision.job))
+        seen |= {name.split(":")[0] for kind, name in scheduler._repack.agenda if kind == "swap"}
+    assert not len(scheduler._repack.agenda)
+    assert len(seen) > 1
+
+
+def test_an_agenda_holds_each_thing_once_and_in_order() -> None:
+    agenda = Agenda()
+    agenda.extend([("move", "a"), ("inside", "a"), ("move", "a")])
+    agenda.first("swap", "24:0:a")
+    agenda.add("move", "b")
+    assert list(agenda) == [("swap", "24:0:a"), ("move", "a"), ("inside", "a"), ("move", "b")]
+    assert agenda.pop() == ("swap", "24:0:a")
+    assert len(agenda) == 3

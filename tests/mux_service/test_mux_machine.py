@@ -115,6 +115,9 @@ class ServiceMachine(RuleBasedStateMachine):
     @rule(down_s=st.sampled_from([0.0, 1.0, 3 * TTL]))
     def restart(self, down_s: float) -> None:
         self.world.restart(down_s)
+        # Leases that are not known to be over have their full time again.
+        for token in self.beliefs.keys() & self.world.core.brain.leases.keys():
+            self.beliefs[token].until = self.world.time + TTL
 
     @precondition(lambda self: self.jobs)
     @rule(pick=PICK)

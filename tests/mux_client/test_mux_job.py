@@ -23,6 +23,10 @@ def no_pids() -> list[int]:
     return []
 
 
+def released() -> None:
+    pytest.fail("nobody offered a tail")
+
+
 def failed(error: Exception) -> None:
     """A running phase was told to stop."""
     del error
@@ -40,7 +44,7 @@ def test_a_displaced_job_keeps_its_name_and_its_account(daemon: Daemon) -> None:
     phases = phases_of(daemon, "displaced")
 
     async def run() -> None:
-        await phases.open(no_pids, failed)
+        await phases.open(no_pids, failed, released)
         await phases.begin("rollout")
         await phases.end()
         daemon.client().node_failed(daemon.client().job("displaced")["train_nodes"][0], "fire")
@@ -49,7 +53,7 @@ def test_a_displaced_job_keeps_its_name_and_its_account(daemon: Daemon) -> None:
         await phases.close(displaced=True)
         known = daemon.client().job("displaced")
         assert known["state"] == "idle"
-        await phases.open(no_pids, failed)
+        await phases.open(no_pids, failed, released)
         await phases.begin("rollout")
         await phases.end()
         again = daemon.client().job("displaced")
@@ -68,7 +72,7 @@ def test_an_interrupt_ends_the_wait_for_nodes(daemon: Daemon) -> None:
 
     async def run() -> None:
         for each in (holder, waiter):
-            await each.open(no_pids, failed)
+            await each.open(no_pids, failed, released)
         await holder.begin("rollout")
         waiting = asyncio.create_task(waiter.begin("rollout"))
         await until(lambda: daemon.client().job("waiter")["state"] == "waiting")
@@ -89,7 +93,7 @@ def test_a_job_can_stop_while_the_daemon_is_away(tmp_path: Path, where: str) -> 
     phases = phases_of(away, "left-alone")
 
     async def run() -> float:
-        await phases.open(no_pids, failed)
+        await phases.open(no_pids, failed, released)
         if where != "waiting":
             await phases.begin("rollout")
         away.kill()

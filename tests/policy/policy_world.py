@@ -28,6 +28,7 @@ def settings(
     ordered: bool = False,
     updates: int = 1,
     consolidate_below: int = 4,
+    tail_workers: int = 0,
     machine: Machine | None = None,
 ) -> RolloutSettings:
     return RolloutSettings(
@@ -42,6 +43,7 @@ def settings(
             consolidate_below=consolidate_below if machine is None else 0,
             ordered=ordered,
             updates=updates,
+            tail_workers=tail_workers,
         ),
         machine=machine,
     )
@@ -76,6 +78,7 @@ class World:
         self.accepted: dict[PromptId, tuple[AttemptId, ...]] = {}
         self.deferred: list[PromptId] = []
         self.rollout_over = False
+        self.offered = False
         self.applying: do.ApplyUpdate | None = None
         self.updated: set[tuple[PromptId, int]] = set()
 
@@ -130,7 +133,7 @@ class World:
                 self._accept(decision)
             case do.MigrateAttempts():
                 for attempt in decision.attempts:
-                    assert self.running[attempt] == decision.source
+                    assert self.moving.get(attempt, self.running[attempt]) == decision.source
                     self.moving[attempt] = decision.target
             case do.AccumulateGradients():
                 self._accumulate(decision)
@@ -152,6 +155,10 @@ class World:
                 self.rollout_over = True
             case do.ApplyUpdate():
                 self._apply(decision)
+            case do.OfferTail():
+                assert not self.offered, "offered twice"
+                assert not self.rollout_over
+                self.offered = True
             case _:
                 raise AssertionError(decision)
 

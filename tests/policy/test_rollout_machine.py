@@ -36,6 +36,7 @@ class RolloutMachine(RuleBasedStateMachine):
         retries=st.integers(0, 2),
         buckets=st.sampled_from([1, 1, 3]),
         scaling=st.sampled_from(["consolidate", "consolidate", "paper", "fixed"]),
+        tail=st.integers(0, 1),
     )
     def begin(
         self,
@@ -54,6 +55,7 @@ class RolloutMachine(RuleBasedStateMachine):
         retries: int,
         buckets: int,
         scaling: str,
+        tail: int,
     ) -> None:
         sizes = {"a": first} | ({"b": second} if second else {})
         given = make_settings(
@@ -77,6 +79,7 @@ class RolloutMachine(RuleBasedStateMachine):
             asynchronous=asynchronous or mode in ("race", "prompts", "auto"),
             ordered=ordered,
             updates=updates,
+            tail_workers=tail if scaling == "consolidate" else 0,
             machine=None if scaling == "consolidate" else local_machine(workers),
         )
         self.world = World(given, workers)
@@ -130,6 +133,11 @@ class RolloutMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def confirm_move(self, data: st.DataObject) -> None:
         self.world.confirm_move(self.pick(data, self.world.moving))
+
+    @precondition(lambda self: self.world.offered and not self.world.over)
+    @rule()
+    def release_tail(self) -> None:
+        self.world.tell(ev.TailReleased())
 
     @precondition(lambda self: self.world.gradients)
     @rule(data=st.data())

@@ -5,7 +5,9 @@ from __future__ import annotations
 from policy_world import World, local_machine, settings
 
 from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
 from rollpacker.core.types import WorkerId
+from rollpacker.policy.tail_release import tail_workers
 
 ROLLOUT = {"prompts_per_step": 4, "num_generations": 2, "streaming": {"group_tokens": 1024}}
 
@@ -100,3 +102,49 @@ def test_a_freed_worker_that_dies_before_its_attempts_have_moved_takes_none_with
     world.lose(source)
     assert len(world.running) == 6
     assert set(world.running.values()) == set(world.workers)
+
+
+def moves_of(world: World) -> list[do.MigrateAttempts]:
+    return [d for _, made in world.log for d in made if isinstance(d, do.MigrateAttempts)]
+
+
+def test_a_tail_is_offered_once_and_leaves_its_nodes_only_when_somebody_takes_them() -> None:
+    shape = {"prompts_per_step": 8, "num_generations": 4, "streaming": {"group_tokens": 64}}
+    given = settings(shape, {"a": 8}, consolidate_below=0, tail_workers=1)
+    world = World(given, workers=4)
+    world.start()
+    on = [sorted(a for a, w in world.running.items() if w == worker) for worker in world.workers]
+    attempts = [attempt for each in zip(*on, strict=True) for attempt in each]
+    for attempt in attempts[:25]:
+        world.finish(attempt, 9)
+    assert not offers_of(world)
+    for attempt in attempts[25:27]:
+        world.finish(attempt, 9)
+    assert len(offers_of(world)) == 1
+    assert not moves_of(world)
+    assert len(set(world.running.values())) == 4
+    world.tell(ev.TailReleased())
+    kept = {move.target for move in moves_of(world)}
+    assert len(kept) == 1
+    assert {a for m in moves_of(world) for a in m.attempts} | {
+        a for a, worker in world.running.items() if worker in kept
+    } == set(attempts[27:])
+    for place, attempt in enumerate(sorted(world.grading)):
+        world.grade(attempt, float(place % 2))
+    # Complete groups wait: the freed workers have no node to sum gradients on.
+    assert not world.gradients
+    for attempt in sorted(world.moving):
+        world.confirm_move(attempt)
+    for attempt in sorted(world.running):
+        world.finish(attempt, 50)
+        world.grade(attempt, 1.0)
+    assert len(offers_of(world)) == 1
+    assert {worker for worker, _ in world.gradients} == set(world.workers)
+
+
+def offers_of(world: World) -> list[do.OfferTail]:
+    return [d for _, made in world.log for d in made if isinstance(d, do.OfferTail)]
+
+
+def test_a_quarter_of_the_workers_keeps_a_tail() -> None:
+    assert [tail_workers(count) for count in (1, 2, 4, 5, 8)] == [0, 1, 1, 2, 2]

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runtime_jobs import Workshop, checkpoints, times_trained
+from runtime_jobs import Workshop, checkpoints, kept_samples, times_trained, weights_digest
 
 from rollpacker import job
+from rollpacker.core.journal import replay
 from rollpacker.core.types import Phase
+from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.phases import Alone, DisplacedError, StoppedError
 from rollpacker.runtime.progress import Progress
 
@@ -28,7 +30,10 @@ class FailingNodes(Alone):
         self.closed: list[bool] = []
 
     async def open(
-        self, pids: Callable[[], Sequence[int]], fail: Callable[[Exception], None]
+        self,
+        pids: Callable[[], Sequence[int]],
+        fail: Callable[[Exception], None],
+        release_tail: Callable[[], None],
     ) -> None:
         self.pids, self.fail = pids, fail
 
@@ -77,3 +82,36 @@ def test_an_interrupt_while_waiting_ends_the_run_with_a_checkpoint(tmp_path: Pat
     summary = (folder / "summary.json").read_text(encoding="utf-8")
     assert '"before"' in summary
     assert '"after"' not in summary
+
+
+class WantedNodes(Alone):
+    """Another job takes the nodes of every tail."""
+
+    async def open(
+        self,
+        pids: Callable[[], Sequence[int]],
+        fail: Callable[[Exception], None],
+        release_tail: Callable[[], None],
+    ) -> None:
+        self.release_tail = release_tail
+        self.offered = 0
+
+    async def offer_tail(self) -> None:
+        self.offered += 1
+        self.release_tail()
+
+
+def test_a_tail_leaves_most_workers_and_changes_no_bit(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, rows=8)
+    few: dict[str, Any] = {"epochs": 1, "deterministic": True, "mux__url": "http://127.0.0.1:1"}
+    quiet = Progress(Console(file=StringIO()))
+    alone = job.train(workshop.config("alone", **few), progress=quiet, phases=Alone())
+    phases = WantedNodes()
+    shared = job.train(workshop.config("shared", **few), progress=quiet, phases=phases)
+    lines = (shared / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    assert phases.offered == 2
+    assert sum('"kind":"TailReleased"' in line for line in lines) == 2
+    assert any('"kind":"MigrateAttempts"' in line for line in lines)
+    assert replay(shared / "journal.jsonl", from_journal).differences == []
+    assert kept_samples(shared) == kept_samples(alone)
+    assert weights_digest(shared / "checkpoint-2") == weights_digest(alone / "checkpoint-2")

@@ -88,6 +88,11 @@ class MigrateAttempts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfferTail:
+    """Most responses are there: whoever shares the nodes may have them; ``TailReleased`` if so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegroupWorkers:
     """The devices of ``members`` become one engine, run by ``lead``, one of them.
 
@@ -136,6 +141,7 @@ Decision = (
     | DropGroup
     | DeferPrompt
     | MigrateAttempts
+    | OfferTail
     | RegroupWorkers
     | AccumulateGradients
     | FinishRollout

@@ -77,6 +77,11 @@ class AttemptMigrated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TailReleased:
+    """Another job has the nodes: what still decodes is to leave most workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsAccumulated:
     """A worker has added the gradients of these parts to its sum, in ``seconds``."""
 
@@ -129,6 +134,7 @@ Event = (
     | AttemptGraded
     | GradingFailed
     | AttemptMigrated
+    | TailReleased
     | GradientsAccumulated
     | UpdateApplied
     | RoundMeasured

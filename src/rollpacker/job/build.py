@@ -157,11 +157,15 @@ def save_config(config: RunConfig, folder: Path) -> None:
     replace_file(folder / "config.yaml", text.encode())
 
 
+def races(config: RunConfig) -> bool:
+    """Whether a round keeps the first to finish."""
+    return config.rollout.tail_batching.mode in ("race", "prompts", "auto")
+
+
 def check(config: RunConfig) -> None:
     """Refuse combinations that cannot work. Raises ``ValueError``."""
     mode = config.rollout.tail_batching.mode
-    races = mode in ("race", "prompts", "auto")
-    if races and config.grading.asynchronous is False:
+    if races(config) and config.grading.asynchronous is False:
         raise ValueError(
             f"grading.asynchronous=false cannot work with rollout.tail_batching.mode={mode}: "
             "a race needs each reward when its response ends; use mode 'exact' or 'off'"
@@ -276,6 +280,8 @@ def rollout_settings(
             updates=config.train.updates_per_step,
             train_all=config.train.beta > 0,
             machine=machine,
+            # Whoever finishes first wins a race: with others on the nodes, that may be others.
+            shared=bool(config.mux.url) and not (config.deterministic and races(config)),
         ),
         machine=machine,
     )

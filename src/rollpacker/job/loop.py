@@ -107,7 +107,7 @@ async def _train(
     displaced = False
     try:
         job = Job(config, folder, parts, checkpoints, phases)
-        await phases.open(lambda: parts.pool.pids, breaker.trip)
+        await phases.open(lambda: parts.pool.pids, breaker.trip, parts.rollout.release_tail)
         await job.restore(start)
         await breaker.run(job.run())
     except DisplacedError:

@@ -10,6 +10,7 @@ from rollpacker.config import RolloutConfig
 from rollpacker.policy.admission import LatencyCurve, consolidation_threshold
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.streaming import StreamingRules
+from rollpacker.policy.tail_release import tail_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ def streaming_rules(
     updates: int = 1,
     train_all: bool = False,
     machine: Machine | None = None,
+    shared: bool = False,
 ) -> StreamingRules:
     """What streaming may do, from the configuration.
 
@@ -84,6 +86,7 @@ def streaming_rules(
         whole_batch: the update needs all groups before its first gradient.
         ordered, updates, train_all: as in ``StreamingRules``.
         machine: devices, as in ``RolloutSettings``: then another rule moves the tail.
+        shared: other jobs may be given the nodes of a tail.
     """
     mode, config = rollout.tail_batching.mode, rollout.streaming
     stream = config.enabled and mode != "off" and not whole_batch
@@ -98,6 +101,7 @@ def streaming_rules(
         updates=updates,
         train_all=train_all,
         prompts=rollout.prompts_per_step,
+        tail_workers=tail_workers(workers) if shared and machine is None else 0,
         replica=1 if machine is None else machine.replica_devices // machine.worker_devices,
     )
 

@@ -14,6 +14,7 @@ from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, GroupPart, PromptId, WorkerId
+from rollpacker.policy.tail_release import TailRelease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class StreamingRules:
         updates: updates of a step; more than one needs all groups first.
         train_all: groups whose advantages are zero have a gradient too (that of a KL term).
         prompts: groups of an update, where a round may have several updates' worth of them.
+        tail_workers: of nodes that other jobs share: workers that keep the tail when one of them
+            takes the nodes; 0 offers none.
         replica: neighbouring workers that make one training replica; the first of them is given
             its gradient work.
     """
@@ -39,6 +42,7 @@ class StreamingRules:
     train_all: bool = False
     replica: int = 1
     prompts: int = 0
+    tail_workers: int = 0
 
 
 _SMALLEST_TASK = 512
@@ -78,6 +82,7 @@ class Streaming:
         self._update = 0
         self._rollout_over = False
         self._applying = False
+        self._tail = TailRelease(rules.tail_workers)
         self._none_below = 0
         """No worker with fewer tasks than this may train now."""
 
@@ -99,6 +104,7 @@ class Streaming:
         self._rollout_over = False
         self._applying = False
         self._none_below = 0
+        self._tail.start()
 
     def observe(self, decision: do.Decision) -> None:
         """Follow what the rollout decided."""
@@ -109,6 +115,7 @@ class Streaming:
                 self._workers[decision.worker].running.add(decision.attempt)
                 self._at[decision.attempt] = decision.worker
                 self._order.setdefault(decision.prompt, len(self._order))
+                self._tail.count()
             case do.AbortAttempt():
                 self._end(decision.attempt)
             case do.MigrateAttempts():
@@ -135,6 +142,8 @@ class Streaming:
                 self._end(event.attempt)
             case ev.AttemptMigrated():
                 self._move(event.attempt, event.worker)
+            case ev.TailReleased():
+                self._tail.release()
             case ev.GradientsAccumulated():
                 if event.worker in self._replicas:
                     self._workers[event.worker].tasks -= 1
@@ -156,6 +165,8 @@ class Streaming:
         if self._applying:
             return
         if not self._rollout_over:
+            if self._rules.tail_workers:
+                yield from self._share_tail()
             yield from self._consolidate()
         yield from self._dispatch()
         if self._rollout_over and not self._busy():
@@ -248,6 +259,14 @@ class Streaming:
         else:
             self._applying = True
 
+    def _share_tail(self) -> Iterable[do.Decision]:
+        running = {worker: state.running for worker, state in self._workers.items()}
+        for decision in list(self._tail.decide(running)):
+            if isinstance(decision, do.MigrateAttempts):
+                for attempt in decision.attempts:
+                    self._move(attempt, decision.target)
+            yield decision
+
     def _consolidate(self) -> Iterable[do.MigrateAttempts]:
         """Free the emptiest decoding worker when the others can take its attempts for free."""
         if not self._rules.stream or len(self._at) > self._rules.consolidate_below:
@@ -303,7 +322,9 @@ class Streaming:
     def _may_train(self, worker: WorkerId) -> bool:
         if self._rollout_over:
             return True
-        return self._rules.stream and not any(map(self._decodes, self._replicas[worker]))
+        if self._tail.released or not self._rules.stream:
+            return False
+        return not any(map(self._decodes, self._replicas[worker]))
 
     def _dispatch_in_order(self) -> Iterable[do.AccumulateGradients]:
         """A fixed share for each worker: the k-th group goes to worker k modulo workers."""

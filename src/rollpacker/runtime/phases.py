@@ -25,13 +25,17 @@ class Phases(Protocol):
     stats: dict[str, float]
 
     async def open(
-        self, pids: Callable[[], Sequence[int]], fail: Callable[[Exception], None]
+        self,
+        pids: Callable[[], Sequence[int]],
+        fail: Callable[[Exception], None],
+        release_tail: Callable[[], None],
     ) -> None:
         """Register the job.
 
         Args:
             pids: the processes that run the phases, at this moment.
             fail: takes what ends the job wherever it is, in this event loop.
+            release_tail: is told there that another job has the nodes of the running rollout.
         """
         ...
 
@@ -41,6 +45,10 @@ class Phases(Protocol):
         Raises ``DisplacedError``, ``StoppedError``, ``ValueError`` or whatever else keeps the job
         from going on.
         """
+        ...
+
+    async def offer_tail(self) -> None:
+        """Most responses of the running rollout are there: others may have its nodes."""
         ...
 
     async def end(self) -> None:
@@ -63,12 +71,18 @@ class Alone:
         self.stats: dict[str, float] = {}
 
     async def open(
-        self, pids: Callable[[], Sequence[int]], fail: Callable[[Exception], None]
+        self,
+        pids: Callable[[], Sequence[int]],
+        fail: Callable[[Exception], None],
+        release_tail: Callable[[], None],
     ) -> None:
         """Nothing to register."""
 
     async def begin(self, phase: Phase) -> None:
         """The nodes are there."""
+
+    async def offer_tail(self) -> None:
+        """Nobody would have them."""
 
     async def end(self) -> None:
         """Nobody waits for them."""

@@ -77,6 +77,7 @@ class Rollout:
         self._phases = phases
         self._summed = asyncio.Event()
         self._switching: asyncio.Task[None] | None = None
+        self._offering: asyncio.Task[None] | None = None
         self._pump = Pump(policy, self._perform, clock, journal.record)
         self._lockstep = config.deterministic
         self._grading = Grading(
@@ -162,8 +163,14 @@ class Rollout:
                     self._switching = asyncio.create_task(self._switch(self._phases))
             case do.ApplyUpdate():
                 self._updates.apply(decision)
+            case do.OfferTail():
+                self._offer_tail()
             case _:
                 raise AssertionError(f"unknown decision {decision!r}")
+
+    def _offer_tail(self) -> None:
+        if self._phases is not None:
+            self._offering = asyncio.create_task(self._phases.offer_tail())
 
     async def _switch(self, phases: Phases) -> None:
         """From the rollout's nodes to those of training, when streamed gradients are summed."""
@@ -239,6 +246,11 @@ class Rollout:
                 self.fail(error)
 
         return call
+
+    def release_tail(self) -> None:
+        """Another job has the nodes: the tail is to leave most of them."""
+        if self._done is not None and not self._done.done():
+            self._pump.post(ev.TailReleased())
 
     def fail(self, error: Exception) -> None:
         """End the step that is running, if one is, with an error."""

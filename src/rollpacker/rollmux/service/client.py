@@ -120,11 +120,26 @@ class MuxClient:
             lease_s=answer["lease_s"],
         )
 
-    def heartbeat(self, permit: Permit) -> float:
-        """Extend a lease; the new ``stop_at``. Raises ``LeaseLostError``."""
+    def heartbeat(self, permit: Permit) -> tuple[float, bool]:
+        """Extend a lease. Raises ``LeaseLostError``.
+
+        Returns:
+            The new ``stop_at``, and whether another job has the nodes of a rollout's tail.
+        """
         patience = permit.stop_at - time.monotonic()
         sent, answer = self._for_permit(permit, "heartbeat", {}, patience)
-        return sent + SAFE_SHARE * answer["ttl_s"]
+        return sent + SAFE_SHARE * answer["ttl_s"], bool(answer["release_tail"])
+
+    def tail(self, job: str, permit: Permit) -> bool:
+        """Report that most responses of a running rollout are there. Raises ``LeaseLostError``.
+
+        True when another job has the nodes: what is left has to move to a quarter of the workers.
+        """
+        path = f"/v1/jobs/{quote(job, safe='')}/tail"
+        try:
+            return bool(self._post(path, {"token": permit.token}, new_key())[1]["release_tail"])
+        except MuxError as error:
+            raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error
 
     def finish(self, permit: Permit, seconds: float, key: str) -> dict[str, Any]:
         """The phase is over; ``seconds`` is what it took alone. Raises ``LeaseLostError``."""

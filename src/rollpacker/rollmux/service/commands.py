@@ -244,7 +244,7 @@ def tail(core: Core, request: Request, job: str) -> Outcome:
     lease = _lease(core, token)
     if record.token != token or lease.phase != "rollout":
         raise Refused(409, f"token: {token} is no running rollout of job {job}", code="lost")
-    return _recorded(core, request, ev.TailReached(job=job), dict)
+    return _recorded(core, request, ev.TailReached(job=job), lambda: {"release_tail": lease.tail})
 
 
 def moved(core: Core, request: Request, job: str) -> Outcome:

@@ -118,6 +118,18 @@ class Phases:
         if self._lease is not None:
             self._lease.check()
 
+    def offer_tail(self) -> bool:
+        """Most responses of the running rollout are there: others may have its nodes.
+
+        True when another job has them: move the rest to a quarter of the workers. To be asked
+        again later, as a job may come.
+        """
+        if self._lease is None:
+            return False
+        if not self._lease.tail_released:
+            self._lease.offer_tail(self._job)
+        return self._lease.tail_released
+
     def end(self) -> None:
         """The job is over."""
         if self._client is not None:

@@ -98,6 +98,7 @@ class JobPhases:
         self._job = self._spec.id
         self._pids: Callable[[], Sequence[int]] = tuple
         self._fail: Callable[[Exception], None] = lambda _error: None
+        self._release_tail: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._regaining = threading.Lock()
         self._lease: Lease | None = None
@@ -105,17 +106,21 @@ class JobPhases:
         self._interrupts = 0
         self._broken: Exception | None = None
         self._reset_clock()
-        names = ("phases", "waited_s", "switch_s", "lost", "redone")
+        names = ("phases", "waited_s", "switch_s", "lost", "redone", "tails")
         self.stats: dict[str, float] = dict.fromkeys(names, 0.0)
         self._guard: subprocess.Popen[bytes] | None = None
 
     async def open(
-        self, pids: Callable[[], Sequence[int]], fail: Callable[[Exception], None]
+        self,
+        pids: Callable[[], Sequence[int]],
+        fail: Callable[[Exception], None],
+        release_tail: Callable[[], None],
     ) -> None:
         """Register the job, under a name that only this run has."""
         loop = asyncio.get_running_loop()
         self._pids = pids
         self._fail = lambda error: loop.call_soon_threadsafe(fail, error) and None
+        self._release_tail = lambda: loop.call_soon_threadsafe(release_tail) and None
         self._stopped, self._broken = False, None
         self._guard = subprocess.Popen(
             [sys.executable, "-S", "-E", phase_guard.__file__], stdin=subprocess.PIPE
@@ -137,6 +142,12 @@ class JobPhases:
                 await asyncio.to_thread(self._begin, phase)
         if self._broken is not None:
             raise self._broken
+
+    async def offer_tail(self) -> None:
+        """Others may have the nodes of the running rollout, but for the tail's workers."""
+        lease = self._lease
+        if lease is not None and lease.permit.phase == "rollout":
+            await asyncio.to_thread(lease.offer_tail, self._job)
 
     async def end(self) -> None:
         """Give the nodes back, the phase being complete."""
@@ -194,8 +205,16 @@ class JobPhases:
             self._tell_guard(permit.stop_at)
             self._running_since = time.monotonic()
             self._lease = Lease(
-                self._client, permit, on_extended=self._tell_guard, on_lost=self._regain
+                self._client,
+                permit,
+                on_extended=self._tell_guard,
+                on_lost=self._regain,
+                on_tail=self._on_tail,
             )
+
+    def _on_tail(self) -> None:
+        self.stats["tails"] += 1
+        self._release_tail()
 
     def _regain(self) -> None:
         """The lease is lost while the phase runs: freeze, wait for another, go on."""

@@ -88,12 +88,16 @@ class Lease:
         *,
         on_extended: Callable[[float], None] = lambda _stop_at: None,
         on_lost: Callable[[], None] = lambda: None,
+        on_tail: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self.permit = permit
         self._stop_at = permit.stop_at
         self._on_extended = on_extended
         self._on_lost = on_lost
+        self._on_tail = on_tail
+        self.tail_released = False
+        """Whether another job has the nodes: the rest of a rollout has to leave most workers."""
         self._problem: str | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(
@@ -115,6 +119,19 @@ class Lease:
     def give_up(self, reason: str) -> None:
         """The daemon has said elsewhere that the lease is lost."""
         self._problem = self._problem or reason
+
+    def offer_tail(self, job: str) -> None:
+        """Most responses of a rollout are there; nothing happens where the daemon is away."""
+        try:
+            released = self._client.tail(job, self.permit)
+        except (LeaseLostError, UnreachableError):
+            return
+        self._tail(released)
+
+    def _tail(self, released: bool) -> None:
+        if released and not self.tail_released:
+            self.tail_released = True
+            self._on_tail()
 
     def close(self) -> None:
         """Stop extending; may be called from ``on_lost``."""
@@ -141,7 +158,7 @@ class Lease:
         if self.lost:
             raise LeaseLostError("its lease ran out")
         permit = self.permit
-        stop_at = self._client.heartbeat(
+        stop_at, released = self._client.heartbeat(
             Permit(
                 token=permit.token,
                 phase=permit.phase,
@@ -152,3 +169,4 @@ class Lease:
         )
         self._stop_at = stop_at
         self._on_extended(stop_at)
+        self._tail(released)

@@ -70,7 +70,7 @@ def online(jobs: list[TraceJob], settings: Settings, rounds: int = 60) -> float:
 
 def _settle(scheduler: Scheduler, event: ev.JobArrived | None) -> None:
     waiting: deque[do.Decision] = deque(
-        scheduler.tick(0.0) if event is None else scheduler.handle(0.0, event)
+        scheduler.handle(0.0, ev.TimePassed() if event is None else event)
     )
     while waiting:
         decision = waiting.popleft()

@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import yaml
@@ -148,3 +149,16 @@ def test_configurations_in_the_documentation_are_valid() -> None:
     assert len(blocks) >= 4
     for block in blocks:
         config.parse(smallest | yaml.safe_load(block))
+
+
+def test_every_pure_file_of_rollmux_is_held_to_be_pure() -> None:
+    """A new file is named in the import contract, or it could use a clock unnoticed."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    pure = next(
+        set(contract["source_modules"])
+        for contract in contracts["contracts"]
+        if "the cluster scheduler" in contract["name"]
+    )
+    folder = SOURCE / "rollmux"
+    files = {path.stem for path in folder.iterdir() if path.stem not in ("__init__", "service")}
+    assert pure == {f"rollpacker.rollmux.{name}" for name in files - {"__pycache__"}}

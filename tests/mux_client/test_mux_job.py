@@ -1,22 +1,35 @@
 """The phases of a ``rollpacker train`` job: displaced, interrupted, and without a daemon."""
 
 import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mux_real_daemon import Daemon
 
 from rollpacker.config import MuxConfig, RunConfig
+from rollpacker.rollmux.service import phase_guard
+from rollpacker.rollmux.service.client import LeaseLostError
+from rollpacker.rollmux.service.link import Link, MuxError, new_key
 from rollpacker.rollmux.service.phase_job import JobPhases
 from rollpacker.runtime.phases import DisplacedError, StoppedError
 
 
-def phases_of(daemon: Daemon, name: str) -> JobPhases:
+def phases_of(daemon: Daemon, name: str, *, output: str = "", **more: Any) -> JobPhases:
     mux = {"url": daemon.url, "token_file": str(daemon.token_file), "job": name, "slo": 8.0}
-    mux |= {"worst_rollout_s": 1.0, "worst_train_s": 1.0}
-    config = RunConfig.model_construct(output=f"runs/{name}", mux=MuxConfig.model_validate(mux))
-    return JobPhases(config)
+    mux |= {"worst_rollout_s": 1.0, "worst_train_s": 1.0} | more
+    output = output or f"runs/{name}"
+    config = RunConfig.model_construct(output=output, mux=MuxConfig.model_validate(mux))
+    return JobPhases(config, say=said.append)
+
+
+said: list[str] = []
 
 
 def no_pids() -> list[int]:
@@ -119,3 +132,132 @@ def test_a_job_can_stop_while_the_daemon_is_away(tmp_path: Path, where: str) -> 
         assert asyncio.run(asyncio.wait_for(run(), 60)) < 30
     finally:
         away.stop()
+
+
+def test_a_displaced_job_may_come_back_while_the_daemon_drains(daemon: Daemon) -> None:
+    phases, late = phases_of(daemon, "stays"), phases_of(daemon, "late")
+    link = Link(daemon.url, daemon.token_file, patience_s=9.0)
+
+    async def run() -> None:
+        await phases.open(no_pids, failed, released)
+        await phases.begin("rollout")
+        await phases.end()
+        link.call("POST", "/v1/drain", {"draining": True}, new_key())
+        await phases.close(displaced=True)
+        with pytest.raises(MuxError, match="draining"):
+            await late.open(no_pids, failed, released)
+        await late.close()
+        await phases.open(no_pids, failed, released)
+        await phases.begin("train")
+        await phases.close()
+
+    try:
+        asyncio.run(run())
+    finally:
+        link.call("POST", "/v1/drain", {"draining": False}, new_key())
+
+
+def test_a_job_of_another_run_is_left_alone(daemon: Daemon) -> None:
+    mine, other = phases_of(daemon, "mine"), phases_of(daemon, "mine", output="runs/other")
+
+    async def run() -> None:
+        await mine.open(no_pids, failed, released)
+        with pytest.raises(ValueError, match=r"mux\.job=mine: another run has a live job"):
+            await other.open(no_pids, failed, released)
+        await other.close()
+        assert daemon.client().job("mine")["state"] == "idle"
+        await mine.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("cores", "problem"), [({"train": [0]}, "mux.cores has neither"), ({"rollout": [9999]}, "9999")]
+)
+def test_nodes_that_cannot_be_used_are_given_back(
+    daemon: Daemon, cores: dict[str, list[int]], problem: str
+) -> None:
+    phases = phases_of(daemon, f"unpinned-{len(problem)}", cores=cores)
+
+    async def run() -> None:
+        await phases.open(lambda: [os.getpid()], failed, released)
+        with pytest.raises(ValueError, match=problem):
+            await phases.begin("rollout")
+        assert daemon.client().job(f"unpinned-{len(problem)}")["state"] == "idle"
+        await phases.close()
+
+    asyncio.run(run())
+
+
+def test_a_tail_gives_its_nodes_to_a_job_that_waits(daemon: Daemon) -> None:
+    tail, waiter = phases_of(daemon, "tail"), phases_of(daemon, "waits")
+    told: list[str] = []
+
+    async def run() -> None:
+        await tail.open(no_pids, failed, lambda: told.append("release"))
+        await waiter.open(no_pids, failed, released)
+        await tail.begin("rollout")
+        waiting = asyncio.create_task(waiter.begin("rollout"))
+        await until(lambda: daemon.client().job("waits")["state"] == "waiting")
+        assert not told
+        await tail.offer_tail()
+        await until(lambda: told == ["release"])
+        await waiting
+        nodes = [daemon.client().job(name)["permit"]["nodes"] for name in ("tail", "waits")]
+        assert nodes[0] == nodes[1]
+        await tail.end()
+        await waiter.end()
+        for each in (tail, waiter):
+            await each.close()
+
+    asyncio.run(run())
+    assert (tail.stats["tails"], waiter.stats["tails"]) == (1, 0)
+
+
+def test_while_the_daemon_is_not_there_the_user_is_told_once(tmp_path: Path) -> None:
+    away = Daemon(tmp_path)
+    phases = phases_of(away, "early")
+    away.kill()
+    said.clear()
+
+    async def run() -> None:
+        opening = asyncio.create_task(phases.open(no_pids, failed, released))
+        await until(lambda: said)
+        await asyncio.sleep(1.0)
+        assert not opening.done()
+        await phases.close()
+        with pytest.raises(LeaseLostError):
+            await opening
+
+    asyncio.run(run())
+    assert len(said) == 1
+    assert said[0].startswith("waiting for the RollMux daemon (mux.url): ")
+
+
+def test_a_process_that_is_not_watched_any_more_goes_on() -> None:
+    """Both lines are read at once: the first one counts too."""
+    child = subprocess.Popen(["sleep", "60"])
+    guard = subprocess.Popen([sys.executable, phase_guard.__file__], stdin=subprocess.PIPE)
+    try:
+        assert guard.stdin is not None
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        lines = [{"pids": [child.pid], "stop_at": None}, {"pids": [], "stop_at": None}]
+        guard.stdin.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        guard.stdin.close()
+        guard.wait(30)
+        assert os.waitpid(child.pid, os.WCONTINUED | os.WNOHANG)[1] == 0xFFFF
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_time_after_the_lease_is_no_work(daemon: Daemon) -> None:
+    phases = phases_of(daemon, "frozen")
+
+    class Over:
+        stop_at = time.monotonic() - 5.0
+
+    phases._running_since = time.monotonic() - 8.0
+    phases._freeze(Over())  # type: ignore[arg-type]
+    assert phases._active_s == pytest.approx(3.0, abs=0.5)

@@ -373,3 +373,24 @@ def test_a_phase_on_a_gang_that_shrank_counts_as_of_the_whole_gang(tmp_path: Pat
     assert seat.stretch == (2.0, 1.0)
     assert world.core.brain.jobs["b"].solo_s == 4.0 + 5.0
     world.store.close()
+
+
+@pytest.mark.parametrize("down_s", [0.0, 3 * TTL])
+def test_agents_that_fall_silent_together_are_one_failure(world: World, down_s: float) -> None:
+    """The first failure moves the job: the other node is given back before it is looked at."""
+    world.submit("a")
+    for node in ("r0", "t0"):
+        assert world.post(commands.node_heartbeat, node)[0] == 200
+    if down_s:
+        world.restart(down_s)
+    world.wait(TTL + 1.0)
+    assert world.core.brain.agents == {}
+    assert "move" in world.ask("a", "rollout")[1]
+    assert set(world.core.brain.scheduler.cluster.nodes).isdisjoint({"r0", "t0"})
+
+
+def test_while_draining_a_live_job_may_come_again_and_a_new_one_may_not(world: World) -> None:
+    world.submit("a")
+    world.post(commands.drain, None, {"draining": True})
+    assert world.submit("a")[1]["code"] == "exists"
+    assert world.submit("b")[1]["code"] == "draining"

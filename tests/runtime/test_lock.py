@@ -19,8 +19,7 @@ def test_lock_is_released_by_a_kill_although_children_live(tmp_path):
         "import os, sys, time; from pathlib import Path\n"
         "from rollpacker.runtime.lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\n"
-        "child = os.fork()\n"
-        "if child: print(child, flush=True)\n"
+        "if not os.fork(): print(os.getpid(), flush=True)\n"
         "time.sleep(60)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]

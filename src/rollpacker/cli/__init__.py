@@ -132,7 +132,7 @@ def shared_phases(loaded: config.RunConfig) -> Phases | None:
         return None
     from rollpacker.rollmux.service.phase_job import JobPhases
 
-    return JobPhases(loaded)
+    return JobPhases(loaded, say=errors.print)
 
 
 @app.command()

@@ -37,6 +37,8 @@ class _Job:
     permit: dict[str, Any] | None = None
     running: dict[str, Any] | None = None
     started_at: float = 0.0
+    took_s: float = 0.0
+    """Of the running phase so far, under permits that were lost."""
     stranded: bool = False
 
     def solo_s(self, count: int) -> float:
@@ -144,6 +146,7 @@ class Checker:
         for node in [node for node, owner in self._busy.items() if owner == name]:
             del self._busy[node]
         job.running = job.permit = None
+        job.took_s = 0.0
         job.next_phase = "rollout"
         for node in job.nodes | job.old_nodes:
             self._pins.get(node, {}).pop(name, None)
@@ -225,9 +228,11 @@ class Checker:
             return
         self._free(name)
         job.permit = None
+        job.took_s += self._now - job.started_at
         if event.get("lost"):
             return
-        took, alone = self._now - job.started_at, job.alone_s(event)
+        # A phase whose permit was lost may go on under the next one.
+        took, alone, job.took_s = job.took_s, job.alone_s(event), 0.0
         # Clocks of two machines drift apart.
         if took < alone * (1.0 - 1e-4) - 1e-3:
             self._bad("too_fast", f"{name}: {took:.3f} s for {alone:.3f} s alone")

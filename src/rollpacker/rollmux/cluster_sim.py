@@ -10,6 +10,7 @@ from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.event_log import EventLog
+from rollpacker.rollmux.interleave import NEVER
 from rollpacker.rollmux.result import (
     TAIL_AT,
     TAIL_COST,
@@ -87,6 +88,8 @@ class ClusterSimulation:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._live: dict[str, Running] = {}
+        self._look = NEVER
+        """When the next event of passing time is due."""
         self._tenant: dict[str, str] = {}
         self._tails: dict[str, float] = {}
         self.meter = Meter(since=jobs[0].arrival_s)
@@ -129,6 +132,19 @@ class ClusterSimulation:
             self._log.decided(self.now, decision)
             if (perform := _PERFORM.get(type(decision))) is not None:
                 perform(self, decision)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        look = self._scheduler.next_look()
+        if look < self._look:
+            self._look = look
+            self._at(look, self._pass_time)
+
+    def _pass_time(self) -> None:
+        self._look = NEVER
+        if self._scheduler.next_look() <= self.now:
+            self._post(ev.TimePassed())
+        self._look_later()
 
     def _arrive(self, job: TraceJob) -> None:
         self._live[job.spec.id] = Running(job)

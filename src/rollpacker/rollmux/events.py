@@ -76,7 +76,7 @@ class NodeFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """Nothing happened, but ``Scheduler.next_look`` has come."""
+    """Nothing happened, but ``Scheduler.next_look`` has come, or there is time for repacking."""
 
 
 Event = (

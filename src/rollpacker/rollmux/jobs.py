@@ -31,6 +31,7 @@ class JobSpec:
         min_rollout_nodes: a gang may shrink to so few nodes, at proportionally longer phases;
             None for no elasticity.
         min_train_nodes: the same of the training gang.
+        owner: what a later start of the same job says too, so that it may take the job over.
     """
 
     id: str
@@ -44,6 +45,7 @@ class JobSpec:
     train_memory_gb: float = 250.0
     min_rollout_nodes: int | None = None
     min_train_nodes: int | None = None
+    owner: str = ""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` on what no scheduler could honour."""

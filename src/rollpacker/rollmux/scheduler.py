@@ -54,12 +54,6 @@ class Scheduler:
         _HANDLERS[type(event)](self, now, event)
         return self._finish_decision(now)
 
-    def tick(self, now: float) -> list[do.Decision]:
-        """Nothing happened; go on with repacking that an earlier decision had no time for."""
-        self._begin_decision()
-        self._do_repack(now)
-        return self._finish_decision(now)
-
     def next_look(self) -> float:
         """When to send ``TimePassed`` if nothing happens; ``interleave.NEVER`` for never."""
         return self._looks.next()
@@ -158,6 +152,7 @@ class Scheduler:
             if (group := self.cluster.groups.get(number)) is not None:
                 self._touched[number] = None
                 self._set_aside(group, turns.silent(group.seats, now), now)
+        self._do_repack(now)
 
     def _requested(self, now: float, event: ev.PermitRequested) -> None:
         job = self.cluster.jobs.get(event.job)

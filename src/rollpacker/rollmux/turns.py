@@ -7,6 +7,7 @@ aside: under round-robin the others would wait for it for ever. It is back as so
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Final
 
 from rollpacker.rollmux import interleave as il
@@ -74,6 +75,8 @@ class Looks:
     def __init__(self, in_turn: bool) -> None:
         self._in_turn = in_turn
         self._times: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+        """Times as they were noted; those that do not count any more are passed over."""
 
     def note(self, group: Group, now: float) -> None:
         """A group has changed."""
@@ -83,6 +86,7 @@ class Looks:
             times = [at for seat in seats if (at := self._until(seat)) > now]
             if times:
                 self._times[group.id] = min(times)
+                heappush(self._heap, (self._times[group.id], group.id))
 
     def _until(self, seat: Seat) -> float:
         """Until when a member keeps others waiting; long ago where it does not."""
@@ -92,13 +96,16 @@ class Looks:
 
     def next(self) -> float:
         """The first time; ``interleave.NEVER`` for none."""
-        return min(self._times.values(), default=il.NEVER)
+        while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else il.NEVER
 
     def take(self, now: float) -> list[int]:
         """Groups whose time has come."""
-        due = [number for number, at in self._times.items() if at <= now]
-        for number in due:
-            del self._times[number]
+        due: list[int] = []
+        while self.next() <= now:
+            due.append(heappop(self._heap)[1])
+            del self._times[due[-1]]
         return due
 
 

@@ -30,7 +30,7 @@ class NodeAgent:
         node: its name.
         healthy: None while the node works, else what is wrong with it.
         on_failed: stops everything on the node; called once, when the node is given up by either
-            side. A node that cannot reach the daemon for longer than it is waited for is given up.
+            side. While the daemon is away nothing is: what runs there is bounded by its leases.
         retry_s: pause while the daemon does not use the node.
     """
 

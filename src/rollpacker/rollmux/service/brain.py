@@ -69,6 +69,9 @@ class Brain:
         for decision in effects.decisions:
             if (perform := _DECISIONS.get(type(decision))) is not None:
                 perform(self, decision, effects)
+        # A node that was reserved and is not needed any more is given back without a word.
+        for node in self.agents.keys() - self.scheduler.cluster.nodes.keys():
+            del self.agents[node]
         return effects
 
     def renew(self, now: float) -> None:

@@ -21,6 +21,7 @@ from rollpacker.rollmux.service.refused import Refused
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SPEC = TypeAdapter(JobSpec)
 _MAX_GANG = 1024
+_MAX_OWNER = 64
 _MAX_ITERATIONS = 10**9
 _FIELDS = frozenset(JobSpec.__slots__)
 
@@ -74,10 +75,10 @@ def once(core: Core, request: Request, act: Callable[[], Outcome]) -> Outcome:
 def submit(core: Core, request: Request) -> Outcome:
     """Place a new job."""
     spec = _spec(request.body, core.settings.memory_cap_gb)
-    if core.brain.draining:
-        raise Refused(409, "the cluster is draining: no new jobs", code="draining")
     if spec.id in core.brain.jobs:
         raise Refused(409, f"id: there is a job {spec.id} already", code="exists")
+    if core.brain.draining:
+        raise Refused(409, "the cluster is draining: no new jobs", code="draining")
     seq = core.brain.seq + 1
     entry = core.record(
         ev.JobArrived(spec=spec),
@@ -100,6 +101,8 @@ def _spec(body: Mapping[str, Any], cap_gb: float) -> JobSpec:
         raise Refused(400, f"{where}: {first['msg']}" if where else first["msg"]) from error
     if not _ID.fullmatch(spec.id):
         raise Refused(400, "id: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
+    if len(spec.owner) > _MAX_OWNER:
+        raise Refused(400, f"owner: at most {_MAX_OWNER} characters")
     for name in ("rollout_nodes", "train_nodes"):
         if getattr(spec, name) > _MAX_GANG:
             raise Refused(400, f"{name}: at most {_MAX_GANG}")

@@ -141,12 +141,13 @@ class Core:
                 self.record(ev.JobEnded(job=fence.job))
 
     def fail_node(self, node: str, **request: Any) -> Entry | None:
-        """A node is gone. None where this is known already."""
-        if any(fence.node == node for fence in self.brain.fences):
+        """A node is gone. None where this is known already, or the node was given back."""
+        self.brain.agents.pop(node, None)
+        given_back = node not in self.brain.scheduler.cluster.nodes
+        if given_back or any(fence.node == node for fence in self.brain.fences):
             return None
         jobs = self.brain.hit_by(node)
         tokens = [token for job in jobs if (token := self.brain.jobs[job].token) is not None]
-        self.brain.agents.pop(node, None)
         if tokens:
             return self.record(notes.NodeFenced(node=node, tokens=tuple(tokens)), **request)
         return self.record(ev.NodeFailed(node=node), **request)

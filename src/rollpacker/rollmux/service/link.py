@@ -89,7 +89,7 @@ class Link:
             wait_s: that the daemon may take for its answer.
             patience_s: in place of the usual one.
 
-        Raises ``MuxError`` and ``UnreachableError``.
+        Raises ``MuxError``, ``UnreachableError``, and ``ValueError`` for an untrusted certificate.
         """
         patience = self._patience_s if patience_s is None else patience_s
         give_up = time.monotonic() + patience
@@ -100,6 +100,11 @@ class Link:
             try:
                 timeout = wait_s + min(SOCKET_S, max(0.1, left))
                 status, answer = self._once(method, path, body, key, timeout)
+            except ssl.SSLCertVerificationError as error:
+                raise ValueError(
+                    f"mux.cafile (--cafile): the certificate of {self.address} is not trusted: "
+                    f"{error.verify_message}"
+                ) from error
             except (OSError, http.client.HTTPException) as error:
                 problem = f"{type(error).__name__}: {error}"
             else:

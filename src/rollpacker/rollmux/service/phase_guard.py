@@ -40,8 +40,7 @@ def watch(source: int) -> None:
             send(pids, signal.SIGKILL)
             return
         *lines, pending = (pending + data).split(b"\n")
-        if lines:
-            told = json.loads(lines[-1])
+        for told in map(json.loads, lines):
             pids, stop_at = told["pids"], told["stop_at"]
             if stop_at is None or stop_at > time.monotonic():
                 send(pids, signal.SIGCONT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -54,6 +55,7 @@ def job_spec(config: RunConfig, name: str) -> JobSpec:
         worst_rollout_s=mux.worst_rollout_s,
         worst_train_s=mux.worst_train_s,
         slo=mux.slo,
+        owner=hashlib.sha256(str(Path(config.output).resolve()).encode()).hexdigest()[:16],
     )
 
 
@@ -80,6 +82,8 @@ def place(pids: Sequence[int], permit: Permit, cores: Mapping[str, Sequence[int]
                 os.sched_setaffinity(int(thread), target)
             except ProcessLookupError:
                 continue
+            except OSError as error:
+                raise ValueError(f"mux.cores: cores {target} cannot be used: {error}") from error
 
 
 class JobPhases:
@@ -88,9 +92,15 @@ class JobPhases:
     Args:
         config: the run's; ``mux.url`` is set.
         client: of the daemon; made from the configuration when None.
+        say: tells the user what is waited for.
     """
 
-    def __init__(self, config: RunConfig, client: MuxClient | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        client: MuxClient | None = None,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         mux = config.mux
         self._cores: Mapping[str, Sequence[int]] = mux.cores
         self._client = client or connect(mux)
@@ -102,6 +112,9 @@ class JobPhases:
         self._lock = threading.Lock()
         self._regaining = threading.Lock()
         self._lease: Lease | None = None
+        self._say = say
+        self._away = False
+        self._registered = False
         self._stopped = False
         self._interrupts = 0
         self._broken: Exception | None = None
@@ -126,8 +139,9 @@ class JobPhases:
             [sys.executable, "-S", "-E", phase_guard.__file__], stdin=subprocess.PIPE
         )
         self._job = await asyncio.to_thread(
-            register, self._client, self._spec, lambda: self._stopped
+            register, self._client, self._spec, lambda: self._stopped, self._tell_away
         )
+        self._registered = True
 
     async def begin(self, phase: Phase) -> None:
         """Wait for the nodes and pin the workers there.
@@ -160,7 +174,7 @@ class JobPhases:
     async def close(self, *, displaced: bool = False) -> None:
         """End the job, unless it is ``displaced``; a phase that is under way is given up."""
         self._stopped = True
-        await asyncio.to_thread(self._close, not displaced)
+        await asyncio.to_thread(self._close, self._registered and not displaced)
 
     def _begin(self, phase: Phase) -> None:
         asked = time.monotonic()
@@ -180,7 +194,11 @@ class JobPhases:
         stopped = partial(self._is_stopped, interrupts)
         while True:
             try:
-                return acquire(self._client, self._job, phase, self._move, stopped, _WAIT_S)
+                permit = acquire(
+                    self._client, self._job, phase, self._move, stopped, _WAIT_S, self._tell_away
+                )
+                self._away = False
+                return permit
             except LeaseLostError as error:
                 raise StoppedError(str(error)) from error
             except StateLostError as error:
@@ -192,6 +210,11 @@ class JobPhases:
                 phase = "train"
                 self.stats["redone"] += 1
 
+    def _tell_away(self, error: UnreachableError) -> None:
+        if not self._away:
+            self._away = True
+            self._say(f"waiting for the RollMux daemon (mux.url): {error}")
+
     def _move(self, move: Move) -> None:
         """State lives in the worker processes, which the next permit pins to the new nodes."""
 
@@ -201,7 +224,11 @@ class JobPhases:
             if self._stopped:
                 self._client.abandon(permit)
                 return
-            place(self._pids(), permit, self._cores)
+            try:
+                place(self._pids(), permit, self._cores)
+            except Exception:
+                self._client.abandon(permit)
+                raise
             self._tell_guard(permit.stop_at)
             self._running_since = time.monotonic()
             self._lease = Lease(
@@ -223,7 +250,7 @@ class JobPhases:
                 lease = self._lease
                 if lease is None or self._stopped or self._broken or not lease.lost:
                     return
-                self._freeze()
+                self._freeze(lease)
                 self.stats["lost"] += 1
             try:
                 permit = self._acquire(lease.permit.phase)
@@ -287,8 +314,10 @@ class JobPhases:
         guard.stdin.close()
         guard.wait()
 
-    def _freeze(self) -> None:
-        self._active_s += time.monotonic() - self._running_since
+    def _freeze(self, lease: Lease) -> None:
+        # If this process was stopped too, the guard has frozen the workers when the lease was over.
+        until = min(time.monotonic(), lease.stop_at)
+        self._active_s += max(0.0, until - self._running_since)
         self._running_since = math.nan
         self._tell_guard(0.0)
 
@@ -319,25 +348,35 @@ def connect(mux: MuxConfig) -> MuxClient:
     return MuxClient(mux.url, mux.token_file, cafile=mux.cafile, patience_s=_PATIENCE_S)
 
 
-def register(client: MuxClient, spec: JobSpec, stopped: Callable[[], bool] = lambda: False) -> str:
+def register(
+    client: MuxClient,
+    spec: JobSpec,
+    stopped: Callable[[], bool] = lambda: False,
+    away: Callable[[UnreachableError], None] = lambda _error: None,
+) -> str:
     """Submit the job, when the daemon is there; returns the name that it got.
 
-    A live job of this name is an earlier start of the same run (the run's folder has a lock), and
-    is taken over where it was. One that has ended is followed by ``NAME.2``, ``NAME.3``, ...
+    A live job of this name and owner is an earlier start of the same run (the run's folder has a
+    lock), and is taken over where it was. One that has ended is followed by ``NAME.2``,
+    ``NAME.3``, ... Raises ``ValueError`` where it is another run's.
     """
     number = 1
     while True:
         name = spec.id if number == 1 else f"{spec.id}.{number}"
         try:
-            patiently(partial(client.submit, replace(spec, id=name)), stopped)
+            patiently(partial(client.submit, replace(spec, id=name)), stopped, away)
         except MuxError as error:
             if error.status != 409 or error.code == "draining":
                 raise
             try:
-                state = patiently(partial(client.job, name), stopped)["state"]
+                known = patiently(partial(client.job, name), stopped, away)
             except MuxError:
                 raise error from None
-            if state in ("ending", "ended"):
+            if known["state"] in ("ending", "ended"):
                 number += 1
                 continue
+            if known["spec"]["owner"] != spec.owner:
+                raise ValueError(
+                    f"mux.job={name}: another run has a live job of this name; choose another"
+                ) from None
         return name

@@ -27,6 +27,7 @@ def acquire(
     on_move: Callable[[Move], None],
     stopped: Callable[[], bool] = lambda: False,
     wait_s: float = 20.0,
+    away: Callable[[UnreachableError], None] = lambda _error: None,
 ) -> Permit:
     """Wait for a phase's nodes, moving the job's state first where that is asked for.
 
@@ -38,7 +39,8 @@ def acquire(
     while not stopped():
         try:
             got = client.permit(job, phase, key, wait_s=wait_s)
-        except UnreachableError:
+        except UnreachableError as error:
+            away(error)
             continue
         except MuxError as error:
             key = _next_key(error, key)
@@ -47,19 +49,26 @@ def acquire(
             return got
         if isinstance(got, Move):
             on_move(got)
-            patiently(partial(client.moved, job, got, new_key()), stopped)
+            patiently(partial(client.moved, job, got, new_key()), stopped, away)
             if got.reason == "failure":
                 raise StateLostError(f"job {job}: a node failed; going on from a checkpoint")
     raise LeaseLostError(f"job {job}: stopped while it waited for {phase}")
 
 
-def patiently(call: Callable[[], T], stopped: Callable[[], bool]) -> T:
-    """Repeat a request until it is answered. Raises ``LeaseLostError`` when ``stopped``."""
+def patiently(
+    call: Callable[[], T],
+    stopped: Callable[[], bool],
+    away: Callable[[UnreachableError], None] = lambda _error: None,
+) -> T:
+    """Repeat a request until it is answered; ``away`` is told of every time that it was not.
+
+    Raises ``LeaseLostError`` when ``stopped``.
+    """
     while not stopped():
         try:
             return call()
-        except UnreachableError:
-            continue
+        except UnreachableError as error:
+            away(error)
     raise LeaseLostError("stopped while the daemon was away")
 
 
@@ -104,6 +113,11 @@ class Lease:
             target=self._keep, name=f"lease-{permit.token}", daemon=True
         )
         self._thread.start()
+
+    @property
+    def stop_at(self) -> float:
+        """Monotonic seconds after which nothing may run."""
+        return self._stop_at
 
     @property
     def lost(self) -> bool:

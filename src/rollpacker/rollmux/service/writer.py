@@ -177,7 +177,10 @@ class Writer:
     def _expire(self) -> None:
         try:
             self.core.expire()
-        except Poisoned:
+        except (UnavailableError, StoreError):
+            raise
+        except Exception:
+            # Whatever is wrong there, requests have to be answered.
             self._leave_out()
 
     def _leave_out(self) -> None:
@@ -191,6 +194,10 @@ class Writer:
             return call.command(self.core)
         except Refused as refused:
             return refused
+        except (Poisoned, UnavailableError, StoreError):
+            raise
+        except Exception as error:
+            raise Poisoned(f"{type(error).__name__}: {error}") from error
 
     def _commit(self) -> None:
         began = time.perf_counter()

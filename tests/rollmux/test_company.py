@@ -87,7 +87,7 @@ def test_a_swap_goes_on_where_the_budget_ended() -> None:
     scheduler.look_again()
     seen: set[str] = set()
     for _ in range(400):
-        made = scheduler.tick(0.0)
+        made = scheduler.handle(0.0, ev.TimePassed())
         for decision in made:
             if isinstance(decision, do.Move):
                 scheduler.handle(0.0, ev.MoveFinished(job=decision.job))

@@ -128,7 +128,8 @@ class Sandbox:
 
         Raises:
             StoppedError: ``stop`` said so.
-            ValueError: no tests, no positive timeout, or arguments that are no JSON.
+            ValueError: no tests, no positive timeout, arguments that are no JSON, or a part of
+                a job that is no text.
             SandboxUnavailableError: zygotes cannot be started any more, the sandbox is closed (also
                 while this runs), or this process was forked from the one that made it.
         """

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.demo.model import EOS_ID, build_tokenizer
+from rollpacker.demo.run import QUICK, run_demo
 from rollpacker.demo.task import END_OF_THOUGHT, heldout_rows
 from rollpacker.demo.warm_start import Recipe, cache_key, train, warm_start
 
@@ -79,3 +80,15 @@ def test_training_teaches_both_ways_to_answer():
     with torch.no_grad():
         at_once = [float(model(prompt).logits[0, -1].softmax(-1)[end]) for prompt in prompts]
     assert 0.4 < sum(at_once) / len(at_once) < 0.8
+
+
+def test_the_demo_says_where_it_is_kept_without_the_name_of_the_home_folder(tmp_path, monkeypatch):
+    class Enough(Exception):
+        pass
+
+    def say(text: str) -> None:
+        raise Enough(text)
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(Enough, match=r"\(kept in ~/\.cache/rollpacker/demo\)$"):
+        run_demo(tmp_path / "out", QUICK, say)

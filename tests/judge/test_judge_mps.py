@@ -40,20 +40,21 @@ def fake(tmp_path, monkeypatch):
 def test_a_daemon_is_started_used_and_stopped(fake, own_folder):
     folder = fake / "mps" if own_folder else None
     pipe = folder / "pipe" if folder else fake / "default"
-    with mps.daemon(folder) as variables:
-        assert mps.is_running(folder)
-        assert (pipe / "pid").exists()
-        assert variables == mps.environment(folder)
-        assert bool(variables) == own_folder
+    assert mps.start(folder) is True
+    assert mps.is_running(folder)
+    assert (pipe / "pid").exists()
+    assert bool(mps.environment(folder)) == own_folder
+    mps.stop(folder)
     assert not mps.is_running(folder)
     assert (pipe / "commands").read_text().split()[-1] == "quit"
 
 
 def test_a_daemon_that_runs_already_is_left_alone(fake):
     assert mps.start() is True
-    with mps.daemon():
-        assert mps.start() is False
+    pid = (fake / "default" / "pid").read_text()
+    assert mps.start() is False
     assert mps.is_running()
+    assert (fake / "default" / "pid").read_text() == pid
     mps.stop()
     assert not mps.is_running()
 

@@ -31,7 +31,7 @@ def test_simulate_prints_what_scripts_need_and_its_log_passes(tmp_path: Path, po
     assert found["jobs_done"] == 6
     assert found["cost_per_h"] >= found["lower_bound_cost_per_h"] > 0
     assert set(found["bubble"]) == set(found["peak_gpus"]) == {"rollout", "train"}
-    assert {"gpu_hours", "slo_attained", "worst_slo_ratio"} < set(found)
+    assert {"cost_dollars", "span_h", "gpu_hours", "slo_attained", "worst_slo_ratio"} < set(found)
     assert set(found["decision_ms"]) == {"p50", "p99"}
     code, text = call("check", str(events), "--json")
     rules = {each["rule"] for each in json.loads(text)["violations"]}

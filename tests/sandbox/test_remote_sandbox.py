@@ -288,8 +288,29 @@ def test_reward_code_can_use_a_service(service: Service, tmp_path: Path) -> None
     scored = reward(request)
     assert (scored.score, scored.run.level, scored.run.forgeable) == (1.0, "remote", True)
     assert service.tokens == ["Bearer sesame"]
-    with pytest.raises(ValueError, match=r"rewards: 'code'.*remote_token_file.*nowhere"):
-        CodeReward({"remote": address, "remote_token_file": "nowhere"})
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is empty"),
+        (b" \r\n", "is empty"),
+        (b"sesame\nopen\n", "is no token: white space inside, or no printable ASCII"),
+        (b"sesame open", "is no token: white space inside, or no printable ASCII"),
+        (b"sesame\x07", "is no token: white space inside, or no printable ASCII"),
+        ("sesame\u00e9".encode(), "is no token: white space inside, or no printable ASCII"),
+    ],
+)
+def test_a_file_without_a_token_is_refused_before_the_run(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match="remote_token_file") as error:
+        CodeReward({"remote": "http://127.0.0.1:9", "remote_token_file": str(file)})
+    assert str(error.value) == f"rewards: 'code': {file} {problem} (options.remote_token_file)"
 
 
 def test_a_wrong_url_of_the_service_is_one_line() -> None:

@@ -1,5 +1,6 @@
 """Zygotes: shared, replaced when they die, ended with the trainer; nothing is left open."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -105,6 +107,69 @@ def test_a_zygote_that_keeps_dying_is_an_infrastructure_error(
         monkeypatch.setattr(Zygote, "fork", fork)
         found = sandbox.run(ADD, [EMPTY], 1.0)
         assert (found.verdict, found.tests[0].detail) == ("infra", "the zygote died")
+
+
+def test_a_sandbox_that_is_closed_while_programs_run_says_so(level: Level) -> None:
+    sandbox = Sandbox(level, check=False)
+    with ThreadPoolExecutor(2) as threads:
+        # One runs, the other waits for the zygote.
+        jobs = [threads.submit(sandbox.run, LOOP, [EMPTY], 60.0) for _ in range(2)]
+        time.sleep(0.3)
+        sandbox.close()
+        for job in jobs:
+            with pytest.raises(SandboxUnavailableError, match=r"^the sandbox is closed$"):
+                job.result(timeout=30)
+    with pytest.raises(SandboxUnavailableError, match=r"^the sandbox is closed$"):
+        add(sandbox, 1, 2)
+    assert sandbox.deaths == 0
+
+
+def test_closing_at_any_moment_gives_a_verdict_or_says_so(level: Level) -> None:
+    for delay_s in (0.0, 0.003, 0.01, 0.02):
+        sandbox = Sandbox(level, check=False)
+        with ThreadPoolExecutor(3) as threads:
+            jobs = [threads.submit(add, sandbox, n, n) for n in range(100)]
+            time.sleep(delay_s)
+            sandbox.close()
+            errors = [job.exception(timeout=30) for job in jobs]
+        assert {str(error) for error in errors if error} <= {"the sandbox is closed"}
+        assert errors[-1] is not None
+
+
+def test_a_forked_process_is_told_to_make_its_own(sandbox: Sandbox) -> None:
+    def use(sent: Connection) -> None:
+        try:
+            sent.send(add(sandbox, 1, 2))
+        except SandboxUnavailableError as error:
+            sent.send(str(error))
+
+    received, sent = multiprocessing.Pipe(duplex=False)
+    with received, sent:
+        process = multiprocessing.get_context("fork").Process(target=use, args=(sent,))
+        process.start()
+        assert received.poll(20.0), "it waits for a thread that it has not got"
+        assert received.recv() == (
+            "a sandbox works only in the process that made it: make one after the fork"
+        )
+        process.join()
+    assert add(sandbox, 1, 2) == "pass"
+
+
+def test_a_zygote_that_does_not_start_is_not_waited_for_for_ever(
+    level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(descendants(os.getpid()))
+    with Sandbox(level, check=False) as sandbox:
+        monkeypatch.setattr(pool, "_START_S", 0.2)
+        idle = threading.Event()
+        sandbox._starter.submit(idle.wait, 60.0)  # pyright: ignore[reportPrivateUsage]
+        for pid in set(descendants(os.getpid())) - before:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SandboxUnavailableError, match=r"^no zygote started in 0\.2 s$"):
+            add(sandbox, 1, 2)
+        idle.set()
+        monkeypatch.undo()
+        assert add(sandbox, 1, 2) == "pass"
 
 
 def test_a_child_that_cannot_be_set_up_is_an_infrastructure_error(level: Level) -> None:

@@ -236,6 +236,39 @@ def test_every_test_may_have_a_budget_of_its_own(sandbox: Sandbox) -> None:
         sandbox.run(program, [ADD, ADD], [1.0])
 
 
+class Text(str):
+    """As frameworks and enumerations have them."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "another text"
+
+
+def test_subclasses_of_str_are_the_text_that_they_hold(sandbox: Sandbox) -> None:
+    program = Text("def f(x): return x + 'b'\nif __name__ == '__main__': print(f(input()))")
+    tests: list[Test] = [
+        StdinTest(stdin=Text("a"), stdout=Text("ab")),
+        CallTest(call=Text("f"), args=[Text("a")], expected="ab"),
+        AssertTest(asserts=Text("assert f('a') == 'ab'")),
+    ]
+    assert [each.verdict for each in sandbox.run(program, tests, 2.0).tests] == ["pass"] * 3
+
+
+@pytest.mark.parametrize(
+    ("program", "test", "message"),
+    [
+        (b"pass", ADD, "^a program must be text, got bytes$"),
+        ("pass", StdinTest(stdin=5, stdout=""), "^a test's stdin must be text, got int$"),  # type: ignore[arg-type]
+        ("pass", AssertTest(asserts=None), "^a test's asserts must be text, got NoneType$"),  # type: ignore[arg-type]
+        ("pass", CallTest(call=5, args=[], expected=0), "^a test's call must be text, got int$"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_text_is_named(sandbox: Sandbox, program: str, test: Test, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sandbox.run(program, [test], 1.0)
+
+
 def test_mistakes_are_explained(sandbox: Sandbox) -> None:
     with pytest.raises(ValueError, match="needs tests"):
         sandbox.run("pass", [], 1.0)

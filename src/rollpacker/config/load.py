@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from rollpacker.config.tree import Config, RunConfig
 
@@ -55,8 +57,8 @@ def _validated(tree: type[Tree], data: dict[str, Any], source: Callable[[str], s
     try:
         return tree.model_validate(data)
     except ValidationError as error:
-        key = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise ConfigError(f"{source(key)}: {_explain(tree, error)}") from None
+        keys, _ = _walk(tree, error.errors()[0]["loc"])
+        raise ConfigError(f"{source('.'.join(keys))}: {_explain(tree, error)}") from None
 
 
 def _set_by(key: str, path: Path, overrides: Sequence[str]) -> str:
@@ -92,12 +94,13 @@ def _one_line(error: Exception) -> str:
 
 def _explain(tree: type[Config], error: ValidationError) -> str:
     first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
-    where = ".".join(location)
+    keys, _ = _walk(tree, first["loc"])
+    where = ".".join(keys)
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(location[-1], _keys(tree, location[:-1]), n=1, cutoff=0.5)
-        hint = f"; did you mean '{'.'.join([*location[:-1], near[0]])}'?" if near else ""
+        _, node = _walk(tree, first["loc"][:-1])
+        near = difflib.get_close_matches(keys[-1], _fields(node), n=1, cutoff=0.5)
+        hint = f"; did you mean '{'.'.join([*keys[:-1], near[0]])}'?" if near else ""
         return f"unknown key '{where}'{hint}{more}"
     if first["type"] == "missing":
         return f"'{where}' is required{more}"
@@ -105,17 +108,43 @@ def _explain(tree: type[Config], error: ValidationError) -> str:
     return f"'{where}': {first['msg'].lower()}, got {value!r}{more}"
 
 
-def _keys(tree: type[Config], location: Sequence[str]) -> list[str]:
-    """Valid keys of the node at ``location``; all keys of the tree where it is ambiguous."""
+def _walk(tree: type[Config], location: Sequence[int | str]) -> tuple[list[str], Any]:
+    """The keys of an error's location, without its tags of unions, and the type found there."""
+    keys: list[str] = []
     node: Any = tree
     for part in location:
-        candidates = [c for c in _models(node) if part in c.model_fields]
-        if candidates:
-            node = candidates[0].model_fields[part].annotation
-    return [key for model in _models(node) for key in model.model_fields]
+        members = _members(node)
+        if len(members) > 1:
+            node = next((each for each in members if _has_tag(each, part)), Any)
+        else:
+            keys.append(str(part))
+            node = _inside(members[0], part)
+    return keys, node
 
 
-def _models(annotation: Any) -> list[type[Config]]:
-    if isinstance(annotation, type) and issubclass(annotation, Config):
+def _members(annotation: Any) -> list[Any]:
+    """The types of a union but for None, whose errors have no tag; of another type, itself."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) not in (Union, UnionType):
         return [annotation]
-    return [model for arg in get_args(annotation) for model in _models(arg)]
+    kinds = [each for each in get_args(annotation) if each is not NoneType]
+    return [member for each in kinds for member in _members(each)]
+
+
+def _has_tag(member: Any, tag: int | str) -> bool:
+    """Whether pydantic names this member by ``tag``: the value of its discriminator."""
+    return any(get_args(field.annotation) == (tag,) for field in _fields(member).values())
+
+
+def _inside(node: Any, part: int | str) -> Any:
+    """The type of what ``node`` has under a key or at a place."""
+    if isinstance(node, type) and issubclass(node, Config):
+        field = node.model_fields.get(str(part))
+        return Any if field is None else field.annotation
+    return next(reversed(get_args(node)), Any)
+
+
+def _fields(node: Any) -> dict[str, FieldInfo]:
+    found = _members(node)[0]
+    return found.model_fields if isinstance(found, type) and issubclass(found, Config) else {}

@@ -65,7 +65,8 @@ def _warm_start(say: Callable[[str], None]) -> Path:
             say(f"warm start: {done} of {steps} supervised steps, loss {loss:.3f}")
 
     cache = default_cache()
-    say(f"warm start: a 0.2M-parameter model learns to reason about gcd (kept in {cache})")
+    place = Path("~", cache.relative_to(Path.home()))
+    say(f"warm start: a 0.2M-parameter model learns to reason about gcd (kept in {place})")
     return warm_start(cache, progress=progress)
 
 

@@ -163,9 +163,10 @@ class CodeReward:
 
 
 def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | RemoteSandbox:
+    headers = _credential(options.remote_token_file)
     try:
         if options.remote is not None:
-            return RemoteSandbox(options.remote, headers=_credential(options), limits=limits)
+            return RemoteSandbox(options.remote, headers=headers, limits=limits)
         with warnings.catch_warnings(action="ignore"):
             return Sandbox(
                 options.level, allow_weaker=options.allow_weaker, limits=limits, check=check
@@ -178,14 +179,23 @@ def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | Remote
         raise ValueError(f"rewards: 'code': {error} (options.remote)") from error
 
 
-def _credential(options: CodeOptions) -> dict[str, str]:
-    if options.remote_token_file is None:
+def _credential(file: str | None) -> dict[str, str]:
+    """The header with the file's token, which no error shows."""
+    if file is None:
         return {}
     try:
-        token = Path(options.remote_token_file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"remote_token_file: {error}") from error
-    return {"Authorization": f"Bearer {token}"}
+        token = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise _bad_token_file(file, f"cannot be read: {error.strerror}") from error
+    if not token:
+        raise _bad_token_file(file, "is empty")
+    if not all(0x21 <= byte <= 0x7E for byte in token):
+        raise _bad_token_file(file, "is no token: white space inside, or no printable ASCII")
+    return {"Authorization": f"Bearer {token.decode('ascii')}"}
+
+
+def _bad_token_file(file: str, problem: str) -> ValueError:
+    return ValueError(f"rewards: 'code': {file} {problem} (options.remote_token_file)")
 
 
 def last_program(completion: str) -> str | None:

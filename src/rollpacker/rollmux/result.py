@@ -82,8 +82,8 @@ class SimulationResult:
         times = np.array(self.decision_s) * 1e3 if len(self.decision_s) else np.zeros(1)
         return {
             "cost_per_h": self.cost / self.hours,
-            "cost": self.cost,
-            "hours": self.hours,
+            "cost_dollars": self.cost,
+            "span_h": self.hours,
             "gpu_hours": sum(held) * GPUS / 3600.0,
             "slo_attained": kept / len(ratios),
             "worst_slo_ratio": max(ratios),

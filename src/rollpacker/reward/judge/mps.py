@@ -10,8 +10,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,17 +65,6 @@ def stop(folder: Path | None = None) -> None:
     done = _call([_program()], folder, commands="quit\n")
     if done.code != 0:
         raise MpsError(f"CUDA MPS cannot be stopped ({done.output}): is it another user's?")
-
-
-@contextmanager
-def daemon(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
-    """A running daemon and its clients' variables; stopped at the end if it was started here."""
-    ours = start(folder)
-    try:
-        yield environment(folder)
-    finally:
-        if ours:
-            stop(folder)
 
 
 def _program() -> str:

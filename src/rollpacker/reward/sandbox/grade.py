@@ -24,18 +24,27 @@ _DETAIL = 300
 def job_of(program: str, test: Test) -> tuple[dict[str, str], bytes]:
     """What goes in: the job and its standard input. What is expected never does.
 
-    The arguments of a call are JSON text. Raises ``ValueError`` when they are no JSON.
+    The arguments of a call are JSON text. Raises ``ValueError`` when they are no JSON, or when
+    another part is no text.
     """
-    job = {"program": program}
+    job = {"program": _text("a program", program)}
     if isinstance(test, StdinTest):
-        return job | {"kind": "stdin"}, test.stdin.encode("utf-8", "surrogatepass")
+        stdin = _text("a test's stdin", test.stdin)
+        return job | {"kind": "stdin"}, stdin.encode("utf-8", "surrogatepass")
     if isinstance(test, AssertTest):
-        return job | {"kind": "asserts", "code": test.asserts}, b""
+        return job | {"kind": "asserts", "code": _text("a test's asserts", test.asserts)}, b""
     try:
         args = json.dumps(list(test.args))
     except TypeError as error:
         raise ValueError(f"a test's arguments must be JSON values: {error}") from error
-    return job | {"kind": "call", "call": test.call, "args": args}, b""
+    return job | {"kind": "call", "call": _text("a test's call", test.call), "args": args}, b""
+
+
+def _text(name: str, value: object) -> str:
+    """The same as a ``str``: ``marshal`` takes no subclass, such as a member of an enumeration."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, got {type(value).__name__}")
+    return str.__str__(value)
 
 
 def encode_job(program: str, test: Test) -> tuple[bytes, bytes]:

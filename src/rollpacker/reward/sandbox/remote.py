@@ -141,7 +141,8 @@ class RemoteSandbox:
 
         Raises:
             StoppedError: ``stop`` said so.
-            ValueError: no tests, no positive timeout, or arguments that are no JSON.
+            ValueError: no tests, no positive timeout, arguments that are no JSON, or a part of
+                a job that is no text.
             SandboxUnavailableError: the service refuses requests (4xx): its URL is wrong, or it
                 speaks another language.
         """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -33,6 +34,8 @@ _ALONE = 2
 _MARGIN, _LEAST_MARGIN = 1.2, 1.1
 # A busy machine lets the watcher be late: one that never ends is stopped within the margin.
 _LATE_S = 0.02
+# A zygote that does not start gives up by itself before this.
+_START_S = 90.0
 
 
 class Sandbox:
@@ -71,6 +74,8 @@ class Sandbox:
         self.limits = limits or Limits()
         self.deaths = 0
         """Zygotes that died and were replaced."""
+        self._closed = False
+        self._pid = os.getpid()
         self._alone = threading.Lock()
         # Zygotes are killed when the thread that started them ends.
         self._starter = ThreadPoolExecutor(1, "sandbox")
@@ -123,8 +128,10 @@ class Sandbox:
 
         Raises:
             StoppedError: ``stop`` said so.
-            ValueError: no tests, no positive timeout, or arguments that are no JSON.
-            SandboxUnavailableError: zygotes cannot be started any more.
+            ValueError: no tests, no positive timeout, arguments that are no JSON, or a part of
+                a job that is no text.
+            SandboxUnavailableError: zygotes cannot be started any more, the sandbox is closed (also
+                while this runs), or this process was forked from the one that made it.
         """
         results: list[TestResult] = []
         for test, budget_s in zip(tests, budgets_of(tests, timeout_s), strict=True):
@@ -160,10 +167,12 @@ class Sandbox:
         self, job: bytes, stdin: bytes, budget_s: float, stop: Stop | None, alone: bool = False
     ) -> Execution | None:
         """One execution; None when its zygote died, which is then replaced."""
+        self._demand_open()
         with self._zygotes(len(self._all) if alone else 1) as taken:
             try:
                 return execute(taken[0], job, stdin, self.limits, budget_s, stop)
             except ZygoteDiedError:
+                self._demand_open()
                 self.deaths += 1
                 taken[0] = self._replace(taken[0])
                 return None
@@ -171,7 +180,8 @@ class Sandbox:
                 raise
             except BaseException:
                 # Interrupted: a program may still run in it.
-                taken[0] = self._replace(taken[0])
+                if not self._closed:
+                    taken[0] = self._replace(taken[0])
                 raise
 
     @contextmanager
@@ -190,13 +200,37 @@ class Sandbox:
             for zygote in taken:
                 self._free.put(zygote)
 
+    def _demand_open(self) -> None:
+        if self._closed:
+            raise SandboxUnavailableError("the sandbox is closed")
+        # A forked process has the sockets of the zygotes, but not the thread that starts them.
+        if os.getpid() != self._pid:
+            raise SandboxUnavailableError(
+                "a sandbox works only in the process that made it: make one after the fork"
+            )
+
     def _started(self) -> Zygote:
-        return self._starter.submit(Zygote, self.level).result()
+        self._demand_open()
+        try:
+            starting = self._starter.submit(Zygote, self.level)
+        except RuntimeError as error:
+            self._demand_open()  # closed just now
+            raise SandboxUnavailableError(f"no zygote can be started: {error}") from error
+        longest_s = _START_S * len(self._all)
+        try:
+            return starting.result(longest_s)
+        except TimeoutError as error:
+            starting.cancel()
+            starting.add_done_callback(_close_late)
+            raise SandboxUnavailableError(f"no zygote started in {longest_s:g} s") from error
 
     def _replace(self, dead: Zygote) -> Zygote:
         dead.close()
         fresh = self._started()
         self._all[self._all.index(dead)] = fresh
+        if self._closed:
+            fresh.close()  # ``close`` may have looked before it was there
+        self._demand_open()
         return fresh
 
     def cpu_s(self) -> float:
@@ -204,7 +238,8 @@ class Sandbox:
         return sum(zygote.cpu_s for zygote in self._all)
 
     def close(self) -> None:
-        """End the zygotes and what runs in them."""
+        """End the zygotes and what runs in them: a ``run`` of another thread raises."""
+        self._closed = True
         for zygote in self._all:
             zygote.close()
         self._starter.shutdown()
@@ -219,6 +254,11 @@ class Sandbox:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _close_late(starting: Future[Zygote]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()
 
 
 def _stretched(timeout_s: float) -> float:

@@ -99,7 +99,10 @@ class Zygote:
     def wait(self, seconds: float) -> Exit | None:
         """How the child ended; None when not within ``seconds``. Raises ``ZygoteDiedError``."""
         poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
+        try:
+            poll.register(self._sock, select.POLLIN)
+        except ValueError as error:  # closed by another thread
+            raise ZygoteDiedError from error
         # Rounded up: a wait cut short would spin.
         if not poll.poll(math.ceil(seconds * 1000.0)):
             return None

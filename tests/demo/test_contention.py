@@ -3,7 +3,8 @@
 import time
 from pathlib import Path
 
-from rollpacker.demo.contention import NOISY, Contention, warning
+from rollpacker.demo.contention import Contention, warning
+from rollpacker.report.compare import NOISY
 
 
 def write(path: Path, busy_ticks: int) -> None:

@@ -231,7 +231,7 @@ def test_while_the_daemon_is_not_there_the_user_is_told_once(tmp_path: Path) -> 
 
     asyncio.run(run())
     assert len(said) == 1
-    assert said[0].startswith("waiting for the RollMux daemon (mux.url): ")
+    assert said[0].startswith("waiting for the RollMux daemon (mux.url) until it answers")
 
 
 def test_a_process_that_is_not_watched_any_more_goes_on() -> None:

@@ -162,7 +162,9 @@ def train(
     if as_json:
         print_json(summary)
     else:
-        console.print(f"{summary['steps']} steps, report: {folder / 'report.html'}")
+        report = folder / "report.html"
+        where = f", report: {report}" if report.exists() else ""
+        console.print(f"{summary['steps']} steps{where}")
 
 
 @app.command()

@@ -74,8 +74,8 @@ def _settings(text: str) -> Any:
         found = TypeAdapter(Settings).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"--settings: {where}: {first['msg']}") from error
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise ValueError(f"--settings: {where}{first['msg']}") from error
     data = json.loads(text)
     for given, kind in ((data, Settings), (data.get("prices", {}), Prices)):
         unknown = sorted(set(given) - {field.name for field in fields(kind)})

@@ -7,8 +7,7 @@ import resource
 import time
 from pathlib import Path
 
-NOISY = 0.15
-"""Share of the cores from which times are noise."""
+from rollpacker.report.compare import NOISY
 
 
 class Contention:

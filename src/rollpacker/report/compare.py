@@ -16,6 +16,8 @@ from rollpacker.report.run_folder import ReportError, RunFolder, load_run
 
 BASELINE = "off"
 """The mode that speed-ups are relative to."""
+NOISY = 0.15
+"""Share of the cores that others take from which times are noise."""
 EARLY_STEP = 1
 """The step whose charts are compared: early, when the modes' weights hardly differ, and after the
 first, which also warms caches."""
@@ -88,13 +90,17 @@ def _tiles(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> list[Tile]:
     best = summary["recommended_mode"]
     results = summary["modes"]
     speedup, bound = summary.get("speedup", {}), number(summary.get("packing_bound", {}), "speedup")
+    others = number(summary, "other_load") or 0.0
     tiles = [
         Tile(
             name=f"Speed-up of {best}",
             value=_times_text(number(speedup, "wall")),
             note="wall time, off / "
             + best
-            + (f"; perfect packing {_times_text(bound)}" if bound is not None else ""),
+            + (f"; perfect packing {_times_text(bound)}" if bound is not None else "")
+            + (
+                f"; noise: other processes took {others:.0%} of the cores" if others > NOISY else ""
+            ),
         ),
         Tile(
             name="Decode steps",

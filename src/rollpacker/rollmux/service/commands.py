@@ -76,7 +76,13 @@ def submit(core: Core, request: Request) -> Outcome:
     """Place a new job."""
     spec = _spec(request.body, core.settings.memory_cap_gb)
     if spec.id in core.brain.jobs:
-        raise Refused(409, f"id: there is a job {spec.id} already", code="exists")
+        over = core.brain.jobs[spec.id].ended is not None
+        text = (
+            f"was a job {spec.id}: ids are not used again"
+            if over
+            else f"is a job {spec.id} already"
+        )
+        raise Refused(409, f"id: there {text}", code="exists")
     if core.brain.draining:
         raise Refused(409, "the cluster is draining: no new jobs", code="draining")
     seq = core.brain.seq + 1

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from rollpacker.rollmux.service.auth import read_token
 
 SOCKET_S = 10.0
+_UNAUTHORIZED = 401
 _PAUSE_S = (0.05, 1.0)
 
 
@@ -69,7 +70,7 @@ class Link:
         self._tls = _trusted(cafile) if parts.scheme == "https" else None
         self.address = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
         self._host, self._port = parts.hostname, parts.port
-        self._token = _token(token_file)
+        self._token, self._token_file = _token(token_file), token_file
         self._patience_s = patience_s
 
     def call(
@@ -110,6 +111,9 @@ class Link:
             else:
                 if status < 300:
                     return sent, answer
+                if status == _UNAUTHORIZED:
+                    text = f"{self._token_file}: the daemon does not take this token"
+                    raise MuxError(status, {"error": f"mux.token_file (--token-file) {text}"})
                 if status != 503:
                     raise MuxError(status, answer)
                 problem = str(MuxError(status, answer))

@@ -191,7 +191,15 @@ class JobPhases:
 
     def _acquire(self, phase: Phase, interrupts: int = 2) -> Permit:
         """Wait for a permit until so many interrupts came."""
-        stopped = partial(self._is_stopped, interrupts)
+        since, told = time.monotonic(), False
+
+        def stopped() -> bool:
+            nonlocal told
+            if not (told or self._away) and time.monotonic() - since > _PATIENCE_S:
+                told = True
+                self._say(f"waiting for {phase} nodes: other jobs have them")
+            return self._is_stopped(interrupts)
+
         while True:
             try:
                 permit = acquire(
@@ -213,7 +221,10 @@ class JobPhases:
     def _tell_away(self, error: UnreachableError) -> None:
         if not self._away:
             self._away = True
-            self._say(f"waiting for the RollMux daemon (mux.url): {error}")
+            self._say(
+                "waiting for the RollMux daemon (mux.url) until it answers; start one with "
+                f"'rollpacker mux serve', or stop with Ctrl-C: {error}"
+            )
 
     def _move(self, move: Move) -> None:
         """State lives in the worker processes, which the next permit pins to the new nodes."""

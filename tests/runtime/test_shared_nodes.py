@@ -49,7 +49,9 @@ class FailingNodes(Alone):
         self.closed.append(displaced)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize(
+    "at", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_a_node_may_fail_in_an_evaluation_a_rollout_or_a_training(at: int, tmp_path: Path) -> None:
     workshop = Workshop(tmp_path, rows=8)
     evaluated = {"data": {"path": str(workshop.data)}, "every": 1}

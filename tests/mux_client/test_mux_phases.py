@@ -44,6 +44,32 @@ def test_two_jobs_share_nodes_one_at_a_time(daemon: Daemon) -> None:
         phases.end()
 
 
+def test_a_tail_is_offered_until_somebody_takes_its_nodes(daemon: Daemon) -> None:
+    first, second = daemon.job("has-a-tail"), daemon.job("wants-nodes")
+    got: list[tuple[str, ...]] = []
+
+    def wait() -> None:
+        with second.phase("rollout") as permit:
+            assert permit is not None
+            got.append(permit.nodes)
+
+    assert not first.offer_tail()
+    waiting = threading.Thread(target=wait)
+    with first.phase("rollout") as permit:
+        assert permit is not None
+        assert not first.offer_tail()
+        waiting.start()
+        until = time.monotonic() + 30
+        while not first.offer_tail():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        waiting.join(timeout=30)
+        assert got == [permit.nodes]
+        assert first.offer_tail()
+    for phases in (first, second):
+        phases.end()
+
+
 def test_without_a_daemon_phases_just_run() -> None:
     alone = Phases(None, "nobody")
     calls: list[str] = []

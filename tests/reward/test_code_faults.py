@@ -17,6 +17,7 @@ from program_jobs import (
     RIGHT,
     SLOW,
     WRONG,
+    children,
     run,
     seconds_old,
     times_trained,
@@ -83,17 +84,6 @@ def test_each_fault_is_mended_and_named_once(folder: Path) -> None:
         assert sum(fault in line for line in faults) == 1, said
     assert len(faults) == 4
     assert all(line.endswith("it is called again") for line in faults)
-
-
-def children(pid: int) -> list[int]:
-    """Of any of its threads."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, path.read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 def grading_processes() -> list[int]:

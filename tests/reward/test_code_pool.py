@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pool_helpers import wait_until
-from program_jobs import LOOP, RIGHT, WRONG, fenced, seconds_old
+from program_jobs import LOOP, RIGHT, WRONG, children, fenced, seconds_old
 
 from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
@@ -38,17 +38,6 @@ def programs(*texts: str, first: int = 0, timeout: float = 30.0, **row) -> list[
         )
         for i, text in enumerate(texts)
     ]
-
-
-def children(pid: int) -> list[int]:
-    """Of any of its threads."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, path.read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 def zygotes() -> list[int]:

@@ -20,14 +20,8 @@ from rollpacker.runtime.phases import Alone, DisplacedError, StoppedError
 from rollpacker.runtime.progress import Progress
 
 
-class FailingNodes(Alone):
-    """Its nodes stop all processes, once: after so many requests for a phase."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-        self.asked = 0
-        self.closed: list[bool] = []
+class Nodes(Alone):
+    """Keeps what it is given."""
 
     async def open(
         self,
@@ -35,7 +29,17 @@ class FailingNodes(Alone):
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
     ) -> None:
-        self.pids, self.fail = pids, fail
+        self.pids, self.fail, self.release_tail = pids, fail, release_tail
+
+
+class FailingNodes(Nodes):
+    """Its nodes stop all processes, once: after so many requests for a phase."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+        self.asked = 0
+        self.closed: list[bool] = []
 
     async def begin(self, phase: Phase) -> None:
         self.asked += 1
@@ -86,17 +90,10 @@ def test_an_interrupt_while_waiting_ends_the_run_with_a_checkpoint(tmp_path: Pat
     assert '"after"' not in summary
 
 
-class WantedNodes(Alone):
+class WantedNodes(Nodes):
     """Another job takes the nodes of every tail."""
 
-    async def open(
-        self,
-        pids: Callable[[], Sequence[int]],
-        fail: Callable[[Exception], None],
-        release_tail: Callable[[], None],
-    ) -> None:
-        self.release_tail = release_tail
-        self.offered = 0
+    offered = 0
 
     async def offer_tail(self) -> None:
         self.offered += 1

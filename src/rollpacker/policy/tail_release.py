@@ -6,6 +6,7 @@ workers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 
 from rollpacker.core import decisions as do
@@ -13,11 +14,13 @@ from rollpacker.core.types import AttemptId, WorkerId
 
 TAIL_AT = 0.8
 """Share of the responses that are there when the nodes are offered."""
+TAIL_WORKERS = 0.25
+"""Share of the workers that a tail goes on with."""
 
 
 def tail_workers(workers: int) -> int:
     """How many a tail keeps; 0 where that frees none."""
-    kept = -(-workers // 4)
+    kept = math.ceil(TAIL_WORKERS * workers)
     return kept if kept < workers else 0
 
 

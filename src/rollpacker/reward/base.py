@@ -37,6 +37,10 @@ class GradeRequest:
     timeouts_s: Sequence[float] = ()
 
 
+NO_CODE = "no_code"
+"""Verdict on a response without a program."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRun:
     """What became of a response's program.

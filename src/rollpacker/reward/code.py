@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from rollpacker.config import Config, parse_as
-from rollpacker.reward.base import CodeRun, GradeRequest, GradingError, Scored
+from rollpacker.reward.base import NO_CODE, CodeRun, GradeRequest, GradingError, Scored
 from rollpacker.reward.sandbox import (
     Level,
     Limits,
@@ -21,9 +21,6 @@ from rollpacker.reward.sandbox import (
     Verdict,
     read_tests,
 )
-
-NO_CODE = "no_code"
-"""Verdict on a response without a program."""
 
 _LONGEST_S = 30.0
 _OPEN = re.compile(r" {0,3}(`{3,})([^`]*)")

@@ -7,14 +7,14 @@ from heapq import heappop, heappush
 from typing import Any
 
 from rollpacker.core.types import Phase
+from rollpacker.policy.tail_release import TAIL_WORKERS
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.event_log import EventLog
 from rollpacker.rollmux.interleave import NEVER
 from rollpacker.rollmux.result import (
-    TAIL_AT,
     TAIL_COST,
-    TAIL_WORKERS,
+    TAIL_TIME,
     JobResult,
     Meter,
     SimulationResult,
@@ -170,7 +170,7 @@ class ClusterSimulation:
         seconds = self._phase_seconds(run, decision)
         run.began, run.end_at, run.tailing = self.now, self.now + seconds, False
         if decision.phase == "rollout":
-            self._at(self.now + TAIL_AT * seconds, self._reach_tail, run, run.token)
+            self._at(self.now + TAIL_TIME * seconds, self._reach_tail, run, run.token)
         self._at(run.end_at, self._end_phase, run, run.token, decision.nodes)
 
     def _phase_seconds(self, run: Running, decision: do.Permit) -> float:

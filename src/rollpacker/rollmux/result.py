@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from rollpacker.policy.tail_release import TAIL_WORKERS
 from rollpacker.rollmux.settings import Prices
 from rollpacker.rollmux.trace import TraceJob
 
 GPUS = 8
 """Per node."""
-TAIL_AT = 0.70
+TAIL_TIME = 0.70
 """Share of a rollout's time after which about 80% of its responses are done."""
 TAIL_COST = 0.02
 """A rollout whose tail moved takes so much longer."""
-TAIL_WORKERS = 0.25
-"""Share of the workers that the tail goes on with."""
 
 
 @dataclass(slots=True)
@@ -115,7 +114,7 @@ def lower_bound(jobs: Iterable[TraceJob], prices: Prices) -> float:
 
     A rollout holds its nodes until its tail has moved, then a quarter of them.
     """
-    share = TAIL_AT + (1.0 + TAIL_COST - TAIL_AT) * TAIL_WORKERS
+    share = TAIL_TIME + (1.0 + TAIL_COST - TAIL_TIME) * TAIL_WORKERS
     return (
         sum(
             job.rollout_s.sum() * share * job.spec.rollout_nodes * prices.rollout

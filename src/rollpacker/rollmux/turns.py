@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
+from rollpacker.policy.tail_release import TAIL_WORKERS
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.cluster import Group, Job
 from rollpacker.rollmux.interleave import Seat
@@ -32,8 +33,8 @@ ASK: Final = {
 _IDLE = (il.IDLE_R, il.IDLE_T)
 _WAITING = (il.WAIT_R, il.WAIT_T)
 _RUNNING = (il.RUN_R, il.RUN_T)
-_BESIDE_A_TAIL = 4.0 / 3.0
-"""A rollout that starts on three quarters of the workers takes so much longer at most."""
+_BESIDE_A_TAIL = 1.0 / (1.0 - TAIL_WORKERS)
+"""A rollout that starts on the workers that a tail has left takes so much longer at most."""
 
 
 def reorder(seats: Iterable[Seat]) -> list[Seat]:

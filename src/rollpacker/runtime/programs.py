@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rollpacker.reward.base import CodeRun
+from rollpacker.reward.base import NO_CODE, CodeRun
 from rollpacker.runtime.attempts import Attempt
 
 
@@ -29,7 +29,7 @@ def program_metrics(attempts: Iterable[Attempt]) -> dict[str, float]:
 def without_program(attempts: Iterable[Attempt]) -> float:
     """Share of the responses that a code reward graded in which it found no program."""
     runs = [run for attempt in attempts for run in attempt.runs.values()]
-    return sum(run.verdict == "no_code" for run in runs) / len(runs) if runs else 0.0
+    return sum(run.verdict == NO_CODE for run in runs) / len(runs) if runs else 0.0
 
 
 def _metrics(runs: Sequence[CodeRun]) -> dict[str, float]:
@@ -43,7 +43,7 @@ def _metrics(runs: Sequence[CodeRun]) -> dict[str, float]:
         "passed": share("pass"),
         "timeouts": share("tle_cpu", "tle_idle"),
         "crashes": share("crash"),
-        "no_code": share("no_code"),
+        "no_code": share(NO_CODE),
         "tests_passed": sum(test == "pass" for test in tests) / len(tests) if tests else 0.0,
         "cpu_s": sum(seconds for run in runs for seconds in run.cpu_s),
         "timeout_s": sum(given) / len(given) if given else 0.0,

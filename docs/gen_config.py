@@ -9,8 +9,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from rollpacker.config import RunConfig
-from rollpacker.config.tree import Config
+from rollpacker.config import Config, RunConfig
 
 TARGET = Path(__file__).parent / "config.md"
 HEAD = """# Configuration

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollpacker import config
-from rollpacker.config.tree import Config
+from rollpacker.config import Config
 
 SMALLEST: dict[str, Any] = {
     "model": {"path": "model"},
@@ -311,7 +311,7 @@ def test_every_key_is_described(node: type[Config]) -> None:
         subtree = isinstance(field.annotation, type) and issubclass(field.annotation, Config)
         described = field.description or subtree or name in {"kind", "algorithm", "engine"}
         described = described or name in {"rewards", "eval"}
-        assert described, f"{node.__name__}.{name} has no docstring in config/tree.py"
+        assert described, f"{node.__name__}.{name} has no docstring in config/"
 
 
 def test_a_bare_off_is_the_mode_off(tmp_path: Path) -> None:

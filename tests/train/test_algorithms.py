@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import MAX_LENGTH, group_batch, make_model, naive_logprobs
 
-from rollpacker.config.tree import (
+from rollpacker.config import (
     DAPOConfig,
     DrGRPOConfig,
     GRPOConfig,

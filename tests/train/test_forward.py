@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import FAMILIES, group_batch, make_model, naive_logprobs
 
-from rollpacker.config.tree import GRPOConfig
+from rollpacker.config import GRPOConfig
 from rollpacker.train import packing
 from rollpacker.train.forward import hidden_states
 from rollpacker.train.loss import token_logprobs

@@ -11,7 +11,7 @@ from conftest import MAX_LENGTH, clone, group_batch, make_model
 from test_algorithms import CONFIGS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rollpacker.config.tree import GRPOConfig, ModelConfig, TrainConfig
+from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.train.base import Partial
 from rollpacker.train.local import LocalTrainer
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import FAMILIES, make_model
 
-from rollpacker.config.tree import ModelConfig, TrainConfig
+from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.train.model import load_model, require_chat_template, stop_token_ids
 from rollpacker.train.schedule import learning_rate
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import MAX_LENGTH, group_batch, make_model, make_tokenizer
 
-from rollpacker.config.tree import GRPOConfig, TrainConfig
+from rollpacker.config import GRPOConfig, TrainConfig
 from rollpacker.train.local import LocalTrainer
 
 STEPS = 3

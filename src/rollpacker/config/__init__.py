@@ -1,30 +1,33 @@
 """One pydantic tree: the configuration of a run."""
 
-from rollpacker.config.base import Config
-from rollpacker.config.load import ConfigError, load, load_as, parse, parse_as
-from rollpacker.config.rewards import CodeTimeoutConfig, GradingConfig, RewardConfig
-from rollpacker.config.tree import (
+from rollpacker.config.algorithms import (
     AlgorithmConfig,
-    CheckpointConfig,
     DAPOConfig,
-    DataConfig,
     DrGRPOConfig,
-    DynamicSamplingConfig,
-    EngineConfig,
-    EvalConfig,
-    FakeEngineConfig,
     GRPOConfig,
     GSPOConfig,
-    MiniEngineConfig,
-    ModelConfig,
-    MuxConfig,
     ReinforcePPConfig,
     RLOOConfig,
+)
+from rollpacker.config.base import Config
+from rollpacker.config.data import DataConfig, ModelConfig
+from rollpacker.config.load import ConfigError, load, load_as, parse, parse_as
+from rollpacker.config.rewards import CodeTimeoutConfig, GradingConfig, RewardConfig
+from rollpacker.config.rollout import (
+    DynamicSamplingConfig,
+    EngineConfig,
+    FakeEngineConfig,
+    MiniEngineConfig,
     RolloutConfig,
-    RunConfig,
     StreamingConfig,
     TailBatchingConfig,
-    TrainConfig,
+)
+from rollpacker.config.train import TrainConfig
+from rollpacker.config.tree import (
+    CheckpointConfig,
+    EvalConfig,
+    MuxConfig,
+    RunConfig,
     WorkersConfig,
 )
 

@@ -15,7 +15,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from rollpacker.config.tree import Config, RunConfig
+from rollpacker.config.base import Config
+from rollpacker.config.tree import RunConfig
 
 Tree = TypeVar("Tree", bound=Config)
 

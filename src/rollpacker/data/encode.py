@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.config.tree import DataConfig
+from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Row
 

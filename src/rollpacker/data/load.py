@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.config.tree import DataConfig
+from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Row
 from rollpacker.data.read import Record, read_records

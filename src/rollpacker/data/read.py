@@ -13,7 +13,7 @@ from typing import Any
 
 import polars
 
-from rollpacker.config.tree import DataConfig
+from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError
 
 Record = dict[str, Any]

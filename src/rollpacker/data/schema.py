@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.config.tree import DataConfig
+from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError
 from rollpacker.data.read import Record
 

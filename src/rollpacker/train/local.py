@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rollpacker.config.tree import ModelConfig, TrainConfig
+from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.core.types import Group
 from rollpacker.train import algorithms, checkpoint, packing
 from rollpacker.train.algorithms import Responses

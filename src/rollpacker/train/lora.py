@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 
-from rollpacker.config.tree import ModelConfig
+from rollpacker.config import ModelConfig
 
 if TYPE_CHECKING:
     from peft import PeftModel

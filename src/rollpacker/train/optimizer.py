@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rollpacker.config.tree import TrainConfig
+from rollpacker.config import TrainConfig
 
 
 class Optimizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rollpacker.config.tree import TrainConfig
+from rollpacker.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, update: int, total: int) -> float:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.tree import Config
+from rollpacker.config import Config
 
 
 class JudgeOptions(Config):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollpacker.config.tree import (
+from rollpacker.config import (
     AlgorithmConfig,
     DAPOConfig,
     DrGRPOConfig,

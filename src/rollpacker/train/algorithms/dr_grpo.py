@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.config.tree import DrGRPOConfig
+from rollpacker.config import DrGRPOConfig
 from rollpacker.train.algorithms.base import (
     Algorithm,
     Floats,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.config.tree import GSPOConfig
+from rollpacker.config import GSPOConfig
 from rollpacker.train.algorithms.base import Algorithm, Floats, Responses, clipped, standardised
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.config.tree import ReinforcePPConfig
+from rollpacker.config import ReinforcePPConfig
 from rollpacker.train.algorithms.base import (
     Algorithm,
     Floats,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.config.tree import RLOOConfig
+from rollpacker.config import RLOOConfig
 from rollpacker.train.algorithms.base import Algorithm, Floats, Responses, centred, clipped
 
 

@@ -1,0 +1,62 @@
+"""The model that is trained, and its prompts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rollpacker.config.base import Config
+
+
+class ModelConfig(Config):
+    """The model that is trained."""
+
+    path: str
+    """Folder or hub name of a Qwen2, Qwen3 or Llama checkpoint with its tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights in forward and backward; bfloat16 keeps float32 master weights."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of LoRA adapters (peft) on all linear layers; 0 trains all weights."""
+    lora_alpha: float = 32.0
+    """LoRA scale, divided by the rank."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Extra arguments of the tokenizer's chat template."""
+
+
+class DataConfig(Config):
+    """Prompts and answers."""
+
+    path: str
+    """Hub dataset, local json/jsonl/parquet/csv file, ``rg:<task>`` (reasoning-gym) or
+    ``package.module:function`` that returns rows."""
+    split: str = "train"
+    """Split of a hub dataset."""
+    options: dict[str, Any] = {}
+    """Keyword options of a reasoning-gym task or of the function."""
+    size: int = Field(default=0, ge=0)
+    """Rows to take, 0 for all; procedural tasks make this many (1,000 when 0)."""
+    seed: int = 0
+    """Seed of a procedural task."""
+    input_key: str | None = None
+    """Column of the prompt, when it cannot be detected."""
+    label_key: str | None = None
+    """Column of the answer, when it cannot be detected."""
+    domain_key: str | None = None
+    """Column that names the task domain; quotas are kept per domain."""
+    system_prompt: str | None = None
+    """System turn put before each prompt."""
+    shots: list[dict[str, str]] = []
+    """Chat turns (``role``, ``content``) put between the system turn and the prompt."""
+    prompt_template: str | None = None
+    """Format string with ``{prompt}`` applied to string prompts."""
+    chat: bool | None = None
+    """Apply the chat template to string prompts; default: when the tokenizer has one."""
+    shuffle: bool = True
+    """Shuffle every epoch with the run's seed."""
+    drop_last: bool = False
+    """Drop the prompts that do not fill the last step of an epoch."""
+    overlong: Literal["error", "skip"] = "error"
+    """What to do with a prompt that leaves no room for a response in the model's context."""
+    exclude: str | None = None
+    """A data file whose prompts are never drawn (for held-out problems)."""

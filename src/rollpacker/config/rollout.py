@@ -1,0 +1,128 @@
+"""Sampling of a step: what becomes of its tail, and the engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from rollpacker.config.base import Config
+
+
+class TailBatchingConfig(Config):
+    """What happens to the long tail of a round."""
+
+    mode: Literal["exact", "off", "race", "prompts", "auto"] = "exact"
+    """``exact``: nothing is discarded, the tail is consolidated and gradients are streamed;
+    ``off``: plain synchronous rounds; ``race``: the paper's tail batching; ``prompts``: only
+    prompts race; ``auto``: chosen each step by predicted gain under ``bias_limit``."""
+    eta_prompts: float = Field(default=1.25, ge=1.0, le=4.0)
+    """Prompts started per prompt kept, in short rounds; the most in mode ``auto``."""
+    eta_responses: float = Field(default=1.25, ge=1.0, le=4.0)
+    """Responses started per response kept, in short rounds of mode ``race``; the most in
+    mode ``auto``."""
+    long_round_steps: int = Field(default=1, ge=1)
+    """Steps' worth of queued prompts that one long round runs, with an update for each: long
+    rounds get rarer by as much. All but the first of its updates use the clipped ratio to
+    weights that are a few updates old; 1 stays on-policy, as in the paper."""
+    bucket_rounds: int = Field(default=1, ge=1)
+    """Rounds of mode ``exact`` that are drawn together and sorted by the lengths of earlier
+    visits, so that short rounds are short; 1 keeps the order of the data."""
+    bias_limit: float = Field(default=0.95, gt=0.0, le=1.0)
+    """Lowest kept/true mean length that ``auto`` may cause."""
+    race_responses: bool = False
+    """Whether ``auto`` may race responses too."""
+    censoring_weights: bool = False
+    """Inverse-probability-of-censoring weights (clip 5) for mode ``prompts``."""
+    audit_every: int = Field(default=7, ge=0)
+    """Every so many steps a few prompts run without aborts, to measure bias; 0 never."""
+    audit_prompts: int = Field(default=4, ge=1)
+    """Prompts in an audit."""
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _plain_off(cls, value: Any) -> Any:
+        """YAML 1.1 reads a bare ``off`` as false."""
+        return "off" if value is False else value
+
+
+class StreamingConfig(Config):
+    """Gradients that start before the rollout ends: in every mode but ``off``, unless the update
+    needs the whole batch first (several updates a step, REINFORCE++, censoring weights)."""
+
+    enabled: bool = True
+    """Give workers that the tail has freed to gradients of finished groups."""
+    consolidate_below: int | Literal["auto"] = "auto"
+    """Move the tail to one worker less when this many attempts or fewer are running; ``auto``
+    takes it from the engine's measured step latency; 0 never."""
+    lookahead: int = Field(default=2, ge=1)
+    """Gradient tasks in flight per worker."""
+    group_tokens: int = Field(default=1024, ge=1)
+    """Tokens that make one gradient task; small groups are put together."""
+    scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
+    """Which rule frees devices from the tail: ``consolidate`` goes by ``consolidate_below``
+    (where engines span several devices, simulated so far, the tail may also move to a higher
+    tensor-parallel size); ``paper`` frees half between 20% and 50% of finished responses if the
+    rest fits; ``fixed`` frees half at ``scaling_fraction``."""
+    scaling_fraction: float = Field(default=0.4, ge=0.0, le=1.0)
+    """Share of finished responses at which ``fixed`` frees half of the devices."""
+
+
+class DynamicSamplingConfig(Config):
+    """DAPO's dynamic sampling: drop groups without reward variance and draw more prompts."""
+
+    enabled: bool = False
+    """Whether a step must end with ``prompts_per_step`` informative groups."""
+    max_draws: int = Field(default=4, ge=1)
+    """Rounds of extra prompts before a step goes on with fewer groups."""
+
+
+class RolloutConfig(Config):
+    """Sampling of one step."""
+
+    prompts_per_step: int = Field(default=16, ge=1)
+    """P0: prompts (groups) in an update."""
+    num_generations: int = Field(default=8, ge=1)
+    """R0: responses of each prompt."""
+    max_completion_length: int | None = Field(default=None, ge=1)
+    """Longest response in tokens; default: what the model's context leaves."""
+    temperature: float = Field(default=1.0, ge=0.0)
+    """Softmax temperature; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus mass."""
+    top_k: int = Field(default=0, ge=0)
+    """Most likely tokens kept; 0 keeps all."""
+    stop: list[str] = []
+    """Strings that end a response."""
+    tail_batching: TailBatchingConfig = TailBatchingConfig()
+    streaming: StreamingConfig = StreamingConfig()
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    planner: Literal["off", "paper", "forecast"] = "off"
+    """Chooses the tensor-parallel size of each round where engines span several devices
+    (simulated so far): ``paper`` follows preemptions, ``forecast`` predicts each size's time."""
+    max_retries: int = Field(default=2, ge=0)
+    """Replacement attempts for a response that the engine or its reward failed on."""
+
+
+class MiniEngineConfig(Config):
+    """The built-in engine."""
+
+    kind: Literal["mini"] = "mini"
+    max_running: int = Field(default=256, ge=1)
+    """Most sequences decoded together."""
+    kv_tokens: int = Field(default=0, ge=0)
+    """KV budget in tokens; 0 sizes it for ``max_running`` sequences of full length, within
+    a quarter of the memory that is free."""
+    block_size: int = Field(default=16, ge=1)
+    """Tokens per KV block."""
+
+
+class FakeEngineConfig(Config):
+    """Scripted responses, for tests."""
+
+    kind: Literal["fake"] = "fake"
+    lengths: list[int] = [8]
+    """Response lengths, taken in turn by a hash of the attempt's seed."""
+
+
+EngineConfig = Annotated[MiniEngineConfig | FakeEngineConfig, Field(discriminator="kind")]

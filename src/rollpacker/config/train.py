@@ -1,0 +1,43 @@
+"""The update."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rollpacker.config.algorithms import AlgorithmConfig, GRPOConfig
+from rollpacker.config.base import Config
+
+
+class TrainConfig(Config):
+    """The update."""
+
+    algorithm: AlgorithmConfig = GRPOConfig()
+    learning_rate: float = Field(default=1e-6, gt=0.0)
+    """Peak learning rate of AdamW."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule after warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """AdamW weight decay."""
+    adam_beta1: float = 0.9
+    """AdamW decay of the mean gradient."""
+    adam_beta2: float = 0.999
+    """AdamW decay of the mean squared gradient."""
+    max_grad_norm: float = Field(default=1.0, ge=0.0)
+    """Gradient clipping; 0 for none."""
+    beta: float = Field(default=0.0, ge=0.0)
+    """Weight of the KL to the reference model (the k3 estimator); 0 loads no reference."""
+    updates_per_step: int = Field(default=1, ge=1)
+    """Mini-batches that a step's groups are split into, one update each."""
+    micro_batch_tokens: int = Field(default=1024, ge=1)
+    """Padded tokens of one forward and backward."""
+    packing: Literal["auto", "padded", "prompt_shared"] = "auto"
+    """``prompt_shared`` runs the prompt of a group once, with a block mask; ``auto`` takes it
+    where prompts are long."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    max_skipped_updates: int = Field(default=3, ge=1)
+    """Stop after so many updates in a row with a loss or gradient that is not finite."""

@@ -1,4 +1,7 @@
-"""Writes docs/config.md, the configuration reference, from the docstrings of the config tree."""
+"""Writes the references of configuration keys from the docstrings of the code.
+
+``docs/config.md`` is of runs, ``docs/simulation.md`` of simulations and calibrations.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,12 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from rollpacker.config import Config, RunConfig
+from rollpacker.sim.calibration import Calibration, builtin
+from rollpacker.sim.config import DomainConfig, SimulationConfig
+from rollpacker.sim.hardware import DEVICES
+from rollpacker.sim.models import MODELS
 
-TARGET = Path(__file__).parent / "config.md"
+FOLDER = Path(__file__).parent
 HEAD = """# Configuration
 
 A run is described by one YAML file. Single keys are overridden on the command line:
@@ -28,14 +35,67 @@ written to `config.yaml` in the run's folder.
 """
 
 
+SIMULATION_HEAD = """# Keys of simulations
+
+What [`rollpacker simulate`](simulator.md) reads: a simulation file, and the calibration file
+(costs) that it names. `examples/simulate` holds complete ones.
+
+Another model, other GPUs, another number of them:
+
+```bash
+rollpacker simulate examples/simulate/paper-14b-16k.yaml model=Qwen2.5-32B device=H200 gpus=64
+rollpacker estimate --from LOGS --model Qwen3-8B --device B200 --gpus 16
+```
+
+Sizes of the model and the GPU's datasheet are then the new ones. What was *fitted* to the
+calibration's own experiment is taken over and said: `kappa` is a decode step over its roofline,
+`train_mfu` the share of the flops that training reaches, the seconds of updates and of new weights
+are those of the calibration's model. A calibration of your own (`rollpacker calibrate --from RUN`,
+or a copy of a built-in one with your measurements) has no such guesses.
+
+*This page is generated from the code by `docs/gen_config.py`.*
+"""
+
+
 def render() -> str:
-    """The whole page."""
+    """The reference of runs."""
     return "\n".join([HEAD, *_section("", RunConfig)])
 
 
-def _section(path: str, model: type[Config]) -> list[str]:
+def render_simulation() -> str:
+    """The reference of simulations, calibrations, models and GPUs."""
+    known = f"Built in: {', '.join(f'`{name}`' for name in builtin())}.\n"
+    lines = [SIMULATION_HEAD, "## Simulation file", "", _markup(SimulationConfig.__doc__), ""]
+    lines += [*_table("", SimulationConfig), "`rollout` is [that of runs](config.md#rollout).", ""]
+    lines += _section("domains.NAME", DomainConfig)
+    lines += [*_section("", Calibration, "Calibration file"), known]
+    lines += ["## Known models", "", "| model | parameters | layers | KV bytes a token |"]
+    lines += ["|---|---|---|---|"]
+    lines += [
+        f"| `{m.name}` | {m.parameters / 1e9:.2f}B | {m.layers} | {m.kv_bytes:,} |"
+        for m in MODELS.values()
+    ]
+    lines += [
+        "",
+        "Or the path of a `config.json` of a Qwen2, Qwen3, Llama or Mistral model. Mixtures of "
+        "experts are not supported.",
+        "",
+        "## Known GPUs",
+        "",
+        "| GPU | memory GB | bandwidth TB/s | bfloat16 TFLOPS | all-reduce GB/s |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{d.name}` | {d.memory / 1e9:g} | {d.bandwidth / 1e12:g} | {d.flops / 1e12:g} "
+        f"| {d.bus / 1e9:g} |"
+        for d in DEVICES.values()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _section(path: str, model: type[Config], title: str = "Top level") -> list[str]:
     """A table of a node's own keys, then the sections of the nodes below it."""
-    lines = [f"## {f'`{path}`' if path else 'Top level'}", "", _markup(model.__doc__), ""]
+    lines = [f"## {f'`{path}`' if path else title}", "", _markup(model.__doc__), ""]
     return [*lines, *_table(path, model), *_below(path, model)]
 
 
@@ -117,6 +177,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
+    if isinstance(value, dict) and value:
+        return ""
     if isinstance(value, Config):
         kind = getattr(value, "kind", None)
         return f"kind `{kind}`" if kind else ""
@@ -140,12 +202,13 @@ def _markup(docstring: str | None) -> str:
 
 
 def main() -> None:
-    """Write the page; with ``--check`` only compare, and exit 1 when it is out of date."""
-    text = render()
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(text, encoding="utf-8")
-    elif not TARGET.exists() or TARGET.read_text(encoding="utf-8") != text:
-        sys.exit(f"{TARGET.name} is out of date: run make docs")
+    """Write the pages; with ``--check`` only compare, and exit 1 when one is out of date."""
+    for name, text in (("config.md", render()), ("simulation.md", render_simulation())):
+        page = FOLDER / name
+        if "--check" not in sys.argv[1:]:
+            page.write_text(text, encoding="utf-8")
+        elif not page.exists() or page.read_text(encoding="utf-8") != text:
+            sys.exit(f"{name} is out of date: run make docs")
 
 
 if __name__ == "__main__":

@@ -63,8 +63,10 @@ def test_characterize_prints_numbers_and_sentences(call: Call, search: Path) -> 
     assert "1,440" in table
     assert "prefix_cache_share" in table
     assert "reward_time_share" not in table
-    assert sentences.startswith("- tail batching would gain about ")
-    assert all(line.startswith("- ") for line in sentences.splitlines())
+    told, _, estimate = sentences.partition("\n\n")
+    assert all(line.startswith("- ") for line in told.splitlines())
+    assert "gain" not in told, "gains are simulated (estimate), not guessed from lengths"
+    assert estimate.split()[-3:] == ["estimate", "--from", str(search)]
 
 
 def test_characterize_json_is_what_the_library_says(call: Call, search: Path, two: Path) -> None:

@@ -32,7 +32,18 @@ CPU = MeasuredDevice(
         ("Qwen2.5-7B", 7_615_616_512, 57_344),
         ("Qwen2.5-14B", 14_770_033_664, 196_608),
         ("Qwen2.5-32B", 32_763_876_352, 262_144),
+        ("Qwen2.5-0.5B", 494_032_768, 12_288),
+        ("Qwen2.5-1.5B", 1_543_714_304, 28_672),
+        ("Qwen2.5-3B", 3_085_938_688, 36_864),
+        ("Qwen2.5-72B", 72_706_203_648, 327_680),
+        ("Qwen3-0.6B", 596_049_920, 114_688),
+        ("Qwen3-1.7B", 1_720_574_976, 114_688),
+        ("Qwen3-4B", 4_022_468_096, 147_456),
         ("Qwen3-8B", 8_190_735_360, 147_456),
+        ("Qwen3-14B", 14_768_307_200, 163_840),
+        ("Qwen3-32B", 32_762_123_264, 262_144),
+        ("Llama-3.2-1B", 1_235_814_400, 32_768),
+        ("Llama-3.2-3B", 3_212_749_824, 114_688),
         ("Llama-3.1-8B", 8_030_261_248, 131_072),
         ("Llama-3.1-70B", 70_553_706_496, 327_680),
     ],
@@ -90,6 +101,11 @@ def test_names_are_found_without_organisation_and_suffix() -> None:
 def test_bad_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown model 'gpt-5'.*Qwen2\.5-7B"):
         find_model("gpt-5")
+    for name in ("Qwen/Qwen3-30B-A3B", "Mixtral-8x7B-v0.1"):
+        with pytest.raises(ValueError, match="mixtures of experts are not supported"):
+            find_model(name)
+    with pytest.raises(ValueError, match="mixtures of experts are not supported"):
+        ModelShape.from_config(QWEN_05B | {"model_type": "qwen3_moe"}, "it")
     with pytest.raises(ValueError, match="model_type 'mamba'"):
         ModelShape.from_config(QWEN_05B | {"model_type": "mamba"}, "it")
     with pytest.raises(ValueError, match="vocab_size"):

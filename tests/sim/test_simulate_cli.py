@@ -109,3 +109,26 @@ def test_calibrate_and_estimate_from_a_run(tmp_path: Path) -> None:
         "simulate", str(EXAMPLES / "paper-7b-8k.yaml"), f"calibration={out}", "steps=1", "--json"
     )
     assert len(json.loads(text)["step_s"]) == 1
+
+
+def test_another_model_on_other_gpus_says_what_is_taken_over(tmp_path: Path) -> None:
+    file = str(EXAMPLES / "paper-7b-8k.yaml")
+    size = ("steps=1", "rollout.prompts_per_step=16", "gpus=8", "--json")
+    step_s = {}
+    for model, device in (("Qwen2.5-7B", "H800"), ("Qwen2.5-14B", "H800"), ("Qwen2.5-7B", "B200")):
+        result = CliRunner().invoke(
+            app, ["simulate", file, f"model={model}", f"device={device}", *size]
+        )
+        assert result.exit_code == 0, result.output
+        step_s[model, device] = json.loads(result.stdout)["mean_step_s"]
+        said = "fitted to Qwen2.5-7B on H800 and taken over for" in result.stderr
+        assert said == ((model, device) != ("Qwen2.5-7B", "H800"))
+    plain = step_s["Qwen2.5-7B", "H800"]
+    assert step_s["Qwen2.5-7B", "B200"] < plain < step_s["Qwen2.5-14B", "H800"]
+
+
+def test_a_model_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"Llama-3\.1-70B.*runs on"):
+        run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), "model=Llama-3.1-70B", "device=L40S")
+    with pytest.raises(ValueError, match="unknown device 'H900'"):
+        run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), "device=H900")

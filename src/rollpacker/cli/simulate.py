@@ -15,7 +15,7 @@ from rollpacker.cli.output import Json, console, print_json, print_note, print_p
 if TYPE_CHECKING:
     from rollpacker.polytrace.schema import Trace
     from rollpacker.sim.config import SimulationConfig
-    from rollpacker.sim.estimate import Estimate, Job
+    from rollpacker.sim.estimate import Estimate, Hardware, Job
     from rollpacker.sim.result import JobResult
 
 
@@ -55,7 +55,10 @@ def _run(config: SimulationConfig, journal: Path | None) -> JobResult:
     from rollpacker.sim.simulator import Simulation
     from rollpacker.sim.source import load_source
 
-    costs = calibration.load(config.calibration)
+    fitted = calibration.load(config.calibration)
+    costs = fitted.moved(config.model, config.device)
+    if carried := fitted.carried_over(costs):
+        print_note(carried)
     source = load_source(config.workload, config.task, note=print_note)
     if journal is None:
         return Simulation(config, costs, source).run()
@@ -142,6 +145,10 @@ def estimate(
         typer.Option(help="Costs: a built-in calibration or a file; default: by the cap."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs.", min=1)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Another model than the calibration's, or a config.json.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Other GPUs than the calibration's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each mode.", min=1)] = None,
     task: Annotated[str | None, typer.Option(help="Task of a trace that has several.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Page to write.")] = None,
@@ -151,11 +158,14 @@ def estimate(
 
     Example: rollpacker estimate --from runs/demo/off
     """
+    from rollpacker.sim.estimate import Hardware
     from rollpacker.sim.estimate import estimate as run
 
     write_page = None if html is None else _page_writer()
     notes: list[str] = []
-    trace, job = _job(path, calibration, gpus, task, notes)
+    trace, job = _job(
+        path, Hardware(calibration=calibration, model=model, device=device, gpus=gpus), task, notes
+    )
     found = run(job, trace, steps=steps)
     page = {}
     if html is not None and write_page is not None:
@@ -177,23 +187,21 @@ def _page_writer() -> Any:
     return write_estimate_report
 
 
-def _job(
-    path: Path, calibration: str | None, gpus: int | None, task: str | None, notes: list[str]
-) -> tuple[Trace, Job]:
+def _job(path: Path, hardware: Hardware, task: str | None, notes: list[str]) -> tuple[Trace, Job]:
     from rollpacker.polytrace import formats
-    from rollpacker.sim.estimate import on_own_workers, on_paper_gpus
+    from rollpacker.sim.estimate import ASSUMED, on_own_workers, on_paper_gpus
     from rollpacker.sim.run_record import is_run, read_run
     from rollpacker.sim.source import of_trace
 
     trace = formats.read(path, note=notes.append)
     source = of_trace(trace, task)
     name = task or trace.tasks[0]
-    if calibration is None and gpus is None and is_run(path):
+    if hardware == ASSUMED and is_run(path):
         try:
             return trace, on_own_workers(read_run(path), source, name)
         except ValueError as error:
             notes.append(f"{error}; costs of GPUs are assumed instead")
-    return trace, on_paper_gpus(name, source, calibration, gpus)
+    return trace, on_paper_gpus(name, source, hardware)
 
 
 def _modes_table(found: Estimate) -> Table:

@@ -131,7 +131,9 @@ def characterize(
     task: Task = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a workload is like: lengths, correlation, drift, waiting, what racing would gain.
+    """Say what a workload is like: lengths, correlation, drift, waiting.
+
+    What tail batching would gain on it: rollpacker estimate --from PATH.
 
     Example: rollpacker trace characterize demo.parquet --html demo.html
     """
@@ -160,6 +162,7 @@ def characterize(
         for sentence in sentences(report):
             print_plain(f"- {sentence}")
     _tell(notes)
+    print_plain(f"\nwhat tail batching would gain on it: rollpacker estimate --from {path}")
     if html is not None:
         print_plain(f"\npage: {html}")
 

@@ -1,4 +1,7 @@
-"""What a workload is like: lengths, correlation, drift, waiting, what tail batching would gain."""
+"""What a workload is like: lengths, correlation, drift, waiting.
+
+What tail batching would gain on it is simulated (``sim.estimate``): there is one estimate.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.bootstrap import Interval, intervals
-from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.layout import Imbalance, Layout, Round, imbalance, synchronous_round
-from rollpacker.polytrace.lengths import Lengths
 from rollpacker.polytrace.prediction import tail_prediction
-from rollpacker.polytrace.racing import RaceEstimate, estimate_race
-from rollpacker.polytrace.redrawn import Redrawn
 from rollpacker.polytrace.schema import Trace, TraceError
 from rollpacker.polytrace.shares import (
     prefix_cache_share,
@@ -32,11 +30,6 @@ from rollpacker.polytrace.statistics import (
     tail_index,
     visits,
 )
-
-Floats = NDArray[np.float64]
-
-RACES = {"race": (1.25, 1.25), "prompts": (1.25, 1.0)}
-"""Over-provisioning of prompts and responses by mode of tail batching."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +58,6 @@ class TaskReport:
         reward_time_share: see ``shares``.
         tool_latency_share: same.
         prefix_cache_share: same.
-        modes: estimated gain and bias of each mode of ``RACES``, responses drawn from a model with
-            the trace's marginal and correlations: a prompt that is run again has fresh lengths.
-        modes_redrawn: the same from the prompts' own responses, drawn with replacement: a prompt
-            that is run again meets the same tail, which keeps too much of it.
         intervals: 95% bootstrap intervals by name.
     """
 
@@ -98,8 +87,6 @@ class TaskReport:
     reward_time_share: float | None
     tool_latency_share: float | None
     prefix_cache_share: float | None
-    modes: dict[str, RaceEstimate]
-    modes_redrawn: dict[str, RaceEstimate]
     intervals: dict[str, Interval]
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,8 +103,8 @@ def characterize(
 
     Args:
         trace: the workload; filtered responses count, aborted ones do not.
-        layout: engines of the rollout, for who waits and for the gain.
-        seed: of the bootstrap and of the estimates' draws.
+        layout: engines of the rollout, for who waits.
+        seed: of the bootstrap.
     """
     chosen = layout or Layout()
     return {task: _task(task, trace, chosen, seed) for task in trace.tasks}
@@ -139,7 +126,6 @@ def _task(task: str, trace: Trace, layout: Layout, seed: int) -> TaskReport:
     batches = trace.reward_batches.filter(pl.col("task") == task)
     p50, p75, p90, p99 = (float(value) for value in np.quantile(tokens, [0.5, 0.75, 0.9, 0.99]))
     prediction = tail_prediction(samples)
-    modelled = CopulaLengths.matching(tokens, icc or 0.0, icc_log or 0.0, cap)
     return TaskReport(
         responses=samples.height,
         aborted=every.height - samples.height,
@@ -167,8 +153,6 @@ def _task(task: str, trace: Trace, layout: Layout, seed: int) -> TaskReport:
         reward_time_share=reward_time_share(samples, batches, rounds),
         tool_latency_share=tool_latency_share(samples),
         prefix_cache_share=prefix_cache_share(samples),
-        modes=_modes(modelled, groups, len(rounds), layout, seed),
-        modes_redrawn=_modes(Redrawn(tokens, groups), groups, len(rounds), layout, seed),
         intervals=intervals(tokens, groups, seed),
     )
 
@@ -189,23 +173,4 @@ def _rounds(samples: pl.DataFrame, layout: Layout) -> dict[int, Round]:
             step["response_tokens"].to_numpy().astype(np.int64), layout
         )
         for step in samples.partition_by("step", maintain_order=True)
-    }
-
-
-def _modes(
-    lengths: Lengths, groups: NDArray[np.int64], steps: int, layout: Layout, seed: int
-) -> dict[str, RaceEstimate]:
-    """Rounds as large as the trace's."""
-    sizes = np.bincount(groups)
-    return {
-        mode: estimate_race(
-            lengths,
-            prompts=max(1, round(sizes.size / steps)),
-            responses=max(1, int(np.median(sizes))),
-            eta_prompts=eta_prompts,
-            eta_responses=eta_responses,
-            layout=layout,
-            seed=seed,
-        )
-        for mode, (eta_prompts, eta_responses) in RACES.items()
     }

@@ -6,18 +6,12 @@ from collections.abc import Callable
 
 from rollpacker.polytrace.characterize import TaskReport
 
-_WORTH_IT = 1.1
-_LONG_TAIL = 5.0
-"""Longest over median length from which a tail is long."""
-_FAIR = 0.95
 _SURE = 0.01
 
 
 def sentences(report: TaskReport) -> list[str]:
     """What to know of a task, most telling first."""
     parts: tuple[Callable[[TaskReport], list[str]], ...] = (
-        _gain,
-        _bias,
         _lengths,
         _correlation,
         _prediction,
@@ -27,45 +21,6 @@ def sentences(report: TaskReport) -> list[str]:
         _missing,
     )
     return [sentence for part in parts for sentence in part(report)]
-
-
-def _gain(report: TaskReport) -> list[str]:
-    race = report.modes["race"]
-    if race.speedup < _WORTH_IT:
-        short = report.max_over_median < _LONG_TAIL
-        why = (
-            f"the longest responses are only {report.max_over_median:.1f}x the median"
-            if short
-            else "the engines of this layout are busy to the end"
-        )
-        return [
-            f"tail batching would gain nothing here ({race.speedup:.2f}x): leave it off,"
-            f" since {why}"
-        ]
-    prompts = report.modes["prompts"]
-    return [
-        f"tail batching would gain about {race.speedup:.1f}x here; response racing would keep"
-        f" {_kept(report, 'race')} of the true mean length",
-        f"racing prompts only would gain about {prompts.speedup:.1f}x and keep"
-        f" {_kept(report, 'prompts')} of it",
-    ]
-
-
-def _kept(report: TaskReport, mode: str) -> str:
-    """Between fresh lengths and the same lengths for a prompt that is run again."""
-    both = (report.modes[mode].kept_vs_true_len, report.modes_redrawn[mode].kept_vs_true_len)
-    low, high = (f"{share:.2f}" for share in sorted(both))
-    return low if low == high else f"{low} to {high}"
-
-
-def _bias(report: TaskReport) -> list[str]:
-    race = report.modes["race"]
-    if race.speedup < _WORTH_IT or race.kept_vs_true_len >= _FAIR:
-        return []
-    return [
-        "racing responses would train on answers that are too short: prefer the exact mode, or"
-        " race prompts only"
-    ]
 
 
 def _lengths(report: TaskReport) -> list[str]:

@@ -47,21 +47,14 @@ def _page(trace: Trace, reports: Mapping[str, TaskReport], layout: Layout) -> Pa
     engines = f"{layout.workers} engines of {layout.slots} sequences"
     return Page(
         title=f"Workload: {named}",
-        subtitle=f"waiting and gains are estimated for {engines}, in synchronous rounds",
-        tiles=[tile for item in reports.items() for tile in _tiles(*item, alone=len(reports) == 1)],
+        subtitle=f"waiting is estimated for {engines}, in synchronous rounds",
+        tiles=_tiles(next(iter(reports.values()))) if len(reports) == 1 else [],
         sections=sections,
         facts={task: report.to_dict() for task, report in reports.items()},
     )
 
 
-def _tiles(task: str, report: TaskReport, *, alone: bool) -> list[Tile]:
-    gain = Tile(
-        name="Gain of racing" if alone else f"{task}: gain of racing",
-        value=f"{report.modes['race'].speedup:.1f}x",
-        note=f"keeps {report.modes['race'].kept_vs_true_len:.2f} of the mean length",
-    )
-    if not alone:
-        return [gain]
+def _tiles(report: TaskReport) -> list[Tile]:
     return [
         Tile(
             name="Responses",
@@ -74,7 +67,6 @@ def _tiles(task: str, report: TaskReport, *, alone: bool) -> list[Tile]:
             note="tokens",
         ),
         Tile(name="Engines idle", value=share(report.idle_fraction), note="in synchronous rounds"),
-        gain,
     ]
 
 
@@ -131,7 +123,6 @@ class _Task:
             *self._prompts(),
             self._over_steps(),
             self._waiting(),
-            self._modes(),
             *self._tools(),
             *self._rewards(),
         ]
@@ -198,32 +189,6 @@ class _Task:
             text=text,
             figure=trace_figures.waiting(self.rounds),
         )
-
-    def _modes(self) -> Section:
-        rows = [
-            (
-                mode,
-                lengths,
-                f"{each.speedup:.2f}x",
-                f"{each.speedup_steps:.2f}x",
-                f"{each.kept_vs_true_len:.3f}",
-                f"{each.decoded_vs_kept:.2f}",
-            )
-            for lengths, modes in (
-                ("fresh", self.report.modes),
-                ("the prompt's own", self.report.modes_redrawn),
-            )
-            for mode, each in modes.items()
-        ]
-        header = ("mode", "lengths when run again", "speed-up", "in decode steps")
-        text = (
-            "race: a quarter more prompts and responses are started and the first to finish are "
-            "kept; prompts: a quarter more prompts only. A prompt that is run again gets fresh "
-            "lengths from a model of the trace, or its own once more: the truth should lie "
-            "between. Rewards and prefill are left out."
-        )
-        table = Table(header=(*header, "kept / true length", "decoded / kept"), rows=rows)
-        return Section(id=self._id("modes"), title="What racing gains", text=text, table=table)
 
     def _tools(self) -> list[Section]:
         calls = self.samples.select(pl.col("tools").explode()).to_series().struct.unnest()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from rollpacker.config import Config
 from rollpacker.policy.parallelism import Devices
 from rollpacker.sim.costs import (
     PROMPT_TOKENS,
@@ -31,59 +32,87 @@ FOLDER = Path(__file__).parent / "calibration"
 _EFFICIENCY = Efficiency()
 
 
-class _Node(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+_STAND_FOR = {
+    "kappa": "a decode step over its roofline",
+    "train_launch_s": "seconds that each response costs a training replica besides its tokens",
+    "train_mfu": "share of the flops that training reaches",
+    "weight_sync_s": "seconds of new weights to the engines; grows with the model",
+    "apply_s": "seconds of an update; grows with the model",
+    "synchronous_reward_s": "seconds of the reward phase of mode off, whatever the model",
+}
+"""What the constants that are fitted to an experiment mean elsewhere."""
 
 
-class Measured(_Node):
+class Measured(Config):
     """Latencies of one CPU worker; see ``MeasuredDevice``."""
 
     latency: dict[int, float]
+    """Seconds of a decode step by batch size."""
     kv_tokens: int = Field(gt=0)
+    """KV budget."""
     prefill_token_s: float = Field(ge=0.0)
+    """Seconds to prefill one token."""
     context: int = Field(default=0, ge=0)
+    """Tokens of each sequence when ``latency`` was measured."""
     context_token_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of a step for each further context token of the batch."""
     train_token_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of gradient for one token, prompts included."""
     train_square_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of gradient times the square of a sequence's tokens (attention)."""
     train_task_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of each message that asks for gradients."""
 
     def device(self) -> MeasuredDevice:
         """The same as a device."""
         return MeasuredDevice(**self.model_dump(exclude={"train_square_s", "train_task_s"}))
 
 
-class EngineEfficiency(_Node):
+class EngineEfficiency(Config):
     """Terms of the decode step; see ``Efficiency``."""
 
     step_s: float = Field(default=_EFFICIENCY.step_s, ge=0.0)
+    """Fixed seconds of a decode step."""
     sequence_s: float = Field(default=_EFFICIENCY.sequence_s, ge=0.0)
+    """More seconds of it for each sequence."""
     layer_s: float = Field(default=_EFFICIENCY.layer_s, ge=0.0)
+    """More seconds of it for each layer, at a tensor-parallel size above 1."""
     weights: float = Field(default=_EFFICIENCY.weights, gt=0.0, le=1.0)
+    """Share of the memory's bandwidth at which weights are read."""
     kv: float = Field(default=_EFFICIENCY.kv, gt=0.0, le=1.0)
+    """The same for the KV cache."""
     compute: float = Field(default=_EFFICIENCY.compute, gt=0.0, le=1.0)
+    """Share of the flops that decoding reaches at large batches."""
     prefill: float = Field(default=_EFFICIENCY.prefill, gt=0.0, le=1.0)
+    """The same for prefill."""
     memory: float = Field(default=_EFFICIENCY.memory, gt=0.0, le=1.0)
+    """Share of a GPU's memory that the engine may use."""
     reserved: float = Field(default=_EFFICIENCY.reserved, ge=0.0)
+    """Bytes of it that are neither weights nor KV."""
 
     def costs(self) -> Efficiency:
         """The same as costs."""
         return Efficiency(**self.model_dump())
 
 
-class Rewards(_Node):
+class Rewards(Config):
     """Reward latencies; see ``RewardCosts``."""
 
     math_s: float = Field(default=0.05, ge=0.0)
+    """Answer extraction and comparison."""
     judge_s: float = Field(default=30.0, ge=0.0)
+    """One judged response while the judge's devices are loaded."""
     judge_idle: float = Field(default=0.25, ge=0.0, le=1.0)
+    """Factor of that on idle devices."""
     judge_slots: int = Field(default=256, ge=1)
+    """Responses judged at once."""
 
     def costs(self) -> RewardCosts:
         """The same as costs."""
         return RewardCosts(**self.model_dump())
 
 
-class Calibration(_Node):
+class Calibration(Config):
     """One experiment: its hardware, its workload and its fitted constants."""
 
     name: str
@@ -153,6 +182,38 @@ class Calibration(_Node):
     def cluster(self) -> Cluster:
         """The GPUs. Raises ``ValueError`` on a CPU."""
         return Cluster.of(self.device, self.gpus)
+
+    def moved(self, model: str | None, device: str | None) -> Calibration:
+        """The same constants for another model or other GPUs.
+
+        Raises ``ValueError`` in one line for one that is not known, or that the engines' size
+        does not hold.
+        """
+        other = {"model": model or self.model, "device": device or self.device}
+        if self.measured is not None and other != {"model": self.model, "device": self.device}:
+            raise ValueError(
+                f"calibration {self.name} was measured on a CPU with its own model: a model or "
+                f"device cannot be replaced; take one of {', '.join(builtin())}"
+            )
+        try:
+            return Calibration.model_validate(self.model_dump() | other)
+        except ValidationError as error:
+            raise ValueError(_explain(error)) from None
+
+    def carried_over(self, moved: Calibration) -> str | None:
+        """What the constants stand for in a calibration that was ``moved``; None if it was not."""
+        if (self.model, self.device) == (moved.model, moved.device):
+            return None
+        values = self.model_dump()
+        told = [
+            f"{key}={values[key]:g} ({text})"
+            for key, text in _STAND_FOR.items()
+            if key in self.fitted
+        ]
+        return (
+            f"fitted to {self.model} on {self.device} and taken over for {moved.model} on "
+            f"{moved.device}: {', '.join(told)}; sizes and datasheets are the new ones'"
+        )
 
     def devices(self, gpus: int | None = None) -> Devices:
         """What decides which tensor-parallel sizes are possible on ``gpus`` (default: its own)."""

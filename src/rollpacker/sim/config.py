@@ -23,6 +23,11 @@ class SimulationConfig(Config):
 
     calibration: str
     """Costs: a built-in calibration, or a file that ``rollpacker calibrate`` wrote."""
+    model: str | None = None
+    """Another model than the calibration's: a known one, or the path of a ``config.json``. What was
+    fitted to the calibration's is taken over, and said."""
+    device: str | None = None
+    """Other GPUs than the calibration's, by name."""
     workload: str
     """Lengths: a shipped or fitted workload model, or a trace (its prompts come first, as they
     were recorded; further ones are drawn from it)."""

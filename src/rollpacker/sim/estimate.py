@@ -85,6 +85,7 @@ class Job:
         gpus: devices; None takes the calibration's.
         graded: the calibration's seconds of grading are charged.
         costs: the costs in words.
+        left_out: what the simulation does not have, in words.
     """
 
     task: str
@@ -94,6 +95,7 @@ class Job:
     gpus: int | None
     graded: bool
     costs: str
+    left_out: str
 
 
 def correlation(trace: Trace, task: str | None = None) -> tuple[float | None, int]:
@@ -103,19 +105,40 @@ def correlation(trace: Trace, task: str | None = None) -> tuple[float | None, in
     return (found if np.isfinite(found) else None), samples.height
 
 
-def on_paper_gpus(
-    task: str, source: Source, name: str | None = None, gpus: int | None = None
-) -> Job:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What the user says of the machines; None is assumed.
+
+    Args:
+        calibration: a built-in one or a file; by default the nearest by the cap of responses.
+        model: another model than the calibration's.
+        device: other GPUs than the calibration's.
+        gpus: how many; by default as many as keep the calibration's responses a GPU.
+    """
+
+    calibration: str | None = None
+    model: str | None = None
+    device: str | None = None
+    gpus: int | None = None
+
+
+ASSUMED = Hardware()
+
+
+def on_paper_gpus(task: str, source: Source, hardware: Hardware = ASSUMED) -> Job:
     """The job on GPUs of a calibration; by default the paper's setting of the nearest cap.
 
-    There are as many GPUs as keep the calibration's responses a GPU, unless ``gpus`` says so. Of
-    steps that would take too long to simulate, a part of the prompts runs on that part of the GPUs.
+    Of steps that would take too long to simulate, a part of the prompts runs on that part of the
+    GPUs.
     Rewards cost nothing, whatever the calibration says of the paper's.
     """
     assert source.cap is not None
     assert source.prompts is not None
     assert source.responses is not None
-    costs = calibrations.load(name) if name else calibrations.nearest(source.cap)
+    name, gpus = hardware.calibration, hardware.gpus
+    fitted = calibrations.load(name) if name else calibrations.nearest(source.cap)
+    costs = fitted.moved(hardware.model, hardware.device)
+    carried = fitted.carried_over(costs)
     costs = costs.model_copy(update={"synchronous_reward_s": 0.0})
     prompts = min(source.prompts, max(8, _MOST_ATTEMPTS // (_CYCLE * source.responses)))
     smaller = prompts / source.prompts
@@ -127,6 +150,7 @@ def on_paper_gpus(
     count = gpus or costs.gpus
     why = "given" if name else f"assumed for responses of up to {source.cap} tokens"
     part = "" if smaller == 1.0 else f"; {smaller:.0%} of a step and of its GPUs are simulated"
+    part += "" if carried is None else f"; {carried}"
     device = "CPU workers" if costs.measured else costs.device
     return Job(
         task=task,
@@ -143,6 +167,7 @@ def on_paper_gpus(
         costs=(
             f"{costs.name}: {costs.model} on {count} {device} ({why}); rewards take no time{part}"
         ),
+        left_out="the time of rewards and of the driver",
     )
 
 
@@ -157,6 +182,7 @@ def on_own_workers(run: RunRecord, source: Source, task: str) -> Job:
         gpus=None,
         graded=True,
         costs=f"fitted to the run itself, with its {costs.gpus} workers",
+        left_out="that driver, grading and workers share cores",
     )
 
 
@@ -205,7 +231,9 @@ def estimate(
         costs=job.costs,
         modes=modes,
         recommended=recommended,
-        sentences=sentences(modes, recommended, icc=icc, limit=limit, aborted=aborted),
+        sentences=sentences(
+            modes, recommended, left_out=job.left_out, icc=icc, limit=limit, aborted=aborted
+        ),
     )
 
 

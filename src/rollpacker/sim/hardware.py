@@ -33,11 +33,14 @@ class Device:
 # Bus bandwidth is 0.4 of the NVLink figure of the datasheet (both directions): 160 of 400 GB/s
 # (H800), 360 of 900 GB/s (H20, H200). A100, H100 and B200 take the same share of 600, 900 and
 # 1800 GB/s. The other figures of these three: NVIDIA A100 80GB SXM, H100 SXM and HGX B200
-# (180 GB usable, 1,000 W) datasheets, without sparsity.
+# (180 GB usable, 1,000 W) datasheets, without sparsity. A800: an A100 with 400 GB/s of NVLink;
+# L40S: its datasheet, with the same share of PCIe 4.0's 64 GB/s.
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
         Device(name="A100", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=240e9),
+        Device(name="A800", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=160e9),
+        Device(name="L40S", bandwidth=0.864e12, flops=362e12, memory=48e9, bus=25.6e9),
         Device(name="H100", bandwidth=3.35e12, flops=989e12, memory=80e9, bus=360e9),
         Device(name="H800", bandwidth=3.35e12, flops=990e12, memory=80e9, bus=160e9),
         Device(name="H20", bandwidth=4.0e12, flops=148e12, memory=96e9, bus=360e9),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ class ModelShape:
         Raises ``ValueError`` on another architecture or a missing field.
         """
         kind = config.get("model_type")
+        if "moe" in str(kind) or any(key in config for key in _EXPERTS):
+            raise ValueError(f"{name}: {_NO_EXPERTS}")
         if kind not in _KINDS:
             raise ValueError(f"{name}: model_type {kind!r} is not one of {', '.join(_KINDS)}")
         missing = [key for key in _REQUIRED if not isinstance(config.get(key), int)]
@@ -60,6 +63,11 @@ class ModelShape:
         )
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_NO_EXPERTS = (
+    "mixtures of experts are not supported: a step's costs depend on how many experts its tokens "
+    "meet; take a dense model"
+)
 _KINDS = ("qwen2", "qwen3", "llama", "mistral")
 _REQUIRED = (
     "hidden_size",
@@ -90,7 +98,9 @@ def _parameters(config: Mapping[str, Any], kv_heads: int, head_dim: int) -> int:
     return config["num_hidden_layers"] * (attention + mlp + 2 * hidden) + embeddings + hidden
 
 
-def _known(kind: str, name: str, sizes: tuple[int, int, int, int, int, int, int]) -> ModelShape:
+def _known(
+    kind: str, name: str, sizes: tuple[int, int, int, int, int, int, int], *, tied: bool = False
+) -> ModelShape:
     keys = (
         "num_hidden_layers",
         "hidden_size",
@@ -100,37 +110,55 @@ def _known(kind: str, name: str, sizes: tuple[int, int, int, int, int, int, int]
         "intermediate_size",
         "vocab_size",
     )
-    return ModelShape.from_config(dict(zip(keys, sizes, strict=True)) | {"model_type": kind}, name)
+    fields = dict(zip(keys, sizes, strict=True))
+    return ModelShape.from_config(fields | {"model_type": kind, "tie_word_embeddings": tied}, name)
 
 
 # layers, hidden, heads, KV heads, head size, MLP size, vocabulary: from each model's config.json.
 MODELS: Mapping[str, ModelShape] = {
     shape.name: shape
     for shape in (
+        _known("qwen2", "Qwen2.5-0.5B", (24, 896, 14, 2, 64, 4864, 151936), tied=True),
+        _known("qwen2", "Qwen2.5-1.5B", (28, 1536, 12, 2, 128, 8960, 151936), tied=True),
+        _known("qwen2", "Qwen2.5-3B", (36, 2048, 16, 2, 128, 11008, 151936), tied=True),
         _known("qwen2", "Qwen2.5-7B", (28, 3584, 28, 4, 128, 18944, 152064)),
         _known("qwen2", "Qwen2.5-14B", (48, 5120, 40, 8, 128, 13824, 152064)),
         _known("qwen2", "Qwen2.5-32B", (64, 5120, 40, 8, 128, 27648, 152064)),
+        _known("qwen2", "Qwen2.5-72B", (80, 8192, 64, 8, 128, 29568, 152064)),
+        _known("qwen3", "Qwen3-0.6B", (28, 1024, 16, 8, 128, 3072, 151936), tied=True),
+        _known("qwen3", "Qwen3-1.7B", (28, 2048, 16, 8, 128, 6144, 151936), tied=True),
+        _known("qwen3", "Qwen3-4B", (36, 2560, 32, 8, 128, 9728, 151936), tied=True),
         _known("qwen3", "Qwen3-8B", (36, 4096, 32, 8, 128, 12288, 151936)),
+        _known("qwen3", "Qwen3-14B", (40, 5120, 40, 8, 128, 17408, 151936)),
+        _known("qwen3", "Qwen3-32B", (64, 5120, 64, 8, 128, 25600, 151936)),
+        _known("llama", "Llama-3.2-1B", (16, 2048, 32, 8, 64, 8192, 128256), tied=True),
+        _known("llama", "Llama-3.2-3B", (28, 3072, 24, 8, 128, 8192, 128256), tied=True),
+        _known("llama", "Llama-3-8B", (32, 4096, 32, 8, 128, 14336, 128256)),
+        _known("llama", "Llama-3-70B", (80, 8192, 64, 8, 128, 28672, 128256)),
         _known("llama", "Llama-3.1-8B", (32, 4096, 32, 8, 128, 14336, 128256)),
         _known("llama", "Llama-3.1-70B", (80, 8192, 64, 8, 128, 28672, 128256)),
+        _known("llama", "Llama-3.3-70B", (80, 8192, 64, 8, 128, 28672, 128256)),
     )
 }
 
 
 def find_model(name: str) -> ModelShape:
-    """A model of ``MODELS`` (``org/`` and ``-Instruct`` are ignored), or a ``config.json``.
+    """A model of ``MODELS``, or one of a ``config.json``.
 
-    ``name`` may also be a path to a ``config.json`` or its folder. Raises ``ValueError``.
+    ``org/``, ``-Instruct`` and ``-Base`` are ignored; ``name`` may also be a path to a
+    ``config.json`` or its folder. Raises ``ValueError``.
     """
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():
         return _read(path)
-    short = name.rpartition("/")[2].removesuffix("-Instruct")
+    short = name.rpartition("/")[2].removesuffix("-Instruct").removesuffix("-Base")
     for known, shape in MODELS.items():
         if known.lower() == short.lower():
             return shape
+    if re.search(r"-A\d+(\.\d+)?B|mixtral|moe|deepseek-v[23]", short, re.IGNORECASE):
+        raise ValueError(f"model {name!r}: {_NO_EXPERTS}")
     raise ValueError(
         f"unknown model {name!r}: give the path of a config.json, or one of {', '.join(MODELS)}"
     )

@@ -45,13 +45,15 @@ def sentences(
     modes: Mapping[str, ModeEstimate],
     recommended: str,
     *,
+    left_out: str,
     icc: float | None,
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
     """The estimate in plain words, one to three sentences.
 
-    ``icc`` is of the trace, None where unknown; ``aborted`` the share of its responses that were.
+    ``left_out`` is what the simulation does not have; ``icc`` is of the trace, None where unknown;
+    ``aborted`` the share of its responses that were.
     """
     exact, chosen = modes["exact"], modes[recommended]
     races = {name: modes[name] for name in ("race", "prompts")}
@@ -64,13 +66,19 @@ def sentences(
             f"{races[best].speedup / exact.speedup:.2f}x as fast as exact rounds."
         )
     if recommended == "off":
-        told.append("No mode is faster than plain synchronous rounds; leave tail batching off.")
+        told.append(
+            "No mode is faster than plain synchronous rounds; leave tail batching off "
+            f"(left out: {left_out})."
+        )
     elif chosen.speedup < _SAME:
-        told.append(f"Use {recommended}: it is as fast as synchronous rounds, {_keeps(chosen)}.")
+        told.append(
+            f"Use {recommended}: it is as fast as synchronous rounds, {_keeps(chosen)} "
+            f"(left out: {left_out})."
+        )
     else:
         told.append(
             f"Use {recommended}: about {chosen.speedup:.2f}x faster than synchronous rounds, "
-            f"{_keeps(chosen)}."
+            f"{_keeps(chosen)} (left out: {left_out})."
         )
     biased = [name for name, each in races.items() if _tempting(each, chosen, limit)]
     for name in biased[:1]:

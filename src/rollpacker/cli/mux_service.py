@@ -134,7 +134,7 @@ def status(
             f"{job['group']}",
             " ".join((*job["rollout_nodes"], *job["train_nodes"])),
             f"{job['done']}" if total is None else f"{job['done']}/{total}",
-            f"{job['slo_slack_s']:.0f} s",
+            f"{job['slo_slack_s']:.0f} s {job['slo_state']}",
         )
     console.print(view)
     cost = found["cost_per_h"]

@@ -14,6 +14,8 @@ from rollpacker.rollmux.service.records import JobRecord, Stretch
 from rollpacker.rollmux.service.refused import Refused
 
 POOLS = ("rollout", "train")
+_NEAR = 0.2
+"""Iterations at worst that a job's slack should cover."""
 
 
 def job(core: Core, name: str) -> dict[str, Any]:
@@ -50,12 +52,27 @@ def _job(core: Core, name: str, record: JobRecord) -> dict[str, Any]:
 
 
 def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
-    """Seconds that a job may still lose without breaking its promise, and how it stands."""
+    """Seconds that a job may still lose without breaking its promise, and how it stands.
+
+    A job of unknown length may stop after any iteration: it banks on the running one only.
+    ``slo_state`` is ``missed`` without slack, ``behind`` where only iterations to come can make
+    up for what was lost (a daemon that was away, a failed node), ``near`` with little, else
+    ``kept``.
+    """
     elapsed = (core.now() if record.ended is None else record.ended) - record.arrived
-    rest = 0.0 if live is None else live.remaining() * sum(expected(live, core.settings))
+    to_come = 0 if live is None else live.remaining() if live.spec.iterations else 1
+    rest = 0.0 if live is None else to_come * sum(expected(live, core.settings))
     slack = record.spec.slo * (record.solo_s + rest) - elapsed - rest
     slowdown = None if record.solo_s <= 0 else elapsed / record.solo_s
-    return {"solo_s": record.solo_s, "slo_slack_s": slack, "slowdown": slowdown}
+    behind = slowdown is not None and slowdown > record.spec.slo
+    near = slack < _NEAR * (record.spec.worst_rollout_s + record.spec.worst_train_s)
+    state = "missed" if slack < 0 else "behind" if behind else "near" if near else "kept"
+    return {
+        "solo_s": record.solo_s,
+        "slo_slack_s": slack,
+        "slo_state": state,
+        "slowdown": slowdown,
+    }
 
 
 def jobs(core: Core) -> dict[str, Any]:

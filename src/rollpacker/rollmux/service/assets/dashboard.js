@@ -71,10 +71,9 @@ const money = (value) => `$${value.toFixed(2)}/h`;
 const times = (value) => (value === null ? "–" : `${value.toFixed(2)}×`);
 const ofTotal = (job) => (job.spec.iterations ? `${job.done} / ${job.spec.iterations}` : job.done);
 
-function slackClass(job) {
-  if (job.slo_slack_s < 0) return "bad";
-  return job.slo_slack_s < 0.2 * (job.spec.worst_rollout_s + job.spec.worst_train_s) ? "warn" : "good";
-}
+const SLO_CLASSES = { kept: "good", near: "warn", behind: "warn", missed: "bad" };
+const slack = (job) =>
+  make("span", `${seconds(job.slo_slack_s)} ${job.slo_state}`, SLO_CLASSES[job.slo_state]);
 
 function showCluster(status, timeline, windowS) {
   const cost = status.cost_per_h;
@@ -94,7 +93,7 @@ function showCluster(status, timeline, windowS) {
   rows(at("jobs"), status.jobs, (job) => [
     jobLink(job.id), job.state, job.group ?? "–",
     [...job.rollout_nodes, ...job.train_nodes].join(" "), ofTotal(job),
-    times(job.slowdown), times(job.spec.slo), make("span", seconds(job.slo_slack_s), slackClass(job)),
+    times(job.slowdown), times(job.spec.slo), slack(job),
   ], "No live jobs: rollpacker mux submit job.json");
   rows(at("groups"), status.groups, (group) => {
     const names = make("span");
@@ -139,7 +138,7 @@ function showJob(job, timeline, windowS) {
     ["alone so far", seconds(job.solo_s)],
     ["slowdown", times(job.slowdown)],
     ["promised", times(job.spec.slo)],
-    ["SLO slack", seconds(job.slo_slack_s), slackClass(job)],
+    ["SLO slack", `${seconds(job.slo_slack_s)} ${job.slo_state}`, SLO_CLASSES[job.slo_state]],
     ...(job.permit ? [["permit", `${job.permit.token} (${job.permit.phase})`]] : []),
     ...(job.move ? [["move", job.move.reason, "warn"]] : []),
   ]);

@@ -1,6 +1,5 @@
 """A worker with LoRA: it decodes from merged weights, trains adapters, and saves what it was."""
 
-from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path

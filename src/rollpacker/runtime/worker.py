@@ -1,4 +1,7 @@
-"""A worker: one process, one device, an engine and a training replica over the same weights."""
+"""A worker: one process, one device, an engine and a training replica over the same weights.
+
+With LoRA the engine has a model of its own, which every step fills with the merged weights.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ class Worker:
         self._held = False
         self._stopped = False
         self._model, tokenizer = load_model(config.model, spec.device)
-        self._engine, latency = build_engine(config, self._model, tokenizer)
+        self._engine, latency = build_engine(config, _decoded(config, self._model), tokenizer)
         self._trainer = LocalTrainer(
             self._model,
             tokenizer,
@@ -245,6 +248,15 @@ class Worker:
             self._send(msg.Done(error="no space left on device"))
         else:
             self._send(msg.Done())
+
+
+def _decoded(config: RunConfig, model: Any) -> Any:
+    """The model that the engine decodes from: the trained one, or one for its merged adapters."""
+    if config.model.lora_rank == 0:
+        return model
+    from rollpacker.train.lora import engine_copy
+
+    return engine_copy(model)
 
 
 def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> tuple[Engine, dict[int, float]]:

@@ -37,7 +37,7 @@ class LocalTrainer:
     With one update a step the ratio is exactly 1; with several it is taken to the sampler's
     log-probabilities, which must then be those of the whole softmax (no top-k or top-p).
     Weights change in place, in ``apply`` only, so an engine in the same process may share their
-    storage (build it first if it re-points parameters; with LoRA give it a copy instead).
+    storage (build it first if it re-points parameters; with LoRA give it an ``engine_copy``).
 
     Args:
         model: Qwen2, Qwen3 or Llama, on its device, in the type to train in.
@@ -211,7 +211,8 @@ class LocalTrainer:
         """Write the model (with LoRA also ``adapter/``) and ``optimizer/`` into ``folder``."""
         checkpoint.save_model(folder, self._model, self._tokenizer, self.weights())
         if self._adapted is not None:
-            self._adapted.save_pretrained(str(folder / "adapter"))
+            # Left to itself, peft asks the hub whether the embeddings were changed.
+            self._adapted.save_pretrained(str(folder / "adapter"), save_embedding_layers=False)
         checkpoint.save_state(folder / "optimizer", self._state())
 
     def load(self, folder: Path) -> None:

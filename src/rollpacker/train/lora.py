@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +24,8 @@ _ADAPTER = "default"
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
     """Put adapters on all linear layers of ``model``, in place, and freeze its own weights.
 
-    Every replica draws the same initial adapters.
+    Every replica draws the same initial adapters. What they save names ``config.path`` as the
+    base model: a hub name as it is, a folder by its absolute path.
     """
     settings = LoraConfig(
         r=config.lora_rank,
@@ -30,10 +34,28 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # peft reads an attribute that transformers renames.
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
         torch.manual_seed(0)
         adapted: Any = get_peft_model(model, settings)
+    base = Path(config.path).expanduser()
+    name = str(base.resolve()) if base.is_dir() else config.path
+    adapted.peft_config[_ADAPTER].base_model_name_or_path = name
     return adapted.eval()
+
+
+def engine_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A model to decode from, to be filled with ``merged_weights``; call before ``add_adapters``.
+
+    The weights that adapters change have their own storage in it; embeddings, head, norms and
+    biases are those of ``model``.
+    """
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    changed = {id(module.weight) for module in linear}
+    shared: dict[int, Any] = {id(p): p for p in model.parameters() if id(p) not in changed}
+    return copy.deepcopy(model, shared)
 
 
 @torch.no_grad()

@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy a checkpoint in place. Raises ``ValueError`` when the names are not the model's."""
+    """Copy a checkpoint in place, but what is the very same memory.
+
+    Raises ``ValueError`` when the names are not the model's.
+    """
     parameters = dict(model.named_parameters())
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
     missing = set(parameters)
     for name, tensor in weights:
         if name in parameters:
-            parameters[name].copy_(tensor)
+            if parameters[name].data_ptr() != tensor.data_ptr():
+                parameters[name].copy_(tensor)
             missing.discard(name)
         elif name not in tied:
             raise ValueError(f"weights hold {name!r}, which the model lacks")

@@ -4,11 +4,11 @@ import polars as pl
 
 from rollpacker.report.programs import SHOWN, program_section
 from rollpacker.report.programs import test_times as times_of
-from rollpacker.report.run_folder import PROGRAM_COLUMNS
+from rollpacker.runtime.sample_table import PROGRAM
 
 
 def table(*rows: tuple[str, str | None, list[str], list[float], bool]) -> pl.DataFrame:
-    schema = {"prompt": pl.String} | PROGRAM_COLUMNS
+    schema = {"prompt": pl.String} | PROGRAM
     level = "standard"
     return pl.DataFrame(
         [(p, v, t, s, level if v else None, f if v else None) for p, v, t, s, f in rows],

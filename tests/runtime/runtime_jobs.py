@@ -21,7 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from rollpacker import config, job
 from rollpacker.config import RunConfig
 from rollpacker.demo.model import build_tokenizer
-from rollpacker.runtime import samples
+from rollpacker.runtime import sample_table as samples
 from rollpacker.runtime.progress import Progress
 
 CHAT_TEMPLATE = (

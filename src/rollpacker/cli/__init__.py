@@ -19,8 +19,9 @@ from rich.table import Table
 from rollpacker import __version__, config
 from rollpacker.cli.mps import mps_app
 from rollpacker.cli.mux import mux_app
-from rollpacker.cli.output import Json, console, errors, print_json
+from rollpacker.cli.output import Json, console, errors, print_json, print_note
 from rollpacker.cli.reproduce import reproduce
+from rollpacker.cli.samples import samples
 from rollpacker.cli.sandbox import sandbox_app
 from rollpacker.cli.simulate import calibrate, estimate, simulate
 from rollpacker.cli.trace import trace_app
@@ -42,7 +43,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
-for command in (simulate, estimate, calibrate, reproduce):
+for command in (samples, simulate, estimate, calibrate, reproduce):
     app.command()(command)
 
 
@@ -235,7 +236,7 @@ def report(
     from rollpacker.report.run_report import write_report
     from rollpacker.report.timeline import write_timeline
 
-    written = {"report": str(write_report(run)), "timeline": str(write_timeline(run))}
+    written = {"report": str(write_report(run, print_note)), "timeline": str(write_timeline(run))}
     if as_json:
         print_json(written)
     else:

@@ -22,6 +22,7 @@ from rollpacker.config.rollout import (
     StreamingConfig,
     TailBatchingConfig,
 )
+from rollpacker.config.samples import SamplesConfig
 from rollpacker.config.train import TrainConfig
 from rollpacker.config.tree import (
     CheckpointConfig,
@@ -55,6 +56,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "SamplesConfig",
     "StreamingConfig",
     "TailBatchingConfig",
     "TrainConfig",

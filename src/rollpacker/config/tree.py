@@ -13,6 +13,7 @@ from rollpacker.config.base import Config
 from rollpacker.config.data import DataConfig, ModelConfig
 from rollpacker.config.rewards import GradingConfig, RewardConfig
 from rollpacker.config.rollout import EngineConfig, MiniEngineConfig, RolloutConfig
+from rollpacker.config.samples import SamplesConfig
 from rollpacker.config.train import TrainConfig
 
 
@@ -96,6 +97,7 @@ class RunConfig(Config):
     workers: WorkersConfig = WorkersConfig()
     eval: EvalConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
+    samples: SamplesConfig = SamplesConfig()
     mux: MuxConfig = MuxConfig()
     trackers: list[Literal["wandb", "trackio", "mlflow"]] = []
     """Experiment trackers besides TensorBoard and JSONL, through accelerate."""

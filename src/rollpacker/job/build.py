@@ -28,6 +28,7 @@ from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.rewards import Rewards, check_rows
 from rollpacker.runtime.rollout import Rollout
 from rollpacker.runtime.run_log import RunLog
+from rollpacker.runtime.texts import Texts
 from rollpacker.runtime.updates import Updates
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card, read_card
@@ -87,7 +88,14 @@ async def build(
         raise
     save_config(config, folder)
     clock = Clock(0.0 if start.state is None else start.state["clock_s"])
-    log = RunLog(folder, config, last_step=start.step - 1, max_length=cap, progress=progress)
+    log = RunLog(
+        folder,
+        config,
+        last_step=start.step - 1,
+        max_length=cap,
+        progress=progress,
+        texts=Texts(card.tokenizer),
+    )
     params = sampling_params(config, card, cap)
     parts = assemble(config, cap, pool, problems, rewards, params, log, clock, phases)
     if config.eval is not None and held_out is not None:

@@ -10,7 +10,17 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.runtime.checkpoint import Found
 
-_MAY_CHANGE = ("output", "steps", "epochs", "workers", "checkpoint", "trackers", "eval", "mux")
+_MAY_CHANGE = (
+    "output",
+    "steps",
+    "epochs",
+    "workers",
+    "checkpoint",
+    "samples",
+    "trackers",
+    "eval",
+    "mux",
+)
 """What may differ when a run is continued."""
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+
+from rollpacker.runtime.bubble import idle_s
 
 Intervals = NDArray[np.float64]
 """Shape (N, 2): start and end in seconds; sorted and disjoint where so said."""
@@ -97,12 +100,16 @@ def _cut(
 
 
 def step_windows(
-    samples: pl.DataFrame, tasks: pl.DataFrame, rounds: pl.DataFrame
+    samples: pl.DataFrame,
+    tasks: pl.DataFrame,
+    rounds: pl.DataFrame,
+    metrics: Sequence[Mapping[str, Any]] = (),
 ) -> dict[int, tuple[float, float, float]]:
-    """``{step: (start, end of the rollout, end)}`` in seconds.
+    """``{step: (start, end of the rollout, end)}`` in seconds, of the steps that have samples.
 
-    The rollout ends when its last response is decided (journal) or, without a journal entry, when
-    its last attempt ends; the step ends with its last attempt or gradient task.
+    They are what the run itself measured (``start_s`` in its metrics). Where an earlier version
+    did not write that, the rollout ends when its last response is decided (journal) or, without a
+    journal entry, when its last attempt ends; the step ends with its last attempt or task.
     """
     spans = samples.group_by("step").agg(pl.min("start_s"), pl.max("end_s").alias("rollout_end_s"))
     ends = tasks.group_by("step").agg(pl.max("end_s").alias("tasks_end_s"))
@@ -113,13 +120,20 @@ def step_windows(
         pl.max_horizontal("rollout_end_s", "rollout_end_s_j").alias("rollout_end"),
         pl.max_horizontal("rollout_end_s", "rollout_end_s_j", "tasks_end_s").alias("end"),
     ).sort("step")
-    return {step: (start, rollout_end, end) for step, start, rollout_end, end in table.iter_rows()}
+    windows = {step: (start, rollout, end) for step, start, rollout, end in table.iter_rows()}
+    measured = {line["step"]: _measured(line) for line in metrics if "start_s" in line}
+    return windows | {step: window for step, window in measured.items() if step in windows}
+
+
+def _measured(line: Mapping[str, Any]) -> tuple[float, float, float]:
+    start = line["start_s"]
+    return start, start + line["timing_s/rollout"], start + line["step_time"]
 
 
 def worker_bubbles(
     stays: pl.DataFrame, tasks: pl.DataFrame, windows: dict[int, tuple[float, float, float]]
 ) -> pl.DataFrame:
-    """Busy and idle seconds of every worker in every step.
+    """Busy and idle seconds of every worker in each step that it took part in.
 
     A worker is busy while it decodes at least one attempt or runs a gradient task.
 
@@ -133,20 +147,23 @@ def worker_bubbles(
         gradient_s``; ``rollout_s`` and ``step_s`` are the lengths of the windows.
     """
     decoding, training = _by_worker(stays), _by_worker(tasks)
-    workers = sorted({worker for _, worker in (*decoding, *training)})
     rows: list[tuple[float, ...]] = []
-    for step, (start, rollout_end, end) in windows.items():
-        for worker in workers:
-            decode = union(decoding.get((step, worker), ()))
-            train = union(training.get((step, worker), ()))
-            busy = union(np.concatenate([decode, train]))
-            rollout_idle, step_idle = gaps(busy, start, rollout_end), gaps(busy, start, end)
-            in_rollout = (rollout_end - start, total(rollout_idle))
-            in_step = (end - start, total(step_idle), total(decode), total(train))
-            rows.append((step, worker, *in_rollout, *in_step))
+    for step, worker in sorted({*decoding, *training}):
+        if step not in windows:
+            continue
+        start, rollout_end, end = windows[step]
+        decode, train = decoding.get((step, worker), []), training.get((step, worker), [])
+        busy = [*decode, *train]
+        in_rollout = (rollout_end - start, idle_s(busy, start, rollout_end))
+        in_step = (end - start, idle_s(busy, start, end))
+        rows.append((step, worker, *in_rollout, *in_step, _covered(decode), _covered(train)))
     names = ["rollout_s", "rollout_idle_s", "step_s", "step_idle_s", "decode_s", "gradient_s"]
     schema = {"step": pl.Int64, "worker": pl.Int64} | dict.fromkeys(names, pl.Float64)
     return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    return total(union(spans))
 
 
 def bubble_fractions(bubbles: pl.DataFrame) -> pl.DataFrame:

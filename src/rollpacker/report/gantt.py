@@ -24,10 +24,14 @@ class Gantt:
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self.windows = bubbles.step_windows(run.samples, run.tasks, run.rounds)
+        self.windows = bubbles.step_windows(run.samples, run.tasks, run.rounds, run.metrics)
         self.stays = bubbles.segments(run.samples, run.moves)
         self.bubbles = bubbles.worker_bubbles(self.stays, run.tasks, self.windows)
-        self.fractions = bubbles.bubble_fractions(self.bubbles)
+        fractions = bubbles.bubble_fractions(self.bubbles)
+        self.shares: dict[int, tuple[float, float]] = {
+            step: (rollout, whole) for step, rollout, whole in fractions.iter_rows()
+        }
+        """Idle shares by step: of the rollout, and of the whole step."""
         self.workers: list[int] = self.bubbles["worker"].unique().sort().to_list()
         self._stays = self.stays.partition_by("step", as_dict=True)
         self._samples = run.samples.partition_by("step", as_dict=True)
@@ -58,8 +62,9 @@ class Gantt:
         """One step; times are seconds after its start.
 
         Returns:
-            ``step, kind, end, rollout_end, bubble`` (idle share of the rollout), ``prompts`` (their
-            ids), ``workers``: each with ``worker, lanes, task_lanes, bubble, idle`` (pairs),
+            ``step, kind, end, rollout_end, bubble`` (idle share of the step), ``rollout_bubble``
+            (of its rollout), ``prompts`` (their ids), ``workers``: each with ``worker, lanes,
+            task_lanes, bubble`` (of the rollout)``, idle`` (pairs),
             ``attempts`` (lane, start, end, index into ``STATES``, tokens, reward, index into
             ``prompts``, sample index) and ``tasks`` (lane, start, end, kind, prompts); ``drawn``
             and ``attempts_total`` count stays on workers, ``workers_total`` workers.
@@ -71,13 +76,14 @@ class Gantt:
         rows = [
             self._worker(step, worker, stays, tasks, every) for worker in self.workers[:MAX_WORKERS]
         ]
-        fraction = self.fractions.filter(pl.col("step") == step)["rollout_fraction"]
+        rollout_bubble, bubble = self.shares[step]
         return {
             "step": step,
             "kind": self._samples[(step,)]["round_kind"][0],
             "end": _ms(end - start),
             "rollout_end": _ms(rollout_end - start),
-            "bubble": round(float(fraction[0]), 4),
+            "bubble": round(bubble, 4),
+            "rollout_bubble": round(rollout_bubble, 4),
             "prompts": prompts,
             "workers": rows,
             "workers_total": len(self.workers),

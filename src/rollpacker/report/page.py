@@ -48,6 +48,8 @@ class Section:
         figure: plotly ``data`` and ``layout``.
         gantt: charts for the script (``charts``, ``marked``, ``shown``, ``select``).
         table: shown below the plot.
+        browser: responses for the script to look through (``rows``, ``prompts``, ``kinds``,
+            ``rewards``).
         code: shown as it is, folded.
     """
 
@@ -57,6 +59,7 @@ class Section:
     figure: Mapping[str, Any] | None = None
     gantt: Mapping[str, Any] | None = None
     table: Table | None = None
+    browser: Mapping[str, Any] | None = None
     code: str = ""
 
 
@@ -83,6 +86,7 @@ def write_page(page: Page, path: Path) -> Path:
     data = {
         "facts": page.facts,
         "figures": {s.id: s.figure for s in page.sections if s.figure is not None},
+        "browsers": {s.id: s.browser for s in page.sections if s.browser is not None},
         "gantts": {s.id: s.gantt for s in page.sections if s.gantt is not None},
     }
     html = environment.get_template("page.html.j2").render(

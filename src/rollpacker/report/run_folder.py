@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,37 +12,13 @@ import polars as pl
 import yaml
 
 from rollpacker.core import journal
+from rollpacker.runtime import sample_table as table
 
 
 class ReportError(ValueError):
     """A run folder cannot be reported on; the message names the file and what is wrong."""
 
 
-SAMPLE_COLUMNS = {
-    "prompt": pl.String,
-    "attempt": pl.Int64,
-    "sample_index": pl.Int64,
-    "step": pl.Int64,
-    "round_kind": pl.String,
-    "worker": pl.Int64,
-    "weights_version": pl.Int64,
-    "prompt_tokens": pl.Int64,
-    "tokens": pl.Int64,
-    "reward": pl.Float64,
-    "finish_reason": pl.String,
-    "state": pl.String,
-    "start_s": pl.Float64,
-    "end_s": pl.Float64,
-    "grade_s": pl.Float64,
-}
-PROGRAM_COLUMNS = {
-    "code_verdict": pl.String,
-    "test_verdicts": pl.List(pl.String),
-    "test_cpu_s": pl.List(pl.Float64),
-    "sandbox_level": pl.String,
-    "forgeable": pl.Boolean,
-}
-"""Of a run with a reward that runs programs; other runs have none of them."""
 TASK_COLUMNS = {
     "step": pl.Int64,
     "worker": pl.Int64,
@@ -63,7 +40,8 @@ class RunFolder:
         config_text: ``config.yaml`` as written.
         config: the same, parsed.
         metrics: one object a step, by step; of a step that was repeated, the last.
-        samples: one row per attempt (``SAMPLE_COLUMNS``, maybe ``PROGRAM_COLUMNS``).
+        samples: one row per attempt: the columns of ``runtime/sample_table.py`` without texts.
+        missing: how many responses of a step have no row, since a file of the table was damaged.
         tasks: one row per gradient task on a worker (``TASK_COLUMNS``).
         moves: start and migrations of the attempts that changed workers (``MOVE_COLUMNS``).
         rounds: when each step's rollout began and ended (``ROUND_COLUMNS``).
@@ -75,31 +53,41 @@ class RunFolder:
     config: dict[str, Any]
     metrics: list[dict[str, Any]]
     samples: pl.DataFrame
+    missing: dict[int, int]
     tasks: pl.DataFrame
     moves: pl.DataFrame
     rounds: pl.DataFrame
     summary: dict[str, Any]
 
 
-def load_run(path: Path) -> RunFolder:
-    """Read a run folder. Raises ``ReportError`` with one line on a missing or damaged file."""
+def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> RunFolder:
+    """Read a run folder; ``say`` is told of damaged files of samples, whose rows are left out.
+
+    Raises ``ReportError`` with one line on a missing or damaged file.
+    """
     if not path.is_dir():
         raise ReportError(f"{path}: no such run folder")
     config_text, config = _read_config(path / "config.yaml")
     metrics = _read_metrics(path / "metrics.jsonl")
-    samples = _read_samples(path)
+    samples = _read_samples(path, say)
     tasks = _read_tasks(path / "workers.jsonl")
-    moves, rounds = _read_journal(path / "journal.jsonl")
+    reader = _read_journal(path / "journal.jsonl")
+    moves, rounds = reader.tables()
+    summary = _read_summary(path / "summary.json")
+    steps = [line["step"] for line in metrics]
     return RunFolder(
         path=path,
         config_text=config_text,
         config=config,
         metrics=metrics,
         samples=samples,
+        missing=_missing(
+            samples, reader.started, steps, whole=summary.get("steps") == steps[-1] + 1
+        ),
         tasks=tasks,
         moves=moves,
         rounds=rounds,
-        summary=_read_summary(path / "summary.json"),
+        summary=summary,
     )
 
 
@@ -145,32 +133,41 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _read_samples(path: Path) -> pl.DataFrame:
-    """All rows; a run that is going on, or died while merging, has parts beside the whole."""
-    parts = sorted((path / "samples").glob("part-*.parquet"))
-    files = [file for file in (path / "samples.parquet", *parts) if file.is_file()]
-    if not files:
+def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
+    """All rows without their texts; a run that is going on has parts beside the whole."""
+    if not table.files(path):
         raise ReportError(f"{path}: neither samples.parquet nor samples/part-*.parquet")
-    rows = pl.concat([_read_parquet(file) for file in files])
-    kept = rows.unique("attempt", keep="first").sort("step", "start_s", "attempt")
-    if not (kept["state"] == "kept").any():
-        raise ReportError(f"{files[0]}: no kept attempt, so there is nothing to report yet")
-    return kept
-
-
-def _read_parquet(file: Path) -> pl.DataFrame:
+    said: list[str] = []
     try:
-        frame = pl.read_parquet(file)
+        rows = table.query(path, _light, said.append)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ReportError(f"{file}: not a whole parquet file ({_one_line(error)[:120]})") from None
-    lacking = [name for name in SAMPLE_COLUMNS if name not in frame.columns]
-    if lacking:
-        raise ReportError(f"{file}: lacks the columns {', '.join(lacking)}")
-    columns = SAMPLE_COLUMNS | {n: k for n, k in PROGRAM_COLUMNS.items() if n in frame.columns}
-    try:
-        return frame.select(pl.col(name).cast(kind) for name, kind in columns.items())
-    except pl.exceptions.PolarsError as error:
-        raise ReportError(f"{file}: a column has the wrong type: {_one_line(error)}") from None
+        raise ReportError(f"{path}: samples cannot be read ({_one_line(error)})") from None
+    if rows.is_empty() and said:
+        raise ReportError(said[0])
+    for line in said:
+        say(line)
+    if not (rows["state"] == "kept").any():
+        raise ReportError(f"{path}: no kept attempt in its samples: nothing to report yet")
+    return rows.sort("step", "start_s", "attempt")
+
+
+def _light(rows: pl.LazyFrame) -> pl.LazyFrame:
+    """Everything but texts, in wide types: what is derived from them must not overflow."""
+    heavy = table.TEXTS.keys() | table.TOKEN_IDS.keys()
+    return rows.select(pl.exclude(*heavy)).with_columns(
+        pl.col(pl.Int32).cast(pl.Int64), pl.col(pl.Float32).cast(pl.Float64)
+    )
+
+
+def _missing(
+    samples: pl.DataFrame, started: Mapping[int, int], steps: Sequence[int], *, whole: bool
+) -> dict[int, int]:
+    """Responses by step that were started and have no row; of a run that is not ``whole``, rows
+    of the last step on disk and of later ones are still to be written."""
+    found = dict(samples.group_by("step").len().iter_rows())
+    last = steps[-1] if whole else max(found) - 1
+    lacking = {step: started.get(step, 1) - found.get(step, 0) for step in steps if step <= last}
+    return {step: count for step, count in lacking.items() if count > 0}
 
 
 def _read_tasks(path: Path) -> pl.DataFrame:
@@ -192,18 +189,21 @@ class _JournalReader:
         self.step = -1
         self.routes: dict[int, list[tuple[int, int, int, float]]] = {}
         self.rounds: dict[int, list[float | None]] = {}
+        self.started: dict[int, int] = {}
 
     def take(self, line: dict[str, Any]) -> None:
         now, event = float(line["t"]), line["event"]
         if event["kind"] == "StepStarted":
             self.step = event["step"]
             self.rounds[self.step] = [now, None]
+            self.started[self.step] = 0
         elif event["kind"] == "AttemptMigrated":
             attempt = event["attempt"]
             self.routes[attempt].append((attempt, self.step, event["worker"], now))
         for decision in line["decisions"]:
             if decision["kind"] == "StartAttempt":
                 attempt = decision["attempt"]
+                self.started[self.step] += 1
                 self.routes[attempt] = [(attempt, self.step, decision["worker"], now)]
             elif decision["kind"] == "FinishRollout":
                 self.rounds[self.step][1] = now
@@ -217,7 +217,7 @@ class _JournalReader:
         )
 
 
-def _read_journal(path: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _read_journal(path: Path) -> _JournalReader:
     reader = _JournalReader()
     for number, line in _read_lines(path):
         if "meta" in line:
@@ -226,7 +226,7 @@ def _read_journal(path: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
             reader.take(line)
         except (KeyError, TypeError, ValueError) as error:
             raise ReportError(f"{path}, line {number}: not a journal line ({error!r})") from None
-    return reader.tables()
+    return reader
 
 
 def _read_summary(path: Path) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from rollpacker.report import figures, page
+from rollpacker.report.browser import browser_section
 from rollpacker.report.figures import number, present
 from rollpacker.report.gantt import Gantt
 from rollpacker.report.lengths import LengthCurves, length_curves
@@ -20,12 +21,14 @@ MAX_TABLE_ROWS = 1_500
 """Rows of the per-step table; beyond it they are thinned evenly."""
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, say: Callable[[str], None] = lambda _line: None) -> Path:
     """Write ``RUN/report.html``, self-contained, and return its path.
 
-    Raises ``ReportError`` (a ``ValueError``) with one line on a missing or damaged file.
+    ``say`` is told of damaged files of samples, whose rows are left out.
+
+    Raises ``ReportError`` (a ``ValueError``) with one line on any other missing or damaged file.
     """
-    return page.write_page(_page(load_run(run)), run / "report.html")
+    return page.write_page(_page(load_run(run, say)), run / "report.html")
 
 
 def _page(run: RunFolder) -> Page:
@@ -39,7 +42,9 @@ def _page(run: RunFolder) -> Page:
         subtitle=_subtitle(run),
         tiles=_tiles(run, facts),
         sections=[
+            *([_missing(run)] if run.missing else []),
             _learning(run),
+            browser_section(run.path, run.samples),
             _time(run, facts),
             _gantt(gantt, facts),
             _lengths(curves, facts),
@@ -153,9 +158,10 @@ def _tiles(run: RunFolder, facts: dict[str, Any]) -> list[Tile]:
             note=f"{seconds(facts['mean_step_s'])} a step",
         ),
         Tile(
-            name="Rollout bubble",
-            value=share(facts["rollout_bubble"]),
-            note=f"idle time of {facts['workers']} worker{'s' * (facts['workers'] > 1)}",
+            name="Bubble",
+            value=share(facts["step_bubble"]),
+            note=f"idle time of {facts['workers']} worker{'s' * (facts['workers'] > 1)}, "
+            f"{share(facts['rollout_bubble'])} of the rollouts",
         ),
         Tile(
             name="Kept / true length",
@@ -169,6 +175,27 @@ def _tiles(run: RunFolder, facts: dict[str, Any]) -> list[Tile]:
             f"{count(facts['lost_tokens'] + facts['kept_tokens'])}",
         ),
     ]
+
+
+def _missing(run: RunFolder) -> Section:
+    lost = sum(run.missing.values())
+    text = (
+        f"{count(lost)} of {count(lost + run.samples.height)} responses are not in "
+        f"samples.parquet, since a file of it was damaged: those of steps {_ranges(run.missing)}. "
+        "Lengths, charts and texts below leave them out; rewards and times do not."
+    )
+    return Section(id="missing", title="Missing responses", text=text)
+
+
+def _ranges(steps: Iterable[int]) -> str:
+    """``0 to 3, 7``."""
+    spans: list[list[int]] = []
+    for step in sorted(steps):
+        if spans and step == spans[-1][1] + 1:
+            spans[-1][1] = step
+        else:
+            spans.append([step, step])
+    return ", ".join(f"{a} to {b}" if b > a else f"{a}" for a, b in spans)
 
 
 def _learning(run: RunFolder) -> Section:
@@ -256,10 +283,9 @@ def _aborted(lost: pl.DataFrame, facts: dict[str, Any]) -> Section:
 
 
 def _steps(run: RunFolder, gantt: Gantt) -> Section:
-    bubble = dict(gantt.fractions.select("step", "rollout_fraction").iter_rows())
     every = max(1, -(-len(run.metrics) // MAX_TABLE_ROWS))
     header = ("step", "round", "reward", "accuracy", "step time", "rollout", "train", "bubble")
-    header += ("length", "clipped", "kept/true", "lost tokens", "queue")
+    header += ("in rollout", "length", "clipped", "kept/true", "lost tokens", "queue")
     rows: list[tuple[str, ...]] = []
     for line in run.metrics[::every]:
         value = {name: number(line, name) for name in line}
@@ -272,7 +298,7 @@ def _steps(run: RunFolder, gantt: Gantt) -> Section:
                 seconds(value.get("step_time")),
                 seconds(value.get("timing_s/rollout")),
                 seconds(value.get("timing_s/train")),
-                share(bubble.get(line["step"])),
+                *(share(part) for part in reversed(gantt.shares.get(line["step"], (None, None)))),
                 count(value.get("completions/mean_length")),
                 share(value.get("completions/clipped_ratio")),
                 plain(value.get("tail/kept_vs_true_len")),
@@ -281,8 +307,10 @@ def _steps(run: RunFolder, gantt: Gantt) -> Section:
             )
         )
     text = (
-        "One row a step, with the numbers of metrics.jsonl; the bubble is that of the charts. "
-        "length: mean of the kept responses; queue: prompts that wait for a long round."
+        "One row a step, with the numbers of metrics.jsonl. bubble: share of the workers' time "
+        "in the step in which they neither decoded nor trained, as in the line of the step; in "
+        "rollout: the same of its rollout. length: mean of the kept responses; queue: "
+        "prompts that wait for a long round."
     )
     if every > 1:
         text += f" Every {every}th step is listed."

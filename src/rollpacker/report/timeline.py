@@ -106,7 +106,7 @@ def _steps(run: RunFolder) -> Iterator[Event]:
     yield from _thread(_STEPS, 1, "step")
     kinds = dict(run.samples.select("step", "round_kind").unique("step").iter_rows())
     metrics = {line["step"]: line for line in run.metrics}
-    windows = bubbles.step_windows(run.samples, run.tasks, run.rounds)
+    windows = bubbles.step_windows(run.samples, run.tasks, run.rounds, run.metrics)
     for step, (start, rollout_end, end) in windows.items():
         line = metrics.get(step, {})
         args = {name: line[name] for name in ("reward", "step_time") if name in line}

@@ -48,6 +48,8 @@ class Attempt:
     output: Output | None = None
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    completion: str | None = None
+    """The response as text, once it was decoded."""
     runs: Mapping[str, CodeRun] = field(default_factory=dict[str, CodeRun])
     """What became of its program, by reward."""
     verdict: State = "aborted"

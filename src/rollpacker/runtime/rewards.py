@@ -16,6 +16,7 @@ from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.texts import Texts
 
 
 class Rewards:
@@ -47,8 +48,7 @@ class Rewards:
         self._observed: dict[AttemptId, PromptId] = {}
         # A judge's scores differ in the last bits with what shares their batch.
         self._pool = GradingPool(rewards, config, join=not deterministic)
-        # The wrapper of transformers costs more than the decoding itself.
-        self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
+        self._texts = Texts(tokenizer)
         self.on_grades: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> list[str]:
@@ -78,15 +78,16 @@ class Rewards:
 
     def _request(self, attempt: Attempt, row: Row, training: bool) -> GradeRequest:
         assert attempt.output is not None
-        ids = attempt.output.tokens.tolist()
+        completion = self._texts.completion(attempt)
+        assert completion is not None
         tests = self._count_tests(row) if self._code else 0
         if tests and training:
             self._observed[attempt.id] = row.id
         return GradeRequest(
             attempt=attempt.id,
             prompt=row.prompt,
-            completion=self._decode(ids, skip_special_tokens=True),
-            completion_ids=ids,
+            completion=completion,
+            completion_ids=attempt.output.tokens.tolist(),
             row=row.columns,
             domain=row.domain,
             timeouts_s=(

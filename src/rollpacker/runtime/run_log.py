@@ -10,6 +10,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import Group
 from rollpacker.policy.tail_batching import NO_VARIANCE
+from rollpacker.reward.functions import reward_names
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
@@ -17,6 +18,7 @@ from rollpacker.runtime.programs import program_metrics, without_program
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.samples import SampleLog
 from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.texts import Texts
 from rollpacker.runtime.trackers import open_trackers
 
 _FAULTS = 10
@@ -32,6 +34,7 @@ class RunLog:
         last_step: what was written for later steps is dropped; -1 starts anew.
         max_length: longest response, tokens.
         progress: the view.
+        texts: of prompts and responses.
     """
 
     def __init__(
@@ -42,12 +45,21 @@ class RunLog:
         last_step: int,
         max_length: int,
         progress: Progress,
+        texts: Texts,
     ) -> None:
         self.progress = progress
         self.journal = JournalWriter(folder / "journal.jsonl")
         self.graded = GradedLog(folder / "graded.log", say=progress.note)
         programs = any(reward.runs_programs for reward in config.rewards)
-        self._samples = SampleLog(folder, last_step=last_step, say=progress.note, programs=programs)
+        self._texts, self._kept = texts, config.samples
+        self._samples = SampleLog(
+            folder,
+            config.samples,
+            last_step=last_step,
+            say=progress.note,
+            rewards=reward_names(config.rewards),
+            programs=programs,
+        )
         trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
         self._metrics = MetricsLog(
             folder, last_step=last_step, trackers=trackers, say=progress.note
@@ -80,19 +92,26 @@ class RunLog:
         )
         metrics |= program_metrics(record.attempts.values())
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()} | extra
+        metrics["start_s"] = record.start_s
         no_code = without_program(record.attempts.values())
         for line in self._warnings.check(record.step, groups, no_code):
             self.progress.note(line)
         for line in _troubles(record):
             self.progress.note(f"step {record.step}: {line}")
-        self._add_samples(record)
+        self._add_samples(record, groups)
         self._add_tasks(record)
         self._metrics.write(metrics)
         self.progress.step(metrics)
         self.journal.flush()
         return metrics
 
-    def _add_samples(self, record: StepRecord) -> None:
+    def _add_samples(self, record: StepRecord, groups: Sequence[Group]) -> None:
+        advantages = {
+            sample.attempt: float(advantage)
+            for group in groups
+            for sample, advantage in zip(group.samples, group.advantages, strict=True)
+        }
+        self._texts.begin()
         for attempt in record.attempts.values():
             output = attempt.output
             end_s = record.end_s if attempt.end_s is None else attempt.end_s
@@ -112,8 +131,14 @@ class RunLog:
                 end_s=end_s,
                 reward=attempt.reward,
                 grade_s=None if attempt.graded_s is None else attempt.graded_s - end_s,
+                advantage=advantages.get(attempt.id),
+                rewards=attempt.rewards,
+                prompt_text=self._texts.prompt(attempt) if self._kept.texts else None,
+                completion=self._texts.completion(attempt) if self._kept.texts else None,
+                completion_ids=None if output is None else output.tokens,
                 program=next(iter(attempt.runs.values()), None),
             )
+        self._samples.end_step()
 
     def _add_tasks(self, record: StepRecord) -> None:
         lines = [

@@ -1,58 +1,36 @@
-"""The table of every rollout: one row per attempt, kept or not.
+"""The table of every rollout: one row per attempt, kept or not, with its text.
 
-Rows are buffered and written as ``samples/part-*.parquet``; the end of a run, or a report, merges
-the parts into ``samples.parquet``. A crash loses at most the rows since the last flush.
+Rows are buffered and written as ``samples/part-*.parquet``; the end of a run merges the parts into
+``samples.parquet``. A crash loses at most ``_FLUSH_BYTES`` of rows, those of ``flush_s`` seconds.
 """
 
 from __future__ import annotations
 
 import io
-import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from rollpacker.config import SamplesConfig
 from rollpacker.core.types import AttemptId, FinishReason, PromptId, RoundKind, WorkerId
 from rollpacker.reward.base import CodeRun
+from rollpacker.runtime import sample_table as table
 from rollpacker.runtime.durable import replace_file
 
 State = Literal["kept", "aborted", "dropped", "failed"]
 """``kept``: trained on; ``aborted``: lost its race; ``dropped``: graded, its group not trained on;
 ``failed``: the engine or the reward failed on it."""
 
-SCHEMA: dict[str, pl.DataType] = {
-    "prompt": pl.String(),
-    "attempt": pl.Int64(),
-    "sample_index": pl.Int32(),
-    "step": pl.Int32(),
-    "round_kind": pl.String(),
-    "worker": pl.Int32(),
-    "weights_version": pl.Int32(),
-    "prompt_tokens": pl.Int32(),
-    "tokens": pl.Int32(),
-    "reward": pl.Float32(),
-    "finish_reason": pl.String(),
-    "state": pl.String(),
-    "start_s": pl.Float64(),
-    "end_s": pl.Float64(),
-    "grade_s": pl.Float64(),
-}
-"""Columns of ``samples.parquet``; times are seconds since the run began."""
-
-PROGRAM_SCHEMA: dict[str, pl.DataType] = {
-    "code_verdict": pl.String(),
-    "test_verdicts": pl.List(pl.String()),
-    "test_cpu_s": pl.List(pl.Float32()),
-    "sandbox_level": pl.String(),
-    "forgeable": pl.Boolean(),
-}
-"""More columns, where a reward runs programs; null for responses that it did not grade."""
-
-_FLUSH_ROWS = 1 << 16
-_FINAL = "samples.parquet"
-_PARTS = "samples"
+_FLUSH_BYTES = 1 << 20
+_ROW_BYTES = 200
+"""Of a row without its texts, about."""
+_GB = 1e9
+_TRUNCATED: dict[FinishReason | None, bool] = {"stop": False, "length": True}
 
 
 class SampleLog:
@@ -60,26 +38,52 @@ class SampleLog:
 
     Args:
         folder: the run's folder.
+        config: what is kept besides numbers.
         last_step: rows of later steps, left by a crash, are dropped; -1 drops all of them.
-        say: told once, in one line, when rows cannot be written; they are tried again later.
-        programs: whether a reward runs programs: then there are ``PROGRAM_SCHEMA``'s columns.
+        say: told in one line when rows cannot be written (they are tried again later), when a
+            damaged file is moved aside, and when the table reaches its size limit.
+        rewards: names of the reward functions, each of which gets a column.
+        programs: whether a reward runs programs: then there are ``PROGRAM``'s columns.
+        flush_s: longest time, seconds, that rows of finished steps wait in memory.
     """
 
     def __init__(
         self,
         folder: Path,
+        config: SamplesConfig | None = None,
         *,
         last_step: int = -1,
         say: Callable[[str], None],
+        rewards: Sequence[str] = (),
         programs: bool = False,
+        flush_s: float = 10.0,
     ) -> None:
+        config = config or SamplesConfig()
         self._folder = folder
         self._say = say
-        self._schema = SCHEMA | PROGRAM_SCHEMA if programs else SCHEMA
+        self._texts, self._token_ids = config.texts, config.token_ids
+        self._limit = int(config.max_gb * _GB)
+        self._rewards = tuple(rewards)
         self._programs = programs
+        self._schema = self._columns()
         self._rows: list[tuple[object, ...]] = []
-        self._told = False
-        self._next = _resume(folder, last_step)
+        self._bytes = 0
+        self._flush_s, self._flushed_s = flush_s, time.monotonic()
+        self._told = self._forgot = False
+        table.mend(folder, say)
+        self._next = table.cut(folder, last_step)
+        self._size = sum(path.stat().st_size for path in table.files(folder))
+
+    def _columns(self) -> dict[str, pl.DataType]:
+        rewards = {table.REWARD + name: pl.Float32() for name in self._rewards}
+        return {
+            **table.NUMBERS,
+            **table.VERDICTS,
+            **rewards,
+            **(table.TEXTS if self._texts else {}),
+            **(table.TOKEN_IDS if self._token_ids else {}),
+            **(table.PROGRAM if self._programs else {}),
+        }
 
     def add(
         self,
@@ -99,43 +103,66 @@ class SampleLog:
         end_s: float,
         reward: float | None = None,
         grade_s: float | None = None,
+        advantage: float | None = None,
+        rewards: Mapping[str, float] | None = None,
+        prompt_text: str | None = None,
+        completion: str | None = None,
+        completion_ids: NDArray[np.int32] | None = None,
         program: CodeRun | None = None,
     ) -> None:
-        """Add an attempt whose fate is known. Costs about a microsecond."""
-        self._rows.append(
-            (
-                prompt,
-                attempt,
-                sample_index,
-                step,
-                round_kind,
-                worker,
-                weights_version,
-                prompt_tokens,
-                tokens,
-                reward,
-                finish_reason,
-                state,
-                start_s,
-                end_s,
-                grade_s,
-                *(_program(program) if self._programs else ()),
-            )
+        """Add an attempt whose fate is known. Costs some microseconds.
+
+        What the configuration does not keep is not looked at.
+        """
+        row: tuple[object, ...] = (
+            prompt,
+            attempt,
+            sample_index,
+            step,
+            round_kind,
+            worker,
+            weights_version,
+            prompt_tokens,
+            tokens,
+            reward,
+            finish_reason,
+            state,
+            start_s,
+            end_s,
+            grade_s,
+            _TRUNCATED.get(finish_reason),
+            advantage,
+            *((rewards or {}).get(name) for name in self._rewards),
         )
-        if not len(self._rows) % _FLUSH_ROWS:
+        self._bytes += _ROW_BYTES
+        if self._texts:
+            row += (prompt_text, completion)
+            self._bytes += len(completion or "") + len(prompt_text or "")
+        if self._token_ids:
+            row += (completion_ids,)
+            self._bytes += 0 if completion_ids is None else completion_ids.nbytes
+        if self._programs:
+            row += _program(program)
+        self._rows.append(row)
+        if self._bytes >= _FLUSH_BYTES:
+            self.flush()
+
+    def end_step(self) -> None:
+        """A step's rows are all there: those that have waited long are written."""
+        if time.monotonic() - self._flushed_s >= self._flush_s:
             self.flush()
 
     def flush(self) -> None:
         """Write the buffered rows as one part. Call it before each checkpoint."""
         if not self._rows:
             return
-        columns = zip(*self._rows, strict=True)
-        schema = self._schema
-        frame = pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema)
-        part = self._folder / _PARTS / f"part-{self._next:06d}.parquet"
+        part = self._folder / table.PARTS / f"part-{self._next:06d}.parquet"
+        data = self._encode()
+        # Also after a failure: not at each row from now on.
+        self._bytes, self._flushed_s = 0, time.monotonic()
         try:
             part.parent.mkdir(exist_ok=True)
-            _write(frame, part)
+            replace_file(part, data)
         except OSError as error:
             if not self._told:
                 self._say(f"{part}: cannot be written ({error}); rows are kept in memory")
@@ -144,63 +171,50 @@ class SampleLog:
         self._told = False
         self._rows.clear()
         self._next += 1
+        self._size += len(data)
+        self._keep_small()
+
+    def _encode(self) -> bytes:
+        columns = dict(zip(self._schema, zip(*self._rows, strict=True), strict=True))
+        try:
+            frame = pl.DataFrame(columns, schema=self._schema)
+        except UnicodeEncodeError:  # half of a surrogate pair, from JSON
+            frame = pl.DataFrame({n: _encodable(v) for n, v in columns.items()}, self._schema)
+        buffer = io.BytesIO()
+        frame.write_parquet(buffer, compression="zstd")
+        return buffer.getvalue()
+
+    def _keep_small(self) -> None:
+        if not self._limit or self._size <= self._limit:
+            return
+        if not self._forgot:
+            self._say(
+                f"{self._folder}: the table of responses has reached samples.max_gb="
+                f"{self._limit / _GB:g}: the oldest texts go, the numbers stay"
+            )
+        self._forgot = True
+        try:
+            self._size = table.forget(self._folder, self._limit)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            self._say(f"{self._folder}: old texts cannot be dropped ({error})")
 
     def close(self) -> None:
         """Flush and merge the parts into ``samples.parquet``."""
         self.flush()
         try:
-            merge(self._folder)
+            table.merge(self._folder, self._say)
         except OSError as error:
-            self._say(f"{self._folder / _FINAL}: cannot be written ({error}); its parts are kept")
+            self._say(f"{self._folder / table.FINAL}: cannot be written ({error}); its parts stay")
+            return
+        self._size = sum(path.stat().st_size for path in table.files(self._folder))
+        self._keep_small()
+
+
+def _encodable(values: Sequence[object]) -> list[object]:
+    return [v.encode(errors="replace").decode() if isinstance(v, str) else v for v in values]
 
 
 def _program(run: CodeRun | None) -> tuple[object, ...]:
     if run is None:
-        return (None,) * len(PROGRAM_SCHEMA)
+        return (None,) * len(table.PROGRAM)
     return run.verdict, list(run.tests), list(run.cpu_s), run.level, run.forgeable
-
-
-def merge(folder: Path) -> pl.DataFrame:
-    """All rows of a run in the order of writing; puts the parts into ``samples.parquet``.
-
-    Only for a run that has ended: see ``read``. A crash in between loses and repeats no row,
-    since an attempt's id is unique. Raises ``OSError``.
-    """
-    frame = read(folder)
-    if (folder / _PARTS).is_dir():
-        _write(frame, folder / _FINAL)
-        shutil.rmtree(folder / _PARTS)
-    return frame
-
-
-def read(folder: Path) -> pl.DataFrame:
-    """All rows that are on disk, of a run that may still be going on."""
-    files = _files(folder)
-    if not files:
-        return pl.DataFrame(schema=SCHEMA)
-    frame = pl.concat([pl.read_parquet(path) for path in files])
-    return frame.unique(subset="attempt", keep="first", maintain_order=True)
-
-
-def _files(folder: Path) -> list[Path]:
-    final = [folder / _FINAL] if (folder / _FINAL).exists() else []
-    return final + sorted((folder / _PARTS).glob("part-*.parquet"))
-
-
-def _resume(folder: Path, last_step: int) -> int:
-    """Drop the rows after ``last_step``; returns the number of the next part."""
-    for path in _files(folder):
-        frame = pl.read_parquet(path)
-        kept = frame.filter(pl.col("step") <= last_step)
-        if not kept.height:
-            path.unlink()
-        elif kept.height < frame.height:
-            _write(kept, path)
-    parts = [int(path.stem.rpartition("-")[2]) for path in (folder / _PARTS).glob("part-*")]
-    return max(parts, default=-1) + 1
-
-
-def _write(frame: pl.DataFrame, path: Path) -> None:
-    buffer = io.BytesIO()
-    frame.write_parquet(buffer, compression="zstd")
-    replace_file(path, buffer.getvalue())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rollpacker.core import decisions as do
 from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
 from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.bubble import bubble
 from rollpacker.runtime.messages import Work
 from rollpacker.train.base import Update
 
@@ -86,7 +87,7 @@ class StepRecord:
         }
 
     def bubble(self) -> dict[str, float]:
-        """Share of worker time in which a worker neither decoded nor trained."""
+        """Share of worker time in which a worker neither decoded nor trained, by phase."""
         spans: dict[WorkerId, list[tuple[float, float]]] = {w: [] for w in self.work}
         for attempt in self.attempts.values():
             for worker, began, stopped in attempt.decoding(self.end_s):
@@ -94,22 +95,7 @@ class StepRecord:
         for task in self.tasks:
             spans.setdefault(task.worker, []).append((task.start_s, task.end_s))
         return {
-            "rollout": _idle(spans, self.start_s, self.rollout_end_s),
-            "train": _idle(spans, self.rollout_end_s, self.end_s),
-            "total": _idle(spans, self.start_s, self.end_s),
+            "rollout": bubble(spans, self.start_s, self.rollout_end_s),
+            "train": bubble(spans, self.rollout_end_s, self.end_s),
+            "total": bubble(spans, self.start_s, self.end_s),
         }
-
-
-def _idle(spans: dict[WorkerId, list[tuple[float, float]]], begin: float, end: float) -> float:
-    """Idle share of all workers between two times."""
-    if end <= begin or not spans:
-        return 0.0
-    busy = 0.0
-    for intervals in spans.values():
-        covered = begin
-        for start, stop in sorted(intervals):
-            start, stop = max(start, covered), min(stop, end)
-            if stop > start:
-                busy += stop - start
-                covered = stop
-    return 1.0 - busy / (len(spans) * (end - begin))

@@ -126,8 +126,8 @@
     const thinned = chart.drawn < chart.attempts_total
       ? `; drawn: ${chart.drawn} of ${chart.attempts_total} responses, ` +
         `${chart.workers.length} of ${chart.workers_total} workers` : "";
-    return ` ${chart.kind} round, ${time(chart.end)}, workers idle ${percent(chart.bubble)} ` +
-      `of the rollout${thinned}`;
+    return ` ${chart.kind} round, ${time(chart.end)}, bubble ${percent(chart.bubble)} ` +
+      `(${percent(chart.rollout_bubble)} of the rollout)${thinned}`;
   }
 
   // One chart chosen by its step, or several under each other on one time axis.

@@ -1,0 +1,83 @@
+"""``rollpacker samples``: responses of a run with their rewards."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollpacker.cli.output import Json, print_json, print_note, print_plain
+
+_RULE = "─" * 72
+_KEPT = "\n\t"
+_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's controls, formats (which turn the direction of writing), surrogates, line ends."""
+
+
+def samples(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Only this prompt, by its id.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Highest rewards first.")] = False,
+    longest: Annotated[bool, typer.Option("--longest", help="Most tokens first.")] = False,
+    random: Annotated[bool, typer.Option("--random", help="Drawn anew at each call.")] = False,
+    grep: Annotated[
+        str | None, typer.Option(help="Only with this plain text in the response; case matters.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Most responses; 0 for all.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Print responses of a run with their rewards, also while it goes on; latest step first.
+
+    Example: rollpacker samples runs/demo/exact --step 3 --worst --limit 3
+    """
+    from rollpacker.report.responses import Order, find
+
+    flags: dict[Order, bool] = {"worst": worst, "best": best, "longest": longest, "random": random}
+    given = [order for order, chosen in flags.items() if chosen]
+    if len(given) > 1:
+        raise ValueError(f"--{given[0]} and --{given[1]}: choose one of them")
+    order: Order = given[0] if given else "newest"
+    found = find(run, print_note, step=step, prompt=prompt, grep=grep, order=order, limit=limit)
+    if as_json:
+        print_json({"samples": found.rows, "matching": found.matching})
+        return
+    for row in found.rows:
+        print_plain(_text(row))
+    if found.matching and not found.texts:
+        print_note("no texts were kept of these: samples.texts=true keeps them")
+    print_plain(f"{len(found.rows)} of {found.matching} responses (--limit)")
+
+
+def _text(row: dict[str, Any]) -> str:
+    rewards = [f"{name} {_number(value)}" for name, value in row["rewards"].items()]
+    about = (
+        f"step {row['step']}",
+        f"prompt {visible(row['prompt'], kept='')}",
+        f"response {row['sample_index']}",
+        f"reward {_number(row['reward'])}",
+        *(rewards if len(rewards) > 1 else ()),
+        f"{row['tokens']} tokens" + (", cut off" if row["truncated"] else ""),
+        row["state"],
+    )
+    texts = [visible(row[name]) for name in ("prompt_text", "completion") if row[name] is not None]
+    return "\n".join([_RULE, " · ".join(about), *(f"\n{text}" for text in texts), ""])
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def visible(text: str, kept: str = _KEPT) -> str:
+    """The text with everything escaped that would do something to a terminal, but for ``kept``."""
+    return "".join(
+        _escaped(char) if unicodedata.category(char) in _UNSAFE and char not in kept else char
+        for char in text
+    )
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")

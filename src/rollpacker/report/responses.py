@@ -1,0 +1,119 @@
+"""Responses of a run with their texts and rewards, found without reading all texts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from rollpacker.runtime import sample_table as table
+
+Order = Literal["newest", "best", "worst", "longest", "random"]
+_SORTED: dict[Order, tuple[Sequence[str], Sequence[bool]]] = {
+    "newest": (("step", "attempt"), (True, False)),
+    "best": (("reward", "step", "attempt"), (True, True, False)),
+    "worst": (("reward", "step", "attempt"), (False, True, False)),
+    "longest": (("tokens", "step", "attempt"), (True, True, False)),
+}
+"""Columns to sort by, and which of them descend."""
+
+_SHOWN = ("attempt", "step", "prompt", "sample_index", "reward", "tokens", "state", "round_kind")
+_SHOWN += ("finish_reason", "truncated", "advantage", *table.TEXTS, *table.TOKEN_IDS)
+_DIGITS = 6
+"""Of rewards, which are stored as 32-bit floats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Some responses.
+
+    Args:
+        rows: each with ``attempt, step, prompt`` (its id)``, sample_index, reward, rewards`` (by
+            function, null where it does not apply)``, tokens, state, round_kind, finish_reason,
+            truncated, advantage, prompt_text, completion`` and, where kept, ``completion_ids``.
+        matching: how many fit the question; ``rows`` may be fewer.
+        texts: whether any of them has its text.
+    """
+
+    rows: list[dict[str, Any]]
+    matching: int
+    texts: bool
+
+
+def find(
+    run: Path,
+    say: Callable[[str], None],
+    *,
+    step: int | None = None,
+    prompt: str | None = None,
+    grep: str | None = None,
+    order: Order = "newest",
+    limit: int = 10,
+) -> Found:
+    """Look responses up in a run that may be going on.
+
+    Args:
+        run: its folder.
+        say: told of damaged files, whose rows are left out.
+        step: only of this step.
+        prompt: only to this prompt, by its id.
+        grep: only with this text in the response: plain text, case matters.
+        order: ``best`` and ``worst`` leave out what has no reward.
+        limit: most rows; 0 for all.
+
+    Raises ``ValueError`` where there is no table of responses.
+    """
+    if not table.files(run):
+        what = "no samples in it yet" if run.is_dir() else "no such run folder"
+        raise ValueError(f"{run}: {what}")
+    wanted = [
+        *([pl.col("step") == step] if step is not None else []),
+        *([pl.col("prompt") == prompt] if prompt is not None else []),
+        *([pl.col("completion").str.contains(grep, literal=True)] if grep is not None else []),
+        *([pl.col("reward").is_not_null()] if order in ("best", "worst") else []),
+    ]
+    keys = table.query(
+        run,
+        lambda rows: rows.filter(*wanted).select(
+            "attempt", "step", "reward", "tokens", text=pl.col("completion").is_not_null()
+        ),
+        say,
+    )
+    if order == "random":
+        ranked = keys.sample(fraction=1.0, shuffle=True)
+    else:
+        by, descending = _SORTED[order]
+        ranked = keys.sort(by, descending=descending)
+    chosen = ranked["attempt"].head(limit) if limit else ranked["attempt"]
+    return Found(rows=load(run, chosen), matching=keys.height, texts=bool(keys["text"].any()))
+
+
+def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
+    """The rows of some attempts, in their order."""
+    found = table.query(
+        run, lambda rows: rows.filter(pl.col("attempt").is_in(attempts.implode())), _ignore
+    )
+    names = table.reward_columns(found)
+    shown = [name for name in _SHOWN if name in found.columns]
+    by_attempt = {row["attempt"]: row for row in found.iter_rows(named=True)}
+    rows: list[dict[str, Any]] = []
+    for attempt in attempts:
+        row = by_attempt.get(attempt)
+        if row is None:  # gone meanwhile: the run was resumed from an earlier step
+            continue
+        rewards = {name: _rounded(row[column]) for column, name in names.items()}
+        one = {name: row[name] for name in shown}
+        one |= {name: _rounded(one[name]) for name in ("reward", "advantage")}
+        rows.append(one | {"rewards": rewards})
+    return rows
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, _DIGITS)
+
+
+def _ignore(_line: str) -> None:
+    """The rows were looked for before, which has said it."""

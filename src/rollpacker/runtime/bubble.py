@@ -1,0 +1,35 @@
+"""The bubble: time in which a worker neither decodes nor trains. One definition for the line of a
+step, its metrics and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+Span = tuple[float, float]
+"""Start and end, seconds of the run's clock."""
+
+
+def idle_s(spans: Iterable[Span], begin: float, end: float) -> float:
+    """Seconds of ``[begin, end]`` that no span covers."""
+    idle, covered = 0.0, begin
+    for start, stop in sorted(spans):
+        start, stop = min(start, end), min(stop, end)
+        if start > covered:
+            idle += start - covered
+        covered = max(covered, stop)
+    return idle + max(0.0, end - covered)
+
+
+def bubble(workers: Mapping[int, Iterable[Span]], begin: float, end: float) -> float:
+    """Idle share, 0 to 1, of the time of all workers that took part in a step.
+
+    Args:
+        workers: by worker, when it decoded at least one attempt or ran a gradient task.
+        begin: seconds; of the step, or of one of its phases.
+        end: seconds.
+    """
+    if end <= begin or not workers:
+        return 0.0
+    return sum(idle_s(spans, begin, end) for spans in workers.values()) / (
+        len(workers) * (end - begin)
+    )

@@ -1,0 +1,40 @@
+"""From token ids to the texts that people read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollpacker.core.types import PromptId
+from rollpacker.runtime.attempts import Attempt
+
+
+class Texts:
+    """The texts of a step's attempts; each prompt is decoded once, each response at most once.
+
+    Args:
+        tokenizer: of transformers.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        # The wrapper of transformers costs more than the decoding itself.
+        self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
+        self._prompts: dict[PromptId, str] = {}
+
+    def begin(self) -> None:
+        """A step begins: forget the last one's prompts."""
+        self._prompts.clear()
+
+    def prompt(self, attempt: Attempt) -> str:
+        """The prompt as the model saw it, special tokens included."""
+        text = self._prompts.get(attempt.prompt)
+        if text is None:
+            text = self._decode(attempt.request.prompt.tolist(), skip_special_tokens=False)
+            self._prompts[attempt.prompt] = text
+        return text
+
+    def completion(self, attempt: Attempt) -> str | None:
+        """The response, as the rewards were given it; None of an attempt that gave nothing back."""
+        if attempt.completion is None and attempt.output is not None:
+            ids = attempt.output.tokens.tolist()
+            attempt.completion = self._decode(ids, skip_special_tokens=True)
+        return attempt.completion

@@ -223,9 +223,10 @@ def test_data_errors_say_what_and_where(tmp_path):
         f"{path}: data.input_key is 'txt' but the columns are ['text', 'answer']"
     )
     jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "answer": "1"}, {"prompt": "b"}])
-    assert message(path) == f"{path}, row 1: no answer in column 'answer'"
+    leave_out = ": set data.missing: skip to leave such rows out"
+    assert message(path) == f"{path}, row 1: no answer in column 'answer'{leave_out}"
     jsonl(tmp_path / "a.jsonl", [{"prompt": " ", "answer": "1"}])
-    assert message(path) == f"{path}, row 0: the prompt is empty"
+    assert message(path) == f"{path}, row 0: the prompt is empty{leave_out}"
     jsonl(tmp_path / "a.jsonl", [{"prompt": 7, "answer": "1"}])
     assert message(path) == f"{path}, row 0: the prompt must be text or chat messages, found int"
     jsonl(tmp_path / "a.jsonl", [{"prompt": [{"role": "user"}], "answer": "1"}])
@@ -251,7 +252,7 @@ def test_broken_files_name_the_line(tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("hello")
     assert message(str(text)) == (
-        f"data.path: '{text}' is of no known type; known: .json, .jsonl, .parquet, .csv"
+        f"data.path: '{text}' is of no known type; known: .json, .jsonl, .parquet, .csv, .arrow"
     )
     broken = tmp_path / "a.parquet"
     broken.write_bytes(b"PAR1 not really")

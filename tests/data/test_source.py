@@ -119,7 +119,7 @@ def test_unknown_domains_are_refused():
 
 def test_a_state_of_other_data_or_another_seed_is_refused():
     state = PromptSource(prompts({"a": 3}), 0).state_dict()
-    with pytest.raises(DataError, match=r"other data: data\.path has changed"):
+    with pytest.raises(DataError, match=r"other data: what data\.path holds has changed"):
         PromptSource(prompts({"a": 4}), 0).load_state_dict(state)
     with pytest.raises(DataError, match="made with seed 0"):
         PromptSource(prompts({"a": 3}), 1).load_state_dict(state)

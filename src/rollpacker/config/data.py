@@ -29,11 +29,12 @@ class ModelConfig(Config):
 class DataConfig(Config):
     """Prompts and answers."""
 
-    path: str
-    """Hub dataset, local json/jsonl/parquet/csv file, ``rg:<task>`` (reasoning-gym) or
-    ``package.module:function`` that returns rows."""
+    path: str | list[str]
+    """A file (json, jsonl, csv, parquet, arrow; text also as ``.gz``), a pattern of files
+    (``data/*.parquet``) or a list of both, a hub dataset, a folder written by ``save_to_disk``,
+    ``rg:<task>`` (reasoning-gym), or ``package.module:function`` that returns rows."""
     split: str = "train"
-    """Split of a hub dataset."""
+    """Split of a dataset."""
     options: dict[str, Any] = {}
     """Keyword options of a reasoning-gym task or of the function."""
     size: int = Field(default=0, ge=0)
@@ -60,5 +61,7 @@ class DataConfig(Config):
     """Drop the prompts that do not fill the last step of an epoch."""
     overlong: Literal["error", "skip"] = "error"
     """What to do with a prompt that leaves no room for a response in the model's context."""
+    missing: Literal["error", "skip"] = "error"
+    """What to do with a row that has no prompt, no answer or no domain."""
     exclude: str | None = None
     """A data file whose prompts are never drawn (for held-out problems)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollpacker.config.base import Config
 from rollpacker.config.data import DataConfig, ModelConfig
@@ -31,9 +31,14 @@ class WorkersConfig(Config):
 
 
 class EvalConfig(Config):
-    """Accuracy on held-out problems; never used to choose anything."""
+    """Accuracy on held-out problems, of a data set of their own or of the training data; never used
+    to choose anything."""
 
-    data: DataConfig
+    data: DataConfig | None = None
+    """Problems to measure by; none with ``fraction``."""
+    fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the training data that is held out instead, chosen by the run's seed and the rows'
+    ids; rows with the same prompt stay together."""
     every: int = Field(default=0, ge=0)
     """Evaluate every so many steps; 0 only before and after."""
     temperature: float = Field(default=1.0, ge=0.0)
@@ -42,6 +47,17 @@ class EvalConfig(Config):
     """Samples per problem."""
     threshold: float = 0.99
     """Reward that counts as correct."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EvalConfig:
+        if self.data is None and not self.fraction:
+            raise ValueError(
+                "no problems to measure by: name some in eval.data, or hold some of the training "
+                "data out with eval.fraction"
+            )
+        if self.data is not None and self.fraction:
+            raise ValueError("eval.data and eval.fraction exclude each other: drop one of them")
+        return self
 
 
 class CheckpointConfig(Config):

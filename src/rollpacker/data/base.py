@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.core.types import PromptId
+
+Message = dict[str, Any]
+"""A chat turn: ``role``, ``content``, and what else the chat template reads."""
 
 
 class DataError(ValueError):
@@ -23,10 +26,14 @@ class Row:
         answer: the reference answer; None where the rewards need none.
         domain: task domain.
         columns: every column by name, for reward functions (``answer`` included).
+        tools: JSON schemas of tools for the chat template; empty for none.
+        template_kwargs: the row's own arguments of the chat template.
     """
 
     id: PromptId
-    prompt: str | list[dict[str, str]]
+    prompt: str | list[Message]
     answer: Any
     domain: str
     columns: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
-from rollpacker.data.base import DataError, Row
+from rollpacker.data.base import DataError, Message, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,39 +27,60 @@ class Encoded:
     skipped: tuple[PromptId, ...]
 
 
+_LEAST_RESPONSE = 16
+"""Tokens that a prompt must leave for its response when no length is configured."""
+
+
 def encode_prompts(
     rows: Sequence[Row],
     tokenizer: Any,
     config: DataConfig,
     max_context: int,
-    min_response: int,
+    max_response: int,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Encoded:
     """Encode each row's prompt with the tokenizer of a transformers model.
 
-    A prompt must leave ``min_response`` of ``max_context`` tokens. Raises ``DataError`` on one
-    that does not (unless ``data.overlong`` is ``skip``) and on settings that need a chat template.
+    A prompt must leave ``max_response`` of ``max_context`` tokens (0: no length is configured, so
+    that 16 will do). Raises ``DataError`` on one that does not (unless ``data.overlong`` is
+    ``skip``), on settings that need a chat template, and on tools that the template has no use for.
     """
     _check_settings(config, tokenizer)
     texts = [_text(row, tokenizer, config, chat_template_kwargs or {}) for row in rows]
     ids = _tokenize(texts, tokenizer)
+    needed = max_response or min(_LEAST_RESPONSE, max_context - 1)
     tokens: dict[PromptId, NDArray[np.int32]] = {}
-    skipped: list[PromptId] = []
+    overlong: dict[PromptId, int] = {}
     for row, prompt in zip(rows, ids, strict=True):
         if not prompt:
             raise DataError(f"row '{row.id}': the prompt encodes to no tokens")
-        if len(prompt) + min_response <= max_context:
+        if len(prompt) + needed <= max_context:
             tokens[row.id] = np.asarray(prompt, np.int32)
-        elif config.overlong == "skip":
-            skipped.append(row.id)
         else:
-            raise DataError(
-                f"row '{row.id}': its prompt of {len(prompt)} tokens leaves no room for a response"
-                f" in the context of {max_context}: set data.overlong: skip to leave it out"
-            )
+            overlong[row.id] = len(prompt)
+    if overlong and config.overlong == "error":
+        raise DataError(_too_long(overlong, max_context, max_response))
     if not tokens:
-        raise DataError(f"data.overlong: no prompt fits the context of {max_context} tokens")
-    return Encoded(tokens=tokens, skipped=tuple(skipped))
+        beside = f" with rollout.max_completion_length={max_response}" if max_response else ""
+        raise DataError(
+            f"data.overlong: no prompt fits the context of {max_context} tokens{beside}"
+        )
+    return Encoded(tokens=tokens, skipped=tuple(overlong))
+
+
+def _too_long(overlong: Mapping[PromptId, int], context: int, max_response: int) -> str:
+    """The longest prompt, and what to change for it."""
+    name, length = max(overlong.items(), key=lambda item: item[1])
+    others = f", the longest of {len(overlong)} such," if len(overlong) > 1 else ""
+    start = f"row '{name}': its prompt of {length} tokens{others}"
+    skip = f"set data.overlong: skip to leave {'them' if others else 'it'} out"
+    room = context - length
+    if max_response and room >= min(_LEAST_RESPONSE, max_response):
+        return (
+            f"{start} leaves {room} of the context of {context} for a response: lower "
+            f"rollout.max_completion_length from {max_response}, or {skip}"
+        )
+    return f"{start} leaves no room for a response in the context of {context}: {skip}"
 
 
 def _uses_chat(tokenizer: Any, config: DataConfig) -> bool:
@@ -89,6 +110,7 @@ def _text(row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any
             # Not str.format: templates of mathematics are full of other braces.
             prompt = config.prompt_template.replace("{prompt}", prompt)
         if not _uses_chat(tokenizer, config):
+            _check_plain(row)
             return prompt, True
         turns = [{"role": "user", "content": prompt}]
     else:
@@ -98,10 +120,15 @@ def _text(row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any
             f"row '{row.id}': its prompt is chat messages but the tokenizer has no chat template: "
             "use one that has, or string prompts with data.chat: false"
         )
+    _check_tools(row, tokenizer)
     messages = _conversation(turns, config)
     try:
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **kwargs
+            messages,
+            tools=list(row.tools) or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **{**kwargs, **row.template_kwargs},
         )
     except Exception as error:  # templates are programs with errors of their own
         reason = " ".join(str(error).split())
@@ -109,7 +136,24 @@ def _text(row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any
     return text, False
 
 
-def _conversation(turns: list[dict[str, str]], config: DataConfig) -> list[dict[str, str]]:
+def _check_plain(row: Row) -> None:
+    for column, value in (("tools", row.tools), ("chat_template_kwargs", row.template_kwargs)):
+        if value:
+            raise DataError(
+                f"row '{row.id}': its column '{column}' is for a chat template, which its prompt "
+                "does not take (data.chat): remove the column, or take a tokenizer with a template"
+            )
+
+
+def _check_tools(row: Row, tokenizer: Any) -> None:
+    if row.tools and "tools" not in tokenizer.get_chat_template(tools=list(row.tools)):
+        raise DataError(
+            f"row '{row.id}': it has tools, but the tokenizer's chat template has no place for "
+            "them: take a model that was trained with tools, or remove the column 'tools'"
+        )
+
+
+def _conversation(turns: list[Message], config: DataConfig) -> list[Message]:
     """System turn (the configured one replaces the row's), shots, then the row's other turns."""
     own = [turn for turn in turns[:1] if turn["role"] == "system"]
     rest = turns[len(own) :]

@@ -5,14 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Row
-from rollpacker.data.read import Record, read_records
-from rollpacker.data.schema import Schema, detect, parse_prompt, prompt_column, value_at
+from rollpacker.data.files import Record
+from rollpacker.data.messages import (
+    MissingError,
+    check_text_only,
+    parse_prompt,
+    parse_template_kwargs,
+    parse_tools,
+)
+from rollpacker.data.read import read_records
+from rollpacker.data.schema import OPENRLHF, Schema, columns_of, detect, prompt_column, value_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,66 +39,126 @@ class Loaded:
 def load_rows(config: DataConfig) -> Loaded:
     """Read ``config.path`` and drop what ``config.exclude`` holds. Raises ``DataError``."""
     records = read_records(config)
-    if not records:
-        raise DataError(f"data.path: '{config.path}' has no rows")
-    schema = detect(records[0], config, config.path)
-    excluded = _exclusions(config) if config.exclude else _Exclusions(frozenset(), frozenset())
-    rows: list[Row] = []
-    dropped = 0
-    for number, record in enumerate(records):
-        row = _row(record, schema, f"{config.path}, row {number}")
-        if excluded.holds(row):
-            dropped += 1
-        elif config.size and len(rows) == config.size:
-            break
-        else:
-            rows.append(row)
+    rows = records.rows
     if not rows:
-        raise DataError(f"data.exclude: '{config.exclude}' holds every row of '{config.path}'")
-    rows, repeated = _unique(rows, config.path)
-    return Loaded(rows=rows, mapping=_describe(config, schema, rows, dropped, repeated))
-
-
-def _describe(
-    config: DataConfig, schema: Schema, rows: Sequence[Row], dropped: int, repeated: int
-) -> str:
-    ids = "id <- id" if "id" in rows[0].columns else "id <- hash of prompt and answer"
-    notes = [f"{config.path}: {len(rows)} rows, {schema.describe()}, {ids}"]
+        raise DataError(f"data.path: '{records.name}' has no rows")
+    schema = detect([record for _, record in rows], config, records.name)
+    excluded = _exclusions(config) if config.exclude else _Exclusions(frozenset(), frozenset())
+    taken = _Taken()
+    for where, record in rows:
+        if config.size and len(taken.rows) == config.size:
+            break
+        taken.add(record, schema, where, excluded)
+    if taken.missing and (config.missing == "error" or not taken.rows):
+        raise DataError(_missing(taken, config))
+    if not taken.rows:
+        raise DataError(f"data.exclude: '{config.exclude}' holds every row of '{records.name}'")
+    unique, repeated = _unique(taken.rows, records.name)
+    notes = [f"{records.name}: {len(unique)} rows, {schema.describe()}, {_ids(unique)}"]
+    if taken.cut:
+        notes.append(f"the assistant's last turn is cut from {taken.cut} prompts")
     if repeated:
         notes.append(f"{repeated} identical rows renamed with #2, #3 ...")
-    if dropped:
-        notes.append(f"{dropped} rows dropped that are in {config.exclude}")
-    return "; ".join(notes)
+    if taken.dropped:
+        notes.append(f"{taken.dropped} rows dropped that are in {config.exclude}")
+    if taken.missing:
+        notes.append(f"{len(taken.missing)} incomplete rows skipped, first {taken.missing[0]}")
+    return Loaded(rows=unique, mapping="; ".join(notes))
 
 
-def _row(record: Record, schema: Schema, where: str) -> Row:
-    if schema.prompt not in record and "." not in schema.prompt:
-        raise DataError(f"{where}: no column '{schema.prompt}'")
-    prompt = parse_prompt(value_at(record, schema.prompt), where)
-    answer = value_at(record, schema.answer) if schema.answer else None
-    if schema.answer and answer is None:
-        raise DataError(f"{where}: no answer in column '{schema.answer}'")
-    domain = value_at(record, schema.domain) if schema.domain else "default"
-    if domain is None:
-        raise DataError(f"{where}: no domain in column '{schema.domain}' (data.domain_key)")
-    return Row(
+@dataclass(slots=True)
+class _Taken:
+    """What was read of a source so far."""
+
+    rows: list[Row] = field(default_factory=list[Row])
+    missing: list[str] = field(default_factory=list[str])
+    cut: int = 0
+    dropped: int = 0
+
+    def add(self, record: Record, schema: Schema, where: str, excluded: _Exclusions) -> None:
+        try:
+            row, cut = _row(record, schema, where)
+        except MissingError as error:
+            self.missing.append(str(error))
+            return
+        if excluded.holds(row):
+            self.dropped += 1
+            return
+        self.rows.append(row)
+        self.cut += cut
+
+
+def _missing(taken: _Taken, config: DataConfig) -> str:
+    count = len(taken.missing)
+    others = f" (and {count - 1} rows more)" if count > 1 else ""
+    if config.missing == "skip":
+        return f"data.missing: skip leaves no row: {taken.missing[0]}{others}"
+    return f"{taken.missing[0]}{others}: set data.missing: skip to leave such rows out"
+
+
+def _ids(rows: Sequence[Row]) -> str:
+    hashed = "hash of prompt and answer"
+    own = sum(row.columns.get("id") is not None for row in rows)
+    if own:
+        return "id <- id" if own == len(rows) else f"id <- id, else {hashed}"
+    return f"id <- {hashed}"
+
+
+def _row(record: Record, schema: Schema, where: str) -> tuple[Row, bool]:
+    """A row, and whether its prompt ended in the reference answer."""
+    check_text_only(record, where)
+    value = value_at(record, schema.prompt)
+    if value is None:
+        raise MissingError(f"{where}: no prompt in column '{schema.prompt}'")
+    prompt, gold = parse_prompt(value, where)
+    answer = _answer(record, schema, gold, where)
+    row = Row(
         id=_identity(record, prompt, answer),
         prompt=prompt,
         answer=answer,
-        domain=str(domain),
-        columns=record if schema.answer is None else record | {"answer": answer},
+        domain=_domain(record, schema, where),
+        columns=record | {"answer": answer} if schema.answer or schema.gold else record,
+        tools=parse_tools(record, where),
+        template_kwargs=parse_template_kwargs(record, where),
     )
+    return row, gold is not None
+
+
+def _answer(record: Record, schema: Schema, gold: str | None, where: str) -> Any:
+    if schema.gold:
+        if gold is None:
+            raise MissingError(f"{where}: no turn of the assistant ends the prompt, so no answer")
+        return gold
+    if schema.answer is None:
+        return None
+    answer = value_at(record, schema.answer)
+    if answer is None and gold is None:
+        raise MissingError(f"{where}: no answer in column '{schema.answer}'")
+    return gold if answer is None else answer
+
+
+def _domain(record: Record, schema: Schema, where: str) -> str:
+    domain = value_at(record, schema.domain) if schema.domain else "default"
+    if domain is None and schema.name == OPENRLHF:
+        return "default"
+    if domain is None:
+        raise MissingError(f"{where}: no domain in column '{schema.domain}' (data.domain_key)")
+    return str(domain)
 
 
 def _identity(record: Record, prompt: Any, answer: Any) -> PromptId:
     if record.get("id") is not None:
         return PromptId(str(record["id"]))
-    text = f"{_canonical(prompt)}\n{_canonical(answer)}".encode()
+    text = f"{canonical(prompt)}\n{canonical(answer)}".encode(errors="surrogatepass")
     return PromptId(hashlib.blake2b(text, digest_size=8).hexdigest())
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=repr)
+def canonical(value: Any) -> str:
+    """A value as text that is the same for equal values."""
+    try:
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError, RecursionError):  # keys of several types; not of JSON
+        return repr(value)
 
 
 def _unique(rows: Sequence[Row], source: str) -> tuple[list[Row], int]:
@@ -105,16 +173,10 @@ def _unique(rows: Sequence[Row], source: str) -> tuple[list[Row], int]:
         if (original.prompt, original.answer) != (row.prompt, row.answer):
             raise DataError(f"{source}: two different rows have the id '{row.id}'")
         copies[row.id] = copies.get(row.id, 1) + 1
-        result.append(_renamed(row, PromptId(f"{row.id}#{copies[row.id]}")))
+        result.append(replace(row, id=PromptId(f"{row.id}#{copies[row.id]}")))
     if len({row.id for row in result}) < len(result):
         raise DataError(f"{source}: ids that end in #2 clash with those of repeated rows")
     return result, sum(copies.values()) - len(copies)
-
-
-def _renamed(row: Row, name: PromptId) -> Row:
-    return Row(
-        id=name, prompt=row.prompt, answer=row.answer, domain=row.domain, columns=row.columns
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +185,7 @@ class _Exclusions:
     prompts: frozenset[str]
 
     def holds(self, row: Row) -> bool:
-        return row.id in self.ids or _canonical(row.prompt) in self.prompts
+        return row.id in self.ids or canonical(row.prompt) in self.prompts
 
 
 def _exclusions(config: DataConfig) -> _Exclusions:
@@ -132,13 +194,14 @@ def _exclusions(config: DataConfig) -> _Exclusions:
     other = config.model_copy(update=update)
     ids: set[str] = set()
     prompts: set[str] = set()
-    for number, record in enumerate(read_records(other)):
-        where = f"{config.exclude}, row {number}"
-        column = prompt_column(record, other)
-        if column is not None:
-            prompts.add(_canonical(parse_prompt(value_at(record, column), where)))
+    rows = read_records(other).rows
+    column = prompt_column(columns_of(record for _, record in rows), other)
+    for where, record in rows:
+        prompt = value_at(record, column) if column else None
+        if prompt is not None:
+            prompts.add(canonical(parse_prompt(prompt, where)[0]))
         if record.get("id") is not None:
             ids.add(str(record["id"]))
-        elif column is None:
+        elif prompt is None:
             raise DataError(f"data.exclude: {where} has neither an id nor a prompt")
     return _Exclusions(frozenset(ids), frozenset(prompts))

@@ -5,132 +5,151 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import polars
-
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError
+from rollpacker.data.files import (
+    Record,
+    checked,
+    find_files,
+    is_pattern,
+    kind_of,
+    one_line,
+    read_file,
+)
 
-Record = dict[str, Any]
-
-_READERS = (".json", ".jsonl", ".parquet", ".csv")
 _PROCEDURAL_SIZE = 1000
 
+_NAMED_FILES = 3
+"""Files that are named one by one when a source has several."""
 
-def read_records(config: DataConfig) -> list[Record]:
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A source's rows as they are, in order.
+
+    Args:
+        name: of the source.
+        parts: of what, each with its rows: the files of a pattern or a list.
+    """
+
+    name: str
+    parts: Sequence[tuple[str, list[Record]]]
+
+    @property
+    def rows(self) -> list[tuple[str, Record]]:
+        """Each row behind where it is, for errors."""
+        return [
+            (f"{name}, row {number}", record)
+            for name, records in self.parts
+            for number, record in enumerate(records)
+        ]
+
+
+def read_records(config: DataConfig) -> Records:
     """All records of ``config.path``, in order. Raises ``DataError``."""
     path = config.path
+    if isinstance(path, list):
+        return _files(path)
+    if is_pattern(path):
+        return _files([path])
+    return Records(path, [(path, _read(path, config))])
+
+
+def _read(path: str, config: DataConfig) -> list[Record]:
     if path.startswith("rg:"):
         return _reasoning_gym(path.removeprefix("rg:"), config)
     place, _, name = path.rpartition(":")
     if name.isidentifier() and (place.endswith(".py") or _is_dotted(place)):
         return _call(place, name, config)
     file = Path(path).expanduser()
-    if file.is_file() or file.suffix in _READERS:
-        return _read_file(file)
-    return _hub(path, config)
+    if file.is_file() or kind_of(file):
+        return read_file(file)
+    return _dataset(path, config)
 
 
 def _is_dotted(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+def _files(paths: Sequence[str]) -> Records:
+    files = [file for path in paths for file in find_files(path)]
+    if not files:
+        raise DataError("data.path: the list of files is empty")
+    names = [str(file) for file in files[:_NAMED_FILES]]
+    more = f" and {len(files) - len(names)} more" if len(files) > len(names) else ""
+    return Records(", ".join(names) + more, [(str(file), read_file(file)) for file in files])
 
 
-def _read_file(file: Path) -> list[Record]:
-    if not file.is_file():
-        raise DataError(f"data.path: no file '{file}'{_near(file)}")
-    if file.suffix == ".jsonl":
-        return _read_jsonl(file)
-    if file.suffix == ".json":
-        return _read_json(file)
-    if file.suffix not in _READERS:
-        known = ", ".join(_READERS)
-        raise DataError(f"data.path: '{file}' is of no known type; known: {known}")
-    try:
-        if file.suffix == ".csv":
-            return polars.read_csv(file, infer_schema=False).to_dicts()
-        return polars.read_parquet(file).to_dicts()
-    except (OSError, polars.exceptions.PolarsError) as error:
-        raise DataError(f"{file}: cannot be read: {_one_line(error)}") from None
-
-
-def _near(file: Path) -> str:
-    if not file.parent.is_dir():
-        return f": no folder '{file.parent}'"
-    names = [p.name for p in file.parent.iterdir() if p.suffix in _READERS]
-    close = difflib.get_close_matches(file.name, names, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(repr(n) for n in close)}?" if close else ""
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read: {_one_line(error)}") from None
-
-
-def _read_jsonl(file: Path) -> list[Record]:
-    records: list[Record] = []
-    # str.splitlines would also break at U+2028, which JSON strings may hold.
-    for number, line in enumerate(_read_text(file).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
-        if not isinstance(record, dict):
-            found = type(record).__name__
-            raise DataError(f"{file}, line {number}: expected an object, found {found}")
-        records.append(record)
-    return records
-
-
-def _read_json(file: Path) -> list[Record]:
-    text = _read_text(file)
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            return _read_jsonl(file)
-        raise DataError(f"{file}, line {error.lineno}: not JSON ({error.msg})") from None
-    if isinstance(data, dict) and len(data) == 1:
-        data = next(iter(data.values()))
-    if not isinstance(data, list):
-        found = type(data).__name__
-        raise DataError(f"{file}: expected a list of objects, found {found}")
-    return _checked(data, str(file))
-
-
-def _checked(records: Iterable[Any], source: str) -> list[Record]:
-    result: list[Record] = []
-    for number, record in enumerate(records):
-        if not isinstance(record, Mapping):
-            found = type(record).__name__
-            raise DataError(f"{source}, row {number}: expected an object, found {found}")
-        result.append(dict(record))
-    return result
-
-
-def _hub(path: str, config: DataConfig) -> list[Record]:
+def _dataset(path: str, config: DataConfig) -> list[Record]:
     import datasets
 
+    folder = Path(path).expanduser()
+    if not folder.is_dir() and not {"data_files", "data_dir"} & set(config.options):
+        _check_place(path)
     try:
-        dataset = datasets.load_dataset(path, split=config.split, **config.options)
-        return _checked(iter(dataset), path)
+        if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+            dataset = _saved(
+                datasets.load_from_disk(str(folder), **config.options), path, config.split
+            )
+        else:
+            name = str(folder) if folder.is_dir() else path
+            dataset = datasets.load_dataset(name, split=config.split, **config.options)
+        _check_features(path, getattr(dataset, "features", None) or {})
+        return checked(iter(dataset), path)
+    except DataError:
+        raise
     except Exception as error:  # the hub client raises errors of many libraries
+        here = "is a folder, but" if folder.is_dir() else "is no file here and"
         raise DataError(
-            f"data.path: '{path}' is no file here and cannot be loaded as a hub dataset "
-            f"(split '{config.split}'): {_one_line(error)}"
+            f"data.path: '{path}' {here} cannot be loaded as a hub dataset "
+            f"(split '{config.split}'): {one_line(error)}"
         ) from None
+
+
+def _check_place(path: str) -> None:
+    """Refuse what is neither here nor on the hub, before a library tries for half a minute."""
+    from datasets import config as places
+
+    from rollpacker.hub import answers
+
+    missing = f"data.path: there is no file or folder '{path}'"
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise DataError(missing)
+    try:
+        online = answers(path, "dataset")
+    except ValueError as error:
+        raise DataError(f"{missing}, and {error}") from None
+    if not online and not (places.HF_DATASETS_CACHE / path.replace("/", "___")).is_dir():
+        raise DataError(
+            f"{missing}, and the hub, which may have a dataset of that name, cannot be reached"
+        )
+
+
+def _saved(loaded: Any, path: str, split: str) -> Any:
+    """The wanted split of what ``save_to_disk`` wrote: one data set, or one for each split."""
+    if isinstance(loaded, Mapping):
+        if split not in loaded:
+            raise DataError(f"data.split: '{path}' has no split '{split}'; it has {list(loaded)}")
+        return loaded[split]
+    if split not in ("train", str(loaded.split)):
+        raise DataError(f"data.split: '{path}' was saved without splits: leave data.split unset")
+    return loaded
+
+
+def _check_features(path: str, features: Mapping[str, Any]) -> None:
+    """Refuse pictures and sounds before a library decodes them."""
+    for name, feature in features.items():
+        if any(kind in repr(feature) for kind in ("Image(", "Video(", "Audio(")):
+            raise DataError(
+                f"{path}: column '{name}' holds images, videos or sounds, but models are trained "
+                "on text alone: remove the column if the prompts do without"
+            )
 
 
 def _reasoning_gym(task: str, config: DataConfig) -> list[Record]:
@@ -146,7 +165,7 @@ def _reasoning_gym(task: str, config: DataConfig) -> list[Record]:
         dataset = reasoning_gym.create_dataset(task, **config.options, size=size, seed=config.seed)
         entries = [dataset[i] for i in range(size)]
     except (AssertionError, TypeError, ValueError) as error:
-        raise DataError(f"data.options: task '{task}': {_one_line(error)}") from None
+        raise DataError(f"data.options: task '{task}': {one_line(error)}") from None
     return [
         {
             "question": entry["question"],
@@ -166,11 +185,11 @@ def _call(place: str, name: str, config: DataConfig) -> list[Record]:
         records = function(**config.options)
         if not isinstance(records, Iterable) or isinstance(records, str | bytes | Mapping):
             raise TypeError(f"expected rows, it returned {type(records).__name__}")
-        return _checked(records, source)
+        return checked(records, source)
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise DataError(f"data.path: {source}: {_one_line(error)}") from None
+        raise DataError(f"data.path: {source}: {one_line(error)}") from None
 
 
 def _import(place: str, name: str) -> Callable[..., Any]:
@@ -180,7 +199,7 @@ def _import(place: str, name: str) -> Callable[..., Any]:
         else:
             module = importlib.import_module(place)
     except Exception as error:  # importing runs the user's code
-        raise DataError(f"data.path: cannot import '{place}': {_one_line(error)}") from None
+        raise DataError(f"data.path: cannot import '{place}': {one_line(error)}") from None
     function = getattr(module, name, None)
     if not callable(function):
         raise DataError(f"data.path: '{place}' has no function '{name}'")

@@ -79,7 +79,10 @@ class PromptSource:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position. Raises ``DataError`` when it is not one of these prompts."""
         if state["prompts"] != self._fingerprint:
-            raise DataError("the checkpoint was made with other data: data.path has changed")
+            raise DataError(
+                "the checkpoint was made with other data: what data.path holds has changed, or "
+                "which of it is trained on (eval.fraction)"
+            )
         if (state["seed"], state["shuffle"]) != (self._seed, self._shuffle):
             raise DataError(
                 f"the checkpoint was made with seed {state['seed']} and data.shuffle "

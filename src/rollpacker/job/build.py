@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import yaml
 
 from rollpacker.config import DataConfig, EvalConfig, MiniEngineConfig, RunConfig
 from rollpacker.core.types import Prompt
+from rollpacker.data.base import Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
+from rollpacker.data.split import hold_out
 from rollpacker.engine.base import SamplingParams
+from rollpacker.job.checks import check, check_length, check_size, races
 from rollpacker.job.resume import Start
 from rollpacker.policy.machine import single_devices
 from rollpacker.policy.rollout import RolloutPolicy
@@ -32,9 +36,6 @@ from rollpacker.runtime.texts import Texts
 from rollpacker.runtime.updates import Updates
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card, read_card
-
-_MIN_RESPONSE = 16
-"""Tokens that a prompt must leave for its response when no length is configured."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,10 +67,11 @@ async def build(
     """Build everything. Raises ``ValueError`` for the user's mistakes, before any work is lost."""
     check(config)
     card = read_card(config.model)
-    problems = load_problems(config, config.data, card, progress)
-    held_out = load_problems(config, config.eval.data, card, progress) if config.eval else None
+    check_length(config, card)
+    problems, held_out = load_data(config, card, progress)
     cap = max_completion_length(config, card, problems)
-    check_size(config, problems)
+    for line in check_size(config, problems):
+        progress.note(line)
     check_rows(
         config.rewards, [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
     )
@@ -93,6 +95,7 @@ async def build(
         config,
         last_step=start.step - 1,
         max_length=cap,
+        context=card.context if cap + problems.longest >= card.context else None,
         progress=progress,
         texts=Texts(card.tokenizer),
     )
@@ -165,73 +168,55 @@ def save_config(config: RunConfig, folder: Path) -> None:
     replace_file(folder / "config.yaml", text.encode())
 
 
-def races(config: RunConfig) -> bool:
-    """Whether a round keeps the first to finish."""
-    return config.rollout.tail_batching.mode in ("race", "prompts", "auto")
-
-
-def check(config: RunConfig) -> None:
-    """Refuse combinations that cannot work. Raises ``ValueError``."""
-    mode = config.rollout.tail_batching.mode
-    if races(config) and config.grading.asynchronous is False:
-        raise ValueError(
-            f"grading.asynchronous=false cannot work with rollout.tail_batching.mode={mode}: "
-            "a race needs each reward when its response ends; use mode 'exact' or 'off'"
-        )
-    if mode in ("race", "auto") and any(reward.needs_group for reward in config.rewards):
-        raise ValueError(
-            "a reward with needs_group compares all responses of a prompt, which "
-            f"rollout.tail_batching.mode={mode} may abort; use 'exact', 'off' or 'prompts'"
-        )
-    if config.rollout.tail_batching.long_round_steps > 1 and config.train.updates_per_step > 1:
-        raise ValueError(
-            "rollout.tail_batching.long_round_steps and train.updates_per_step both split a round "
-            "into updates: leave one of them at 1"
-        )
-    if config.rollout.planner != "off":
-        raise ValueError(
-            "rollout.planner is for engines that span several devices, which runs do not have "
-            "yet: try it with 'rollpacker simulate', or leave it at 'off'"
-        )
-    if config.rollout.tail_batching.censoring_weights and mode != "prompts":
-        raise ValueError(
-            "rollout.tail_batching.censoring_weights over-corrects where responses race; "
-            "it is offered for mode 'prompts' only"
-        )
-
-
-def check_size(config: RunConfig, problems: Problems) -> None:
-    """Raise ``ValueError`` when ``drop_last`` would drop everything."""
-    if config.data.drop_last and len(problems.tokens) < config.rollout.prompts_per_step:
-        raise ValueError(
-            f"data.drop_last drops everything: {len(problems.tokens)} prompts are fewer than "
-            f"rollout.prompts_per_step={config.rollout.prompts_per_step}"
-        )
+def load_data(
+    config: RunConfig, card: Card, progress: Progress
+) -> tuple[Problems, Problems | None]:
+    """The problems to train on, and those to evaluate by. Raises ``ValueError``."""
+    loaded = load_rows(config.data)
+    if config.eval is None or not config.eval.fraction:
+        progress.note(loaded.mapping)
+        problems = _problems(config, config.data, card, loaded.rows, progress)
+        if config.eval is None or config.eval.data is None:
+            return problems, None
+        return problems, load_problems(config, config.eval.data, card, progress)
+    rows, held_out = hold_out(loaded.rows, config.eval.fraction, config.seed)
+    progress.note(
+        f"{loaded.mapping}; {len(held_out)} of {len(loaded.rows)} rows held out (eval.fraction)"
+    )
+    return (
+        _problems(config, config.data, card, rows, progress),
+        _problems(config, config.data, card, held_out, progress),
+    )
 
 
 def load_problems(config: RunConfig, data: DataConfig, card: Card, progress: Progress) -> Problems:
     """Read, encode and order a data set. Raises ``ValueError``."""
     loaded = load_rows(data)
     progress.note(loaded.mapping)
+    return _problems(config, data, card, loaded.rows, progress)
+
+
+def _problems(
+    config: RunConfig, data: DataConfig, card: Card, rows: Sequence[Row], progress: Progress
+) -> Problems:
     encoded = encode_prompts(
-        loaded.rows,
+        rows,
         card.tokenizer,
         data,
         card.context,
-        min(config.rollout.max_completion_length or _MIN_RESPONSE, card.context - 1),
+        config.rollout.max_completion_length or 0,
         config.model.chat_template_kwargs,
     )
     if encoded.skipped:
         progress.note(f"{len(encoded.skipped)} prompts are too long and skipped (data.overlong)")
-    rows = [row for row in loaded.rows if row.id in encoded.tokens]
+    rows = [row for row in rows if row.id in encoded.tokens]
     prompts = [Prompt(id=r.id, domain=r.domain, tokens=len(encoded.tokens[r.id])) for r in rows]
     return Problems(rows, encoded.tokens, PromptSource(prompts, config.seed, data.shuffle))
 
 
 def max_completion_length(config: RunConfig, card: Card, problems: Problems) -> int:
     """The configured longest response, or what the longest prompt leaves of the context."""
-    longest = max(len(tokens) for tokens in problems.tokens.values())
-    return config.rollout.max_completion_length or card.context - longest
+    return config.rollout.max_completion_length or card.context - problems.longest
 
 
 def sampling_params(config: RunConfig, card: Card, cap: int) -> SamplingParams:
@@ -301,7 +286,7 @@ def kv_tokens(config: RunConfig, problems: Problems, cap: int) -> int:
     given, running = (
         (engine.kv_tokens, engine.max_running) if isinstance(engine, MiniEngineConfig) else (0, 256)
     )
-    return given or running * (cap + max(len(tokens) for tokens in problems.tokens.values()))
+    return given or running * (cap + problems.longest)
 
 
 def total_steps(config: RunConfig, problems: Problems) -> int:

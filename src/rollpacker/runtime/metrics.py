@@ -142,10 +142,18 @@ class StepWarnings:
 
     Args:
         max_completion_length: the cap in force, tokens.
+        context: the model's, tokens, when beside the longest prompt it leaves no more than that.
     """
 
-    def __init__(self, max_completion_length: int) -> None:
+    def __init__(self, max_completion_length: int, context: int | None = None) -> None:
         self._cap = max_completion_length
+        self._advice = "; raise 'rollout.max_completion_length'"
+        if context is not None:
+            self._advice = (
+                f", all that the longest prompt leaves of the model's context of {context}; take a "
+                "model with a longer one, or leave long prompts out: a higher "
+                "'rollout.max_completion_length' with 'data.overlong: skip'"
+            )
         self._counts = {"clipped": 0, "flat": 0}
 
     def check(self, step: int, groups: Sequence[Group], no_code: float = 0.0) -> list[str]:
@@ -160,7 +168,7 @@ class StepWarnings:
         if clipped > 0.5 and self._due("clipped"):
             lines.append(
                 f"WARNING step {step}: {clipped:.0%} of the completions were cut off at {self._cap}"
-                " tokens; raise 'rollout.max_completion_length'"
+                f" tokens{self._advice}"
             )
         if flat and self._due("flat"):
             cause = f"; {no_code:.0%} of the responses hold no program" if no_code else ""

@@ -31,6 +31,11 @@ class Problems:
         self.tokens = tokens
         self.source = source
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(tokens) for tokens in self.tokens.values())
+
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
         """The next fresh prompts."""
         return tuple(self.source.draw(counts))

@@ -33,6 +33,7 @@ class RunLog:
         config: the run's.
         last_step: what was written for later steps is dropped; -1 starts anew.
         max_length: longest response, tokens.
+        context: the model's, tokens, where it is what limits responses.
         progress: the view.
         texts: of prompts and responses.
     """
@@ -44,6 +45,7 @@ class RunLog:
         *,
         last_step: int,
         max_length: int,
+        context: int | None = None,
         progress: Progress,
         texts: Texts,
     ) -> None:
@@ -66,7 +68,7 @@ class RunLog:
         )
         cut_jsonl(folder / "workers.jsonl", last_step)
         self._tasks = AppendFile(folder / "workers.jsonl")
-        self._warnings = StepWarnings(max_length)
+        self._warnings = StepWarnings(max_length, context)
 
     def step(
         self,

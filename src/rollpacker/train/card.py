@@ -47,7 +47,10 @@ def read_card(config: ModelConfig) -> Card:
 def _stop_token_ids(place: dict[str, Any], model: Any, tokenizer: Any) -> tuple[int, ...]:
     """End ids of the generation configuration, the model's and the tokenizer's."""
     try:
-        generation = GenerationConfig.from_pretrained(place["pretrained_model_name_or_path"])
+        generation = GenerationConfig.from_pretrained(
+            place["pretrained_model_name_or_path"],
+            local_files_only=place.get("local_files_only", False),
+        )
         found = _ids(generation.eos_token_id)
     except OSError:
         found = set()

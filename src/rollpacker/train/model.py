@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.config import ModelConfig
+from rollpacker.hub import model_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,17 +63,20 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def source(path: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained``; local folders never reach for the network."""
+    """Arguments of ``from_pretrained``; local folders never reach for the network.
+
+    Raises ``ValueError``, in one line, when there is neither a folder nor a model on the hub.
+    """
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ValueError(f"model.path={path}: the folder has no config.json, not a checkpoint")
         if not any((folder / name).exists() for name in _TOKENIZER_FILES):
             raise ValueError(f"model.path={path}: the folder has no tokenizer")
-        return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise ValueError(f"model.path={path}: there is no such folder")
-    return {"pretrained_model_name_or_path": path}
+    try:
+        return model_arguments(path)
+    except ValueError as error:
+        raise ValueError(f"model.path={path}: {error}") from None
 
 
 def check_architecture(place: dict[str, Any], path: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from rollpacker.hub import model_arguments
 from rollpacker.policy.rewards import JudgeBudget, JudgePlan
 from rollpacker.reward.judge.decode import greedy, logit_differences
 from rollpacker.reward.judge.measure import free_bytes, measure
@@ -123,14 +123,14 @@ def _device(name: str) -> torch.device:
 
 def _load(options: JudgeOptions) -> tuple[Any, Any]:
     assert options.model is not None
-    path = Path(options.model).expanduser()
-    if not path.is_dir() and (options.model.startswith((".", "/", "~"))):
-        raise ValueError(f"judge: model={options.model}: there is no such folder")
-    place = str(path) if path.is_dir() else options.model
+    try:
+        place: dict[str, Any] = model_arguments(options.model)
+    except ValueError as error:
+        raise ValueError(f"judge: model={options.model}: {error}") from None
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=options.dtype)
-        tokenizer = AutoTokenizer.from_pretrained(place)
+        model = AutoModelForCausalLM.from_pretrained(**place, dtype=options.dtype)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
     except (OSError, ValueError, SafetensorError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(f"judge: model={options.model}: {first}") from error

@@ -145,4 +145,5 @@ def prompt_text(prompt: str | list[dict[str, str]]) -> str:
         return prompt
     if len(prompt) == 1:
         return prompt[0]["content"]
-    return "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
+    # A turn that calls tools may have no content.
+    return "\n".join(f"{turn['role']}: {turn.get('content') or ''}" for turn in prompt)

@@ -1,0 +1,155 @@
+"""Files of rows: which ones a path or a pattern names, and how each kind is read."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars
+
+from rollpacker.data.base import DataError
+
+Record = dict[str, Any]
+
+KINDS = (".json", ".jsonl", ".parquet", ".csv", ".arrow")
+"""Suffixes of files that are read."""
+
+_TEXT = (".json", ".jsonl", ".csv")
+"""Those that may be followed by ``.gz``."""
+
+_FILE_FORMAT = b"ARROW1"
+"""What an Arrow file begins with; the ``datasets`` library writes streams, which do not."""
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path stands for several files."""
+    return glob.has_magic(path) and not Path(path).expanduser().exists()
+
+
+def kind_of(file: Path) -> str:
+    """The suffix that says how a file is read, without ``.gz``; empty for an unknown one."""
+    if file.suffix == ".gz":
+        suffix = Path(file.stem).suffix
+        return suffix if suffix in _TEXT else ""
+    return file.suffix if file.suffix in KINDS else ""
+
+
+def find_files(path: str) -> list[Path]:
+    """The file of a path, or those of a pattern in the order of their names."""
+    if not is_pattern(path):
+        return [Path(path).expanduser()]
+    found = glob.glob(str(Path(path).expanduser()), recursive=True)
+    files = sorted(file for file in map(Path, found) if file.is_file())
+    if not files:
+        raise DataError(f"data.path: no file matches '{path}'")
+    return files
+
+
+def read_file(file: Path) -> list[Record]:
+    """All rows of a file. Raises ``DataError``."""
+    if not file.is_file():
+        raise DataError(f"data.path: no file '{file}'{_near(file)}")
+    kind = kind_of(file)
+    if not kind:
+        known = ", ".join(KINDS)
+        raise DataError(f"data.path: '{file}' is of no known type; known: {known}")
+    if kind == ".jsonl":
+        return _read_jsonl(file)
+    if kind == ".json":
+        return _read_json(file)
+    try:
+        return _read_table(file, kind).to_dicts()
+    except (OSError, EOFError, zlib.error, polars.exceptions.PolarsError) as error:
+        raise DataError(f"{file}: cannot be read: {one_line(error)}") from None
+
+
+def checked(records: Iterable[Any], source: str) -> list[Record]:
+    """Rows as dictionaries by column. Raises ``DataError`` on what is none."""
+    result: list[Record] = []
+    for number, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            found = type(record).__name__
+            raise DataError(f"{source}, row {number}: expected an object, found {found}")
+        result.append({str(name): value for name, value in record.items()})
+    return result
+
+
+def one_line(error: BaseException) -> str:
+    """An error of another library as one line of bounded length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _near(file: Path) -> str:
+    if not file.parent.is_dir():
+        return f": no folder '{file.parent}'"
+    names = [p.name for p in file.parent.iterdir() if kind_of(p)]
+    close = difflib.get_close_matches(file.name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(n) for n in close)}?" if close else ""
+
+
+def _read_table(file: Path, kind: str) -> polars.DataFrame:
+    if kind == ".csv":
+        return polars.read_csv(_read_bytes(file), infer_schema=False)
+    if kind == ".parquet":
+        return polars.read_parquet(file)
+    with file.open("rb") as start:
+        is_file = start.read(len(_FILE_FORMAT)) == _FILE_FORMAT
+    return polars.read_ipc(file) if is_file else polars.read_ipc_stream(file)
+
+
+def _read_bytes(file: Path) -> bytes:
+    data = file.read_bytes()
+    return gzip.decompress(data) if file.suffix == ".gz" else data
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return _read_bytes(file).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read: {one_line(error)}") from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", text, 0) from None
+
+
+def _read_jsonl(file: Path) -> list[Record]:
+    records: list[Record] = []
+    # str.splitlines would also break at U+2028, which JSON strings may hold.
+    for number, line in enumerate(_read_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = _parse(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
+        if not isinstance(record, dict):
+            found = type(record).__name__
+            raise DataError(f"{file}, line {number}: expected an object, found {found}")
+        records.append(record)
+    return records
+
+
+def _read_json(file: Path) -> list[Record]:
+    text = _read_text(file)
+    try:
+        data = _parse(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            return _read_jsonl(file)
+        raise DataError(f"{file}, line {error.lineno}: not JSON ({error.msg})") from None
+    if isinstance(data, dict) and len(data) == 1:
+        data = next(iter(data.values()))
+    if not isinstance(data, list):
+        found = type(data).__name__
+        raise DataError(f"{file}: expected a list of objects, found {found}")
+    return checked(data, str(file))

@@ -1,0 +1,166 @@
+"""Prompts as rows hold them: text, chat messages, tools, and what is no prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rollpacker.data.base import DataError, Message
+from rollpacker.data.files import Record
+
+Prompt = str | list[Message]
+
+_MEDIA = {
+    "image": "images",
+    "images": "images",
+    "video": "videos",
+    "videos": "videos",
+    "audio": "sounds",
+    "audios": "sounds",
+}
+"""Columns of TRL, verl and OpenRLHF for what a model of text cannot read, and what they hold."""
+
+
+class MissingError(DataError):
+    """A row lacks its prompt, answer or domain."""
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a column holds nothing in a row."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def check_text_only(record: Record, where: str) -> None:
+    """Raise ``DataError`` where a row comes with pictures or sounds."""
+    for name, kind in _MEDIA.items():
+        if not is_empty(record.get(name)):
+            raise DataError(
+                f"{where}: column '{name}' holds {kind}, but models are trained on text alone: "
+                "remove or rename the column if the prompts do without"
+            )
+
+
+def parse_prompt(value: Any, where: str) -> tuple[Prompt, str | None]:
+    """A prompt as text or chat messages, and the reference answer that ended the chat, if any.
+
+    JSON strings of messages are decoded. What the assistant says last is no prompt and is cut.
+    Raises ``MissingError`` when there is no prompt, and ``DataError``, both naming ``where``.
+    """
+    value = chat_of(value)
+    if is_empty(value) or (isinstance(value, str) and not value.strip()):
+        raise MissingError(f"{where}: the prompt is empty")
+    if isinstance(value, str):
+        return _text(value, where), None
+    if not isinstance(value, list):
+        found = type(value).__name__
+        raise DataError(f"{where}: the prompt must be text or chat messages, found {found}")
+    turns = [_message(turn, where) for turn in value]
+    return _without_answer(turns, where)
+
+
+def decoded(value: Any) -> Any:
+    """What a JSON text of an object or a list says; any other value as it is."""
+    if not isinstance(value, str) or value[:1] not in ("{", "["):
+        return value
+    try:
+        return json.loads(value)
+    except (json.JSONDecodeError, RecursionError):
+        return value
+
+
+def chat_of(value: Any) -> Any:
+    """Chat messages out of a JSON string of them; any other value as it is."""
+    turns = decoded(value)
+    is_chat = isinstance(turns, list) and all(isinstance(t, dict) and "role" in t for t in turns)
+    return turns if is_chat else value
+
+
+def _text(text: str, where: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: the prompt holds half a character (a lone surrogate)") from None
+    return text
+
+
+def _without_answer(turns: list[Message], where: str) -> tuple[list[Message], str | None]:
+    count = len(turns)
+    while count and turns[count - 1]["role"] == "assistant":
+        count -= 1
+    if not count:
+        raise DataError(f"{where}: the prompt has only turns of the assistant, nothing to answer")
+    gold = turns[-1].get("content") if count < len(turns) else None
+    return turns[:count], gold or None
+
+
+def _message(turn: Any, where: str) -> Message:
+    """A turn with all that a chat template may read; what is None beside the content is not there,
+    as in tables each row has the keys of all."""
+    if not isinstance(turn, dict):
+        raise DataError(f"{where}: a chat message must have 'role' and 'content', found {turn!r}")
+    role, content = turn.get("role"), _content(turn.get("content"), where)
+    calls = not is_empty(turn.get("tool_calls"))
+    if not isinstance(role, str) or not (isinstance(content, str) or (content is None and calls)):
+        raise DataError(
+            f"{where}: a chat message needs text as 'role' and 'content', found "
+            f"{type(role).__name__} and {type(content).__name__}"
+        )
+    kept = {str(key): value for key, value in turn.items() if value is not None}
+    if content is not None:
+        kept["content"] = _text(content, where)
+    elif "content" in turn:
+        kept["content"] = None
+    if calls:
+        kept["tool_calls"] = without_nones(turn["tool_calls"])
+    return {"role": role} | kept
+
+
+def _content(content: Any, where: str) -> Any:
+    """Content blocks of text as one text."""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for block in content:
+        if not isinstance(block, dict) or block.get("type") != "text":
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise DataError(
+                f"{where}: a chat message has content of type '{kind}', but models are trained on "
+                "text alone"
+            )
+        if not isinstance(block.get("text"), str):
+            raise DataError(f"{where}: a content block of type 'text' has no text")
+        texts.append(block["text"])
+    return "\n".join(texts)
+
+
+def without_nones(value: Any) -> Any:
+    """Without the keys that are None, at any depth: tables give each row the keys of all."""
+    if isinstance(value, Mapping):
+        return {k: without_nones(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [without_nones(item) for item in value]
+    return value
+
+
+def parse_tools(record: Record, where: str) -> list[dict[str, Any]]:
+    """The tools of a row's ``tools`` column: JSON schemas, or a JSON text of them."""
+    value = decoded(record.get("tools"))
+    if is_empty(value):
+        return []
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        raise DataError(
+            f"{where}: column 'tools' must be a list of JSON schemas, or that as JSON text; "
+            "rename it if it is something else"
+        )
+    return without_nones(value)
+
+
+def parse_template_kwargs(record: Record, where: str) -> dict[str, Any]:
+    """The arguments of a row's ``chat_template_kwargs`` column: an object, or a JSON text of it."""
+    value = decoded(record.get("chat_template_kwargs"))
+    if is_empty(value):
+        return {}
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where}: column 'chat_template_kwargs' must be an object")
+    return without_nones(value)

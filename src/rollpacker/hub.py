@@ -1,0 +1,52 @@
+"""The Hugging Face hub, asked once: its libraries retry for half a minute, ten lines long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+_TIMEOUT_S = 10.0
+
+
+def answers(name: str, kind: Literal["model", "dataset"]) -> bool:
+    """Whether the hub answers a question about ``name``, be it that there is no such thing.
+
+    Raises ``ValueError`` when ``name`` cannot be one on the hub.
+    """
+    try:
+        HfApi().repo_info(name, repo_type=kind, timeout=_TIMEOUT_S)
+    except HFValidationError:
+        raise ValueError(f"'{name}' is no name of a {kind} on the hub") from None
+    except HfHubHTTPError:
+        return True
+    except Exception:  # no connection: another library's error in each version of the hub's client
+        return False
+    return True
+
+
+def model_arguments(path: str) -> dict[str, str | bool]:
+    """Arguments of ``from_pretrained`` for a folder, or for the name of a model on the hub.
+
+    Without a connection, a model that was loaded before is taken from the cache. Raises
+    ``ValueError``, to be put behind the key, when there is no such model.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
+    missing = "there is no such folder"
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ValueError(missing)
+    try:
+        online = answers(path, "model")
+    except ValueError as error:
+        raise ValueError(f"{missing}, and {error}") from None
+    if online:
+        return {"pretrained_model_name_or_path": path}
+    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+        return {"pretrained_model_name_or_path": path, "local_files_only": True}
+    raise ValueError(
+        f"{missing}, and the hub, which may have a model of that name, cannot be reached"
+    )

@@ -1,0 +1,91 @@
+"""Mistakes that no single key shows, found before anything is started."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rollpacker.config import RunConfig
+from rollpacker.runtime.problems import Problems
+from rollpacker.train import algorithms
+from rollpacker.train.card import Card
+
+
+def races(config: RunConfig) -> bool:
+    """Whether a round keeps the first to finish."""
+    return config.rollout.tail_batching.mode in ("race", "prompts", "auto")
+
+
+def check(config: RunConfig) -> None:
+    """Refuse combinations that cannot work. Raises ``ValueError``."""
+    mode = config.rollout.tail_batching.mode
+    if races(config) and config.grading.asynchronous is False:
+        raise ValueError(
+            f"grading.asynchronous=false cannot work with rollout.tail_batching.mode={mode}: "
+            "a race needs each reward when its response ends; use mode 'exact' or 'off'"
+        )
+    if mode in ("race", "auto") and any(reward.needs_group for reward in config.rewards):
+        raise ValueError(
+            "a reward with needs_group compares all responses of a prompt, which "
+            f"rollout.tail_batching.mode={mode} may abort; use 'exact', 'off' or 'prompts'"
+        )
+    if config.rollout.tail_batching.long_round_steps > 1 and config.train.updates_per_step > 1:
+        raise ValueError(
+            "rollout.tail_batching.long_round_steps and train.updates_per_step both split a round "
+            "into updates: leave one of them at 1"
+        )
+    if config.rollout.planner != "off":
+        raise ValueError(
+            "rollout.planner is for engines that span several devices, which runs do not have "
+            "yet: try it with 'rollpacker simulate', or leave it at 'off'"
+        )
+    if config.rollout.tail_batching.censoring_weights and mode != "prompts":
+        raise ValueError(
+            "rollout.tail_batching.censoring_weights over-corrects where responses race; "
+            "it is offered for mode 'prompts' only"
+        )
+    _check_group(config)
+
+
+def _check_group(config: RunConfig) -> None:
+    """A response alone teaches nothing where it is compared with the others of its prompt."""
+    if config.rollout.num_generations > 1:
+        return
+    algorithm = algorithms.build(config.train.algorithm)
+    length = np.ones(1, np.int64)
+    groups = [algorithm.advantages(np.full(1, r, np.float32), length, 1) for r in (0.0, 1.0)]
+    if not any(np.any(group) for group in algorithm.batch_advantages(groups)):
+        raise ValueError(
+            "rollout.num_generations=1 trains nothing: train.algorithm.kind="
+            f"{config.train.algorithm.kind} compares the responses of a prompt with each other; "
+            "take 2 or more, such as 8"
+        )
+
+
+def check_length(config: RunConfig, card: Card) -> None:
+    """Raise ``ValueError`` when responses may be longer than the model's whole context."""
+    longest = config.rollout.max_completion_length
+    if longest is not None and longest >= card.context:
+        raise ValueError(
+            f"rollout.max_completion_length={longest} leaves no room for a prompt in the model's "
+            f"context of {card.context} tokens: lower it, or leave it unset to take what prompts "
+            "leave"
+        )
+
+
+def check_size(config: RunConfig, problems: Problems) -> list[str]:
+    """What to say of fewer prompts than a step takes.
+
+    Raises ``ValueError`` when ``drop_last`` would drop everything.
+    """
+    count, wanted = len(problems.tokens), config.rollout.prompts_per_step
+    if count >= wanted:
+        return []
+    if config.data.drop_last:
+        raise ValueError(
+            f"data.drop_last drops everything: {count} prompts are fewer than "
+            f"rollout.prompts_per_step={wanted}"
+        )
+    return [
+        f"rollout.prompts_per_step={wanted} is more than the {count} prompts: each step trains on "
+        f"at most {count}, and is a whole epoch"
+    ]

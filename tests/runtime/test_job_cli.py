@@ -92,14 +92,14 @@ def wait_for_step(folder: Path, step: int, seconds: float) -> None:
 
 
 def test_ctrl_c_saves_and_resume_ends_the_run(shop: Workshop) -> None:
-    """A ROLL file: interrupted (exit 0, ``interrupted`` in the summary), then resumed."""
+    """A ROLL file: interrupted (exit 130, ``interrupted`` in the summary), then resumed."""
     file = job(shop, "roll", "roll.jsonl", epochs=500)
     folder = shop.folder / "roll"
     process = start_cli("train", file, "--json")
     wait_for_step(folder, 2, 120)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 130, err
     assert "Traceback" not in err
     summary = json.loads(out)
     assert summary["interrupted"]

@@ -1,6 +1,7 @@
 """The command line: parse, load the configuration, call one function.
 
-Exit codes: 0 success, 1 failure, 2 the user's mistake (one line on standard error).
+Exit codes: 0 success, 1 failure, 2 the user's mistake (one line on standard error), 128 + its
+number after a signal that stopped a run early.
 """
 
 from __future__ import annotations
@@ -156,16 +157,24 @@ def train(
         raise ValueError(f"--resume {resume}: the only value is 'auto'")
     given = [*(overrides or []), *([f"output={out}"] if out else [])]
     loaded = config.load(path, given)
+    from rollpacker.job import Stopped
     from rollpacker.job import train as run
 
-    folder = run(loaded, resume=resume == "auto", phases=shared_phases(loaded))
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    folder, stopped = Path(loaded.output), None
+    try:
+        run(loaded, resume=resume == "auto", phases=shared_phases(loaded))
+    except Stopped as stop:
+        stopped = stop
+    file = folder / "summary.json"
+    summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if as_json:
         print_json(summary)
-    else:
+    elif stopped is None:
         report = folder / "report.html"
         where = f", report: {report}" if report.exists() else ""
         console.print(f"{summary['steps']} steps{where}")
+    if stopped is not None:
+        raise stopped
 
 
 @app.command()

@@ -67,6 +67,12 @@ class CheckpointConfig(Config):
     """Steps between checkpoints; 0 only at the end."""
     keep: int = Field(default=2, ge=2)
     """Checkpoints kept."""
+    grace_s: float = Field(default=25.0, ge=0.0)
+    """Seconds from SIGTERM to the end of the run with a checkpoint; the step in flight is finished
+    if it fits, else dropped. Ctrl-C waits for the step."""
+    signals: list[Literal["HUP", "USR1", "USR2"]] = []
+    """More signals that do what SIGTERM does, such as ``USR1`` for Slurm's
+    ``--signal=USR1@60``."""
 
 
 class MuxConfig(Config):

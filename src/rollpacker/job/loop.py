@@ -11,14 +11,16 @@ import contextlib
 import gc
 import json
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts, build, total_steps
+from rollpacker.job.counters import Counters
+from rollpacker.job.keep import Keeper
 from rollpacker.job.resume import Start, choose_start
+from rollpacker.job.signals import Signals, Stopped
 from rollpacker.report.run_folder import ReportError
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
@@ -26,33 +28,16 @@ from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
 from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError
-from rollpacker.runtime.pool import WorkerError
 from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.step import DroppedError, StepRecord
 from rollpacker.runtime.watch import Watch
 
+_SHARE = 0.4
+"""Of the grace time, kept for the checkpoint until it is known how long one takes."""
 
-@dataclass(slots=True)
-class Counters:
-    """What a run counts; saved with every checkpoint."""
 
-    step: int = 0
-    epochs: int = 0
-    prompts_trained: int = 0
-    num_tokens: int = 0
-    kept_tokens: int = 0
-    aborted_tokens: int = 0
-    decode_steps: int = 0
-    generated_tokens: int = 0
-    short_rounds: int = 0
-    long_rounds: int = 0
-    deferred: int = 0
-    rollout_s: float = 0.0
-    train_s: float = 0.0
-    step_s: float = 0.0
-    worker_cpu_s: float = 0.0
-    decode_cpu_s: float = 0.0
-    true_tokens: float = 0.0
+class StoppedAtOnceError(RuntimeError):
+    """The grace time is over, or the user cannot wait."""
 
 
 def train(
@@ -62,23 +47,49 @@ def train(
     progress: Progress | None = None,
     phases: Phases | None = None,
 ) -> Path:
-    """Run a job to its end, or until Ctrl-C; returns the run's folder.
+    """Run a job to its end; returns the run's folder.
 
     With ``phases`` it shares nodes: each step's rollout and training wait for theirs. Raises
-    ``ValueError`` for the user's mistakes and ``WorkerError`` when workers are lost.
+    ``ValueError`` for the user's mistakes, ``WorkerError`` when workers are lost, and ``Stopped``
+    (a ``SystemExit``) when a signal has stopped the run early, its work being kept.
     """
     folder = Path(config.output)
     progress = progress or Progress()
-    with RunLock(folder):
-        while True:
-            try:
-                asyncio.run(_train(config, folder, resume, progress, phases))
-                break
-            except DisplacedError as error:
-                progress.note(f"WARNING {error}")
+    with RunLock(folder), Signals(config.checkpoint.signals) as signals:
+        try:
+            while not _run(config, folder, resume, progress, phases, signals):
                 resume = True
-        write_reports(folder, progress)
+            if signals.taken in (None, signal.SIGINT):
+                signals.react()
+                write_reports(folder, progress)
+        except Stopped as stop:
+            progress.note(
+                f"stopped by {stop.number.name}: nothing was under way that is not kept; go on "
+                "with --resume auto"
+            )
+            raise
+    if signals.taken is not None:
+        raise Stopped(signals.taken)
     return folder
+
+
+def _run(
+    config: RunConfig,
+    folder: Path,
+    resume: bool,
+    progress: Progress,
+    phases: Phases | None,
+    signals: Signals,
+) -> bool:
+    """Whether the job is over; it is to be resumed when its nodes have failed."""
+    try:
+        asyncio.run(_train(config, folder, resume, progress, phases, signals))
+    except DisplacedError as error:
+        progress.note(f"WARNING {error}")
+        return signals.taken is not None
+    except StoppedAtOnceError as error:
+        progress.note(str(error))
+    return True
 
 
 def write_reports(folder: Path, progress: Progress) -> None:
@@ -94,8 +105,14 @@ def write_reports(folder: Path, progress: Progress) -> None:
 
 
 async def _train(
-    config: RunConfig, folder: Path, resume: bool, progress: Progress, phases: Phases | None
+    config: RunConfig,
+    folder: Path,
+    resume: bool,
+    progress: Progress,
+    phases: Phases | None,
+    signals: Signals,
 ) -> None:
+    signals.react()
     checkpoints = Checkpoints(folder, config.checkpoint.keep)
     found = checkpoints.latest()
     for problem in checkpoints.problems:
@@ -106,14 +123,20 @@ async def _train(
     breaker = Breaker()
     displaced = False
     try:
-        job = Job(config, folder, parts, checkpoints, phases)
+        job = Job(config, folder, parts, checkpoints, phases, signals)
         await phases.open(lambda: parts.pool.pids, breaker.trip, parts.rollout.release_tail)
         await job.restore(start)
+        loop = asyncio.get_running_loop()
+        signals.react(
+            lambda: loop.call_soon_threadsafe(job.stop, breaker) and None,
+            lambda: loop.call_soon_threadsafe(job.stop_at_once, breaker) and None,
+        )
         await breaker.run(job.run())
     except DisplacedError:
         displaced = True
         raise
     finally:
+        signals.react(first=lambda: None)
         await phases.close(displaced=displaced)
         parts.close()
 
@@ -134,16 +157,18 @@ class Job:
         parts: Parts,
         checkpoints: Checkpoints,
         phases: Phases,
+        signals: Signals,
     ) -> None:
         self._config = config
         self._folder = folder
         self._parts = parts
-        self._checkpoints = checkpoints
         self._phases = phases
+        self._signals = signals
         self._counters = Counters()
+        self._keeper = Keeper(config, parts, checkpoints)
         self._summary: dict[str, Any] = {}
-        self._saved = -1
         self._interrupted = False
+        self._hurried = False
 
     async def restore(self, start: Start) -> None:
         """Load the checkpoint, if there is one, and write the journal's head."""
@@ -157,7 +182,7 @@ class Job:
             parts.rewards.load_state_dict(state["rewards"])
             self._counters = Counters(**state["counters"])
             self._summary = state["summary"]
-            self._saved = self._counters.step
+            self._keeper.saved = self._counters.step
         parts.log.journal.meta(
             {"settings": parts.settings.to_json(), "state": parts.policy.state_dict()}
         )
@@ -166,41 +191,99 @@ class Job:
         """The train loop."""
         parts, config, count = self._parts, self._config, self._counters
         first = count.step
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         parts.log.progress.start(config.output, total_steps(config, parts.problems), count.step)
         if await self._may_roll_out() and "before" not in self._summary:
-            self._summary["before"] = await self._evaluate(greedy=True)
+            await self._evaluate_whole("before")
         gc.collect()
         gc.freeze()  # collections must not walk the libraries' objects again and again
         watching = asyncio.create_task(self._watch().run())
-        over = self._over()
+        over = self._interrupted or self._over()
+        dropped = False
         while not over and await self._may_roll_out():
-            self._recall_graded()
-            record = await parts.rollout.run_step(count.step)
+            self._keeper.begin_step(count)
+            try:
+                record = await parts.rollout.run_step(count.step)
+            except DroppedError:
+                dropped = True
+                break
             _check_graded(record)
-            self._count(record)
+            count.add(record)
             await self._finish_step(record)
             over = self._interrupted or self._over()
             if not over:
                 await self._phases.end()
         watching.cancel()
-        parts.log.graded.clear()
-        if count.step > self._saved:
-            await self._save()
+        await self._finish(first, dropped)
+
+    async def _finish(self, first: int, dropped: bool) -> None:
+        """Keep what is new, evaluate when all is done, and say how it ended."""
+        parts, count = self._parts, self._counters
+        if count.step > self._keeper.saved:
+            await self._keeper.save(count, self._summary, dropped=dropped)
+        if dropped:
+            self._keeper.keep_graded(parts.rollout.record)
+        else:
+            parts.log.graded.clear()
         if not self._interrupted:
-            self._summary["after"] = await self._evaluate(greedy=True)
+            await self._evaluate_whole("after")
         if count.step > first:
             await self._phases.end()
         self._summary["mux"] = self._phases.stats
         self._write_summary()
-        if self._saved < count.step:
+        if self._keeper.saved < count.step:
             raise CheckpointError(
                 f"{self._folder}: the last checkpoint cannot be written, so the steps after step "
-                f"{max(self._saved, 0)} are lost: free some space, then --resume auto"
+                f"{max(self._keeper.saved, 0)} are lost: free some space, then --resume auto"
+            )
+        if self._signals.taken is not None:
+            parts.log.progress.note(
+                f"stopped by {self._signals.taken.name}: checkpoint-{count.step} holds all "
+                f"{count.step} steps; go on with --resume auto"
             )
 
+    # Stopping ---------------------------------------------------------------------------------
+
+    def stop(self, breaker: Breaker) -> None:
+        """A signal: end after this step; but for Ctrl-C, within the grace time."""
+        taken = self._signals.taken
+        assert taken is not None
+        self._interrupted = True
+        self._phases.interrupt()
+        say = self._parts.log.progress.note
+        if taken == signal.SIGINT:
+            say("interrupted: finishing the step, then a checkpoint; once more stops at once")
+            return
+        grace = self._config.checkpoint.grace_s
+        say(f"{taken.name}: a checkpoint within {grace:g} s; the step is finished if it fits")
+        loop = asyncio.get_running_loop()
+        left = grace - self._signals.age()
+        reserve = max(_SHARE * grace, 2 * self._keeper.slowest_s)
+        loop.call_later(left - reserve, self._hurry)
+        loop.call_later(left, self.stop_at_once, breaker)
+
+    def _hurry(self) -> None:
+        """No more time but for a checkpoint."""
+        self._hurried = True
+        self._phases.interrupt()
+        self._parts.rollout.drop()
+        if self._parts.evaluator is not None:
+            self._parts.evaluator.drop()
+
+    def stop_at_once(self, breaker: Breaker) -> None:
+        """The grace time is over, or a second signal came: what is not kept yet is lost."""
+        taken, saved = self._signals.taken, self._keeper.saved
+        assert taken is not None
+        lost = self._counters.step - max(saved, 0)
+        kept = f"checkpoint-{saved} is kept" if saved >= 0 else "there is no checkpoint yet"
+        also = f", the {lost} steps after it are lost" if lost else ""
+        breaker.trip(
+            StoppedAtOnceError(
+                f"stopped at once by {taken.name}: {kept}{also}; go on with --resume auto"
+            )
+        )
+
     async def _may_roll_out(self) -> bool:
-        """Wait for the nodes; False when Ctrl-C comes first."""
+        """Wait for the nodes; False when a signal comes first."""
         try:
             await self._phases.begin("rollout")
         except StoppedError:
@@ -208,19 +291,7 @@ class Job:
             return False
         return True
 
-    def _recall_graded(self) -> None:
-        """Take up what an interrupted run of this step had graded with the same weights."""
-        weights = None
-        # Whoever finished before wins the race again, but others than in one go may come next.
-        races = self._config.rollout.tail_batching.mode not in ("off", "exact")
-        if not (self._config.deterministic and races):
-            weights = self._checkpoints.fingerprint(self._counters.step)
-        known = self._parts.log.graded.begin(self._counters.step, weights)
-        if known:
-            self._parts.log.progress.note(
-                f"step {self._counters.step}: {known} graded responses of the interrupted run are "
-                "used again"
-            )
+    # The steps --------------------------------------------------------------------------------
 
     def _watch(self) -> Watch:
         parts = self._parts
@@ -231,12 +302,6 @@ class Job:
             prompts=self._config.rollout.prompts_per_step,
             clock=parts.clock,
         )
-
-    def _interrupt(self) -> None:
-        if not self._interrupted:
-            self._parts.log.progress.note("interrupted: finishing the step, then a checkpoint")
-        self._interrupted = True
-        self._phases.interrupt()
 
     def _over(self) -> bool:
         """Whether the run is done; begins the next epoch when this one is used up."""
@@ -262,22 +327,7 @@ class Job:
             extra |= await self._evaluate()
         self._log(record, extra)
         if config.checkpoint.every and not count.step % config.checkpoint.every:
-            await self._save()
-
-    def _count(self, record: StepRecord) -> None:
-        count = self._counters
-        kept = sum(attempt.tokens for attempt in record.kept)
-        count.step += 1
-        count.prompts_trained += len(record.trained)
-        count.kept_tokens += kept
-        count.num_tokens += kept + sum(len(a.request.prompt) for a in record.kept)
-        count.aborted_tokens += record.aborted_tokens()
-        count.short_rounds += record.kind == "short"
-        count.long_rounds += record.kind == "long"
-        count.deferred += len(record.deferred)
-        count.rollout_s += record.rollout_end_s - record.start_s
-        count.step_s += record.end_s - record.start_s
-        count.train_s += record.end_s - record.rollout_end_s
+            await self._keeper.save(count, self._summary)
 
     def _log(self, record: StepRecord, extra: Metrics) -> None:
         parts, count = self._parts, self._counters
@@ -301,81 +351,34 @@ class Job:
             num_tokens=count.num_tokens,
             extra=extra,
         )
-        kept = sum(attempt.tokens for attempt in record.kept)
-        count.true_tokens += kept / bias.kept_vs_true_len
-        count.decode_steps += int(metrics["engine/steps"])
-        count.generated_tokens += int(metrics["engine/generated_tokens"])
-        count.worker_cpu_s += float(metrics["timing_s/worker_cpu"])
-        count.decode_cpu_s += float(metrics["timing_s/decode_cpu"])
+        count.measure(record, metrics, bias.kept_vs_true_len)
 
     async def _evaluate(self, *, greedy: bool = False) -> dict[str, float]:
-        """Sampled accuracy on the held-out problems, with ``greedy`` the greedy one too."""
+        """Sampled accuracy on the held-out problems, with ``greedy`` the greedy one too.
+
+        Empty without such problems, and where there is no time left.
+        """
         evaluator = self._parts.evaluator
-        if evaluator is None:
+        if evaluator is None or self._hurried:
             return {}
-        result = await evaluator.run(self._counters.step)
-        if greedy:
-            result |= await evaluator.run(self._counters.step, greedy=True)
+        try:
+            result = await evaluator.run(self._counters.step)
+            if greedy:
+                result |= await evaluator.run(self._counters.step, greedy=True)
+        except DroppedError:
+            return {}
         return result
 
-    async def _save(self) -> None:
-        """Write a checkpoint; training goes on without it when the disk is full."""
-        parts = self._parts
-        parts.log.flush()
-        parts.updates.check_next()
-        state = {
-            "config": self._config.model_dump(mode="json"),
-            "policy": parts.policy.state_dict(),
-            "source": parts.problems.source.state_dict(),
-            "rewards": parts.rewards.state_dict(),
-            "counters": {n: getattr(self._counters, n) for n in Counters.__slots__},
-            "summary": self._summary,
-            "clock_s": parts.clock(),
-        }
-        loop = asyncio.get_running_loop()
-
-        def write(folder: Path) -> None:
-            save = parts.pool.ask(msg.Save(folder=str(folder)), parts.pool.workers[:1])
-            asyncio.run_coroutine_threadsafe(save, loop).result()
-
-        step = self._counters.step
-        try:
-            await asyncio.to_thread(self._checkpoints.save, step, write, state)
-        except (CheckpointError, WorkerError) as error:
-            if not parts.pool.workers:
-                raise
-            parts.log.progress.note(f"WARNING {error}; the run goes on without it")
-        else:
-            self._saved = step
+    async def _evaluate_whole(self, when: str) -> None:
+        """Before the first step or after the last one; one that was dropped is done on resume."""
+        result = await self._evaluate(greedy=True)
+        if not self._hurried:
+            self._summary[when] = result
 
     def _write_summary(self) -> None:
-        count = self._counters
-        kept_vs_true = count.kept_tokens / count.true_tokens if count.true_tokens else 1.0
-        self._summary |= {
-            "steps": count.step,
-            "prompts_trained": count.prompts_trained,
-            "epochs": count.epochs,
-            "interrupted": self._interrupted,
-            "workers": len(self._parts.pool.workers),
-            "num_tokens": count.num_tokens,
-            "kept_tokens": count.kept_tokens,
-            "decoded_tokens": count.generated_tokens,
-            "decode_steps": count.decode_steps,
-            "timing_s": {
-                "rollout": count.rollout_s,
-                "train": count.train_s,
-                "steps": count.step_s,
-                "worker_cpu": count.worker_cpu_s,
-                "decode_cpu": count.decode_cpu_s,
-            },
-            "tail": {
-                "short_rounds": count.short_rounds,
-                "long_rounds": count.long_rounds,
-                "deferred": count.deferred,
-                "aborted_tokens": count.aborted_tokens,
-                "kept_vs_true_len": kept_vs_true,
-            },
-        }
+        self._summary |= self._counters.summary()
+        self._summary["interrupted"] = self._interrupted
+        self._summary["workers"] = len(self._parts.pool.workers)
         data = json.dumps(self._summary, indent=1).encode()
         with contextlib.suppress(OSError):
             replace_file(self._folder / "summary.json", data)

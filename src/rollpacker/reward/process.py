@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.shield import shielded
 from rollpacker.reward.wire import JOB, Channel, frame
 
 
@@ -96,7 +97,7 @@ def start(functions: Sequence[tuple[str, dict[str, Any]]], checked: bool = False
     ``checked`` says that such a process has found its sandbox to hold on this machine.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
+    with theirs, shielded():
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from rollpacker.reward.worker import main; "
             f"main({theirs.fileno()}, {os.getpid()})"

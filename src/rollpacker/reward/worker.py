@@ -21,6 +21,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest, Scored
 from rollpacker.reward.driver import Driver
 from rollpacker.reward.functions import Scorer, one_line, resolve
+from rollpacker.reward.shield import take_no_notice
 from rollpacker.reward.wire import JOB
 
 _PR_SET_PDEATHSIG = 1
@@ -29,6 +30,7 @@ _PR_SET_PDEATHSIG = 1
 def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
     _die_with(parent)
+    take_no_notice()
     with socket.socket(fileno=descriptor) as sock:
         driver = Driver(sock)
         functions: list[tuple[str, dict[str, Any]]]

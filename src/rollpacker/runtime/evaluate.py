@@ -17,6 +17,7 @@ from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.step import DroppedError
 
 _EVALUATION = -1
 """In place of a step in seeds: every evaluation samples with the same random numbers."""
@@ -64,7 +65,7 @@ class Evaluator:
             version: of the weights.
             greedy: decode greedily, one answer a problem.
 
-        Raises ``WorkerError`` when a worker dies.
+        Raises ``WorkerError`` when a worker dies, ``DroppedError`` after ``drop``.
         """
         params = self._params
         if greedy:
@@ -82,6 +83,13 @@ class Evaluator:
         self._start(version, params, count)
         await self._done
         return self._metrics("greedy" if greedy else "sampled")
+
+    def drop(self) -> None:
+        """Give the running evaluation up, if there is one."""
+        if self._done is not None and not self._done.done():
+            self._pool.on_report = self._pool.on_lost = lambda _worker, _what: None
+            self._rewards.on_grades = lambda _grades: None
+            self._done.set_exception(DroppedError("the evaluation was dropped"))
 
     def _start(self, version: int, params: SamplingParams, count: int) -> None:
         workers = self._pool.workers

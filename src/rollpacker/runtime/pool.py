@@ -7,15 +7,21 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import WorkerId
+from rollpacker.reward.shield import shielded
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime import worker as worker_process
+
+_CLOSE_S = 3.0
+"""In which workers should have left; what they do then is of no use to anybody."""
 
 
 class WorkerError(RuntimeError):
@@ -61,6 +67,9 @@ class WorkerPool:
         """
         devices = worker_devices(self._config)
         context = multiprocessing.get_context("spawn")
+        with shielded():
+            # It comes with the first process otherwise, and unblocks signals as it does.
+            resource_tracker.ensure_running()
         for rank, (device, cores) in enumerate(devices):
             spec = worker_process.WorkerSpec(
                 config=self._config,
@@ -74,10 +83,11 @@ class WorkerPool:
             process = context.Process(
                 target=worker_process.main, args=(theirs, spec), name=f"worker-{rank}", daemon=True
             )
-            process.start()
-            theirs.close()
             worker = WorkerId(rank)
-            self._connections[worker], self._processes[worker] = ours, process
+            with shielded():
+                process.start()
+                self._connections[worker], self._processes[worker] = ours, process
+            theirs.close()
             self._loop.add_reader(ours.fileno(), self._read, worker)
         ready, *_ = await asyncio.gather(*self._expect(self.workers).values())
         assert isinstance(ready, msg.Ready)
@@ -162,14 +172,19 @@ class WorkerPool:
 
     def close(self) -> None:
         """Stop all workers; those that do not listen are killed."""
-        for worker in self.workers:
-            self.send(worker, msg.Stop())
-            self._loop.remove_reader(self._connections[worker].fileno())
-        for process in self._processes.values():
-            process.join(timeout=3)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        try:
+            for worker in self.workers:
+                self.send(worker, msg.Stop())
+                self._loop.remove_reader(self._connections[worker].fileno())
+            until = time.monotonic() + _CLOSE_S
+            for process in self._processes.values():
+                process.join(max(0.0, until - time.monotonic()))
+        finally:
+            # They take no SIGTERM, so the interpreter's own end would wait for them for ever.
+            with shielded():
+                for process in self._processes.values():
+                    process.kill()
+                    process.join()
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()

@@ -28,7 +28,7 @@ from rollpacker.runtime.phases import Phases
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
-from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.step import DroppedError, StepRecord
 from rollpacker.runtime.updates import Updates
 
 
@@ -93,7 +93,8 @@ class Rollout:
     async def run_step(self, step: int) -> StepRecord:
         """One synchronous step: every token is sampled from the weights of this step.
 
-        Raises ``WorkerError`` when a worker dies and no other can take over.
+        Raises ``WorkerError`` when a worker dies and no other can take over, ``DroppedError`` after
+        ``drop``.
         """
         if not self._pool.workers:
             raise WorkerError("all workers have died")
@@ -251,6 +252,14 @@ class Rollout:
         """Another job has the nodes: the tail is to leave most of them."""
         if self._done is not None and not self._done.done():
             self._pump.post(ev.TailReleased())
+
+    def drop(self) -> None:
+        """Give the running step up, if there is one and its update has not begun."""
+        if self._done is None or self._done.done() or self._updates.begun:
+            return
+        self._pool.on_report = self._pool.on_lost = lambda _worker, _what: None
+        self._rewards.on_grades = lambda _grades: None
+        self._done.set_exception(DroppedError("the step was dropped"))
 
     def fail(self, error: Exception) -> None:
         """End the step that is running, if one is, with an error."""

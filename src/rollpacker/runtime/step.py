@@ -12,6 +12,10 @@ from rollpacker.runtime.messages import Work
 from rollpacker.train.base import Update
 
 
+class DroppedError(RuntimeError):
+    """A step or an evaluation was given up on its way; the weights are those it began with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
     """A stretch of time that a worker spent on gradients or on an update, run-clock seconds."""

@@ -88,6 +88,11 @@ class Updates:
         """Whether an update is under way on the workers."""
         return self._decision is not None
 
+    @property
+    def begun(self) -> bool:
+        """Whether the weights may be others than those that the step began with."""
+        return self.applying or bool(self._record.updates)
+
     def accept(self, attempts: Sequence[Attempt]) -> None:
         """A group is complete."""
         samples = tuple(attempt.sample() for attempt in attempts)

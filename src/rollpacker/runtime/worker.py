@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import time
 import traceback
 import zlib
@@ -53,7 +52,6 @@ class WorkerSpec:
 
 def main(connection: Connection, spec: WorkerSpec) -> None:
     """Entry point of the process: serve until told to stop or the driver is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
     try:

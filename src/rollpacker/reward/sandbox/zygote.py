@@ -21,6 +21,7 @@ from typing import IO
 
 from rollpacker.reward.sandbox.guest.zygote import EXIT, REQUEST
 from rollpacker.reward.sandbox.types import Level, SandboxUnavailableError
+from rollpacker.reward.shield import shielded
 
 _FOLDER = str(Path(__file__).parent)
 _CODE = "import sys; sys.path.append({!r}); from guest.zygote import main; main()"
@@ -57,7 +58,8 @@ class Zygote:
         self.cpu_s = 0.0
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, tempfile.TemporaryFile() as errors:
-            self._popen = _spawn(level, theirs.fileno(), errors)
+            with shielded():
+                self._popen = _spawn(level, theirs.fileno(), errors)
             theirs.close()
             try:
                 self._greet(errors)

@@ -47,5 +47,4 @@ def watch(source: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     watch(sys.stdin.fileno())

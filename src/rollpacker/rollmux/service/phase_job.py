@@ -26,6 +26,7 @@ from pathlib import Path
 
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.core.types import Phase
+from rollpacker.reward.shield import shielded
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service import phase_guard
 from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
@@ -135,9 +136,10 @@ class JobPhases:
         self._fail = lambda error: loop.call_soon_threadsafe(fail, error) and None
         self._release_tail = lambda: loop.call_soon_threadsafe(release_tail) and None
         self._stopped, self._broken = False, None
-        self._guard = subprocess.Popen(
-            [sys.executable, "-S", "-E", phase_guard.__file__], stdin=subprocess.PIPE
-        )
+        with shielded():
+            self._guard = subprocess.Popen(
+                [sys.executable, "-S", "-E", phase_guard.__file__], stdin=subprocess.PIPE
+            )
         self._job = await asyncio.to_thread(
             register, self._client, self._spec, lambda: self._stopped, self._tell_away
         )

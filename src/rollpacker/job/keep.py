@@ -1,0 +1,104 @@
+"""What a job keeps for the time after it was stopped: checkpoints, and grades of a step on its way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from rollpacker.config import RunConfig
+from rollpacker.job.build import Parts
+from rollpacker.job.counters import Counters
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
+from rollpacker.runtime.pool import WorkerError
+from rollpacker.runtime.step import StepRecord
+
+
+class Keeper:
+    """Writes the checkpoints of a job.
+
+    Args:
+        config: the run's.
+        parts: whose state they hold.
+        checkpoints: those of the run.
+    """
+
+    def __init__(self, config: RunConfig, parts: Parts, checkpoints: Checkpoints) -> None:
+        self._config = config
+        self._parts = parts
+        self._checkpoints = checkpoints
+        self._begun: dict[str, Any] | None = None
+        self.saved = -1
+        """Step of the newest checkpoint of the run."""
+        self.slowest_s = 0.0
+        """Seconds of the slowest checkpoint so far."""
+
+    def begin_step(self, counters: Counters) -> None:
+        """Remember the state that a step begins with, should it be dropped, and take up what an
+        interrupted run of this step had graded with the same weights."""
+        self._begun = None if self.saved == counters.step else self._state(counters)
+        known = self._begin_graded(counters.step)
+        if known:
+            self._parts.log.progress.note(
+                f"step {counters.step}: {known} graded responses of the interrupted run are used "
+                "again"
+            )
+
+    def _begin_graded(self, step: int) -> int:
+        weights = None
+        # Whoever finished before wins the race again, but others than in one go may come next.
+        races = self._config.rollout.tail_batching.mode not in ("off", "exact")
+        if not (self._config.deterministic and races):
+            weights = self._checkpoints.fingerprint(step)
+        return self._parts.log.graded.begin(step, weights)
+
+    def keep_graded(self, record: StepRecord) -> None:
+        """Of a dropped step, for the run that does it again."""
+        graded = [attempt for attempt in record.attempts.values() if attempt.reward is not None]
+        self._begin_graded(record.step)
+        self._parts.log.graded.add(graded)
+        self._parts.log.progress.note(
+            f"step {record.step} is dropped on its way, {len(graded)} of its responses were graded"
+        )
+
+    def _state(self, counters: Counters) -> dict[str, Any]:
+        parts = self._parts
+        return {
+            "config": self._config.model_dump(mode="json"),
+            "policy": parts.policy.state_dict(),
+            "source": parts.problems.source.state_dict(),
+            "rewards": parts.rewards.state_dict(),
+            "counters": counters.state_dict(),
+        }
+
+    async def save(
+        self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
+    ) -> None:
+        """Write a checkpoint; training goes on without it when the disk is full.
+
+        With ``dropped`` it is of the state that the step in flight has begun with.
+        """
+        parts = self._parts
+        parts.log.flush()
+        parts.updates.check_next()
+        state = self._begun if dropped else self._state(counters)
+        assert state is not None
+        state = state | {"summary": summary, "clock_s": parts.clock()}
+        loop = asyncio.get_running_loop()
+
+        def write(folder: Path) -> None:
+            save = parts.pool.ask(msg.Save(folder=str(folder)), parts.pool.workers[:1])
+            asyncio.run_coroutine_threadsafe(save, loop).result()
+
+        step, began = counters.step, time.monotonic()
+        try:
+            await asyncio.to_thread(self._checkpoints.save, step, write, state)
+        except (CheckpointError, WorkerError) as error:
+            if not parts.pool.workers:
+                raise
+            parts.log.progress.note(f"WARNING {error}; the run goes on without it")
+        else:
+            self.saved = step
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)

@@ -1,0 +1,76 @@
+"""Signals that ask a run to stop, and what they lead to at the moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+_ECHO_S = 0.5
+"""A launcher may signal a process and then its whole group: within this, that is one signal."""
+
+
+class Stopped(SystemExit):  # noqa: N818 - not a fault
+    """A signal has stopped the run early; uncaught, the process exits with 128 + its number.
+
+    Args:
+        number: the signal.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
+class Signals:
+    """Takes SIGINT, SIGTERM and ``others``, as ``checkpoint.signals`` has them, while it is open.
+
+    A signal raises ``Stopped`` wherever the main thread is, unless ``react`` says otherwise. In
+    another thread than the main one it takes none.
+    """
+
+    def __init__(self, others: Sequence[str] = ()) -> None:
+        names = ("SIGINT", "SIGTERM", *(f"SIG{name}" for name in others))
+        self._numbers = [signal.Signals[name] for name in names]
+        self._before: dict[signal.Signals, Any] = {}
+        self._at = 0.0
+        self.taken: signal.Signals | None = None
+        self.react()
+
+    def react(
+        self, first: Callable[[], None] | None = None, again: Callable[[], None] | None = None
+    ) -> None:
+        """What the first signal does and what a further one does; None raises ``Stopped``."""
+        self._first, self._again = first or self._stop, again or self._stop
+
+    def age(self) -> float:
+        """Seconds since the first signal."""
+        return time.monotonic() - self._at
+
+    def _stop(self) -> None:
+        assert self.taken is not None
+        raise Stopped(self.taken)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if self.taken is None:
+            self.taken, self._at = signal.Signals(number), time.monotonic()
+            self._first()
+        elif number == signal.SIGINT or self.age() > _ECHO_S:
+            self._again()
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, self._take) for n in self._numbers}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

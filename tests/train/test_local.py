@@ -54,7 +54,7 @@ def _total(partials):
 @pytest.mark.parametrize("updates", [1, 2])
 def test_any_split_of_the_groups_gives_the_gradient_of_the_batch(name, updates, tokenizer):
     model = make_model()
-    groups = group_batch(model, CONFIGS[name], off=0.2)
+    groups = group_batch(model, CONFIGS[name], off=0.2, old=updates > 1)
     settings = {"algorithm": CONFIGS[name], "updates_per_step": updates}
     whole = _trainer(clone(model), tokenizer, packing="padded", **settings)
     total = whole.accumulate(groups)
@@ -77,7 +77,7 @@ def test_any_split_of_the_groups_gives_the_gradient_of_the_batch(name, updates, 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_streamed_and_batched_updates_are_the_same_for_several_mini_batches(name, tokenizer):
     model = make_model()
-    groups = group_batch(model, CONFIGS[name], count=6, off=0.1)
+    groups = group_batch(model, CONFIGS[name], count=6, off=0.1, old=True)
     settings = {"algorithm": CONFIGS[name], "updates_per_step": 2, "learning_rate": 1e-3}
     batched = _trainer(clone(model), tokenizer, **settings)
     streamed = _trainer(clone(model), tokenizer, **settings)

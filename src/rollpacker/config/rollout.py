@@ -103,6 +103,12 @@ class RolloutConfig(Config):
     max_retries: int = Field(default=2, ge=0)
     """Replacement attempts for a response that the engine or its reward failed on."""
 
+    @property
+    def full_softmax(self) -> bool:
+        """Whether the sampler's log-probabilities are those of the whole softmax, as the trainer's
+        are; greedy ones are, at temperature 1."""
+        return self.temperature == 0.0 or (self.top_p == 1.0 and self.top_k == 0)
+
 
 class MiniEngineConfig(Config):
     """The built-in engine."""

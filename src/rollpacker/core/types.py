@@ -63,8 +63,10 @@ class Sample:
         logprobs: of the sampler for ``tokens``, shape (T,), float32, nats.
         finish_reason: ``stop``, ``length`` (truncated) or ``abort`` (partial).
         weights_version: version of the weights that sampled it; equals the step.
-        reward: weighted sum of ``rewards``; None until graded.
+        reward: weighted sum of ``rewards``; None until graded, and where no function applies.
         rewards: each reward function's own score by name.
+        old_logprobs: like ``logprobs``, of the whole softmax of the weights that sampled, where
+            the weights have changed since; None: they are the trainer's own.
     """
 
     prompt: PromptId
@@ -77,6 +79,7 @@ class Sample:
     weights_version: int
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    old_logprobs: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

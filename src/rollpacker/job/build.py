@@ -134,6 +134,7 @@ def assemble(
         algorithms.build(config.train.algorithm),
         max_length=cap,
         clock=clock,
+        full_softmax=config.rollout.full_softmax,
         weigh=policy.censoring_weights if censoring else None,
     )
     rollout = Rollout(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollpacker.core.types import AttemptId, Group, GroupPart
 from rollpacker.engine.base import Output, Request
-from rollpacker.train.base import Partial, Update
+from rollpacker.train.base import Partial, SampleId, Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,13 @@ class Accumulate:
     """Add the gradients of these groups, cut to ``parts``; answered by ``Accumulated``."""
 
     parts: tuple[GroupPart, ...]
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Log-probabilities of these under the weights in place; answered by ``Scored``."""
+
     groups: Sequence[Group]
 
 
@@ -80,7 +90,19 @@ class Stop:
     """Leave."""
 
 
-Command = BeginStep | Submit | Abort | Proceed | Accumulate | Apply | Reform | Save | Load | Stop
+Command = (
+    BeginStep
+    | Submit
+    | Abort
+    | Proceed
+    | Accumulate
+    | Score
+    | Apply
+    | Reform
+    | Save
+    | Load
+    | Stop
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +166,15 @@ class Accumulated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What ``Score`` asked for, by sample. Times are of the monotonic clock."""
+
+    logprobs: dict[SampleId, NDArray[np.float32]]
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """The update is done; ``checksum`` is of the new weights (0 when not asked for).
 
@@ -174,4 +205,4 @@ class Died:
     user_error: bool
 
 
-Report = Ready | Finished | Aborted | Failed | Accumulated | Applied | Done | Died
+Report = Ready | Finished | Aborted | Failed | Accumulated | Scored | Applied | Done | Died

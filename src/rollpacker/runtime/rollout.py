@@ -289,6 +289,8 @@ class Rollout:
                         worker=worker, parts=report.parts, seconds=round(seconds, 6)
                     )
                 )
+            case msg.Scored():
+                self._updates.scored(worker, report)
             case msg.Applied():
                 self._updates.applied(worker, report)
             case _:

@@ -75,6 +75,7 @@ class StepRecord:
             "train": self.end_s - self.rollout_end_s,
             "grade_wait": max(0.0, self.rollout_end_s - max(ends, default=self.rollout_end_s)),
             "gradients": sum(t.end_s - t.start_s for t in self.tasks if t.kind == "accumulate"),
+            "score": sum(t.end_s - t.start_s for t in self.tasks if t.kind == "score"),
             "apply": max(applies, default=0.0),
             "worker_cpu": sum(work.cpu_s for work in self.work.values()),
             "decode_cpu": sum(work.decode_cpu_s for work in self.work.values()),

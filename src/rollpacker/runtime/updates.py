@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollpacker.core import decisions as do
 from rollpacker.core.types import Group, GroupPart, PromptId, WorkerId
@@ -19,7 +20,7 @@ from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.step import StepRecord, WorkerTask
 from rollpacker.train.algorithms import Algorithm
-from rollpacker.train.base import Partial
+from rollpacker.train.base import Partial, SampleId
 
 NOTHING = Partial(normaliser=0.0, tokens=0, sums={})
 
@@ -32,6 +33,9 @@ class Updates:
         algorithm: gives advantages.
         max_length: longest response in tokens (reward shaping, constant normalisers).
         clock: the run's.
+        full_softmax: the sampler's log-probabilities are those that the trainer would compute;
+            otherwise they are computed again before the step's first update, for the groups of
+            its later ones.
         weigh: weights of the kept responses, by length, that undo censoring; None for none.
     """
 
@@ -42,12 +46,14 @@ class Updates:
         *,
         max_length: int,
         clock: Clock,
+        full_softmax: bool = True,
         weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
     ) -> None:
         self._pool = pool
         self._algorithm = algorithm
         self._max_length = max_length
         self._clock = clock
+        self._full_softmax = full_softmax
         self._weigh = weigh
         self._checksums = True
         self._waiting: list[Callable[[], None]] | None = None
@@ -60,6 +66,10 @@ class Updates:
         self._partials: dict[WorkerId, Partial] = {}
         self._applied: dict[WorkerId, msg.Applied] = {}
         self._decision: do.ApplyUpdate | None = None
+        self._begun: set[PromptId] = set()
+        self._updated = False
+        self._old: dict[SampleId, NDArray[np.float32]] = {}
+        self._scoring: set[WorkerId] = set()
         self._waiting = None
         self._sent: Counter[WorkerId] = Counter()
 
@@ -125,8 +135,24 @@ class Updates:
             self._waiting.append(lambda: self.accumulate(worker, parts))
             return
         self._sent[worker] += 1
+        self._begun.update(part.prompt for part in parts)
         groups = [_cut(self._groups[part.prompt], part) for part in parts]
+        if self._updated:
+            groups = [self._aged(group) for group in groups]
         self._pool.send(worker, msg.Accumulate(parts=parts, groups=groups))
+
+    def _aged(self, group: Group) -> Group:
+        """The weights have changed since this group was sampled: with the old log-probabilities."""
+        samples = tuple(
+            replace(
+                sample,
+                old_logprobs=sample.logprobs
+                if self._full_softmax
+                else self._old.get((sample.prompt, sample.index)),
+            )
+            for sample in group.samples
+        )
+        return replace(group, samples=samples)
 
     def accumulated(self, worker: WorkerId, report: msg.Accumulated) -> None:
         """A worker has summed some groups."""
@@ -147,10 +173,35 @@ class Updates:
         if not self._partials:
             self._on_applied(decision.update, decision.last)
             return
+        self._decision = decision
+        later = [g for p, g in self._groups.items() if p not in self._begun]
+        if later and not (self._full_softmax or self._updated):
+            self._score(later)
+        else:
+            self._divide()
+
+    def _score(self, groups: Sequence[Group]) -> None:
+        """Ask for the log-probabilities of what later updates train, while the weights are still
+        those that sampled it."""
+        shares = share_out(groups, self._pool.workers)
+        self._scoring = set(shares)
+        for worker, share in shares.items():
+            self._pool.send(worker, msg.Score(groups=share))
+
+    def scored(self, worker: WorkerId, report: msg.Scored) -> None:
+        """A worker has its share; the update goes on when all have."""
+        self._old |= report.logprobs
+        self._task(worker, "score", (), report.start_s, report.end_s)
+        self._scoring.discard(worker)
+        if not self._scoring:
+            self._divide()
+
+    def _divide(self) -> None:
         total = NOTHING
         for worker in sorted(self._partials):
             total = total + self._partials[worker]
-        self._decision = decision
+        self._updated = True
+        assert self._decision is not None
         self._pool.broadcast(msg.Apply(total=total, checksum=self._checksums))
 
     def applied(self, worker: WorkerId, report: msg.Applied) -> None:
@@ -193,6 +244,21 @@ class Updates:
                 end_s=self._clock.at(end_s),
             )
         )
+
+
+def share_out(
+    groups: Sequence[Group], workers: Sequence[WorkerId]
+) -> dict[WorkerId, list[Group]]:
+    """Groups for each worker, alike in tokens: the longest first, to whom has the least."""
+    load = {worker: 0 for worker in workers}
+    shares: dict[WorkerId, list[Group]] = {}
+    for tokens, place in sorted(
+        ((sum(len(s.tokens) for s in g.samples), -n) for n, g in enumerate(groups)), reverse=True
+    ):
+        worker = min(workers, key=lambda w: (load[w], w))
+        load[worker] += tokens
+        shares.setdefault(worker, []).append(groups[-place])
+    return shares
 
 
 def _cut(group: Group, part: GroupPart) -> Group:

@@ -96,7 +96,6 @@ class Worker:
             max_length=spec.max_length,
             total_updates=spec.total_updates,
             lora=config.model,
-            on_policy=config.rollout.tail_batching.long_round_steps == 1,
         )
         self._begin_work()
         self._send(msg.Ready(latency=latency))
@@ -153,6 +152,8 @@ class Worker:
                 self._begin_work()
                 weights = None if self._trainer.shares_weights else self._trainer.weights()
                 self._engine.load_weights(weights, command.version)
+            case msg.Score():
+                self._score(command)
             case msg.Apply():
                 self._apply(command)
             case msg.Reform():
@@ -193,6 +194,11 @@ class Worker:
                 end_s=time.monotonic(),
             )
         )
+
+    def _score(self, command: msg.Score) -> None:
+        start = time.monotonic()
+        logprobs = self._trainer.score(command.groups)
+        self._send(msg.Scored(logprobs=logprobs, start_s=start, end_s=time.monotonic()))
 
     def _apply(self, command: msg.Apply) -> None:
         start = time.monotonic()

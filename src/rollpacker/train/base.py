@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from rollpacker.core.types import Group
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import Group, PromptId
 
 if TYPE_CHECKING:
     import torch
+
+
+SampleId = tuple[PromptId, int]
+"""A sample of a step: its prompt and its index in the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,13 @@ class Trainer(Protocol):
         """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
 
         Collective: every replica calls it with the same ``total``. Clears the sums.
+        """
+        ...
+
+    def score(self, groups: Sequence[Group]) -> dict[SampleId, NDArray[np.float32]]:
+        """Log-probabilities of the responses that have a gradient, under the weights in place.
+
+        By prompt and sample index, shape (T,), nats, of the whole softmax.
         """
         ...
 

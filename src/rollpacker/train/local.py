@@ -8,14 +8,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.core.types import Group
 from rollpacker.train import algorithms, checkpoint, packing
 from rollpacker.train.algorithms import Responses
-from rollpacker.train.base import Partial, Update
+from rollpacker.train.base import Partial, SampleId, Update
 from rollpacker.train.forward import hidden_states
 from rollpacker.train.loss import k3, token_logprobs
 from rollpacker.train.optimizer import Optimizer
@@ -34,8 +36,8 @@ _RUN = "tokens_run"
 class LocalTrainer:
     """One replica; several hold the same weights by reducing over ``world``.
 
-    With one update a step the ratio is exactly 1; with several it is taken to the sampler's
-    log-probabilities, which must then be those of the whole softmax (no top-k or top-p).
+    The ratio is exactly 1, but for samples that bring ``old_logprobs``: those of weights that have
+    changed since.
     Weights change in place, in ``apply`` only, so an engine in the same process may share their
     storage (build it first if it re-points parameters; with LoRA give it an ``engine_copy``).
 
@@ -48,7 +50,6 @@ class LocalTrainer:
         total_updates: updates of the whole run, for decaying schedules.
         lora: the model's configuration, when ``lora_rank`` asks for adapters.
         world: process group of all replicas; None when there is one.
-        on_policy: every gradient is of samples of these very weights.
 
     Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number.
     """
@@ -64,7 +65,6 @@ class LocalTrainer:
         total_updates: int = 0,
         lora: ModelConfig | None = None,
         world: dist.ProcessGroup | None = None,
-        on_policy: bool = True,
     ) -> None:
         _check(config, max_length, total_updates)
         self.algorithm = algorithms.build(config.algorithm)
@@ -88,7 +88,6 @@ class LocalTrainer:
         self._costs = _costs(model)
         self._updates = 0
         self._skipped = 0
-        self._on_policy = on_policy and config.updates_per_step == 1
 
     @property
     def shares_weights(self) -> bool:
@@ -101,27 +100,49 @@ class LocalTrainer:
         Samples with advantage 0 are not run unless there is a KL term, but count in the
         normaliser.
         """
-        items = [
-            Item(sample, float(advantage), number)
-            for number, group in enumerate(groups)
-            for sample, advantage in zip(group.samples, group.advantages, strict=True)
-        ]
-        tokens = sum(len(i.sample.tokens) for i in items)
-        normaliser = self.algorithm.normaliser(tokens, len(items), self._max_length)
-        run = [i for i in items if i.advantage != 0.0 or self._config.beta > 0]
+        samples = [sample for group in groups for sample in group.samples]
+        tokens = sum(len(sample.tokens) for sample in samples)
+        normaliser = self.algorithm.normaliser(tokens, len(samples), self._max_length)
+        run = self._with_gradient(groups)
         sums = self._run(run) if run else {}
         return Partial(normaliser=normaliser, tokens=tokens, sums=sums)
 
-    def _run(self, items: list[Item]) -> dict[str, float]:
-        config = self._config
+    def score(self, groups: Sequence[Group]) -> dict[SampleId, NDArray[np.float32]]:
+        """Log-probabilities of the responses that have a gradient, under the weights in place.
+
+        By prompt and sample index, shape (T,), nats, of the whole softmax.
+        """
+        result: dict[SampleId, NDArray[np.float32]] = {}
+        for plan, batch in self._batches(self._with_gradient(groups)):
+            with torch.no_grad():
+                logprobs = self._logprobs(batch)[0].cpu().numpy()
+            parts = np.split(logprobs, np.cumsum(batch.lengths.tolist())[:-1])
+            for item, part in zip(plan, parts, strict=True):
+                result[item.sample.prompt, item.sample.index] = part.copy()
+        return result
+
+    def _with_gradient(self, groups: Sequence[Group]) -> list[Item]:
+        return [
+            Item(sample, float(advantage), number)
+            for number, group in enumerate(groups)
+            for sample, advantage in zip(group.samples, group.advantages, strict=True)
+            if advantage != 0.0 or self._config.beta > 0
+        ]
+
+    def _batches(self, items: list[Item]) -> list[tuple[list[Item], MicroBatch]]:
+        config, device = self._config, self._optimizer.sums.device
+        if not items:
+            return []
         plans, shared = packing.plan(items, config.micro_batch_tokens, config.packing, self._costs)
-        device = self._optimizer.sums.device
-        batches = [packing.build(p, shared, device) for p in plans]
+        return [(plan, packing.build(plan, shared, device)) for plan in plans]
+
+    def _run(self, items: list[Item]) -> dict[str, float]:
+        batches = [batch for _, batch in self._batches(items)]
         references: list[torch.Tensor] | list[None] = [None] * len(batches)
-        if config.beta > 0:
+        if self._config.beta > 0:
             with torch.no_grad(), self._as_reference():
                 references = [self._logprobs(b)[0] for b in batches]
-        sums = torch.zeros(len(_SUMS), device=device)
+        sums = torch.zeros(len(_SUMS), device=self._optimizer.sums.device)
         for batch, reference in zip(batches, references, strict=True):
             sums += self._backward(batch, reference)
         result = dict(zip(_SUMS, sums.tolist(), strict=True))
@@ -131,8 +152,7 @@ class LocalTrainer:
         """Add one micro-batch's gradients; the sums of its metrics, in the order of ``_SUMS``."""
         logprobs, entropy = self._logprobs(batch)
         now = logprobs.detach()
-        # The sampler's weights are these very weights, unless an update came in between.
-        old = now if self._on_policy else batch.sampler_logprobs
+        old = now if batch.old_logprobs is None else batch.old_logprobs
         responses = Responses(
             logprobs=logprobs,
             old=old,

@@ -86,6 +86,7 @@ class MicroBatch:
         lengths: tokens of each response, shape (S,), int64.
         advantages: of each response, shape (S,), float32.
         sampler_logprobs: of ``targets``, shape (T,), float32.
+        old_logprobs: of the weights that sampled, shape (T,); None: those being trained.
     """
 
     tokens: torch.Tensor
@@ -98,6 +99,7 @@ class MicroBatch:
     lengths: torch.Tensor
     advantages: torch.Tensor
     sampler_logprobs: torch.Tensor
+    old_logprobs: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBat
 
     targets = np.concatenate([i.sample.tokens for i in batch]).astype(np.int64)
     logprobs = np.concatenate([i.sample.logprobs for i in batch]).astype(np.float32)
+    old = [i.sample.old_logprobs for i in batch if i.sample.old_logprobs is not None]
+    assert len(old) in (0, len(batch)), "responses of one update are all old or all new"
     prefix = layout.prefix
     return MicroBatch(
         tokens=put(layout.tokens),
@@ -207,6 +211,7 @@ def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBat
         lengths=put(lengths),
         advantages=put(np.array([i.advantage for i in batch], np.float32)),
         sampler_logprobs=put(logprobs),
+        old_logprobs=put(np.concatenate(old).astype(np.float32)) if old else None,
     )
 
 

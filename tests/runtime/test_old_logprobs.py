@@ -1,0 +1,81 @@
+"""Several updates on one round: the ratio is to the weights that sampled, whatever they sampled by."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_jobs import Workshop, metrics, run
+
+from rollpacker.config import RolloutConfig
+from rollpacker.core.types import AttemptId, Group, PromptId, Sample, WorkerId
+from rollpacker.runtime.updates import share_out
+
+NUCLEUS = {"rollout__top_p": 0.7, "rollout__top_k": 9}
+SEVERAL: dict[str, dict[str, Any]] = {
+    "updates": {"train__updates_per_step": 2},
+    "long_rounds": {
+        "workers__count": 1,
+        "rollout__prompts_per_step": 2,
+        "rollout__tail_batching": {
+            "mode": "race",
+            "eta_prompts": 2.0,
+            "eta_responses": 1.0,
+            "long_round_steps": 2,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("old"), rows=12)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_ratios_are_one_where_the_weights_stand_still(shop: Workshop, name: str) -> None:
+    """With a nucleus the sampler's own probabilities are up to three times the trainer's."""
+    tree = SEVERAL[name] | NUCLEUS | {"train__learning_rate": 1e-12, "epochs": 1}
+    folder, _ = run(shop.config(name, **tree))
+    steps = [step for step in metrics(folder) if "ratio" in step]
+    assert steps
+    assert [step["ratio"] for step in steps] == pytest.approx([1.0] * len(steps), abs=1e-4)
+    assert not any(step["clip_ratio"] for step in steps)
+    assert any(step["timing_s/score"] > 0 for step in steps)
+    if name == "long_rounds":
+        assert any(step["tail/round_kind"] == "long" for step in steps)
+    if name == "updates":
+        apart = [step["abs_logprob_difference"] for step in steps]
+        assert min(apart) > 0.01  # the two distributions differ
+
+
+def test_which_samplers_know_the_whole_softmax() -> None:
+    assert RolloutConfig().full_softmax
+    assert RolloutConfig(temperature=0.0, top_p=0.5, top_k=3).full_softmax
+    assert not RolloutConfig(top_p=0.5).full_softmax
+    assert not RolloutConfig(top_k=3).full_softmax
+
+
+def test_shares_are_alike_in_tokens_and_hold_every_group_once() -> None:
+    groups = [_group(n, length) for n, length in enumerate((5, 9, 1, 7, 3, 3))]
+    shares = share_out(groups, [WorkerId(0), WorkerId(2)])
+    loads = {w: sum(len(s.tokens) for g in share for s in g.samples) for w, share in shares.items()}
+    assert loads == {0: 14, 2: 14}
+    names = sorted(g.prompt for share in shares.values() for g in share)
+    assert names == [f"p{n}" for n in range(6)]
+    assert list(share_out(groups[:1], [WorkerId(3), WorkerId(1)])) == [1]
+
+
+def _group(number: int, length: int) -> Group:
+    tokens = np.ones(length, np.int32)
+    sample = Sample(
+        prompt=PromptId(f"p{number}"),
+        index=0,
+        attempt=AttemptId(number),
+        prompt_tokens=tokens,
+        tokens=tokens,
+        logprobs=tokens.astype(np.float32),
+        finish_reason="stop",
+        weights_version=0,
+        reward=0.0,
+    )
+    return Group(prompt=sample.prompt, samples=(sample,), advantages=np.ones(1, np.float32))

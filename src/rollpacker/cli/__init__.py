@@ -145,6 +145,9 @@ def train(
         str | None, typer.Option(help="'auto': go on from the newest good checkpoint.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show rounds, bubbles and the times of phases too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run one RL job.
@@ -156,8 +159,14 @@ def train(
     given = [*(overrides or []), *([f"output={out}"] if out else [])]
     loaded = config.load(path, given)
     from rollpacker.job import train as run
+    from rollpacker.runtime.progress import Progress
 
-    folder = run(loaded, resume=resume == "auto", phases=shared_phases(loaded))
+    folder = run(
+        loaded,
+        resume=resume == "auto",
+        progress=Progress(verbose=verbose),
+        phases=shared_phases(loaded),
+    )
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if as_json:
         print_json(summary)

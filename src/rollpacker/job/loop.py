@@ -18,6 +18,7 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts, build, total_steps
+from rollpacker.job.learning_rate import with_learning_rate
 from rollpacker.job.resume import Start, choose_start
 from rollpacker.report.run_folder import ReportError
 from rollpacker.runtime import messages as msg
@@ -100,6 +101,7 @@ async def _train(
     found = checkpoints.latest()
     for problem in checkpoints.problems:
         progress.note(f"WARNING {problem}; an older checkpoint is used")
+    config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
     parts = await build(config, folder, progress, start, phases)
     phases = phases or Alone()

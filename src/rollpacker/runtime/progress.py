@@ -295,7 +295,9 @@ def _facts(shown: Mapping[str, float]) -> Text:
 
 def _bubbles(shown: Mapping[str, float]) -> Text:
     """Idle share of the workers' time, of the whole step first."""
-    return Text(" · ".join(f"{name} {share:.0%}" for name, share in _under(shown, "bubble/").items()))
+    return Text(
+        " · ".join(f"{name} {share:.0%}" for name, share in _under(shown, "bubble/").items())
+    )
 
 
 def _phases(shown: Mapping[str, float]) -> Text:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rollpacker import __version__, config
+from rollpacker.cli.evaluate import evaluate
 from rollpacker.cli.mps import mps_app
 from rollpacker.cli.mux import mux_app
 from rollpacker.cli.output import Json, console, errors, print_json
@@ -44,6 +45,7 @@ app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
 for command in (simulate, estimate, calibrate, reproduce):
     app.command()(command)
+app.command(name="eval")(evaluate)
 
 
 def main() -> None:

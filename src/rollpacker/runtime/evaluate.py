@@ -164,11 +164,20 @@ class Evaluator:
         if self._done is not None and not self._done.done():
             self._done.set_exception(WorkerError(f"evaluation: {error}"))
 
+    def is_right(self, attempt: Attempt) -> bool:
+        """Whether a graded answer counts as correct."""
+        return attempt.reward is not None and attempt.reward >= self._config.threshold
+
+    def graded(self) -> list[Attempt]:
+        """The answers of the last evaluation that got a reward, in the problems' order."""
+        attempts = self._attempts.values()
+        return [attempt for attempt in attempts if attempt.reward is not None]
+
     def _metrics(self) -> dict[str, float]:
         kind = self._kind
         attempts = list(self._attempts.values())
-        graded = [a.reward for a in attempts if a.reward is not None]
-        right = [reward >= self._config.threshold for reward in graded]
+        graded = self.graded()
+        right = [self.is_right(attempt) for attempt in graded]
         lengths = [attempt.tokens for attempt in attempts]
         clipped = [a.output is not None and a.output.finish_reason == "length" for a in attempts]
         return {

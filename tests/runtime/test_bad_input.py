@@ -14,7 +14,7 @@ from rollpacker.cli import main
 
 Capture = pytest.CaptureFixture[str]
 Fails = Callable[..., str]
-HARMLESS = ("prompt <- ", " steps", "step   round")
+HARMLESS = ("prompt <- ", " steps", "   step    reward")
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,8 @@ def metrics(step, **other):
         "timing_s/train": 1.2,
         "tail/round_kind": "short",
         "bubble/total": 0.12,
+        "rewards/math/mean": 0.31,
+        "rewards/format/mean": 0.9,
     }
     return plain | other
 
@@ -37,8 +39,16 @@ def text(shown):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.file.getvalue())
 
 
-def run(shown):
-    progress = Progress(shown)
+def evaluation(kind, accuracy):
+    return {
+        f"eval/{kind}_accuracy": accuracy,
+        f"eval/{kind}_mean_length": 210.4,
+        "eval/problems": 500.0,
+    }
+
+
+def run(shown, **options):
+    progress = Progress(shown, **options)
     progress.start("runs/demo", 100)
     for step in range(12):
         progress.step(metrics(step))
@@ -46,7 +56,7 @@ def run(shown):
     return progress
 
 
-def test_live_view(tmp_path):
+def test_live_view():
     shown = console(True)
     progress = run(shown)
     progress.waiting("reward 'math' of attempt 421 (prompt 3f2a) on worker 1 for 12 s")
@@ -55,17 +65,70 @@ def test_live_view(tmp_path):
     for words in (
         "runs/demo",
         "13/100",
-        "11/16 short round",
+        "11/16",
         "102/160  41 running",
-        "23 prompts",
         "▁▂▂▃▄▄▅▅▆▇▇█  0.320  +0.220 in 12 steps",
-        "length 213 · clipped 3% · loss 0.0123 · grad 0.51 · bubble 12%",
-        "rollout 3.1 s  train 1.2 s",
+        "math 0.31 · format 0.9",
+        "length 213 · clipped 3% · std 0.200 · loss 0.0123 · grad 0.51",
         "waiting for reward 'math' of attempt 421 (prompt 3f2a) on worker 1 for 12 s",
         "4.5 s/step · 6:36 left",
     ):
         assert words in last, words
     assert all(len(line) <= 80 for line in text(shown).splitlines())
+
+
+SCHEDULING = ("short round", "23 prompts", "bubble", "rollout 3.1 s", "rollout=3.1", " short ")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_how_a_run_is_scheduled_is_shown_when_asked_for_only(terminal):
+    quiet, full = console(terminal), console(terminal)
+    run(quiet).close()
+    run(full, verbose=True).close()
+    assert not [words for words in SCHEDULING if words in text(quiet)]
+    views = ("short round", "23 prompts", "total 12%", "rollout 3.1 s  train 1.2 s")
+    for words in views if terminal else ("bubble%", " short ", "rollout=3.1  train=1.2"):
+        assert words in text(full), words
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_both_views_show_rewards_evaluations_and_what_is_left(terminal):
+    shown = console(terminal)
+    progress = Progress(shown)
+    progress.start("runs/demo", 100)
+    progress.evaluating("sampled", 0, 500)
+    progress.evaluating("sampled", 120, 500)
+    if terminal:
+        assert "120/500 sampled" in render(progress)
+    progress.evaluated("sampled", evaluation("sampled", 0.25))
+    progress.evaluated("greedy", evaluation("greedy", 0.5))
+    for step in range(12):
+        progress.step(metrics(step))
+    progress.evaluated("sampled", evaluation("sampled", 0.375))
+    progress.close()
+    whole = text(shown)
+    for words in (
+        "accuracy 0.250 after step 0 (sampled; 500 problems, mean length 210)",
+        "accuracy 0.500 after step 0 (greedy; 500 problems, mean length 210)",
+        "accuracy 0.375 after step 12 (sampled, +0.125 since step 0; 500 problems, ",
+        "6:36",
+    ):
+        assert words in whole, words
+    if terminal:
+        assert "sampled 0.375 after step 12 · greedy 0.500 after step 0" in whole
+        assert "evaluating" not in whole.split("╭")[-1]
+        assert "math 0.31" in whole
+        assert "format 0.9" in whole
+    else:
+        assert "evaluating, 0 of 500 (sampled)" in whole
+        assert "math=0.31  format=0.9" in whole
+        assert "12/100" in whole
+
+
+def render(progress):
+    shown = console(True)
+    shown.print(progress._view())
+    return text(shown)
 
 
 @pytest.mark.parametrize("width", [20, 40, 300])
@@ -110,13 +173,13 @@ def test_plain_lines():
     progress.close()
     lines = text(shown).splitlines()
     assert lines[0] == "runs/demo: 100 steps"
-    assert lines[1].startswith("step   round    reward")
+    assert lines[1].split()[0] == "step"
     assert len(lines) == 2 + 12 + 2
-    values = "0 short 0.1000 0.200 213 3.0 0.0123 0.51 4.5 12.0 rollout=3.1 train=1.2"
+    values = "1/100 0.1000 0.200 213 3.0 0.0123 0.51 4.5 7:25 math=0.31 format=0.9"
     assert " ".join(lines[2].split()) == values
     ends = [match.end() for match in re.finditer(r"\S+", lines[1])]
     for line in lines[2:14]:
-        assert [m.end() for m in re.finditer(r"\S+", line)][:10] == ends[:10]
+        assert [m.end() for m in re.finditer(r"\S+", line)][:9] == ends[:9]
     assert lines[14:] == ["waiting for worker 1 for 20 s", "checkpoint-12 saved"]
 
 

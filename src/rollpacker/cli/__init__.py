@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rollpacker import __version__, config
+from rollpacker.cli.evaluate import evaluate
 from rollpacker.cli.mps import mps_app
 from rollpacker.cli.mux import mux_app
 from rollpacker.cli.output import Json, console, errors, print_json, print_note
@@ -46,6 +47,7 @@ app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
 for command in (samples, simulate, estimate, calibrate, reproduce):
     app.command()(command)
+app.command(name="eval")(evaluate)
 
 
 def main() -> None:
@@ -147,6 +149,9 @@ def train(
         str | None, typer.Option(help="'auto': go on from the newest good checkpoint.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show rounds, bubbles and the times of phases too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run one RL job.
@@ -159,10 +164,16 @@ def train(
     loaded = config.load(path, given)
     from rollpacker.job import Stopped
     from rollpacker.job import train as run
+    from rollpacker.runtime.progress import Progress
 
     folder, stopped = Path(loaded.output), None
     try:
-        run(loaded, resume=resume == "auto", phases=shared_phases(loaded))
+        run(
+            loaded,
+            resume=resume == "auto",
+            progress=Progress(verbose=verbose),
+            phases=shared_phases(loaded),
+        )
     except Stopped as stop:
         stopped = stop
     file = folder / "summary.json"

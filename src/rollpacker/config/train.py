@@ -14,8 +14,9 @@ class TrainConfig(Config):
     """The update."""
 
     algorithm: AlgorithmConfig = GRPOConfig()
-    learning_rate: float = Field(default=1e-6, gt=0.0)
-    """Peak learning rate of AdamW."""
+    learning_rate: float | None = Field(default=None, gt=0.0)
+    """Peak learning rate of AdamW. Default: by the model's size, 1e-6 from 7B parameters on and
+    more below, ten times as much with LoRA; the run prints it."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule after warm-up."""
     warmup_steps: int = Field(default=0, ge=0)

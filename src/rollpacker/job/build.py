@@ -110,6 +110,7 @@ async def build(
             rewards=rewards,
             params=evaluation_params(params, config.eval),
             clock=clock,
+            progress=progress,
         )
     return parts
 

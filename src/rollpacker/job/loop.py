@@ -19,6 +19,7 @@ from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts, build, total_steps
 from rollpacker.job.counters import Counters
 from rollpacker.job.keep import Keeper
+from rollpacker.job.learning_rate import with_learning_rate
 from rollpacker.job.resume import Start, choose_start
 from rollpacker.job.signals import Signals, Stopped
 from rollpacker.report.run_folder import ReportError
@@ -117,6 +118,7 @@ async def _train(
     found = checkpoints.latest()
     for problem in checkpoints.problems:
         progress.note(f"WARNING {problem}; an older checkpoint is used")
+    config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
     parts = await build(config, folder, progress, start, phases)
     phases = phases or Alone()

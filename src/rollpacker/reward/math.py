@@ -90,11 +90,12 @@ def _closing(text: str, start: int) -> int | None:
 
 def _same_text(answer: str, gold: str) -> bool:
     """Equal but for spacing and font; words in any case (letters alone are variables)."""
-    answer, gold = _plain(answer), _plain(gold)
+    answer, gold = plain(answer), plain(gold)
     return answer == gold or (bool(_WORDS.fullmatch(gold)) and answer.lower() == gold.lower())
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """An answer without what does not matter: spacing, font, a last point, brackets of a letter."""
     text = _SPACES.sub(" ", _WRAPPERS.sub(r"\1", text)).strip()
     text = _IGNORED.sub("", text)
     letter = _LETTER.fullmatch(text)

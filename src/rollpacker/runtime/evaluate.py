@@ -16,6 +16,7 @@ from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.rewards import Rewards
 from rollpacker.runtime.step import DroppedError
 
@@ -34,6 +35,7 @@ class Evaluator:
         rewards: the run's reward processes.
         params: how answers are sampled.
         clock: the run's.
+        progress: shows how far an evaluation is, and its accuracy.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Evaluator:
         rewards: Rewards,
         params: SamplingParams,
         clock: Clock,
+        progress: Progress,
     ) -> None:
         self._config = config
         self._seed = seed
@@ -54,6 +57,8 @@ class Evaluator:
         self._rewards = rewards
         self._params = params
         self._clock = clock
+        self._progress = progress
+        self._kind = "sampled"
         self._attempts: dict[AttemptId, Attempt] = {}
         self._missing = 0
         self._done: asyncio.Future[None] | None = None
@@ -76,13 +81,21 @@ class Evaluator:
                 stop_token_ids=params.stop_token_ids,
             )
         count = 1 if greedy else self._config.num_generations
+        self._kind = "greedy" if greedy else "sampled"
         self._done = asyncio.get_running_loop().create_future()
         self._pool.on_report, self._pool.on_lost = self._report, self._lose
         self._rewards.on_grades = self._take_grades
         self._attempts = {}
         self._start(version, params, count)
+        self._show()
         await self._done
-        return self._metrics("greedy" if greedy else "sampled")
+        result = self._metrics()
+        self._progress.evaluated(self._kind, result)
+        return result
+
+    def _show(self) -> None:
+        total = len(self._attempts)
+        self._progress.evaluating(self._kind, total - self._missing, total)
 
     def drop(self) -> None:
         """Give the running evaluation up, if there is one."""
@@ -147,6 +160,7 @@ class Evaluator:
             if attempt is not None:
                 attempt.reward = grade.reward
                 self._missing -= 1
+        self._show()
         if self._missing == 0 and self._done is not None and not self._done.done():
             self._done.set_result(None)
 
@@ -158,10 +172,20 @@ class Evaluator:
         if self._done is not None and not self._done.done():
             self._done.set_exception(WorkerError(f"evaluation: {error}"))
 
-    def _metrics(self, kind: str) -> dict[str, float]:
+    def is_right(self, attempt: Attempt) -> bool:
+        """Whether a graded answer counts as correct."""
+        return attempt.reward is not None and attempt.reward >= self._config.threshold
+
+    def graded(self) -> list[Attempt]:
+        """The answers of the last evaluation that got a reward, in the problems' order."""
+        attempts = self._attempts.values()
+        return [attempt for attempt in attempts if attempt.reward is not None]
+
+    def _metrics(self) -> dict[str, float]:
+        kind = self._kind
         attempts = list(self._attempts.values())
-        graded = [a.reward for a in attempts if a.reward is not None]
-        right = [reward >= self._config.threshold for reward in graded]
+        graded = self.graded()
+        right = [self.is_right(attempt) for attempt in graded]
         lengths = [attempt.tokens for attempt in attempts]
         clipped = [a.output is not None and a.output.finish_reason == "length" for a in attempts]
         return {

@@ -23,22 +23,27 @@ _REFRESH_HZ = 5
 _TREND = 32
 _PHASE_BAR = 30
 _REPEAT_S = 30.0
-_HEAD = "step   round    reward     std  length  clip%      loss    grad  step_s  bubble%  phases"
+_HEAD = "       step    reward     std  length  clip%      loss    grad  step_s     left"
+_VERBOSE_HEAD = "   round  bubble%"
 
 
 class Progress:
-    """Shows a run. Every call but ``step`` and ``note`` only stores what the view draws next.
+    """Shows a run: the same facts in a live view on a terminal and in plain lines elsewhere.
 
     The view is drawn by a thread, so what it reads is replaced as a whole, never changed.
 
     Args:
         console: where to; standard error by default, so that standard output stays machine-made.
         every: steps for each plain line, where it is no terminal.
+        verbose: show how the run is scheduled too: rounds, queue, bubbles, times of phases.
     """
 
-    def __init__(self, console: Console | None = None, *, every: int = 1) -> None:
+    def __init__(
+        self, console: Console | None = None, *, every: int = 1, verbose: bool = False
+    ) -> None:
         self._console = console or Console(stderr=True)
         self._every = every
+        self._verbose = verbose
         self._live: Live | None = None
         self._title = ""
         self._total = 0
@@ -47,6 +52,9 @@ class Progress:
         self._round: tuple[str, int, int, int, int, int, int] | None = None
         self._waiting: str | None = None
         self._said = ("", -_REPEAT_S)
+        self._evaluating: tuple[str, int, int] | None = None
+        self._evaluating_said = -_REPEAT_S
+        self._accuracy: dict[str, tuple[float, int]] = {}
         self._last: dict[str, float] = {}
         self._rewards: tuple[float, ...] = ()
         self._times: tuple[float, ...] = ()
@@ -66,7 +74,8 @@ class Progress:
         else:
             resumed = f", resumed after step {done}" if done else ""
             self._print(f"{title}: {total_steps} steps{resumed}")
-            self._print(_HEAD)
+            more = f"{_VERBOSE_HEAD}  rewards, phases" if self._verbose else "  rewards"
+            self._print(_HEAD + more)
 
     def round(
         self,
@@ -99,6 +108,32 @@ class Progress:
             queue,
         )
 
+    def evaluating(self, kind: str, done: int, total: int) -> None:
+        """An evaluation has ``done`` of its ``total`` answers; call it at every event.
+
+        Args:
+            kind: ``sampled`` or ``greedy``.
+            done: answers that are graded.
+            total: answers of the whole evaluation.
+        """
+        self._evaluating = (kind, done, total)
+        if self._live is None and time.monotonic() - self._evaluating_said >= _REPEAT_S:
+            self._evaluating_said = time.monotonic()
+            self._print(f"evaluating, {done} of {total} ({kind})")
+
+    def evaluated(self, kind: str, result: Mapping[str, float]) -> None:
+        """An evaluation has ended, with its ``eval/*`` metrics."""
+        self._evaluating = None
+        now = result[f"eval/{kind}_accuracy"]
+        before = self._accuracy.get(kind)
+        self._accuracy = {**self._accuracy, kind: (now, self._done)}
+        change = "" if before is None else f", {now - before[0]:+.3f} since step {before[1]}"
+        self._print(
+            f"accuracy {now:.3f} after step {self._done} ({kind}{change}; "
+            f"{result['eval/problems']:.0f} problems, "
+            f"mean length {result[f'eval/{kind}_mean_length']:.0f})"
+        )
+
     def patience(self) -> float:
         """Seconds after which a wait is worth a word: 3x the median step, at least 5."""
         return max(5.0, 3 * statistics.median(self._times)) if self._times else 60.0
@@ -122,8 +157,13 @@ class Progress:
         self._rewards = (*self._rewards, shown.get("reward", 0.0))[-_TREND:]
         self._times = (*self._times, shown.get("step_time", 0.0))[-_TREND:]
         if self._live is None and (self._done % self._every == 0 or self._done == self._total):
-            kind = str(metrics.get("tail/round_kind", ""))
-            self._print(_plain_line(int(shown["step"]), kind, shown))
+            line = _plain_line(f"{self._done}/{self._total}", self._left(), shown)
+            if self._verbose:
+                line += _verbose_columns(str(metrics.get("tail/round_kind", "")), shown)
+            line += _pairs(reward_means(shown))
+            if self._verbose:
+                line += _pairs(_under(shown, "timing_s/"))
+            self._print(line)
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
@@ -164,27 +204,50 @@ class Progress:
     def _rows(self) -> list[tuple[str, RenderableType]]:
         doing = min(self._done + 1, self._total)
         rows = [("step", _bar(self._done, self._total, Text(f"{doing}/{self._total}"), "green"))]
-        if (state := self._round) is not None:
-            kind, done, total, graded, started, running, queue = state
-            style = _KIND_STYLES.get(kind, "white")
-            label = Text.assemble(f"{done}/{total} ", (f"{kind} round", f"bold {style}"))
-            rows.append(("prompts", _bar(done, total, label, style)))
-            counts = Text(f"{graded}/{started}  {running} running")
-            rows.append(("responses", _bar(graded, started, counts, style)))
-            if queue:
-                rows.append(("long queue", Text(f"{queue} prompts", "magenta")))
+        if (evaluating := self._evaluating) is not None:
+            kind, done, total = evaluating
+            rows.append(("evaluating", _bar(done, total, Text(f"{done}/{total} {kind}"), "yellow")))
+        elif (state := self._round) is not None:
+            rows += self._round_rows(*state)
+        if accuracy := self._accuracy:
+            parts = [f"{n} {value:.3f} after step {at}" for n, (value, at) in accuracy.items()]
+            rows.append(("accuracy", Text(" · ".join(parts))))
         if self._last:
             rows.append(("reward", _trend(self._rewards)))
+            if means := reward_means(self._last):
+                parts = [f"{name} {value:.3g}" for name, value in means.items()]
+                rows.append(("rewards", Text(" · ".join(parts))))
             rows.append(("last step", _facts(self._last)))
-            rows.append(("phases", _phases(self._last)))
+            if self._verbose:
+                rows.append(("bubbles", _bubbles(self._last)))
+                rows.append(("phases", _phases(self._last)))
         return rows
+
+    def _round_rows(
+        self, kind: str, done: int, total: int, graded: int, started: int, running: int, queue: int
+    ) -> list[tuple[str, RenderableType]]:
+        style = _KIND_STYLES.get(kind, "white") if self._verbose else "blue"
+        label = Text(f"{done}/{total} ")
+        if self._verbose:
+            label.append(f"{kind} round", f"bold {style}")
+        counts = Text(f"{graded}/{started}  {running} running")
+        rows = [
+            ("prompts", _bar(done, total, label, style)),
+            ("responses", _bar(graded, started, counts, style)),
+        ]
+        if queue and self._verbose:
+            rows.append(("long queue", Text(f"{queue} prompts", "magenta")))
+        return rows
+
+    def _left(self) -> str:
+        """Time that the rest of the run takes, at the pace of the last steps."""
+        return _duration(statistics.median(self._times) * (self._total - self._done))
 
     def _clock(self) -> Text:
         text = f" {_duration(time.monotonic() - self._began)}"
         if self._times:
             each = statistics.median(self._times)
-            left = each * (self._total - self._done)
-            text += f" · {each:.3g} s/step · {_duration(left)} left"
+            text += f" · {each:.3g} s/step · {self._left()} left"
         return Text(text + " ", style="dim")
 
 
@@ -225,10 +288,16 @@ def _facts(shown: Mapping[str, float]) -> Text:
     text = Text(f"length {shown.get('completions/mean_length', 0):.0f}")
     clipped = shown.get("completions/clipped_ratio", 0)
     text.append(f" · clipped {clipped:.0%}", "bold yellow" if clipped > 0.5 else "")
+    text.append(f" · std {shown.get('reward_std', 0):.3f}")
     text.append(f" · loss {shown.get('loss', 0):.3g} · grad {shown.get('grad_norm', 0):.2g}")
-    for name, share in _under(shown, "bubble/").items():
-        text.append(f" · {'bubble' if name == 'total' else f'bubble {name}'} {share:.0%}")
     return text
+
+
+def _bubbles(shown: Mapping[str, float]) -> Text:
+    """Idle share of the workers' time, of the whole step first."""
+    return Text(
+        " · ".join(f"{name} {share:.0%}" for name, share in _under(shown, "bubble/").items())
+    )
 
 
 def _phases(shown: Mapping[str, float]) -> Text:
@@ -244,17 +313,29 @@ def _phases(shown: Mapping[str, float]) -> Text:
     return bar + legend
 
 
-def _plain_line(step: int, kind: str, shown: Mapping[str, float]) -> str:
+def reward_means(shown: Mapping[str, float]) -> dict[str, float]:
+    """The mean of each reward function in a step, by its name."""
+    means = _under(shown, "rewards/").items()
+    return {name.removesuffix("/mean"): mean for name, mean in means if name.endswith("/mean")}
+
+
+def _plain_line(step: str, left: str, shown: Mapping[str, float]) -> str:
     def of(name: str) -> float:
         return shown.get(name, 0.0)
 
-    phases = " ".join(f"{n}={s:.3g}" for n, s in _under(shown, "timing_s/").items())
     return (
-        f"{step:>4}  {kind:>6}  {of('reward'):8.4f}  {of('reward_std'):6.3f}"
+        f"{step:>11}  {of('reward'):8.4f}  {of('reward_std'):6.3f}"
         f"  {of('completions/mean_length'):6.0f}  {100 * of('completions/clipped_ratio'):5.1f}"
-        f"  {of('loss'):8.4f}  {of('grad_norm'):6.3g}  {of('step_time'):6.4g}"
-        f"  {100 * of('bubble/total'):7.1f}  {phases}"
+        f"  {of('loss'):8.4f}  {of('grad_norm'):6.3g}  {of('step_time'):6.4g}  {left:>7}"
     )
+
+
+def _verbose_columns(kind: str, shown: Mapping[str, float]) -> str:
+    return f"  {kind:>6}  {100 * shown.get('bubble/total', 0.0):7.1f}"
+
+
+def _pairs(values: Mapping[str, float]) -> str:
+    return "".join(f"  {name}={value:.3g}" for name, value in values.items())
 
 
 def _under(shown: Mapping[str, float], prefix: str) -> dict[str, float]:

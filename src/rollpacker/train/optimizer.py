@@ -42,7 +42,7 @@ class Optimizer:
         self._low = [n for n, p in self._parameters.items() if p.dtype != torch.float32]
         self._adamw = torch.optim.AdamW(
             self._groups(config.weight_decay),
-            lr=config.learning_rate,
+            lr=0.0,  # each step brings its own
             betas=(config.adam_beta1, config.adam_beta2),
             fused=True,
         )

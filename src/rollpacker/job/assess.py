@@ -1,0 +1,127 @@
+"""Accuracy of any checkpoint on a configuration's held-out problems; nothing is trained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+from rollpacker.config import RunConfig, TrainConfig
+from rollpacker.core.types import PromptId
+from rollpacker.job.build import (
+    evaluation_params,
+    load_problems,
+    max_completion_length,
+    sampling_params,
+)
+from rollpacker.reward.votes import voting
+from rollpacker.runtime.at_k import Answer, ks, maj_at, pass_at
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.evaluate import Evaluator
+from rollpacker.runtime.pool import WorkerPool
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.rewards import Rewards, check_rows
+from rollpacker.train.card import Card, read_card
+
+
+def assess(
+    config: RunConfig, checkpoint: str, generations: int | None, progress: Progress
+) -> dict[str, Any]:
+    """Answer every held-out problem with a checkpoint, by the workers and rewards of ``config``.
+
+    Args:
+        config: of a run; its model gives way to the checkpoint.
+        checkpoint: folder or hub name.
+        generations: answers to each problem; default: ``eval.num_generations``.
+        progress: shows how far it is.
+
+    Returns:
+        ``accuracy, pass_at, maj_at, problems, mean_length`` and what they rest on. With the
+        settings of a run, ``accuracy`` is what the run measured with the same weights.
+
+    Raises ``ValueError`` for the user's mistakes and ``WorkerError`` when a worker dies.
+    """
+    return asyncio.run(_assess(_without_training(config, checkpoint, generations), progress))
+
+
+def _without_training(config: RunConfig, checkpoint: str, generations: int | None) -> RunConfig:
+    if config.eval is None:
+        raise ValueError("eval.data is missing: the config names no held-out problems")
+    count = generations or config.eval.num_generations
+    if count > 1 and config.eval.temperature == 0.0:
+        raise ValueError(
+            f"eval.temperature=0 gives the same answer {count} times: raise it, or take one answer"
+        )
+    changes = {
+        # What is saved of a LoRA run has its adapters merged.
+        "model": config.model.model_copy(update={"path": checkpoint, "lora_rank": 0}),
+        "train": TrainConfig(),
+        "eval": config.eval.model_copy(update={"num_generations": count}),
+    }
+    return config.model_copy(update=changes)
+
+
+async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
+    assert config.eval is not None
+    card = read_card(config.model)
+    problems = load_problems(config, config.eval.data, card, progress)
+    cap = max_completion_length(config, card, problems)
+    domains = {row.domain for row in problems.rows.values()}
+    used = [each for each in config.rewards if any(each.applies(d) for d in domains)]
+    check_rows(used, problems.rows.values())
+    rewards = Rewards(used, config.grading, card.tokenizer, deterministic=config.deterministic)
+    pool = WorkerPool(config, max_length=cap, total_updates=0)
+    try:
+        for warning in rewards.start(asyncio.get_running_loop()):
+            progress.note(warning)
+        await pool.start()
+        evaluator = Evaluator(
+            config.eval,
+            config.seed,
+            problems=problems,
+            pool=pool,
+            rewards=rewards,
+            params=evaluation_params(sampling_params(config, card, cap), config.eval),
+            clock=Clock(0.0),
+            progress=progress,
+        )
+        metrics = await evaluator.run(0)
+    finally:
+        rewards.close()
+        pool.close()
+    return _result(config, evaluator, metrics, card)
+
+
+def _result(
+    config: RunConfig, evaluator: Evaluator, metrics: dict[str, float], card: Card
+) -> dict[str, Any]:
+    assert config.eval is not None
+    counted_by, vote = voting(config.rewards)
+    answers: dict[PromptId, list[Answer]] = defaultdict(list)
+    for attempt in evaluator.graded():
+        assert attempt.output is not None
+        text = card.tokenizer.decode(attempt.output.tokens.tolist(), skip_special_tokens=True)
+        answers[attempt.prompt].append(Answer(vote=vote(text), right=evaluator.is_right(attempt)))
+    pass_k: dict[int, float | None] = {}
+    maj_k: dict[int, float | None] = {}
+    for k in ks(config.eval.num_generations):
+        # A problem where a reward failed may have fewer answers.
+        enough = [each for each in answers.values() if len(each) >= k]
+        pass_k[k] = _mean([pass_at(k, [a.right for a in each]) for each in enough])
+        maj_k[k] = _mean([maj_at(k, each) for each in enough])
+    return {
+        "checkpoint": config.model.path,
+        "accuracy": metrics["eval/sampled_accuracy"],
+        "pass_at": pass_k,
+        "maj_at": maj_k,
+        "votes_by": counted_by,
+        "problems": int(metrics["eval/problems"]),
+        "num_generations": config.eval.num_generations,
+        "ungraded": int(metrics["eval/ungraded"]),
+        "mean_length": metrics["eval/sampled_mean_length"],
+        "clipped_ratio": metrics["eval/sampled_clipped_ratio"],
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,45 @@
+"""The learning rate of a run whose configuration names none."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig
+
+from rollpacker.config import RunConfig
+from rollpacker.runtime.checkpoint import Found
+from rollpacker.runtime.progress import Progress
+from rollpacker.sim.models import ModelShape
+from rollpacker.train.model import check_architecture, source
+from rollpacker.train.schedule import default_learning_rate
+
+
+def with_learning_rate(config: RunConfig, found: Found | None, progress: Progress) -> RunConfig:
+    """``config`` with ``train.learning_rate``: as given, as in the checkpoint to go on from, or by
+    the size of the model. Raises ``ValueError`` when there is no such model."""
+    if config.train.learning_rate is not None:
+        return config
+    if found is not None:
+        rate = found.state["config"]["train"]["learning_rate"]
+    else:
+        shape = _shape(config)
+        lora = config.model.lora_rank > 0
+        rate = default_learning_rate(shape.parameters, lora=lora)
+        progress.note(
+            f"train.learning_rate: {rate:g}, for {_short(shape.parameters)} parameters"
+            f"{' with LoRA' if lora else ''}"
+        )
+    train = config.train.model_copy(update={"learning_rate": rate})
+    return config.model_copy(update={"train": train})
+
+
+def _shape(config: RunConfig) -> ModelShape:
+    path = config.model.path
+    place = source(path)
+    check_architecture(place, path)
+    return ModelShape.from_config(AutoConfig.from_pretrained(**place).to_dict(), path)
+
+
+def _short(count: int) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)

@@ -63,20 +63,31 @@ def test_completion_metrics():
 
 
 def test_reward_metrics_follow_trl():
-    """TRL: unbiased deviation in each group, then the mean over groups; names over all samples."""
+    """TRL: unbiased deviations over all samples; ours is the mean over groups."""
     groups = [
         group(sample(reward=0.0, math=0.0, style=1.0), sample(reward=2.0, math=2.0)),
         group(sample(reward=1.0, math=1.0), sample(reward=1.0, math=1.0)),
     ]
     assert reward_metrics(groups) == {
         "reward": 1.0,
-        "reward_std": pytest.approx(math.sqrt(2) / 2),
+        "reward_std": pytest.approx(np.std([0, 2, 1, 1], ddof=1)),
+        "reward_group_std": pytest.approx(math.sqrt(2) / 2),
         "rewards/math/mean": 1.0,
         "rewards/math/std": pytest.approx(np.std([0, 2, 1, 1], ddof=1)),
         "rewards/style/mean": 1.0,
         "rewards/style/std": 0.0,
         "frac_reward_zero_std": 0.5,
+        "grading/unscored": 0.0,
     }
+
+
+def test_responses_without_reward_are_counted_and_warned_of():
+    groups = [group(sample(reward=1.0), sample(reward=None), sample(reward=0.0))]
+    found = reward_metrics(groups)
+    assert found["reward"] == 0.5
+    assert found["grading/unscored"] == pytest.approx(1 / 3)
+    lines = StepWarnings(99).check(4, groups)
+    assert [line for line in lines if "no reward function applies to 1 of 3" in line]
 
 
 def test_update_metrics():

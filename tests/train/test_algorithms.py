@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 from conftest import MAX_LENGTH, group_batch, make_model, naive_logprobs
 
 from rollpacker.config import (
+    AlgorithmConfig,
     DAPOConfig,
     DrGRPOConfig,
     GRPOConfig,
@@ -16,75 +19,169 @@ from rollpacker.config import (
     RLOOConfig,
     TrainConfig,
 )
-from rollpacker.train.algorithms import build, informative
+from rollpacker.train.algorithms import ALGORITHMS, build
 from rollpacker.train.local import LocalTrainer
 
-CONFIGS = {
-    "grpo": GRPOConfig(),
+KINDS = {config.model_fields["kind"].default: config() for config in ALGORITHMS}
+CONFIGS = KINDS | {
     "grpo_sequence": GRPOConfig(loss_type="sequence_mean"),
-    "grpo_unscaled": GRPOConfig(scale_rewards=False),
-    "dr_grpo": DrGRPOConfig(),
-    "dapo": DAPOConfig(),
-    "rloo": RLOOConfig(),
-    "reinforce_pp": ReinforcePPConfig(),
-    "gspo": GSPOConfig(),
+    "grpo_unscaled": GRPOConfig(scale_rewards="none"),
+    "grpo_batch": GRPOConfig(scale_rewards="batch", delta=1.4),
+    "reinforce_pp_batch": ReinforcePPConfig(whiten="batch"),
+    "reinforce_pp_responses": ReinforcePPConfig(whiten="responses"),
 }
-REWARDS = np.array([1.0, 0.0, 0.5, 1.0], np.float32)
+REWARDS = np.array([1.0, 0.0, 0.5, 1.0])
 LENGTHS = np.array([10, 20, 30, 40])
+
+
+def test_every_algorithm_can_be_configured_and_built():
+    assert set(get_args(get_args(AlgorithmConfig)[0])) == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("base", [0.1, 0.3, 1.0, 1e6])
 def test_equal_rewards_give_exactly_no_advantage(name, base):
-    rewards = np.full(7, base, np.float32)
-    assert not informative(rewards)
-    found = build(CONFIGS[name]).advantages(rewards, np.arange(1, 8), MAX_LENGTH)
+    rewards = np.full(7, base) + base * np.arange(7) * 1e-8  # rounding
+    found = build(CONFIGS[name]).reward(rewards, np.arange(1, 8), MAX_LENGTH).advantages
     assert found.dtype == np.float32
     assert not found.any()
 
 
-def test_a_group_is_informative_by_the_range_of_its_rewards():
-    assert informative(np.array([0.0, 0.002], np.float32))
-    assert not informative(np.array([0.0, 0.0005], np.float32))
-    assert not informative(np.array([1.0], np.float32))
+@pytest.mark.parametrize("name", KINDS)
+def test_rewards_closer_than_the_configured_range_count_as_equal(name):
+    rewards = np.array([0.2, 0.2005, 0.2])
+    lengths = np.array([3, 4, 5])
+    assert build(KINDS[name]).reward(rewards, lengths, MAX_LENGTH).advantages.any()
+    least = build(KINDS[name], min_reward_range=1e-3)
+    assert not least.reward(rewards, lengths, MAX_LENGTH).advantages.any()
+    assert least.reward(np.array([0.0, 1e-3]), lengths[:2], MAX_LENGTH).advantages.any()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_response_without_reward_has_no_advantage_and_no_part_in_the_others(name):
+    """TRL's meaning of rewards that are all None."""
+    algorithm = build(CONFIGS[name])
+    lengths = np.array([4, 5, 9])
+    with_none = algorithm.reward(np.array([1.0, np.nan, 0.0]), lengths, MAX_LENGTH)
+    without = algorithm.reward(np.array([1.0, 0.0]), lengths[[0, 2]], MAX_LENGTH)
+    found = algorithm.batch_advantages([with_none])[0]
+    expected = algorithm.batch_advantages([without])[0]
+    assert found[1] == 0.0
+    np.testing.assert_array_equal(found[[0, 2]], expected)
+    nothing = algorithm.reward(np.full(3, np.nan), lengths, MAX_LENGTH)
+    assert not np.concatenate(algorithm.batch_advantages([nothing])).any()
 
 
 def test_advantages_are_the_papers():
     def of(config):
-        return build(config).advantages(REWARDS, LENGTHS, MAX_LENGTH)
+        return build(config).reward(REWARDS, LENGTHS, MAX_LENGTH).advantages
 
     centred = REWARDS - REWARDS.mean()
     scaled = centred / REWARDS.std(ddof=1)
     for config in (GRPOConfig(), DAPOConfig(), GSPOConfig()):
         np.testing.assert_allclose(of(config), scaled, rtol=1e-4)
-    for config in (GRPOConfig(scale_rewards=False), DrGRPOConfig(), ReinforcePPConfig()):
+    for config in (GRPOConfig(scale_rewards="none"), DrGRPOConfig(), ReinforcePPConfig()):
         np.testing.assert_allclose(of(config), centred, rtol=1e-6)
+    wide = GRPOConfig(std_epsilon=0.5)
+    np.testing.assert_allclose(of(wide), centred / (REWARDS.std(ddof=1) + 0.5), rtol=1e-6)
     others = [np.delete(REWARDS, i).mean() for i in range(4)]
     np.testing.assert_allclose(of(RLOOConfig()), REWARDS - others, rtol=1e-6)
+
+
+def test_true_and_false_are_names_of_scales():
+    assert GRPOConfig.model_validate({"scale_rewards": True}).scale_rewards == "group"
+    assert GRPOConfig.model_validate({"scale_rewards": False}).scale_rewards == "none"
 
 
 def test_dapo_punishes_overlong_responses_softly():
     algorithm = build(DAPOConfig(overlong_buffer=20, overlong_penalty=0.5))
     found = algorithm.punishment(np.array([5, 20, 25, 30, 40, 45]), 40)
     np.testing.assert_allclose(found, [0, 0, -0.125, -0.25, -0.5, -0.5])
-    equal = algorithm.advantages(np.ones(2, np.float32), np.array([10, 40]), 40)
+    equal = algorithm.reward(np.ones(2), np.array([10, 40]), 40).advantages
     assert equal[0] > 0 > equal[1]
 
 
-def test_reinforce_pp_normalises_over_the_batch():
-    algorithm = build(ReinforcePPConfig())
+def _batch(config, *rewards):
+    algorithm = build(config)
     assert algorithm.needs_batch
-    parts = [algorithm.advantages(r, LENGTHS, 40) for r in (REWARDS, 3 * REWARDS, np.ones(4))]
-    found = np.concatenate(algorithm.batch_advantages(parts))
-    together = np.concatenate(parts)
-    np.testing.assert_allclose(found, together / together.std(), rtol=1e-5)
-    assert not found[-4:].any()
+    parts = [algorithm.reward(np.asarray(r, float), LENGTHS, 40) for r in rewards]
     assert algorithm.batch_advantages([]) == []
-    assert not np.concatenate(algorithm.batch_advantages([np.zeros(3, np.float32)])).any()
+    flat = algorithm.reward(np.zeros(4), LENGTHS, 40)
+    assert not np.concatenate(algorithm.batch_advantages([flat])).any()
+    return np.concatenate(algorithm.batch_advantages(parts)), parts
+
+
+def test_batch_scales():
+    """TRL's over all rewards, verl's over all tokens, and that of version 0.1.0."""
+    rewards = (REWARDS, 3 * REWARDS, np.ones(4))
+    centred = np.concatenate([r - r.mean() for r in rewards])
+    for config in (GRPOConfig(scale_rewards="batch"), ReinforcePPConfig(whiten="batch")):
+        found, _ = _batch(config, *rewards)
+        expected = centred / np.concatenate(rewards).std(ddof=1)
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+        assert not found[-4:].any()
+    found, _ = _batch(ReinforcePPConfig(whiten="responses"), *rewards)
+    np.testing.assert_allclose(found, centred / np.sqrt(np.mean(centred**2)), rtol=1e-5)
+    found, _ = _batch(ReinforcePPConfig(), *rewards)
+    tokens = np.repeat(centred, np.tile(LENGTHS, 3))
+    np.testing.assert_allclose(found, (centred - tokens.mean()) / tokens.std(ddof=1), rtol=1e-5)
+    assert found[-4:].all()
+
+
+def _token_loss(logp, old, a, config):
+    low = config.epsilon
+    high = getattr(config, "epsilon_high", low)
+    r = torch.exp(logp - old)
+    first = r if config.delta is None else r.clamp(max=config.delta)
+    return -torch.minimum(first * a, r.clamp(1 - low, 1 + high) * a), r
+
+
+def _response_loss(ratio, a, config):
+    low = config.epsilon
+    high = getattr(config, "epsilon_high", low)
+    return -min(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+
+
+def _tokens(logp, old, a, kl, config):
+    loss, r = _token_loss(logp, old, a, config)
+    return (loss + 0.1 * r * kl).sum(), len(logp)
+
+
+def _sequence_mean(logp, old, a, kl, config):
+    loss, r = _token_loss(logp, old, a, config)
+    return (loss + 0.1 * r * kl).mean(), 1
+
+
+def _dr_grpo(logp, old, a, kl, config):
+    return _tokens(logp, old, a, kl, config)[0], MAX_LENGTH
+
+
+def _rloo(logp, old, a, kl, config):
+    r = torch.exp(logp - old)
+    return _response_loss(r.prod(), a, config) + 0.1 * (r * kl).sum(), 1
+
+
+def _gspo(logp, old, a, kl, config):
+    r = torch.exp((logp - old).mean())
+    return _response_loss(r, a, config) + 0.1 * (r * kl).mean(), 1
+
+
+FORMULAS = {
+    "grpo": _tokens,
+    "grpo_sequence": _sequence_mean,
+    "dr_grpo": _dr_grpo,
+    "dapo": _tokens,
+    "rloo": _rloo,
+    "reinforce_pp": _tokens,
+    "gspo": _gspo,
+}
+"""Loss of one response, and its part of the divisor, straight from the papers, by configuration or
+by kind. A new algorithm adds its own."""
 
 
 def _plain_loss(name, config, model, reference, groups, updates):
-    """The whole batch's loss, straight from the papers; ``reference`` for the KL term."""
+    """The whole batch's loss; ``reference`` for the KL term of weight 0.1."""
+    formula = FORMULAS.get(name) or FORMULAS[config.kind]
     total, divisor = torch.zeros(()), 0.0
     for group in groups:
         for sample, a in zip(group.samples, group.advantages, strict=True):
@@ -93,23 +190,8 @@ def _plain_loss(name, config, model, reference, groups, updates):
             with torch.no_grad():
                 ref = naive_logprobs(reference, sample.prompt_tokens, sample.tokens)
             kl = torch.exp(ref - logp) - (ref - logp) - 1
-            length, a = len(logp), float(a)
-            low = config.epsilon
-            high = getattr(config, "epsilon_high", low)
-            if name == "rloo":
-                r = torch.exp((logp - old).sum())
-                loss = -min(r * a, r.clamp(1 - low, 1 + high) * a) + 0.1 * kl.sum()
-                divisor += 1
-            elif name == "gspo":
-                r = torch.exp((logp - old).sum() / length)
-                loss = -min(r * a, r.clamp(1 - low, 1 + high) * a) + 0.1 * kl.mean()
-                divisor += 1
-            else:
-                r = torch.exp(logp - old)
-                terms = -torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a) + 0.1 * kl
-                loss = terms.mean() if name == "grpo_sequence" else terms.sum()
-                divisor += {"grpo_sequence": 1, "dr_grpo": MAX_LENGTH}.get(name, length)
-            total = total + loss
+            loss, part = formula(logp, old, float(a), kl, config)
+            total, divisor = total + loss, divisor + part
     return total / divisor
 
 
@@ -138,6 +220,8 @@ def test_loss_and_gradient_equal_the_plain_formula(name, updates, tokenizer):
     update = trainer.apply(partial)
     assert update.metrics["loss"] == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
     assert update.grad_norm == pytest.approx(float(norm), rel=1e-5)
-    clipped = update.metrics["clip_ratio"]
+    clipped = update.metrics["clip_ratio/region_mean"]
     assert (clipped == 0.0) if updates == 1 else (0.0 < clipped < 1.0)
+    sides = update.metrics["clip_ratio/low_mean"] + update.metrics["clip_ratio/high_mean"]
+    assert clipped == pytest.approx(sides)
     assert update.metrics["kl"] > 0

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from conftest import MAX_LENGTH, clone, group_batch, make_model
+from conftest import MAX_LENGTH, clone, group_batch, make_model, naive_logprobs
 from test_algorithms import CONFIGS
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    get_constant_schedule_with_warmup,
+)
 
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.train.base import Partial
 from rollpacker.train.local import LocalTrainer
+from rollpacker.train.schedule import learning_rate
 
 
 def _trainer(model, tokenizer, lora=None, total_updates=0, **settings):
@@ -106,7 +112,9 @@ def test_groups_without_variance_are_not_run_but_count_in_the_normaliser(tokeniz
     update = trainer.apply(partial)
     assert update.applied
     assert update.grad_norm == 0.0
-    assert update.metrics == {"loss": 0.0}
+    assert update.metrics.pop("loss") == 0.0
+    assert set(update.metrics) == {f"clip_ratio/{x}_mean" for x in ("low", "high", "region")}
+    assert not any(update.metrics.values())
 
 
 def test_update_is_adamw_on_the_clipped_mean_gradient(tokenizer):
@@ -160,8 +168,8 @@ def test_gradient_checkpointing_and_temperature(tokenizer):
     partials = [t.accumulate(groups) for t in (one, two, three)]
     assert torch.equal(_gradient(one), _gradient(two))
     metrics = [t.apply(p).metrics for t, p in zip((one, two, three), partials, strict=True)]
-    assert metrics[1]["abs_logprob_difference"] < 1e-5
-    assert metrics[2]["abs_logprob_difference"] > 0.1
+    assert metrics[1]["trained_tokens/abs_logprob_difference"] < 1e-5
+    assert metrics[2]["trained_tokens/abs_logprob_difference"] > 0.1
 
 
 def test_nan_is_skipped_reported_and_stops_the_run_when_it_stays(tokenizer):
@@ -289,6 +297,77 @@ def test_reference_is_the_first_weights(tokenizer):
         assert first == pytest.approx(0.0, abs=1e-6)
         assert second > 1e-3
         assert pointers == [p.data_ptr() for p in trainer._model.parameters()]
+
+
+def test_scores_are_the_logprobs_of_the_weights_in_place(tokenizer):
+    model = make_model()
+    groups = group_batch(model, GRPOConfig(), off=0.5)
+    scores = _trainer(model, tokenizer).score(groups)
+    assert len(scores) == sum(len(g.samples) for g in groups[:-1])  # the last has no advantage
+    for group in groups[:-1]:
+        for sample in group.samples:
+            with torch.no_grad():
+                wanted = naive_logprobs(model, sample.prompt_tokens, sample.tokens).numpy()
+            found = scores[sample.prompt, sample.index]
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert _trainer(model, tokenizer).score(groups[-1:]) == {}
+    assert len(_trainer(make_model(), tokenizer, beta=0.1).score(groups)) == 20
+
+
+def _cut_off(groups):
+    """The same, every second response of each group cut off."""
+    return [
+        replace(
+            g,
+            samples=tuple(
+                replace(s, finish_reason="length" if s.index % 2 else "stop") for s in g.samples
+            ),
+        )
+        for g in groups
+    ]
+
+
+def test_masked_responses_have_no_tokens_in_the_loss_but_count_as_responses(tokenizer):
+    model = make_model()
+    groups = _cut_off(group_batch(model, GRPOConfig()))
+    ended = [replace(g, samples=g.samples[::2], advantages=g.advantages[::2]) for g in groups]
+    for config, samples in ((GRPOConfig(), 0), (CONFIGS["gspo"], 20), (CONFIGS["dr_grpo"], 20)):
+        settings = {"algorithm": config, "beta": 0.1}
+        masked = _trainer(clone(model), tokenizer, **settings, mask_truncated_completions=True)
+        plain = _trainer(clone(model), tokenizer, **settings)
+        one, two = masked.accumulate(groups), plain.accumulate(ended)
+        difference = _gradient(masked) - _gradient(plain)
+        assert difference.norm() / _gradient(plain).norm() < 1e-5
+        assert (one.tokens, one.samples) == (two.tokens, 20)
+        assert one.normaliser == (2 * two.normaliser if samples else two.normaliser)
+    nothing = [replace(g, samples=g.samples[1::2], advantages=g.advantages[1::2]) for g in groups]
+    empty = masked.apply(
+        _trainer(model, tokenizer, mask_truncated_completions=True).accumulate(nothing)
+    )
+    assert empty.metrics["loss"] == 0.0
+
+
+def test_kl_bias_correction_changes_the_gradient_on_policy_too(tokenizer):
+    groups = group_batch(make_model(), GRPOConfig())
+    found = []
+    for corrected in (True, False):
+        trainer = _trainer(make_model(), tokenizer, beta=5.0, kl_bias_correction=corrected)
+        trainer.apply(trainer.accumulate(groups))  # away from the reference
+        partial = trainer.accumulate(groups)
+        found.append((_gradient(trainer), partial.sums["kl"]))
+    assert (found[0][0] - found[1][0]).norm() > 0.01 * found[1][0].norm()
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"), [(False, [0.2, 0.4, 0.6, 0.8, 1.0]), (True, [0.0, 0.25, 0.5, 0.75, 1.0])]
+)
+def test_warm_up_begins_above_zero_or_as_transformers_does(zero, expected):
+    config = TrainConfig(learning_rate=1.0, warmup_steps=4, warmup_from_zero=zero)
+    assert [learning_rate(config, u, 0) for u in range(5)] == pytest.approx(expected)
+    if zero:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = get_constant_schedule_with_warmup(optimizer, 4)
+        assert theirs.lr_lambdas[0](1) == expected[1]
 
 
 def test_missing_numbers_are_named(tokenizer):

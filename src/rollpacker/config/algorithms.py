@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rollpacker.config.base import Config
 
 
-class GRPOConfig(Config):
+class TokenClip(Config):
+    """Algorithms with one clipped probability ratio for each token."""
+
+    delta: float | None = Field(default=None, gt=1.0)
+    """Dual clip (Ye et al., 2020): the most that a ratio counts where the advantage is negative;
+    above 1 + the upper clip range. TRL's ``delta``, verl's ``clip_ratio_c`` (there always, 3)."""
+
+
+class GroupScale(Config):
+    """Algorithms whose advantages are divided by a standard deviation of rewards."""
+
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What centred rewards are divided by: the standard deviation of their group, that of all
+    rewards of the step (then no gradient starts before the rollout ends), or nothing."""
+    std_epsilon: float = Field(default=1e-6, ge=0.0)
+    """Added to the standard deviation: 1e-6 as in verl, 1e-4 in TRL."""
+
+    @field_validator("scale_rewards", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """True and false, as of version 0.1.0 and TRL."""
+        return ("group" if value else "none") if isinstance(value, bool) else value
+
+
+class GRPOConfig(TokenClip, GroupScale):
     """GRPO (Shao et al., 2024): group-normalised advantages, sequence-mean loss."""
 
     kind: Literal["grpo"] = "grpo"
-    scale_rewards: bool = True
-    """Divide advantages by the group's standard deviation."""
     loss_type: Literal["sequence_mean", "token_mean"] = "token_mean"
     """Average per response and then over responses, or over all tokens."""
     epsilon: float = 0.2
     """Clip range of the probability ratio."""
 
 
-class DrGRPOConfig(Config):
+class DrGRPOConfig(TokenClip):
     """Dr. GRPO (Liu et al., 2025): no standard deviation, constant normaliser."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
@@ -29,7 +51,7 @@ class DrGRPOConfig(Config):
     """Clip range of the probability ratio."""
 
 
-class DAPOConfig(Config):
+class DAPOConfig(TokenClip, GroupScale):
     """DAPO (Yu et al., 2025): clip-higher, token-level loss, overlong shaping."""
 
     kind: Literal["dapo"] = "dapo"
@@ -51,15 +73,20 @@ class RLOOConfig(Config):
     """Clip range of the sequence's probability ratio."""
 
 
-class ReinforcePPConfig(Config):
-    """REINFORCE++ (Hu, 2025): group mean as baseline, advantages normalised over the batch."""
+class ReinforcePPConfig(TokenClip):
+    """REINFORCE++ (Hu, 2025) with the group's mean as baseline."""
 
     kind: Literal["reinforce_pp"] = "reinforce_pp"
+    whiten: Literal["tokens", "batch", "responses"] = "tokens"
+    """How centred rewards are normalised: ``tokens`` to mean 0 and variance 1 over all tokens of
+    the step (verl's ``reinforce_plus_plus_baseline``); ``batch`` by the standard deviation of all
+    rewards (TRL's ``scale_rewards="batch"``); ``responses`` by their own root mean square over
+    responses (version 0.1.0)."""
     epsilon: float = 0.2
     """Clip range of the probability ratio."""
 
 
-class GSPOConfig(Config):
+class GSPOConfig(GroupScale):
     """GSPO (Zheng et al., 2025): sequence-level, length-normalised ratio."""
 
     kind: Literal["gspo"] = "gspo"

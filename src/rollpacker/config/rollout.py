@@ -97,6 +97,10 @@ class RolloutConfig(Config):
     tail_batching: TailBatchingConfig = TailBatchingConfig()
     streaming: StreamingConfig = StreamingConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    min_reward_range: float = Field(default=0.0, ge=0.0)
+    """Groups whose rewards are closer together than this count as equal: no advantage, and dynamic
+    sampling drops them. 0 leaves out rounding only (1e-6 of the largest reward); version 0.1.0
+    had 1e-3."""
     planner: Literal["off", "paper", "forecast"] = "off"
     """Chooses the tensor-parallel size of each round where engines span several devices
     (simulated so far): ``paper`` follows preemptions, ``forecast`` predicts each size's time."""

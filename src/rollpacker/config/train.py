@@ -21,6 +21,9 @@ class TrainConfig(Config):
     """Schedule after warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
+    warmup_from_zero: bool = False
+    """The first update of warm-up has rate 0, as in transformers, TRL and verl: then update ``u``
+    of ``w`` (from 0) has ``u / w`` of the peak, else ``(u + 1) / (w + 1)``."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """AdamW weight decay."""
     adam_beta1: float = 0.9
@@ -31,6 +34,12 @@ class TrainConfig(Config):
     """Gradient clipping; 0 for none."""
     beta: float = Field(default=0.0, ge=0.0)
     """Weight of the KL to the reference model (the k3 estimator); 0 loads no reference."""
+    kl_bias_correction: bool = True
+    """Multiply the KL by the probability ratio, which makes its gradient unbiased, on-policy too
+    (DeepSeek-V3.2); TRL's ``use_bias_correction_kl``."""
+    mask_truncated_completions: bool = False
+    """Leave responses that were cut off out of the loss (DAPO's overlong filtering); their rewards
+    count in their group's baseline, as in TRL."""
     updates_per_step: int = Field(default=1, ge=1)
     """Mini-batches that a step's groups are split into, one update each."""
     micro_batch_tokens: int = Field(default=1024, ge=1)

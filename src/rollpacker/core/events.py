@@ -53,10 +53,10 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptGraded:
-    """The reward of a finished attempt has come back."""
+    """The reward of a finished attempt has come back; None where no reward function applies."""
 
     attempt: AttemptId
-    reward: float
+    reward: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

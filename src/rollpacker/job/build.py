@@ -132,8 +132,9 @@ def assemble(
     censoring = config.rollout.tail_batching.censoring_weights
     updates = Updates(
         pool,
-        algorithms.build(config.train.algorithm),
+        algorithms.build(config.train.algorithm, config.rollout.min_reward_range),
         max_length=cap,
+        mask_truncated=config.train.mask_truncated_completions,
         clock=clock,
         full_softmax=config.rollout.full_softmax,
         weigh=policy.censoring_weights if censoring else None,
@@ -273,7 +274,7 @@ def rollout_settings(
             whole_batch=whole_batch,
             ordered=config.deterministic,
             updates=config.train.updates_per_step,
-            train_all=config.train.beta > 0,
+            train_all=config.train.beta > 0 or algorithm.trains_equal,
             machine=machine,
             # Whoever finishes first wins a race: with others on the nodes, that may be others.
             shared=bool(config.mux.url) and not (config.deterministic and races(config)),

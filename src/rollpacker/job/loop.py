@@ -20,10 +20,11 @@ from rollpacker.job.build import Parts, build, total_steps
 from rollpacker.job.counters import Counters
 from rollpacker.job.keep import Keeper
 from rollpacker.job.learning_rate import with_learning_rate
-from rollpacker.job.resume import Start, choose_start
+from rollpacker.job.resume import Start, as_begun, choose_start
 from rollpacker.job.signals import Signals, Stopped
 from rollpacker.report.run_folder import ReportError
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.attempts import Stage
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.lock import RunLock
@@ -118,6 +119,8 @@ async def _train(
     found = checkpoints.latest()
     for problem in checkpoints.problems:
         progress.note(f"WARNING {problem}; an older checkpoint is used")
+    if resume:
+        config = as_begun(config, found)
     config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
     parts = await build(config, folder, progress, start, phases)
@@ -145,7 +148,7 @@ async def _train(
 
 def _check_graded(record: StepRecord) -> None:
     """A step without a single reward: going on would drop every prompt, one after the other."""
-    if record.faults and all(attempt.reward is None for attempt in record.attempts.values()):
+    if record.faults and not any(a.stage is Stage.GRADED for a in record.attempts.values()):
         raise ValueError(f"step {record.step}: no response got a reward: {record.faults[-1]}")
 
 

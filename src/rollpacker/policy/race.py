@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.types import AttemptId, Prompt
 
-MIN_REWARD_RANGE = 1e-3
-"""Groups whose rewards differ by less teach nothing; a range, so that rounding cannot fool it."""
+_ROUNDING = 1e-6
+"""Rewards that differ by no more than this share of the largest are equal: some float32 steps."""
+
+
+def differ(rewards: Sequence[float], least: float) -> bool:
+    """Whether a group's rewards teach anything: by their range, which rounding cannot fool.
+
+    ``least`` is ``rollout.min_reward_range``; 0 leaves out rounding only.
+    """
+    if not rewards:
+        return False
+    spread = max(rewards) - min(rewards)
+    return spread >= least if least > 0.0 else spread > _ROUNDING * max(map(abs, rewards))
 
 
 @dataclass(slots=True)
@@ -29,10 +41,11 @@ class Race:
     """Finished attempts that are graded when the whole round has finished."""
     grading: dict[AttemptId, int] = field(default_factory=dict[AttemptId, int])
     """Finished attempts whose reward is on its way."""
-    graded: dict[AttemptId, tuple[int, float]] = field(
-        default_factory=dict[AttemptId, tuple[int, float]]
+    graded: dict[AttemptId, tuple[int, float | None]] = field(
+        default_factory=dict[AttemptId, tuple[int, float | None]]
     )
-    """Sample index and reward of the attempts that came in time, in order of grading."""
+    """Sample index and reward, None where no function applies, of the attempts that came in time,
+    in order of grading."""
     next_index: int = 0
     failures: int = 0
     done: bool = False
@@ -64,7 +77,7 @@ class Race:
         first = list(self.graded)[: self.wanted]
         return tuple(sorted(first, key=lambda attempt: self.graded[attempt][0]))
 
-    def informative(self) -> bool:
-        """Whether the kept rewards differ."""
+    def informative(self, least: float) -> bool:
+        """Whether the kept rewards differ (``differ``)."""
         rewards = [self.graded[attempt][1] for attempt in self.kept()]
-        return max(rewards) - min(rewards) >= MIN_REWARD_RANGE
+        return differ([reward for reward in rewards if reward is not None], least)

@@ -52,9 +52,9 @@ class RolloutSettings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RolloutSettings:
-        """The inverse of ``to_json``."""
+        """The inverse of ``to_json``; what version 0.1.0 did not write is as it was then."""
         return cls(
-            rollout=RolloutConfig.model_validate(data["rollout"]),
+            rollout=RolloutConfig.model_validate({"min_reward_range": 1e-3, **data["rollout"]}),
             seed=data["seed"],
             sizes=dict(data["sizes"]),
             cap=data["cap"],

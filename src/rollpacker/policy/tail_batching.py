@@ -259,12 +259,11 @@ class TailBatching:
         race.done = True
         if not race.audit:
             yield from self._abort(current, race)
-        if self._config.dynamic_sampling.enabled and not race.informative():
+        informative = race.informative(self._config.min_reward_range)
+        if self._config.dynamic_sampling.enabled and not informative:
             yield do.DropGroup(prompt=race.prompt.id, attempts=race.kept(), reason=NO_VARIANCE)
             return
-        yield do.AcceptGroup(
-            prompt=race.prompt.id, attempts=race.kept(), informative=race.informative()
-        )
+        yield do.AcceptGroup(prompt=race.prompt.id, attempts=race.kept(), informative=informative)
         domain = race.prompt.domain
         current.accepted[domain] = current.accepted.get(domain, 0) + 1
         if self._config.dynamic_sampling.enabled:

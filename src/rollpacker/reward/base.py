@@ -77,9 +77,9 @@ class Grade:
 
     Args:
         attempt: what was graded.
-        reward: weighted sum; None when grading failed.
+        reward: weighted sum; None when grading failed, and where no function applies.
         rewards: each function's score by name (those that were not applicable left out).
-        error: why there is no reward.
+        error: why grading failed.
         seconds: time that the functions took.
         runs: what became of the response's program, by the name of the reward that ran it.
     """

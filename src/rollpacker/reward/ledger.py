@@ -90,12 +90,12 @@ class Ledger:
         del self._held[attempt]
         order = sorted(held.scores)
         total = sum(self._weights[i] * held.scores[i] for i in order)
-        error = None if order else "no reward function applies"
+        error = None
         if not math.isfinite(total):
             error = f"the weighted sum of its rewards is {total}"
         grade = Grade(
             attempt=attempt,
-            reward=total if error is None else None,
+            reward=total if order and error is None else None,
             rewards={self.names[i]: held.scores[i] for i in order},
             error=error,
             seconds=held.seconds,

@@ -75,7 +75,6 @@ class Attempt:
     def sample(self) -> Sample:
         """The finished, graded response."""
         assert self.output is not None
-        assert self.reward is not None
         return Sample(
             prompt=self.prompt,
             index=self.index,

@@ -112,11 +112,10 @@ class Grading:
         if attempt is None or attempt.stage is not Stage.GRADING:
             return []
         attempt.graded_s = self._clock()
-        if grade.reward is None:
+        if grade.error is not None:
             attempt.stage, attempt.verdict = Stage.OVER, "failed"
-            error = grade.error or "no reward"
-            self._record.faults.append(f"reward of prompt {attempt.prompt}: {error}")
-            return [ev.GradingFailed(attempt=attempt.id, error=error)]
+            self._record.faults.append(f"reward of prompt {attempt.prompt}: {grade.error}")
+            return [ev.GradingFailed(attempt=attempt.id, error=grade.error)]
         attempt.stage = Stage.GRADED
         attempt.reward, attempt.rewards, attempt.runs = grade.reward, grade.rewards, grade.runs
         return [ev.AttemptGraded(attempt=attempt.id, reward=grade.reward)]

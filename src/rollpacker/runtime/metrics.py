@@ -58,7 +58,8 @@ def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """``reward``, ``reward_std`` (mean over groups), ``rewards/<name>/*``, zero-variance share.
+    """``reward`` and ``reward_std`` over all responses, ``reward_group_std`` (mean over groups),
+    ``rewards/<name>/*``, the shares of groups without variance and of responses without reward.
 
     Standard deviations are unbiased, as in TRL; a function that does not apply to a response is
     left out of its mean.
@@ -66,7 +67,8 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     totals = [[s.reward for s in group.samples if s.reward is not None] for group in groups]
     stds = np.array([_std(rewards) for rewards in totals])
     flat = [reward for rewards in totals for reward in rewards]
-    result = {"reward": _mean(flat), "reward_std": _mean(stds)}
+    count = sum(len(group.samples) for group in groups)
+    result = {"reward": _mean(flat), "reward_std": _std(flat), "reward_group_std": _mean(stds)}
     scores: dict[str, list[float]] = {}
     for group in groups:
         for sample in group.samples:
@@ -76,6 +78,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         result[f"rewards/{name}/mean"] = _mean(scores[name])
         result[f"rewards/{name}/std"] = _std(scores[name])
     result["frac_reward_zero_std"] = _mean(np.isclose(stds, 0.0))
+    result["grading/unscored"] = 1.0 - len(flat) / count if count else 0.0
     return result
 
 
@@ -154,7 +157,7 @@ class StepWarnings:
                 "model with a longer one, or leave long prompts out: a higher "
                 "'rollout.max_completion_length' with 'data.overlong: skip'"
             )
-        self._counts = {"clipped": 0, "flat": 0}
+        self._counts = {"clipped": 0, "flat": 0, "unscored": 0}
 
     def check(self, step: int, groups: Sequence[Group], no_code: float = 0.0) -> list[str]:
         """Lines to print for a step; usually none.
@@ -163,6 +166,7 @@ class StepWarnings:
         """
         samples = [sample for group in groups for sample in group.samples]
         clipped = completion_metrics(samples)["completions/clipped_ratio"]
+        unscored = sum(sample.reward is None for sample in samples)
         flat = bool(groups) and not any(np.any(group.advantages) for group in groups)
         lines: list[str] = []
         if clipped > 0.5 and self._due("clipped"):
@@ -175,6 +179,12 @@ class StepWarnings:
             lines.append(
                 f"WARNING step {step}: all advantages are zero, nothing is learned: every group has"
                 f" equal rewards{cause}; check 'rewards' or take problems of another difficulty"
+            )
+        if unscored and self._due("unscored"):
+            lines.append(
+                f"WARNING step {step}: no reward function applies to {unscored} of {len(samples)} "
+                "completions: they are kept with advantage 0; check 'rewards[].domains' and where "
+                "your functions return None"
             )
         return lines
 

@@ -92,6 +92,7 @@ class RunLog:
             timing_s=record.timing_s(),
             bubble=record.bubble(),
         )
+        metrics["grading/resampled"] = record.resampled()
         metrics |= program_metrics(record.attempts.values())
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()} | extra
         metrics["start_s"] = record.start_s

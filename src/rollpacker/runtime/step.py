@@ -66,6 +66,10 @@ class StepRecord:
         """Tokens that were decoded and thrown away."""
         return sum(a.tokens for a in self.attempts.values() if a.verdict != "kept")
 
+    def resampled(self) -> int:
+        """Responses that were sampled again, or given up, because their reward failed."""
+        return sum(a.verdict == "failed" and a.graded_s is not None for a in self.attempts.values())
+
     def timing_s(self) -> dict[str, float]:
         """Seconds of the step's phases; ``grade_wait`` is that after the last response."""
         ends = [a.end_s for a in self.attempts.values() if a.end_s is not None]

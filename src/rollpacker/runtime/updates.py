@@ -19,7 +19,7 @@ from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.pool import WorkerError, WorkerPool
 from rollpacker.runtime.step import StepRecord, WorkerTask
-from rollpacker.train.algorithms import Algorithm
+from rollpacker.train.algorithms import Algorithm, Rewarded
 from rollpacker.train.base import Partial, SampleId
 
 NOTHING = Partial(normaliser=0.0, tokens=0, sums={})
@@ -36,6 +36,7 @@ class Updates:
         full_softmax: the sampler's log-probabilities are those that the trainer would compute;
             otherwise they are computed again before the step's first update, for the groups of
             its later ones.
+        mask_truncated: responses that were cut off are left out of the loss.
         weigh: weights of the kept responses, by length, that undo censoring; None for none.
     """
 
@@ -47,6 +48,7 @@ class Updates:
         max_length: int,
         clock: Clock,
         full_softmax: bool = True,
+        mask_truncated: bool = False,
         weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
     ) -> None:
         self._pool = pool
@@ -54,6 +56,7 @@ class Updates:
         self._max_length = max_length
         self._clock = clock
         self._full_softmax = full_softmax
+        self._mask_truncated = mask_truncated
         self._weigh = weigh
         self._checksums = True
         self._waiting: list[Callable[[], None]] | None = None
@@ -63,6 +66,7 @@ class Updates:
         self._record = record
         self._on_applied = on_applied
         self._groups: dict[PromptId, Group] = {}
+        self._rewarded: dict[PromptId, Rewarded] = {}
         self._partials: dict[WorkerId, Partial] = {}
         self._applied: dict[WorkerId, msg.Applied] = {}
         self._decision: do.ApplyUpdate | None = None
@@ -106,20 +110,22 @@ class Updates:
     def accept(self, attempts: Sequence[Attempt]) -> None:
         """A group is complete."""
         samples = tuple(attempt.sample() for attempt in attempts)
-        advantages = self._algorithm.advantages(
-            np.array([sample.reward for sample in samples], np.float32),
+        rewarded = self._algorithm.reward(
+            np.array([sample.reward for sample in samples], np.float64),
             np.array([len(sample.tokens) for sample in samples], np.int64),
             self._max_length,
+            np.array([self._mask_truncated and s.finish_reason == "length" for s in samples]),
         )
-        group = Group(prompt=attempts[0].prompt, samples=samples, advantages=advantages)
-        self._groups[group.prompt] = group
+        prompt = attempts[0].prompt
+        self._rewarded[prompt] = rewarded
+        self._groups[prompt] = Group(prompt=prompt, samples=samples, advantages=rewarded.advantages)
 
     def rollout_over(self) -> None:
         """All groups are known: finish advantages that depend on the whole batch."""
         groups = list(self._groups.values())
         scaled = [group.advantages for group in groups]
         if self._algorithm.needs_batch and groups:
-            scaled = self._algorithm.batch_advantages(scaled)
+            scaled = self._algorithm.batch_advantages(list(self._rewarded.values()))
         if self._weigh is not None and groups:
             lengths = [len(sample.tokens) for group in groups for sample in group.samples]
             weights = np.array(self._weigh(lengths), np.float32)
@@ -246,9 +252,7 @@ class Updates:
         )
 
 
-def share_out(
-    groups: Sequence[Group], workers: Sequence[WorkerId]
-) -> dict[WorkerId, list[Group]]:
+def share_out(groups: Sequence[Group], workers: Sequence[WorkerId]) -> dict[WorkerId, list[Group]]:
     """Groups for each worker, alike in tokens: the longest first, to whom has the least."""
     load = {worker: 0 for worker in workers}
     shares: dict[WorkerId, list[Group]] = {}

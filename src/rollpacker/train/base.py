@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 
+TRAINED = ("entropy", "ratio", "abs_logprob_difference")
+"""What is known of tokens that have a gradient only: others are not run."""
+
 SampleId = tuple[PromptId, int]
 """A sample of a step: its prompt and its index in the group."""
 
@@ -26,13 +29,15 @@ class Partial:
 
     Args:
         normaliser: what the loss is divided by in the end (tokens, sequences, ...).
-        tokens: response tokens.
-        sums: numerators of the metrics by name (``loss``, ``entropy``, ``kl``, ``clip_ratio``,
-            ``ratio``, ``abs_logprob_difference``).
+        tokens: response tokens of the loss.
+        samples: responses.
+        sums: numerators of the metrics by name (``loss``, ``clip_low``, ``clip_high``, ``kl`` and
+            those of ``TRAINED``).
     """
 
     normaliser: float
     tokens: int
+    samples: int = 0
     sums: dict[str, float]
 
     def __add__(self, other: Partial) -> Partial:
@@ -41,6 +46,7 @@ class Partial:
         return Partial(
             normaliser=self.normaliser + other.normaliser,
             tokens=self.tokens + other.tokens,
+            samples=self.samples + other.samples,
             sums={n: self.sums.get(n, 0.0) + other.sums.get(n, 0.0) for n in sorted(names)},
         )
 
@@ -53,7 +59,8 @@ class Update:
         applied: false when loss or gradient was not finite and the update was skipped.
         grad_norm: before clipping.
         learning_rate: of this update.
-        metrics: means by TRL's names (``loss``, ``entropy``, ``kl``, ``clip_ratio`` ...).
+        metrics: means by TRL's names (``loss``, ``kl``, ``clip_ratio/region_mean`` ...), and
+            ``trained_tokens/*``: over the tokens that have a gradient.
     """
 
     applied: bool

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from rollpacker.config import ModelConfig, TrainConfig
-from rollpacker.core.types import Group
+from rollpacker.core.types import Group, Sample
 from rollpacker.train import algorithms, checkpoint, packing
 from rollpacker.train.algorithms import Responses
-from rollpacker.train.base import Partial, SampleId, Update
+from rollpacker.train.base import TRAINED, Partial, SampleId, Update
 from rollpacker.train.forward import hidden_states
 from rollpacker.train.loss import k3, token_logprobs
 from rollpacker.train.optimizer import Optimizer
@@ -28,7 +28,7 @@ from rollpacker.train.schedule import learning_rate
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SUMS = ("loss", "entropy", "kl", "clip_ratio", "ratio", "abs_logprob_difference")
+_SUMS = ("loss", "clip_low", "clip_high", "kl", *TRAINED)
 _RUN = "tokens_run"
 """Response tokens that were run: those of samples without a gradient are left out."""
 
@@ -98,14 +98,17 @@ class LocalTrainer:
         """Add the groups' un-normalised gradients to this replica's sum.
 
         Samples with advantage 0 are not run unless there is a KL term, but count in the
-        normaliser.
+        normaliser; of masked ones only the response counts, not its tokens.
         """
         samples = [sample for group in groups for sample in group.samples]
-        tokens = sum(len(sample.tokens) for sample in samples)
+        tokens = sum(len(sample.tokens) for sample in samples if not self._masked(sample))
         normaliser = self.algorithm.normaliser(tokens, len(samples), self._max_length)
         run = self._with_gradient(groups)
         sums = self._run(run) if run else {}
-        return Partial(normaliser=normaliser, tokens=tokens, sums=sums)
+        return Partial(normaliser=normaliser, tokens=tokens, samples=len(samples), sums=sums)
+
+    def _masked(self, sample: Sample) -> bool:
+        return self._config.mask_truncated_completions and sample.finish_reason == "length"
 
     def score(self, groups: Sequence[Group]) -> dict[SampleId, NDArray[np.float32]]:
         """Log-probabilities of the responses that have a gradient, under the weights in place.
@@ -126,7 +129,7 @@ class LocalTrainer:
             Item(sample, float(advantage), number)
             for number, group in enumerate(groups)
             for sample, advantage in zip(group.samples, group.advantages, strict=True)
-            if advantage != 0.0 or self._config.beta > 0
+            if (advantage != 0.0 or self._config.beta > 0) and not self._masked(sample)
         ]
 
     def _batches(self, items: list[Item]) -> list[tuple[list[Item], MicroBatch]]:
@@ -164,13 +167,19 @@ class LocalTrainer:
         kl = now.new_zeros(())
         if reference is not None:
             divergence = k3(logprobs, reference)
+            if self._config.kl_bias_correction:
+                divergence = divergence * self.algorithm.ratio(responses)
             losses = losses + self._config.beta * divergence
             kl = divergence.detach().sum()
         loss = torch.dot(losses, self.algorithm.weights(batch.lengths)[batch.owner])
         loss.backward()
+        if self.algorithm.sequence_level:
+            clipped = clipped / batch.lengths[batch.owner]
+        up = batch.advantages[batch.owner] > 0
         ratio = torch.exp(now - old).sum()
         difference = (now - batch.sampler_logprobs).abs().sum()
-        return torch.stack((loss.detach(), entropy.sum(), kl, clipped.sum(), ratio, difference))
+        bounds = clipped[~up].sum(), clipped[up].sum()
+        return torch.stack((loss.detach(), *bounds, kl, entropy.sum(), ratio, difference))
 
     def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = hidden_states(self._model, batch, recompute=self._config.gradient_checkpointing)
@@ -186,14 +195,14 @@ class LocalTrainer:
     def apply(self, total: Partial) -> Update:
         """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
 
-        Raises ``RuntimeError`` after ``max_skipped_updates`` updates in a row that were skipped
-        because the loss or the gradient was not finite.
+        The normaliser is 0 where every response is masked: then so are the sums. Raises
+        ``RuntimeError`` after ``max_skipped_updates`` updates in a row that were skipped because
+        the loss or the gradient was not finite.
         """
-        assert total.normaliser > 0, "nothing was accumulated"
         sums = self._optimizer.sums
         if self.world is not None:
             dist.all_reduce(sums, group=self.world)
-        sums.div_(total.normaliser)
+        sums.div_(total.normaliser or 1.0)
         norm = float(torch.linalg.vector_norm(sums))
         rate = learning_rate(self._config, self._updates, self._total_updates)
         applied = math.isfinite(norm) and math.isfinite(total.sums.get("loss", 0.0))
@@ -208,7 +217,24 @@ class LocalTrainer:
                 f"{self._skipped} updates in a row had a loss or gradient that is not finite; "
                 "lower train.learning_rate or start from an earlier checkpoint"
             )
-        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=_metrics(total))
+        metrics = self._metrics(total)
+        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=metrics)
+
+    def _metrics(self, total: Partial) -> dict[str, float]:
+        """Means over all tokens of the loss, or responses; ``trained_tokens/*`` over those run."""
+        sums, count = total.sums, total.samples if self.algorithm.sequence_level else total.tokens
+        low, high = (sums.get(f"clip_{side}", 0.0) / max(count, 1) for side in ("low", "high"))
+        metrics = {
+            "loss": sums.get("loss", 0.0) / (total.normaliser or 1.0),
+            "clip_ratio/low_mean": low,
+            "clip_ratio/high_mean": high,
+            "clip_ratio/region_mean": low + high,
+        }
+        if self._config.beta > 0:
+            metrics["kl"] = sums.get("kl", 0.0) / max(total.tokens, 1)
+        if sums.get(_RUN):
+            metrics |= {f"trained_tokens/{name}": sums[name] / sums[_RUN] for name in TRAINED}
+        return metrics
 
     def _clip(self, norm: float) -> None:
         limit = self._config.max_grad_norm
@@ -272,12 +298,3 @@ def _costs(model: Any) -> packing.Costs:
     linear = sum(p.numel() for p in model.model.layers.parameters())
     heads = config.num_attention_heads * model.model.layers[0].self_attn.head_dim
     return packing.Costs(linear=linear, attention=2 * 2 * heads * config.num_hidden_layers)
-
-
-def _metrics(total: Partial) -> dict[str, float]:
-    """Loss over the normaliser; the others are means over the tokens that were run."""
-    run = total.sums.get(_RUN, 0.0)
-    metrics = {"loss": total.sums.get("loss", 0.0) / total.normaliser}
-    if run > 0:
-        metrics |= {name: total.sums[name] / run for name in _SUMS[1:]}
-    return metrics

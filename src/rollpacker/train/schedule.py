@@ -26,13 +26,14 @@ def default_learning_rate(parameters: int, *, lora: bool) -> float:
 def learning_rate(config: TrainConfig, update: int, total: int) -> float:
     """Rate of update number ``update`` (from 0) of ``total``.
 
-    Linear warm-up reaches the peak at update ``warmup_steps``; then constant, or linear or
-    cosine decay to 0 after the last update. A job chooses a peak where none is given; a trainer
-    without a job takes that of large models.
+    Linear warm-up reaches the peak at update ``warmup_steps``, from 0 with ``warmup_from_zero``;
+    then constant, or linear or cosine decay to 0 after the last update. A job chooses a peak where
+    none is given; a trainer without a job takes that of large models.
     """
     peak, warmup = config.learning_rate or _LARGE_RATE, config.warmup_steps
     if update < warmup:
-        return peak * (update + 1) / (warmup + 1)
+        first = 0 if config.warmup_from_zero else 1
+        return peak * (update + first) / (warmup + first)
     if config.lr_scheduler_type == "constant":
         return peak
     progress = min(1.0, (update - warmup) / max(1, total - warmup))

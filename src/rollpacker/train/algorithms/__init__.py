@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from rollpacker.config import (
-    AlgorithmConfig,
-    DAPOConfig,
-    DrGRPOConfig,
-    GRPOConfig,
-    GSPOConfig,
-    ReinforcePPConfig,
-    RLOOConfig,
-)
-from rollpacker.train.algorithms.base import Algorithm, Responses, informative
+from rollpacker.config import AlgorithmConfig
+from rollpacker.config import algorithms as configs
+from rollpacker.config.base import Config
+from rollpacker.train.algorithms.base import Algorithm, Responses, Rewarded
 from rollpacker.train.algorithms.dapo import DAPO
 from rollpacker.train.algorithms.dr_grpo import DrGRPO
 from rollpacker.train.algorithms.grpo import GRPO
@@ -19,21 +13,22 @@ from rollpacker.train.algorithms.gspo import GSPO
 from rollpacker.train.algorithms.reinforce_pp import ReinforcePP
 from rollpacker.train.algorithms.rloo import RLOO
 
-__all__ = ["Algorithm", "Responses", "build", "informative"]
+__all__ = ["ALGORITHMS", "Algorithm", "Responses", "Rewarded", "build"]
+
+ALGORITHMS: dict[type[Config], type[Algorithm]] = {
+    configs.GRPOConfig: GRPO,
+    configs.DrGRPOConfig: DrGRPO,
+    configs.DAPOConfig: DAPO,
+    configs.RLOOConfig: RLOO,
+    configs.ReinforcePPConfig: ReinforcePP,
+    configs.GSPOConfig: GSPO,
+}
+"""The algorithm of each configuration."""
 
 
-def build(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm that a configuration describes."""
-    match config:
-        case GRPOConfig():
-            return GRPO(config)
-        case DrGRPOConfig():
-            return DrGRPO(config)
-        case DAPOConfig():
-            return DAPO(config)
-        case RLOOConfig():
-            return RLOO(config)
-        case ReinforcePPConfig():
-            return ReinforcePP(config)
-        case GSPOConfig():
-            return GSPO(config)
+def build(config: AlgorithmConfig, min_reward_range: float = 0.0) -> Algorithm:
+    """The algorithm that a configuration describes.
+
+    ``min_reward_range`` is that of the rollout: rewards closer together count as equal.
+    """
+    return ALGORITHMS[type(config)](config, min_reward_range)

@@ -9,17 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from rollpacker.config import DAPOConfig
-from rollpacker.train.algorithms.base import (
-    Algorithm,
-    Floats,
-    Responses,
-    standardised,
-    token_surrogate,
-)
+from rollpacker.train.algorithms.base import GroupScaled, Responses, token_surrogate
 
 
 @dataclass(frozen=True)
-class DAPO(Algorithm):
+class DAPO(GroupScaled):
     """GRPO's advantage of shaped rewards, with a wider upper clip range.
 
     Dynamic sampling is the rollout's part: it drops groups that are not informative.
@@ -27,18 +21,21 @@ class DAPO(Algorithm):
 
     config: DAPOConfig
 
-    def advantages(self, rewards: Floats, lengths: NDArray[np.int64], max_length: int) -> Floats:
-        """See ``Algorithm``; the overlong punishment is added to the rewards first."""
-        return standardised(rewards + self.punishment(lengths, max_length))
+    def shaped(
+        self, rewards: NDArray[np.float64], lengths: NDArray[np.int64], max_length: int
+    ) -> NDArray[np.float64]:
+        """See ``Algorithm``; the overlong punishment is added."""
+        return rewards + self.punishment(lengths, max_length)
 
-    def punishment(self, lengths: NDArray[np.int64], max_length: int) -> Floats:
+    def punishment(self, lengths: NDArray[np.int64], max_length: int) -> NDArray[np.float64]:
         """Soft overlong punishment, equation 13: 0 down to ``-overlong_penalty`` at the cap."""
         buffer = self.config.overlong_buffer
         if buffer == 0:
-            return np.zeros(len(lengths), np.float32)
+            return np.zeros(len(lengths))
         share = (np.asarray(lengths) - (max_length - buffer)) / buffer
-        return (-self.config.overlong_penalty * np.clip(share, 0.0, 1.0)).astype(np.float32)
+        return -self.config.overlong_penalty * np.clip(share, 0.0, 1.0)
 
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Algorithm``."""
-        return token_surrogate(responses, self.config.epsilon, self.config.epsilon_high)
+        config = self.config
+        return token_surrogate(responses, config.epsilon, config.epsilon_high, config.delta)

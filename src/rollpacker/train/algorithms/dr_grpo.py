@@ -9,13 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from rollpacker.config import DrGRPOConfig
-from rollpacker.train.algorithms.base import (
-    Algorithm,
-    Floats,
-    Responses,
-    centred,
-    token_surrogate,
-)
+from rollpacker.train.algorithms.base import Algorithm, Floats, Responses, token_surrogate
 
 
 @dataclass(frozen=True)
@@ -24,14 +18,14 @@ class DrGRPO(Algorithm):
 
     config: DrGRPOConfig
 
-    def advantages(self, rewards: Floats, lengths: NDArray[np.int64], max_length: int) -> Floats:
+    def advantages(self, rewards: NDArray[np.float64]) -> Floats:
         """See ``Algorithm``."""
-        del lengths, max_length
-        return centred(rewards)
+        return self.centred(rewards)
 
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Algorithm``."""
-        return token_surrogate(responses, self.config.epsilon, self.config.epsilon)
+        config = self.config
+        return token_surrogate(responses, config.epsilon, config.epsilon, config.delta)
 
     def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
         """A constant for each response, whatever its length."""

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rollpacker.config import GRPOConfig
-from rollpacker.train.algorithms.base import (
-    Algorithm,
-    Floats,
-    Responses,
-    centred,
-    standardised,
-    token_surrogate,
-)
+from rollpacker.train.algorithms.base import GroupScaled, Responses, token_surrogate
 
 
 @dataclass(frozen=True)
-class GRPO(Algorithm):
+class GRPO(GroupScaled):
     """Advantage ``(r - mean) / std`` in the group; averaged over tokens or over responses."""
 
     config: GRPOConfig
 
-    def advantages(self, rewards: Floats, lengths: NDArray[np.int64], max_length: int) -> Floats:
-        """See ``Algorithm``."""
-        del lengths, max_length
-        return standardised(rewards) if self.config.scale_rewards else centred(rewards)
-
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Algorithm``."""
-        return token_surrogate(responses, self.config.epsilon, self.config.epsilon)
+        config = self.config
+        return token_surrogate(responses, config.epsilon, config.epsilon, config.delta)
 
     def weights(self, lengths: torch.Tensor) -> torch.Tensor:
         """``1 / length`` for the mean over responses."""

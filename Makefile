@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint docs clean
+.PHONY: help demo test test-slow test-peers lint docs clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python
 PYTHON ?=
@@ -15,6 +15,8 @@ PYTHON ?=
 ARGS ?=
 
 VENV := .venv
+# TRL and verl pin other versions than ours: they get an environment of their own.
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check
 
@@ -30,6 +32,10 @@ test: $(VENV)/.installed-dev  ## run the default test suite
 test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes
 	@$(BIN)/python -m pytest -m 'slow and not ray and not vllm and not gpu' $(ARGS)
 
+test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
+	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)
+	@$(PEERS)/bin/python docs/gen_peers.py
+
 lint: $(VENV)/.installed-dev  ## style, formatting, types and the layer rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -42,7 +48,7 @@ docs: $(VENV)/.installed-dev  ## build the documentation into site/
 	@echo "documentation: site/index.html"
 
 clean:  ## remove .venv, caches and built documentation; runs/ stays
-	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -54,6 +60,16 @@ $(VENV)/.made:
 		"$$python" -m venv --without-pip $(VENV); \
 		"$$python" -m pip --quiet --quiet --python $(BIN)/python install pip; \
 	fi; \
+	touch $@
+
+$(PEERS)/.installed: requirements/peers.txt pyproject.toml
+	@python="$$(.ci/find-python $(if $(PYTHON),"$(PYTHON)"))"; \
+	echo "installing rollpacker, TRL and verl into $(PEERS) (once, some minutes)"; \
+	"$$python" -m venv --clear $(PEERS); \
+	$(PEERS)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
+		--editable '.[all]' 'pytest>=8.3,<10' pytest-timeout; \
+	$(PEERS)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
+		--requirement requirements/peers.txt; \
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml

@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 
 RESULTS = Path(__file__).parent / "results.json"
-Record = Callable[[str, str, float, float], None]
+Record = Callable[[str, str, str, float, float], None]
 
 
 @pytest.fixture(scope="session")
 def record() -> Iterator[Record]:
-    """``record(peer, case, gradient, advantages)``: differences, to one digit."""
+    """``record(peer, case, call, gradient, advantages)``: the largest differences, to one digit."""
     found: dict[str, dict[str, dict[str, str]]] = {}
 
-    def add(peer: str, case: str, gradient: float, advantages: float) -> None:
+    def add(peer: str, case: str, call: str, gradient: float, advantages: float) -> None:
         rows = found.setdefault(peer, {})
-        rows[case] = {"gradient": f"{gradient:.0e}", "advantages": f"{advantages:.0e}"}
+        rows[case] = {
+            "call": call,
+            "gradient": f"{gradient:.0e}",
+            "advantages": f"{advantages:.0e}",
+        }
 
     yield add
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -133,7 +133,9 @@ def test_gradient_and_advantages_are_trls(case: Case, checkpoint: Path, tmp_path
         assert (inputs["completion_mask"].sum(1) == 0).any()
     advantages = float(np.abs(mine.advantages - peer.advantages).max())
     gradient = largest(mine.gradient, peer.gradient)
-    record("trl", case.name, gradient, advantages)
+    assert case.trl is not None
+    call = ", ".join(f"{key}={value}" for key, value in case.trl.items())
+    record("trl", case.name, call, gradient, advantages)
     assert advantages <= LIMIT * np.abs(peer.advantages).max()
     assert gradient <= LIMIT
     for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "kl"):

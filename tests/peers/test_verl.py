@@ -100,6 +100,22 @@ def theirs(case: Case) -> tuple[Found, np.ndarray, np.ndarray]:
     return Found(gradient, each.numpy()), ratios, advantages[counts].numpy()
 
 
+def call(case: Case) -> str:
+    """What of verl is called, in its configuration's words."""
+    spec = dict(case.verl or {})
+    words = [
+        f"adv_estimator={spec.pop('advantage')}",
+        f"loss_mode={spec.pop('loss')}",
+        f"loss_agg_mode={spec.pop('mode')}",
+    ]
+    if not spec.pop("std", True):
+        words.append("norm_adv_by_std_in_grpo=False")
+    words += [f"{key}={value:g}" for key, value in spec.items()]
+    if case.ours.get("beta"):
+        words.append(f"kl_loss_coef={case.ours['beta']}, kl_loss_type=low_var_kl")
+    return ", ".join(words)
+
+
 @pytest.mark.parametrize("case", VERL_CASES, ids=lambda case: case.name)
 def test_gradient_and_advantages_are_verls(case: Case, record) -> None:
     mine = ours(case)
@@ -112,6 +128,6 @@ def test_gradient_and_advantages_are_verls(case: Case, record) -> None:
         assert counted.all()
     apart = np.abs(mine.advantages - peer.advantages)[counted]
     gradient = largest(mine.gradient, peer.gradient)
-    record("verl", case.name, gradient, float(apart.max()))
+    record("verl", case.name, call(case), gradient, float(apart.max()))
     assert apart.max() <= LIMIT * np.abs(peer.advantages[counted]).max()
     assert gradient <= LIMIT

@@ -8,11 +8,13 @@ from pydantic import Field, field_validator
 
 from rollpacker.config.base import Config
 
+TailMode = Literal["exact", "off", "race", "prompts", "auto"]
+
 
 class TailBatchingConfig(Config):
     """What happens to the long tail of a round."""
 
-    mode: Literal["exact", "off", "race", "prompts", "auto"] = "exact"
+    mode: TailMode = "exact"
     """``exact``: nothing is discarded, the tail is consolidated and gradients are streamed;
     ``off``: plain synchronous rounds; ``race``: the paper's tail batching; ``prompts``: only
     prompts race; ``auto``: chosen each step by predicted gain under ``bias_limit``."""

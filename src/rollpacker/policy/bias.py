@@ -7,11 +7,12 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rollpacker.config.rollout import TailMode
 from rollpacker.core.types import RoundKind
 from rollpacker.policy.censoring import (
     CENSORED,
@@ -19,8 +20,6 @@ from rollpacker.policy.censoring import (
     effective_sample_size,
 )
 from rollpacker.policy.lengths import LengthHistory, shrunk_mean
-
-Mode = Literal["exact", "off", "race", "prompts", "auto"]
 
 _FIRST_AUDITS, _FIRST_LIMIT = 6, 0.85
 _LATER_AUDITS, _LATER_LIMIT = 20, 0.95
@@ -134,9 +133,9 @@ class BiasMeter:
     """
 
     def __init__(
-        self, mode: Mode, history: LengthHistory, window: int = 20, limit: float = _LATER_LIMIT
+        self, mode: TailMode, history: LengthHistory, window: int = 20, limit: float = _LATER_LIMIT
     ) -> None:
-        self._mode: Mode = mode
+        self._mode: TailMode = mode
         self._limit = limit
         self._history = history
         self._kept: deque[NDArray[np.int64]] = deque(maxlen=window)

@@ -101,7 +101,8 @@ class Algorithm(ABC):
         shaped = self.shaped(np.asarray(rewards, np.float64), lengths, max_length)
         known = ~np.isnan(shaped)
         advantages = np.zeros(len(shaped), np.float32)
-        advantages[known] = self.advantages(shaped[known])
+        if known.any():
+            advantages[known] = self.advantages(shaped[known])
         tokens = np.asarray(lengths, np.int64) if masked is None else np.where(masked, 0, lengths)
         return Rewarded(rewards=shaped, tokens=tokens, advantages=advantages)
 

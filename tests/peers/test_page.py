@@ -1,0 +1,27 @@
+"""docs/peers.md shows what was measured, and that is within the limit (needs no peer)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from peer_case import LIMIT, TRL_CASES, VERL_CASES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_generated_from_the_results() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "gen_peers.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_case_was_measured_and_is_within_the_limit() -> None:
+    results = json.loads((Path(__file__).parent / "results.json").read_text())
+    for peer, cases in (("trl", TRL_CASES), ("verl", VERL_CASES)):
+        rows = results[peer]["cases"]
+        assert list(rows) == [case.name for case in cases]
+        assert all(float(row["gradient"]) <= LIMIT for row in rows.values())

@@ -11,7 +11,11 @@ from runtime_jobs import Workshop, run, times_trained, write_model
 from rollpacker import config
 from rollpacker.data.load import load_rows
 from rollpacker.data.split import hold_out
+from rollpacker.job.assess import assess
 from rollpacker.job.checks import check
+from rollpacker.job.resume import choose_start
+from rollpacker.runtime.checkpoint import Found
+from rollpacker.runtime.progress import Progress
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,11 @@ def test_a_run_on_parts_of_files(shop: Workshop, rows: Path) -> None:
     assert f"; {len(held_out)} of 12 rows held out (eval.fraction)" in said
     assert times_trained(folder) == {row.id: 2 for row in training}
 
+    result = assess(tree, str(folder / "checkpoint-2"), None, Progress())
+    assert result["problems"] == len(held_out)
+    after = json.loads((folder / "summary.json").read_text())["after"]
+    assert result["accuracy"] == after["eval/sampled_accuracy"]
+
 
 KINDS = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo")
 
@@ -84,3 +93,16 @@ def test_evaluation_needs_one_source_of_problems(shop: Workshop) -> None:
         with pytest.raises(config.ConfigError) as caught:
             shop.config("bad", eval=eval_)
         assert said in str(caught.value)
+
+
+def test_a_checkpoint_may_lack_settings_that_are_new(tmp_path: Path) -> None:
+    """What it lacks is as it was then: the run goes on, but not with another value of it."""
+    stored = Path(__file__).parents[1] / "stored" / "v0_1_0" / "run" / "checkpoint-6"
+    state = json.loads((stored / "state.json").read_text())
+    assert "missing" not in state["config"]["data"]
+    found = Found(step=6, path=stored, state=state)
+    same = config.parse(state["config"])
+    assert choose_start(same, tmp_path, found, resume=True).step == 6
+    other = config.parse(state["config"] | {"data": state["config"]["data"] | {"missing": "skip"}})
+    with pytest.raises(ValueError, match=r"'data.missing' was 'error', now 'skip'"):
+        choose_start(other, tmp_path, found, resume=True)

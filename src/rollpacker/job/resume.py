@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollpacker.config import RunConfig
+from rollpacker.config import RunConfig, parse
 from rollpacker.runtime.checkpoint import Found
 
 _MAY_CHANGE = (
@@ -57,7 +57,9 @@ def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: b
         return Start()
     if found is None:
         return Start()
-    _check(found.path, found.state["config"], config.model_dump(mode="json"))
+    # What an older version did not write down is what it did: the default.
+    old = parse(found.state["config"], str(found.path)).model_dump(mode="json")
+    _check(found.path, old, config.model_dump(mode="json"))
     return Start(path=found.path, state=found.state)
 
 

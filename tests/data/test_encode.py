@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -116,3 +118,46 @@ def test_long_prompts_are_refused_or_skipped():
     assert list(encode_prompts(rows, tokenizer(), config, 52, 1).tokens) == ["long", "short"]
     with pytest.raises(DataError, match="no prompt fits the context of 40 tokens"):
         encode_prompts(rows, tokenizer(), config, 40, 39)
+
+
+TOOLS_TEMPLATE = "{% if tools %}<system> {{ tools | length }} {% endif %}" + TEMPLATE
+TOOL = {"type": "function", "function": {"name": "one", "parameters": {"type": "object"}}}
+
+
+def encoded(one: Row, tok, **settings) -> str:
+    ids = encode_prompts([one], tok, DataConfig(path="x", **settings), 100, 0, {"thinking": True})
+    return " ".join(tok.convert_ids_to_tokens(ids.tokens[one.id].tolist()))
+
+
+def test_a_row_s_own_tools_and_template_arguments():
+    tools = replace(row(CHAT), tools=[TOOL])
+    tok = tokenizer(TOOLS_TEMPLATE)
+    asked = "<user> one two <end> <assistant>"
+    assert encoded(tools, tok) == f"<system> <unk> {asked} <think>"
+    assert encoded(row(CHAT), tok) == f"{asked} <think>"
+    assert encoded(replace(row(CHAT), template_kwargs={"thinking": False}), tok) == asked
+    assert encoded(replace(row("one two"), tools=[TOOL]), tok).startswith("<system> <unk> <user>")
+
+
+def test_tools_and_arguments_that_nothing_reads_are_refused():
+    tools = replace(row(CHAT), tools=[TOOL])
+    with pytest.raises(DataError, match="row 'r': it has tools, but the tokenizer's chat template"):
+        encoded(tools, tokenizer())
+    plain = replace(row("one"), template_kwargs={"thinking": False})
+    for one, column in ((replace(tools, prompt="one"), "tools"), (plain, "chat_template_kwargs")):
+        with pytest.raises(DataError, match=f"its column '{column}' is for a chat template"):
+            encoded(one, tokenizer(), chat=False)
+
+
+def test_the_configured_length_is_blamed_where_it_is_the_cause():
+    rows = [row("one " * 50, "long"), row("one " * 60, "longer"), row("one", "short")]
+    config = DataConfig(path="x", chat=False)
+    with pytest.raises(DataError) as caught:
+        encode_prompts(rows, tokenizer(), config, 100, 60)
+    assert str(caught.value) == (
+        "row 'longer': its prompt of 61 tokens, the longest of 2 such, leaves 39 of the context of "
+        "100 for a response: lower rollout.max_completion_length from 60, or set data.overlong: "
+        "skip to leave them out"
+    )
+    assert len(encode_prompts(rows, tokenizer(), config, 100, 39).tokens) == 3
+    assert len(encode_prompts(rows, tokenizer(), config, 100, 0).tokens) == 3

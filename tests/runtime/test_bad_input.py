@@ -114,6 +114,24 @@ def test_a_prompt_longer_than_the_context(fails: Fails, tmp_path: Path) -> None:
     assert "data.overlong" in said
 
 
+def test_responses_longer_than_the_context(fails: Fails) -> None:
+    """The length is to blame, not the data."""
+    assert fails(rollout__max_completion_length=256) == (
+        "rollout.max_completion_length=256 leaves no room for a prompt in the model's context of "
+        "256 tokens: lower it, or leave it unset to take what prompts leave"
+    )
+    said = fails(rollout__max_completion_length=254)
+    assert "lower rollout.max_completion_length from 254" in said or "leaves no room" in said
+
+
+def test_one_response_a_prompt(fails: Fails) -> None:
+    assert fails(rollout__num_generations=1).startswith("rollout.num_generations=1 trains nothing")
+
+
+def test_no_rows_to_hold_out(fails: Fails) -> None:
+    assert fails(eval={"fraction": 1e-6}).startswith("eval.fraction=1e-06 holds out none of")
+
+
 def test_another_architecture(fails: Fails, tmp_path: Path) -> None:
     write_byte_model(tmp_path)
     GPT2LMHeadModel(

@@ -161,6 +161,12 @@ def test_warnings_are_loud_and_not_endless():
     said = [bool(warnings.check(step, bad)) for step in range(2, 9)]
     assert said == [True, False, True, False, False, False, True]
     assert StepWarnings(256).check(0, []) == []
+    (limited,) = StepWarnings(256, 300).check(0, [*bad, *good, *good])[:1]
+    assert (
+        "cut off at 256 tokens, all that the longest prompt leaves of the model's context of 300"
+        in limited
+    )
+    assert "raise" not in limited
     assert "no program" not in first[1]
     assert (
         "; 75% of the responses hold no program; check" in StepWarnings(256).check(0, bad, 0.75)[1]

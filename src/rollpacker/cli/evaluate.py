@@ -15,7 +15,7 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="Folder or hub name of a model.")
     ],
-    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file with eval.data.")],
+    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file with eval.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE ...]", help="Overrides.")
     ] = None,

@@ -37,3 +37,13 @@ class Row:
     columns: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def whole_text(text: str, what: str) -> str:
+    """``text``, which must be one that can be written. Raises ``DataError`` that begins with
+    ``what``."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{what} holds half a character (a lone surrogate)") from None
+    return text

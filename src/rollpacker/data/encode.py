@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
-from rollpacker.data.base import DataError, Message, Row
+from rollpacker.data.base import DataError, Message, Row, whole_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +47,8 @@ def encode_prompts(
     """
     _check_settings(config, tokenizer)
     texts = [_text(row, tokenizer, config, chat_template_kwargs or {}) for row in rows]
+    for row, (text, _) in zip(rows, texts, strict=True):
+        whole_text(text, f"row '{row.id}': its prompt")
     ids = _tokenize(texts, tokenizer)
     needed = max_response or min(_LEAST_RESPONSE, max_context - 1)
     tokens: dict[PromptId, NDArray[np.int32]] = {}

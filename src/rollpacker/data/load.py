@@ -10,7 +10,7 @@ from typing import Any
 
 from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
-from rollpacker.data.base import DataError, Row
+from rollpacker.data.base import DataError, Row, whole_text
 from rollpacker.data.files import Record
 from rollpacker.data.messages import (
     MissingError,
@@ -113,7 +113,7 @@ def _row(record: Record, schema: Schema, where: str) -> tuple[Row, bool]:
     prompt, gold = parse_prompt(value, where)
     answer = _answer(record, schema, gold, where)
     row = Row(
-        id=_identity(record, prompt, answer),
+        id=_identity(record, prompt, answer, where),
         prompt=prompt,
         answer=answer,
         domain=_domain(record, schema, where),
@@ -126,13 +126,15 @@ def _row(record: Record, schema: Schema, where: str) -> tuple[Row, bool]:
 
 def _answer(record: Record, schema: Schema, gold: str | None, where: str) -> Any:
     if schema.gold:
-        if gold is None:
-            raise MissingError(f"{where}: no turn of the assistant ends the prompt, so no answer")
+        if not gold:
+            raise MissingError(
+                f"{where}: no turn of the assistant ends the prompt in text, so no answer"
+            )
         return gold
     if schema.answer is None:
         return None
     answer = value_at(record, schema.answer)
-    if answer is None and gold is None:
+    if answer is None and not gold:
         raise MissingError(f"{where}: no answer in column '{schema.answer}'")
     return gold if answer is None else answer
 
@@ -143,14 +145,19 @@ def _domain(record: Record, schema: Schema, where: str) -> str:
         return "default"
     if domain is None:
         raise MissingError(f"{where}: no domain in column '{schema.domain}' (data.domain_key)")
-    return str(domain)
+    return whole_text(str(domain), f"{where}: the domain")
 
 
-def _identity(record: Record, prompt: Any, answer: Any) -> PromptId:
+def _identity(record: Record, prompt: Any, answer: Any, where: str) -> PromptId:
     if record.get("id") is not None:
-        return PromptId(str(record["id"]))
-    text = f"{canonical(prompt)}\n{canonical(answer)}".encode(errors="surrogatepass")
-    return PromptId(hashlib.blake2b(text, digest_size=8).hexdigest())
+        return PromptId(whole_text(str(record["id"]), f"{where}: the id"))
+    text = f"{canonical(prompt)}\n{canonical(answer)}"
+    data = text.encode(errors="surrogatepass")
+    return PromptId(hashlib.blake2b(data, digest_size=8).hexdigest())
+
+
+def _content(row: Row) -> str:
+    return f"{canonical(row.prompt)}\n{canonical(row.answer)}"
 
 
 def canonical(value: Any) -> str:
@@ -170,7 +177,7 @@ def _unique(rows: Sequence[Row], source: str) -> tuple[list[Row], int]:
         if original is row:
             result.append(row)
             continue
-        if (original.prompt, original.answer) != (row.prompt, row.answer):
+        if _content(original) != _content(row):
             raise DataError(f"{source}: two different rows have the id '{row.id}'")
         copies[row.id] = copies.get(row.id, 1) + 1
         result.append(replace(row, id=PromptId(f"{row.id}#{copies[row.id]}")))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rollpacker.data.base import DataError, Message
+from rollpacker.data.base import DataError, Message, whole_text
 from rollpacker.data.files import Record
 
 Prompt = str | list[Message]
@@ -42,16 +42,17 @@ def check_text_only(record: Record, where: str) -> None:
 
 
 def parse_prompt(value: Any, where: str) -> tuple[Prompt, str | None]:
-    """A prompt as text or chat messages, and the reference answer that ended the chat, if any.
+    """A prompt as text or chat messages, and what the assistant said at its end, if anything.
 
-    JSON strings of messages are decoded. What the assistant says last is no prompt and is cut.
+    JSON strings of messages are decoded. What the assistant says last is no prompt and is cut; it
+    is empty where the turn only calls tools.
     Raises ``MissingError`` when there is no prompt, and ``DataError``, both naming ``where``.
     """
     value = chat_of(value)
     if is_empty(value) or (isinstance(value, str) and not value.strip()):
         raise MissingError(f"{where}: the prompt is empty")
     if isinstance(value, str):
-        return _text(value, where), None
+        return whole_text(value, f"{where}: the prompt"), None
     if not isinstance(value, list):
         found = type(value).__name__
         raise DataError(f"{where}: the prompt must be text or chat messages, found {found}")
@@ -76,22 +77,15 @@ def chat_of(value: Any) -> Any:
     return turns if is_chat else value
 
 
-def _text(text: str, where: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"{where}: the prompt holds half a character (a lone surrogate)") from None
-    return text
-
-
 def _without_answer(turns: list[Message], where: str) -> tuple[list[Message], str | None]:
     count = len(turns)
     while count and turns[count - 1]["role"] == "assistant":
         count -= 1
     if not count:
         raise DataError(f"{where}: the prompt has only turns of the assistant, nothing to answer")
-    gold = turns[-1].get("content") if count < len(turns) else None
-    return turns[:count], gold or None
+    if count == len(turns):
+        return turns, None
+    return turns[:count], turns[-1].get("content") or ""
 
 
 def _message(turn: Any, where: str) -> Message:
@@ -108,7 +102,7 @@ def _message(turn: Any, where: str) -> Message:
         )
     kept = {str(key): value for key, value in turn.items() if value is not None}
     if content is not None:
-        kept["content"] = _text(content, where)
+        kept["content"] = whole_text(content, f"{where}: the prompt")
     elif "content" in turn:
         kept["content"] = None
     if calls:

@@ -23,8 +23,7 @@ def hold_out(rows: Sequence[Row], fraction: float, seed: int) -> tuple[list[Row]
     parts: tuple[list[Row], list[Row]] = ([], [])
     for row in rows:
         name = first.setdefault(canonical(row.prompt), row.id)
-        data = name.encode(errors="surrogatepass")
-        digest = hashlib.blake2b(data, key=key, digest_size=8).digest()
+        digest = hashlib.blake2b(name.encode(), key=key, digest_size=8).digest()
         parts[int.from_bytes(digest) < limit].append(row)
     training, held_out = parts
     if not held_out:

@@ -10,7 +10,7 @@ from rollpacker.config import RunConfig, TrainConfig
 from rollpacker.core.types import PromptId
 from rollpacker.job.build import (
     evaluation_params,
-    load_problems,
+    load_held_out,
     max_completion_length,
     sampling_params,
 )
@@ -46,7 +46,9 @@ def assess(
 
 def _without_training(config: RunConfig, checkpoint: str, generations: int | None) -> RunConfig:
     if config.eval is None:
-        raise ValueError("eval.data is missing: the config names no held-out problems")
+        raise ValueError(
+            "eval.data is missing: the config names no held-out problems, nor an eval.fraction"
+        )
     count = generations or config.eval.num_generations
     if count > 1 and config.eval.temperature == 0.0:
         raise ValueError(
@@ -64,7 +66,7 @@ def _without_training(config: RunConfig, checkpoint: str, generations: int | Non
 async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
     assert config.eval is not None
     card = read_card(config.model)
-    problems = load_problems(config, config.eval.data, card, progress)
+    problems = load_held_out(config, card, progress)
     cap = max_completion_length(config, card, problems)
     domains = {row.domain for row in problems.rows.values()}
     used = [each for each in config.rewards if any(each.applies(d) for d in domains)]

@@ -192,6 +192,16 @@ def load_data(
     )
 
 
+def load_held_out(config: RunConfig, card: Card, progress: Progress) -> Problems:
+    """The problems to evaluate by, of a configuration that has some. Raises ``ValueError``."""
+    assert config.eval is not None
+    if config.eval.data is not None:
+        return load_problems(config, config.eval.data, card, progress)
+    held_out = load_data(config, card, progress)[1]
+    assert held_out is not None
+    return held_out
+
+
 def load_problems(config: RunConfig, data: DataConfig, card: Card, progress: Progress) -> Problems:
     """Read, encode and order a data set. Raises ``ValueError``."""
     loaded = load_rows(data)

@@ -207,7 +207,9 @@ def _learning(run: RunFolder) -> Section:
             "of the responses that were kept."
         )
     else:
-        text += "No held-out accuracy was measured: name problems in eval.data to see it here."
+        text += (
+            "No held-out accuracy was measured: set eval.fraction, or eval.data, to see it here."
+        )
     figure = figures.learning(run.metrics, accuracy)
     return Section(id="learning", title="Learning", text=text, figure=figure)
 

@@ -208,8 +208,9 @@ class Waiting:
         key = f"rewards.{function}"
         trouble = f"{self._trouble(function)}: {error}"
         if self._rewards[function].on_error == "stop":
-            longer = f"give it longer ({key}.timeout_s), or " if way == TIMED_OUT else ""
-            self.broken = f"{key}: {trouble}; mend it, {longer}go on without it ({key}.on_error)"
+            longer = f", give it longer ({key}.timeout_s)," if way == TIMED_OUT else ""
+            skip = f"go on without it ({key}.on_error=skip)"
+            self.broken = f"{key}: {trouble}; mend it{longer} or {skip}"
         elif len(self._dropped) + 1 == len(self._rewards):
             self.broken = f"{key}: {trouble}; without it there is no reward left"
         else:

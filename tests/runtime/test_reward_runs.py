@@ -88,7 +88,7 @@ def test_what_functions_log_is_in_the_metrics(shop: Workshop) -> None:
     steps = Path(f"{shop.rewards}.steps").read_text().split("\n")[:-1]
     progress = [line.split() for line in steps]
     assert {int(step) for step, _ in progress} == {0, 1, 2}
-    assert {float(epoch) for step, epoch in progress if step == "1"} == {pytest.approx(1 / 3)}
+    assert {round(float(epoch), 3) for step, epoch in progress if step == "1"} == {0.333}
 
 
 def test_a_parameter_that_nobody_gives_is_found_before_the_model_is_loaded(
@@ -99,8 +99,9 @@ def test_a_parameter_that_nobody_gives_is_found_before_the_model_is_loaded(
     weights = other.model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     config = shop.config("wants", model__path=str(other.model), rewards=rewards(shop, "wants"))
-    said = (
-        r"'.*:wants' needs 'anser', which is neither a column of the rows \(answer, id\) nor an opt"
-    )
-    with pytest.raises(ValueError, match=said + r"ion: did you mean 'answer'\?"):
+    with pytest.raises(ValueError, match="did you mean") as caught:
         run(config)
+    assert str(caught.value) == (
+        f"rewards: '{shop.rewards}:wants' needs 'anser', which is neither a column of the rows "
+        "(answer, id) nor an option: did you mean 'answer'?"
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_jobs import Workshop, metrics, run
+from runtime_jobs import Workshop, metrics, run, table
 
 MORE = """
 def hangs(completions, **_):
@@ -85,6 +85,12 @@ def test_what_functions_log_is_in_the_metrics(shop: Workshop) -> None:
     # A name of the run's own is not taken away from it.
     assert all(row["reward"] <= 1.5 for row in rows)
     assert said.count("logs the metric 'reward', which is one of the run's") == 1
+    found = table(folder)
+    assert set(found["extra/pred"]) <= {*"0123456789+=-*/ ", ""}
+    assert found.filter(found["completion"].str.head(3) != found["extra/upper"]).is_empty()
+    assert set(found["rewards/verl"]) == {0.5}
+    none = found.filter(found["rewards/logs"].is_null())
+    assert set(none["prompt"]) == {"p2", "p3"}
     steps = Path(f"{shop.rewards}.steps").read_text().split("\n")[:-1]
     progress = [line.split() for line in steps]
     assert {int(step) for step, _ in progress} == {0, 1, 2}

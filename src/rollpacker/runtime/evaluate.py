@@ -70,8 +70,8 @@ class Evaluator:
             version: of the weights.
             greedy: decode greedily, one answer a problem.
 
-        Raises ``WorkerError`` when a worker dies, ``DroppedError`` after ``drop``, ``ValueError`` when
-        nothing can be graded.
+        Raises ``WorkerError`` when a worker dies, ``DroppedError`` after ``drop``, ``ValueError``
+        when nothing can be graded.
         """
         params = self._params
         if greedy:

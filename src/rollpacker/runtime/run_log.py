@@ -149,6 +149,7 @@ class RunLog:
                 grade_s=None if attempt.graded_s is None else attempt.graded_s - end_s,
                 advantage=advantages.get(attempt.id),
                 rewards=attempt.rewards,
+                extra=attempt.extra,
                 prompt_text=self._texts.prompt(attempt) if self._kept.texts else None,
                 completion=self._texts.completion(attempt) if self._kept.texts else None,
                 completion_ids=None if output is None else output.tokens,

@@ -211,7 +211,8 @@ def test_built_in_rewards_take_options():
 def test_nonsense_is_named(file, name, message):
     with pytest.raises(GradingError) as caught:
         resolve(f"{file}:{name}", {})([request()])
-    assert str(caught.value) == message
+    line = 1 + file.read_text().split(f"def {name}(")[0].count("\n")
+    assert str(caught.value) == f"{file}:{line}: {message}"
 
 
 def test_what_is_logged_comes_with_the_scores(file):
@@ -285,7 +286,8 @@ def test_what_nobody_gives_is_found_when_it_is_loaded(file, name, options, messa
             "maths",
             "rewards: unknown function 'maths': expected math, code, judge, rg, path/to/file.py",
         ),
-        ("no.such:thing", "rewards: cannot import 'no.such': "),
+        ("no.such:thing", "rewards: cannot import 'no.such': there is no module 'no'"),
+        ("json.nothing:f", "cannot import 'json.nothing': there is no module 'json.nothing'"),
         ("nowhere.py:f", "rewards: cannot import 'nowhere.py': there is no file /"),
         ("{}:zzz", "has no function 'zzz'; it has trl, trl_exact"),
         ("{}:trl_exat", "has no function 'trl_exat': did you mean 'trl_exact'?"),

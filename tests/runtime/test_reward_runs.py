@@ -86,7 +86,7 @@ def test_what_functions_log_is_in_the_metrics(shop: Workshop) -> None:
     assert all(row["reward"] <= 1.5 for row in rows)
     assert said.count("logs the metric 'reward', which is one of the run's") == 1
     found = table(folder)
-    assert set(found["extra/pred"]) <= {*"0123456789+=-*/ ", ""}
+    assert found.filter(found["completion"].str.head(1) != found["extra/pred"]).is_empty()
     assert found.filter(found["completion"].str.head(3) != found["extra/upper"]).is_empty()
     assert set(found["rewards/verl"]) == {0.5}
     none = found.filter(found["rewards/logs"].is_null())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any
 
 from rollpacker.reward.base import GradingError
 
@@ -49,6 +51,13 @@ def _place(error: BaseException) -> str | None:
         return None
     file, line, name = theirs[-1]
     return f"{shown(file)}:{line}" + ("" if name.startswith("<") else f" in {name}")
+
+
+def defined(target: Any) -> str | None:
+    """Where a function is defined, or how its objects are called."""
+    call = target if inspect.isroutine(target) else type(target).__call__
+    code = getattr(inspect.unwrap(call), "__code__", None)
+    return None if code is None else f"{shown(code.co_filename)}:{code.co_firstlineno}"
 
 
 def shown(file: str) -> str:

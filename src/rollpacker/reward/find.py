@@ -32,6 +32,10 @@ def find(function: str) -> Callable[..., Any]:
         raise ValueError(f"rewards: cannot import '{place}': there is no file {file}")
     try:
         module = importlib.import_module(place) if file is None else _load(file)
+    except ModuleNotFoundError as error:
+        itself = error.name is not None and f"{place}.".startswith(f"{error.name}.")
+        why = f"there is no module '{error.name}'" if itself else told(error)
+        raise ValueError(f"rewards: cannot import '{place}': {why}") from error
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise ValueError(f"rewards: cannot import '{place}': {told(error)}") from error
     target = getattr(module, name, None)

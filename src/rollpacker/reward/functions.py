@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.reward.base import GradeRequest, GradingError, Scored
-from rollpacker.reward.errors import told
+from rollpacker.reward.errors import defined, told
 from rollpacker.reward.find import BUILT_IN, Parameters, find
 from rollpacker.reward.logged import Notes, brief, plain, verl_extras
 
@@ -100,16 +100,29 @@ def _called(
         if names[1] in parameters.names:
             parameters.check_given((*names, *options))
             taken = [n for n in names if parameters.take(n) and n not in options]
-            return build(target, options, taken)
+            return _located(target, build(target, options, taken))
     if parameters.names & {*_TRL} or (parameters.any and not parameters.names - {*options}):
         if known is not None:
             parameters.check_given((*_TRL, *_TRL_ALSO, *options), known)
-        return _trl(target, options, parameters, known)
+        return _located(target, _trl(target, options, parameters, known))
     raise ValueError(
         f"rewards: '{function}' has neither TRL's signature (prompts, completions, "
         "completion_ids, **columns) nor verl's (data_source, solution_str, ground_truth, "
         f"extra_info); it takes {sorted(parameters.names)}"
     )
+
+
+def _located(target: Any, scorer: Scorer) -> Scorer:
+    """With the place of the function in what is wrong with its results."""
+    place = defined(target)
+
+    def score(requests: Sequence[GradeRequest]) -> Sequence[float | Scored | None]:
+        try:
+            return scorer(requests)
+        except GradingError as error:
+            raise GradingError(f"{place}: {error}") from error
+
+    return scorer if place is None else score
 
 
 def _is_checkpoint(function: str) -> bool:

@@ -112,10 +112,7 @@ class SampleLog:
         completion_ids: NDArray[np.int32] | None = None,
         program: CodeRun | None = None,
     ) -> None:
-        """Add an attempt whose fate is known. Costs some microseconds.
-
-        What the configuration does not keep is not looked at.
-        """
+        """Add an attempt whose fate is known; what the configuration does not keep is ignored."""
         row: tuple[object, ...] = (
             prompt,
             attempt,
@@ -136,7 +133,7 @@ class SampleLog:
             advantage,
             *((rewards or {}).get(name) for name in self._rewards),
         )
-        self._bytes += _ROW_BYTES
+        self._bytes += _ROW_BYTES + sum(map(len, (extra or {}).values()))
         if self._texts:
             row += (prompt_text, completion)
             self._bytes += len(completion or "") + len(prompt_text or "")
@@ -145,7 +142,6 @@ class SampleLog:
             self._bytes += 0 if completion_ids is None else completion_ids.nbytes
         if self._programs:
             row += _program(program)
-        self._bytes += sum(map(len, (extra or {}).values()))
         self._rows.append(row)
         self._extras.append(extra or {})
         if self._bytes >= _FLUSH_BYTES:

@@ -24,8 +24,6 @@ def act(completions, **columns):
         raise SystemExit(3)
     if text == "crash":
         os._exit(7)
-    if text == "nan":
-        return [float("nan")]
     if text == "text":
         return ["much"]
     if text == "many":

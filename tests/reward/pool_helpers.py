@@ -15,6 +15,7 @@ def requests(texts: Sequence[str], first: int = 0, **row) -> list[GradeRequest]:
             completion=text,
             completion_ids=[1],
             row={"answer": "1"} | row,
+            source=f"row {first + i}",
         )
         for i, text in enumerate(texts)
     ]

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import pytest
 
 from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.base import GradeRequest, GradingError
+from rollpacker.reward.base import START, GradeRequest, GradingError, Scored, TrainerState
 from rollpacker.reward.functions import resolve, reward_names
 
 CHAT = [{"role": "user", "content": "1+1"}]
@@ -17,7 +18,7 @@ import asyncio, sys, numpy
 from neighbour import SCALE
 
 def trl(prompts, completions, completion_ids, answer, **columns):
-    assert sorted(columns) == ["level"], columns
+    assert sorted(columns) == ["level", "log_extra", "log_metric", "trainer_state"], columns
     return [SCALE * float(c == a) for c, a in zip(completions, answer)]
 
 def trl_exact(completions, answer):
@@ -39,26 +40,82 @@ def trl_array(completions, **_):
 def not_applicable(completions, **_):
     return [None for _ in completions]
 
+def trl_generator(completions, **_):
+    return (1.0 for _ in completions)
+
+def not_a_number(completions, **_):
+    return [float("nan"), numpy.float32("nan"), 1.0][:len(completions)]
+
+def trl_keywords_only(**everything):
+    return [float(len(everything["prompts"][0]))]
+
+def trl_logs(completions, trainer_state, log_extra=None, log_metric=None, **_):
+    log_extra("first", [c[:1] for c in completions])
+    log_extra("step", [trainer_state.global_step])
+    log_extra("step", [trainer_state.max_steps] * (len(completions) - 1))
+    log_metric("progress", trainer_state.global_step / trainer_state.max_steps)
+    log_metric("progress", numpy.float64(trainer_state.epoch))
+    log_metric("nothing", float("nan"))
+    return [None] + [1.0] * (len(completions) - 1)
+
+def logs_too_few(completions, log_extra, **_):
+    log_extra("first", [])
+    return [1.0]
+
+def logs_text(completions, log_metric, **_):
+    log_metric("accuracy", "good")
+    return [1.0]
+
 def verl(data_source, solution_str, ground_truth, extra_info):
     return {"score": numpy.float32(solution_str == ground_truth), "acc": True,
-            "seen": (data_source, extra_info)}
+            "pred": solution_str, "none": None, "seen": (data_source, extra_info)}
+
+async def verl_async(solution_str, ground_truth, **_):
+    await asyncio.sleep(0)
+    return solution_str == ground_truth
 
 def verl_more(solution_str, ground_truth, extra_info=None, bonus=0.0, **kwargs):
     return (solution_str == ground_truth) + bonus + extra_info["index"] + len(kwargs)
 
-class Callable:
+def verl_turns(solution_str, extra_info):
+    extra_info["seen"] = True
+    return extra_info["num_turns"]
+
+def verl_batch(data_sources, solution_strs, ground_truths, extra_infos):
+    assert len(data_sources) == len(extra_infos)
+    right = [s == g for s, g in zip(solution_strs, ground_truths)]
+    return [{"score": float(r), "acc": r} if r else 0.0 for r in right]
+
+def verl_short(solution_strs, **_):
+    return [1.0, 2.0, 3.0]
+
+class Scaled:
+    def __init__(self, scale, offset=0.0):
+        self.scale, self.offset = float(scale), offset
+
     def __call__(self, completions, **columns):
+        return [self.scale + self.offset] * len(completions)
+
+class Asynchronous:
+    async def __call__(self, completions, **columns):
         return [1.0] * len(completions)
 
-an_object = Callable()
+class NoCall:
+    pass
+
+an_object = Scaled(1.0)
+a_number = 3
 
 def string(completions, **_): return ["1.0"]
 def too_many(completions, **_): return [1.0, 2.0]
 def scalar(completions, **_): return 1.0
 def infinite(completions, **_): return [float("inf")]
-def not_a_number(solution_str, ground_truth): return float("nan")
+def nothing_at_all(completions, **_): pass
+def a_dict(completions, **_): return {"score": 1.0}
+def verl_not_a_number(solution_str, ground_truth): return float("nan")
 def no_score(solution_str, ground_truth): return {"acc": 1.0}
 def missing(completions, colour): return [1.0]
+def verl_missing(solution_str, judge): return 1.0
 def strange(a, b): return 1.0
 """
 
@@ -71,10 +128,15 @@ def file(tmp_path) -> Path:
     return path
 
 
-def request(completion="2", prompt="1+1", **row) -> GradeRequest:
+def request(completion="2", prompt="1+1", state=START, **row) -> GradeRequest:
     row = {"prompt": prompt, "answer": "2", "level": 3} | row
     return GradeRequest(
-        attempt=AttemptId(1), prompt=prompt, completion=completion, completion_ids=[4, 5], row=row
+        attempt=AttemptId(1),
+        prompt=prompt,
+        completion=completion,
+        completion_ids=[4, 5],
+        row=row,
+        state=state,
     )
 
 
@@ -86,9 +148,14 @@ def request(completion="2", prompt="1+1", **row) -> GradeRequest:
         ("trl_async", 1.0),
         ("trl_ids", 9.0),
         ("trl_array", 1.0),
+        ("trl_generator", 1.0),
+        ("trl_keywords_only", 3.0),
         ("not_applicable", None),
-        ("verl", 1.0),
+        ("not_a_number", None),
+        ("verl_async", 1.0),
+        ("verl_turns", 2.0),
         ("an_object", 1.0),
+        ("Asynchronous", 1.0),
     ],
 )
 def test_signatures(file, name, expected):
@@ -110,6 +177,7 @@ def test_options_are_bound(file):
     row = {"extra_info": {"index": 1}, "data_source": "gsm8k"}
     plain = resolve(f"{file}:verl_more", {})([request(**row)])
     assert plain == [1 + 0 + 1 + 1]
+    assert resolve(f"{file}:Scaled", {"scale": 2, "offset": 1.0})([request()]) == [3.0]
     assert resolve(f"{file}:verl_more", {"bonus": 0.5})([request(**row)]) == [3.5]
     assert resolve(f"{file}:trl_exact", {"answer": ["9"]})([request("9")]) == [1.0]
 
@@ -131,20 +199,84 @@ def test_built_in_rewards_take_options():
         ("string", "returned str '1.0', expected a number"),
         ("too_many", "returned list [1.0, 2.0], expected a list of 1 numbers"),
         ("scalar", "returned float 1.0, expected a list of 1 numbers"),
+        ("nothing_at_all", "returned NoneType None, expected a list of 1 numbers"),
+        ("a_dict", "returned dict {'score': 1.0}, expected a list of 1 numbers"),
         ("infinite", "returned inf, expected a finite number"),
-        ("not_a_number", "returned nan, expected a finite number"),
-        ("no_score", "returned a dict without 'score'"),
+        ("verl_not_a_number", "returned nan, expected a finite number"),
+        ("no_score", "returned a dict without 'score': it has ['acc']"),
+        ("verl_short", "returned list [1.0, 2.0, 3.0], expected a list of 1 numbers or dicts"),
+        ("logs_too_few", "log_extra('first') got 0 values for 1 responses"),
     ],
 )
 def test_nonsense_is_named(file, name, message):
     with pytest.raises(GradingError) as caught:
         resolve(f"{file}:{name}", {})([request()])
-    assert str(caught.value) == f"reward '{file}:{name}' {message}"
+    line = 1 + file.read_text().split(f"def {name}(")[0].count("\n")
+    assert str(caught.value) == f"{file}:{line}: {message}"
 
 
-def test_a_missing_column_is_named(file):
-    with pytest.raises(TypeError, match="colour"):
-        resolve(f"{file}:missing", {})([request()])
+def test_what_is_logged_comes_with_the_scores(file):
+    state = TrainerState(global_step=3, max_steps=12, epoch=0.75)
+    first, second = resolve(f"{file}:trl_logs", {})([request("ab", state=state), request("cd")])
+    metrics = {"progress": 0.5}
+    assert first == Scored(score=None, extra={"first": "a", "step": "3"}, metrics=metrics)
+    assert second == Scored(score=1.0, extra={"first": "c", "step": "12"}, metrics=metrics)
+    with pytest.raises(TypeError, match=r"log_metric\('accuracy'\) takes a number, not str 'good'"):
+        resolve(f"{file}:logs_text", {})([request()])
+
+
+def test_other_keys_of_verl_are_metrics_and_columns(file):
+    row = {"extra_info": {"index": 1}, "data_source": "gsm8k"}
+    (scored,) = resolve(f"{file}:verl", {})([request(**row)])
+    assert isinstance(scored, Scored)
+    assert scored.score == 1.0
+    assert scored.metrics == {"reward_extra/acc/mean": 1.0}
+    assert scored.extra["pred"] == "2"
+    assert "gsm8k" in scored.extra["seen"]
+    assert sorted(scored.extra) == ["pred", "seen"]
+
+
+def test_the_batch_form_of_verl_is_one_call(file):
+    score = resolve(f"{file}:verl_batch", {})
+    right, wrong = score([request("2"), request("3")])
+    assert right == Scored(score=1.0, metrics={"reward_extra/acc/mean": 1.0})
+    assert wrong == 0.0
+
+
+def test_a_row_is_not_changed_by_a_function(file):
+    row = {"extra_info": {"index": 1}}
+    resolve(f"{file}:verl_turns", {})([request(**row)])
+    assert row == {"extra_info": {"index": 1}}
+
+
+def test_a_column_that_some_rows_lack_is_none_there(file):
+    score = resolve(f"{file}:trl_exact", {}, columns=["answer", "id"])
+    lacking = request("x")
+    lacking = dataclasses.replace(lacking, row={"id": 1})
+    assert score([lacking, request("2")]) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("missing", {}, "needs 'colour', which is neither a column of the rows (answer, color, id)"
+         " nor an option: did you mean 'color'?"),
+        ("verl_missing", {}, "needs 'judge', which is no option (rewards[].options.judge)"),
+        ("Scaled", {}, "needs 'scale', which is no option (rewards[].options.scale)"),
+        ("Scaled", {"scale": "wide"}, "cannot be made: {file}:"),
+        ("Scaled", {"size": 1}, "takes no option 'size'; it takes ['offset', 'scale']"),
+        ("NoCall", {}, "is a class without __call__"),
+    ],
+)  # fmt: skip
+def test_what_nobody_gives_is_found_when_it_is_loaded(file, name, options, message):
+    with pytest.raises(ValueError, match="rewards: ") as caught:
+        resolve(f"{file}:{name}", options, columns=["answer", "color", "id"])
+    assert f"rewards: '{file}:{name}' {message.format(file=file)}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    given = {"colour": ["red"], "judge": "j", "scale": 1}
+    if name in ("missing", "verl_missing"):
+        own = {"missing": "colour", "verl_missing": "judge"}[name]
+        assert resolve(f"{file}:{name}", {own: given[own]}, columns=["id"])([request()]) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -154,15 +286,36 @@ def test_a_missing_column_is_named(file):
             "maths",
             "rewards: unknown function 'maths': expected math, code, judge, rg, path/to/file.py",
         ),
-        ("no.such:thing", "rewards: cannot import 'no.such': ModuleNotFoundError"),
-        ("nowhere.py:f", "rewards: cannot import 'nowhere.py': FileNotFoundError: no file"),
-        ("{}:nothing", "has no function 'nothing'"),
+        ("no.such:thing", "rewards: cannot import 'no.such': there is no module 'no'"),
+        ("json.nothing:f", "cannot import 'json.nothing': there is no module 'json.nothing'"),
+        ("nowhere.py:f", "rewards: cannot import 'nowhere.py': there is no file /"),
+        ("{}:zzz", "has no function 'zzz'; it has trl, trl_exact"),
+        ("{}:trl_exat", "has no function 'trl_exat': did you mean 'trl_exact'?"),
+        ("{}:a_number", "rewards: 'a_number' in '{}' is no function but a int"),
         ("{}:strange", "has neither TRL's signature (prompts, completions, completion_ids"),
     ],
 )
 def test_bad_paths_are_one_line(file, function, message):
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with pytest.raises(ValueError, match=re.escape(message.format(file))) as caught:
         resolve(function.format(file), {})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = 1\ndef f(completions:\n", "{}:2: SyntaxError: '(' was never closed"),
+        ("x = 1\nimport no_such_thing\n", "{}:2: ModuleNotFoundError: No module named"),
+        ("def g():\n    import json; json.loads('{{')\ng()\n", "{}:2 in g: JSONDecodeError: "),
+        ("raise SystemExit('no key')\n", "{}:1: SystemExit: no key"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named_with_the_line(tmp_path, code, message):
+    path = tmp_path / "broken_rewards.py"
+    path.write_text(code.replace("{{", "{"))
+    with pytest.raises(ValueError, match="cannot import") as caught:
+        resolve(f"{path}:f", {})
+    assert f"rewards: cannot import '{path}': {message.format(path)}" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -172,6 +325,7 @@ def test_names_must_differ():
         reward_names(rewards)
     renamed = [rewards[0], RewardConfig(function="b.py:f", name="g")]
     assert reward_names(renamed) == ["f", "g"]
+    assert reward_names([RewardConfig(function="models/reward/")]) == ["reward"]
 
 
 def test_a_grading_process_imports_nothing_heavy():

@@ -21,16 +21,16 @@ def test_grades_in_order_and_weighted_sums(pool_of, code):
     assert [g.attempt for g in grades] == [0, 1, 2]
     assert [g.reward for g in grades] == [0.5, 9.0, -2.0]
     assert [dict(g.rewards) for g in grades] == [
-        {"act": 1.0, "len": 1.0},
-        {"act": 10.0, "len": 2.0},
-        {"len": 4.0},
+        {"act": 1.0, "len": 1.0, "never": None},
+        {"act": 10.0, "len": 2.0, "never": None},
+        {"act": None, "len": 4.0, "never": None},
     ]
     assert all(g.error is None and g.seconds >= 0 for g in grades)
 
 
-def test_nothing_applies(pool_of):
+def test_nothing_applies_is_no_error(pool_of):
     (grade,) = pool_of("never").grade_now(requests(["1"]))
-    assert (grade.reward, grade.error) == (None, None)
+    assert (grade.reward, grade.error, grade.rewards) == (None, None, {"never": None})
 
 
 def test_a_sum_that_overflows_is_no_reward(pool_of, code):
@@ -185,7 +185,9 @@ def test_a_function_that_does_not_exist_is_one_clear_error(pool_of, code):
         pool.wait_ready()
     (grade,) = pool.grade_now(requests(["1"]))
     assert grade.reward is None
-    assert grade.error == f"rewards: '{code}' has no function 'nothing'"
+    assert grade.error == (
+        f"rewards: '{code}' has no function 'nothing'; it has act, length, never, rank, pid"
+    )
 
 
 def test_columns_that_cannot_be_sent_harm_their_own_row_only(pool_of):

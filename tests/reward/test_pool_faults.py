@@ -13,15 +13,15 @@ from rollpacker.reward.replies import read_reply
 from rollpacker.reward.wire import WireError
 
 FAULTS = {
-    "raise": "reward 'act': KeyError: 'no\\nsuch key'",
-    "exit": "reward 'act': SystemExit: 3",
+    "raise": "acts.py:7 in act: KeyError: 'no\\nsuch key'",
+    "exit": "acts.py:16 in act: SystemExit: 3",
     "hang": "reward 'act': timed out after 1 s",
     "spin": "reward 'act': timed out after 1 s",
     "kill": "reward 'act': its process was killed by signal 9",
     "crash": "reward 'act': its process exited with code 7",
     "forge": "reward 'act': its process wrote nonsense (no answer to the running job)",
     "flood": "reward 'act': its process wrote nonsense (no frame)",
-    "nan": "expected a finite number",
+    "inf": "expected a finite number",
     "text": "returned str 'much', expected a number",
     "many": "expected a list of 1 numbers",
 }
@@ -41,7 +41,7 @@ def test_each_fault_harms_its_own_sample_only(pool_of, fault):
 def test_a_mixture_of_faults_in_an_event_loop(pool_of):
     pool = pool_of("act", workers=2, retries=1)
     texts = ["1"] * 30
-    bad = {3: "raise", 7: "kill", 8: "crash", 13: "hang", 20: "nan", 29: "exit"}
+    bad = {3: "raise", 7: "kill", 8: "crash", 13: "hang", 20: "text", 29: "exit"}
     for place, fault in bad.items():
         texts[place] = fault
     grades = asyncio.run(collect(pool, lambda: pool.submit(requests(texts)), 30))

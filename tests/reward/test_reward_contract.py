@@ -7,7 +7,7 @@ import pytest
 import reasoning_gym
 
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.base import GradeRequest, Scored
 from rollpacker.reward.functions import Scorer, resolve
 
 CODE = """
@@ -77,7 +77,8 @@ def test_one_finite_score_each_alone_or_together_again_and_again(score, some):
     before = copy.deepcopy([(r.prompt, r.completion, r.completion_ids, r.row) for r in some])
     together = score(some)
     assert len(together) == len(some)
-    assert all(s is None or (type(s) is float and math.isfinite(s)) for s in together)
+    scores = [each.score if isinstance(each, Scored) else each for each in together]
+    assert all(s is None or (type(s) is float and math.isfinite(s)) for s in scores)
     assert [s for request in some for s in score([request])] == together
     assert score(some[::-1]) == together[::-1]
     assert [(r.prompt, r.completion, r.completion_ids, r.row) for r in some] == before

@@ -107,7 +107,7 @@ class Queue(RuleBasedStateMachine):
             for key in self._keys(job):
                 self.failures[key] += 1
                 self.failed_in[key] = process
-            self.waiting.charge(job, "no", process)
+            self.waiting.charge(job, "no", process, "no")
 
     @invariant()
     def every_held_attempt_waits_once_for_each_missing_call(self) -> None:

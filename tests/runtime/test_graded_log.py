@@ -61,8 +61,10 @@ def graded(number: int) -> Attempt:
             weights_version=STEP,
         ),
         reward=number / 3,
-        rewards={"ones": number / 3},
+        rewards={"ones": number / 3, "never": None},
         runs={"code": RUN} if number % 2 else {},
+        extra={"found": "3"} if number % 2 else {},
+        metrics={"correct": 0.5},
     )
 
 
@@ -91,6 +93,7 @@ def test_what_was_graded_comes_back_to_the_bit_under_its_new_id(tmp_path: Path) 
             old.rewards,
             old.runs,
         )
+        assert (again.grade.extra, again.grade.metrics) == (old.extra, old.metrics)
         assert (again.output.finish_reason, again.output.weights_version) == ("stop", STEP)
     assert log.find(PromptId("p9"), 0) is None
 

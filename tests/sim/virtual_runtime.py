@@ -210,6 +210,7 @@ class VirtualRewards:
     """``Rewards`` without processes: as many as needed for math, some slots for the judge."""
 
     needs_group = False
+    broken = None
 
     def __init__(self, script: Script, agenda: Agenda) -> None:
         self._script, self._agenda = script, agenda
@@ -218,6 +219,9 @@ class VirtualRewards:
         self._queue: deque[int] = deque()
         self._free = script.judge_slots
         self.on_grades = lambda _grades: None
+
+    def begin_step(self, step, epoch) -> None:
+        del step, epoch
 
     def grade(self, attempts, rows) -> None:
         for attempt in attempts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,8 +14,8 @@ class RewardConfig(Config):
 
     function: str
     """``math``, ``code`` (runs the program in a sandbox), ``judge`` (a language model), ``rg`` (the
-    reasoning-gym scorer of the row's task), ``path/to/file.py:name`` or ``package.module:name``;
-    TRL's and verl's signatures are recognised."""
+    reasoning-gym scorer of the row's task), ``path/to/file.py:name``, ``package.module:name`` or
+    the folder of a sequence-classification model; TRL's and verl's signatures are recognised."""
     name: str | None = None
     """Name in the metrics; default: the function's."""
     domains: list[str] = []
@@ -34,6 +34,12 @@ class RewardConfig(Config):
     """Longest time for one call, then its process is killed; for ``code``, longest time without a
     sign of life, as its programs have timeouts of their own (``grading.code_timeout``). Default:
     300 for ``judge``, else 10."""
+
+    on_error: Literal["stop", "skip"] = "stop"
+    """What to do when it only fails: when the first responses, of three prompts, time out or raise
+    in the same way (or any 8 before it has ever answered, or 32 in a row later). ``stop`` ends the
+    run, ``skip`` goes on without it until the run is started again. A response that fails among
+    others that are graded is replaced in either case."""
 
     @model_validator(mode="after")
     def _callable(self) -> RewardConfig:

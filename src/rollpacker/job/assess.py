@@ -71,7 +71,13 @@ async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
     domains = {row.domain for row in problems.rows.values()}
     used = [each for each in config.rewards if any(each.applies(d) for d in domains)]
     check_rows(used, problems.rows.values())
-    rewards = Rewards(used, config.grading, card.tokenizer, deterministic=config.deterministic)
+    rewards = Rewards(
+        used,
+        config.grading,
+        card.tokenizer,
+        rows=problems.rows.values(),
+        deterministic=config.deterministic,
+    )
     pool = WorkerPool(config, max_length=cap, total_updates=0)
     try:
         for warning in rewards.start(asyncio.get_running_loop()):

@@ -72,13 +72,19 @@ async def build(
     cap = max_completion_length(config, card, problems)
     for line in check_size(config, problems):
         progress.note(line)
-    check_rows(
-        config.rewards, [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
-    )
+    rows = [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
+    check_rows(config.rewards, rows)
+    steps = total_steps(config, problems)
     rewards = Rewards(
-        config.rewards, config.grading, card.tokenizer, deterministic=config.deterministic
+        config.rewards,
+        config.grading,
+        card.tokenizer,
+        rows=rows,
+        deterministic=config.deterministic,
+        max_steps=steps,
+        epochs=config.epochs,
     )
-    updates = total_steps(config, problems) * config.train.updates_per_step
+    updates = steps * config.train.updates_per_step
     pool = WorkerPool(config, max_length=cap, total_updates=updates)
     try:
         for warning in rewards.start(asyncio.get_running_loop()):

@@ -306,6 +306,7 @@ class Job:
             queue=lambda: parts.policy.queue,
             prompts=self._config.rollout.prompts_per_step,
             clock=parts.clock,
+            trouble=parts.rewards.trouble,
         )
 
     def _over(self) -> bool:

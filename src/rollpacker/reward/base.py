@@ -13,6 +13,33 @@ class GradingError(RuntimeError):
     """A response could not be graded; no score is invented for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """How far the run is, under the names of transformers' ``TrainerState``.
+
+    Args:
+        global_step: steps done; 0 during the first one.
+        max_steps: steps of the whole run.
+        epoch: passes over the data so far, with its fraction.
+        num_train_epochs: passes of the whole run.
+    """
+
+    global_step: int = 0
+    max_steps: int = 0
+    epoch: float = 0.0
+    num_train_epochs: int = 1
+
+    @property
+    def is_world_process_zero(self) -> bool:
+        """True: a response is graded once, whoever asks."""
+        return True
+
+    is_local_process_zero = is_world_process_zero
+
+
+START = TrainerState()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradeRequest:
     """One response to grade.
@@ -26,6 +53,8 @@ class GradeRequest:
         domain: the row's task domain: which rewards apply.
         timeouts_s: CPU seconds for each test of the row, read when the request is sent to a
             process; for rewards that run programs.
+        source: id of the data row.
+        state: how far the run is.
     """
 
     attempt: AttemptId
@@ -35,6 +64,8 @@ class GradeRequest:
     row: Mapping[str, Any]
     domain: str = "default"
     timeouts_s: Sequence[float] = ()
+    source: str = ""
+    state: TrainerState = START
 
 
 NO_CODE = "no_code"
@@ -65,10 +96,19 @@ class CodeRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A score with what there is to say of how it came about."""
+    """A score with what there is to say of how it came about.
 
-    score: float
-    run: CodeRun
+    Args:
+        score: None where the function is not applicable.
+        run: what became of the response's program.
+        extra: columns for the samples table.
+        metrics: numbers whose means are the step's metrics, by their full names.
+    """
+
+    score: float | None
+    run: CodeRun | None = None
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +117,22 @@ class Grade:
 
     Args:
         attempt: what was graded.
-        reward: weighted sum; None when grading failed, and where no function applies.
-        rewards: each function's score by name (those that were not applicable left out).
-        error: why grading failed.
+        reward: weighted sum. None when grading failed, and ``error`` says why; or, without an
+            error, when no function is applicable.
+        rewards: every function's score by name; None where it is not applicable, and nothing
+            where it was not called to the end.
+        error: why there is no reward.
         seconds: time that the functions took.
         runs: what became of the response's program, by the name of the reward that ran it.
+        extra: columns that the functions logged for the samples table.
+        metrics: numbers that the functions logged, by metric.
     """
 
     attempt: AttemptId
     reward: float | None
-    rewards: Mapping[str, float]
+    rewards: Mapping[str, float | None]
     error: str | None = None
     seconds: float = 0.0
     runs: Mapping[str, CodeRun] = field(default_factory=dict[str, CodeRun])
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])

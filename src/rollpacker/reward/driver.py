@@ -9,7 +9,8 @@ import time
 from collections import deque
 from typing import Any
 
-from rollpacker.reward.wire import HEADER, JOB, frame
+from rollpacker.reward.base import GradingError
+from rollpacker.reward.wire import HEADER, JOB, LARGEST_REPLY, frame
 
 _BEAT_S = 0.5
 
@@ -36,8 +37,11 @@ class Driver:
         return self._waiting.popleft()
 
     def reply(self, message: dict[str, Any]) -> None:
-        """Write one message."""
-        self._sock.sendall(frame(json.dumps(message, separators=(",", ":")).encode()))
+        """Write one message. Raises ``GradingError`` when it is larger than the driver reads."""
+        text = json.dumps(message, separators=(",", ":")).encode()
+        if len(text) > LARGEST_REPLY:
+            raise GradingError(f"logged more than {LARGEST_REPLY >> 20} MiB in one call")
+        self._sock.sendall(frame(text))
 
     def say(self, text: str) -> None:
         """Tell the user."""

@@ -1,22 +1,24 @@
-"""Reward functions: found by path, recognised by signature, their scores checked.
+"""Reward functions: recognised by signature, called, their scores checked.
 
 TRL's ``f(prompts, completions, completion_ids, **columns) -> list[float | None]`` (plain or
-async) and verl's ``compute_score(data_source, solution_str, ground_truth, extra_info) -> float``
-(or a dict with ``score``). User code is imported by the grading processes only.
+async), verl's ``compute_score(data_source, solution_str, ground_truth, extra_info)`` (which
+returns a number or a dict with ``score``) and its batch form with names in the plural, and
+sequence-classification models. User code is imported by the grading processes only.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.reward.base import GradeRequest, GradingError, Scored
+from rollpacker.reward.errors import defined, told
+from rollpacker.reward.find import BUILT_IN, Parameters, find
+from rollpacker.reward.logged import Notes, brief, plain, verl_extras
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,46 +29,123 @@ if TYPE_CHECKING:
 Scorer = Callable[[Sequence[GradeRequest]], Sequence[float | Scored | None]]
 """Scores of some responses, one each; None where the function is not applicable."""
 
-BUILT_IN = ("math", "code", "judge", "rg")
-
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-_NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", "completion_ids"}
+_VERL_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+_TRL = ("prompts", "completions", "completion_ids")
+_TRL_ALSO = ("trainer_state", "log_extra", "log_metric")
+_NOT_COLUMNS = {"prompt", "completion", *_TRL, *_TRL_ALSO}
+_TURNS = 2
+"""verl's count for one question and one answer."""
 
 
 def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
     """The rewards' names in the metrics. Raises ``ValueError`` when two are equal."""
-    names = [reward.name or reward.function.rpartition(":")[2] for reward in rewards]
+    names = [
+        reward.name or Path(reward.function.rpartition(":")[2]).name or reward.function
+        for reward in rewards
+    ]
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ValueError(f"rewards: two are named '{name}': set rewards.{place}.name")
     return names
 
 
-def resolve(function: str, options: Mapping[str, Any], host: Host | None = None) -> Scorer:
+def resolve(
+    function: str,
+    options: Mapping[str, Any],
+    host: Host | None = None,
+    columns: Collection[str] | None = None,
+) -> Scorer:
     """The scorer of ``RewardConfig.function``; its options are bound.
 
     Args:
         function: as in the configuration.
         options: its keyword arguments.
         host: the process that it will run in, if that is a grading process.
+        columns: those of the rows that it applies to, if they are known.
 
-    Raises ``ValueError`` when there is no such function, or it has an unknown signature or no
-    such option.
+    Raises ``ValueError`` when there is no such function, it has an unknown signature or no such
+    option, or needs what nobody gives.
     """
     if function in BUILT_IN:
         return _built_in(function, options, host)
-    target = _find(function)
-    names, any_name = _parameters(function, target)
-    _check_options(function, options, names, any_name)
-    if "solution_str" in names:
-        return _verl_scorer(function, target, options, None if any_name else names)
-    if names & {"completions", "prompts", "completion_ids"}:
-        return _trl_scorer(function, target, options, None if any_name else names)
+    if _is_checkpoint(function):
+        from rollpacker.reward.classifier import from_checkpoint
+
+        return from_checkpoint(function, options)
+    target: Any = find(function)
+    if inspect.isclass(target):
+        target, options = _instance(function, target, options), {}
+    if _is_module(target):
+        parameters = Parameters(function, target.forward)
+        if "input_ids" in parameters.names:
+            from rollpacker.reward.classifier import from_module
+
+            return from_module(function, target, options)
+    else:
+        parameters = Parameters(function, target)
+    return _called(function, target, parameters, options, columns)
+
+
+def _called(
+    function: str,
+    target: Callable[..., Any],
+    parameters: Parameters,
+    options: Mapping[str, Any],
+    columns: Collection[str] | None,
+) -> Scorer:
+    parameters.check_options(options)
+    known = None if columns is None else sorted({*columns} - _NOT_COLUMNS)
+    for names, build in ((_VERL, _verl), (_VERL_BATCH, _verl_batch)):
+        if names[1] in parameters.names:
+            parameters.check_given((*names, *options))
+            taken = [n for n in names if parameters.take(n) and n not in options]
+            return _located(target, build(target, options, taken))
+    if parameters.names & {*_TRL} or (parameters.any and not parameters.names - {*options}):
+        if known is not None:
+            parameters.check_given((*_TRL, *_TRL_ALSO, *options), known)
+        return _located(target, _trl(target, options, parameters, known))
     raise ValueError(
         f"rewards: '{function}' has neither TRL's signature (prompts, completions, "
         "completion_ids, **columns) nor verl's (data_source, solution_str, ground_truth, "
-        f"extra_info); it takes {sorted(names)}"
+        f"extra_info); it takes {sorted(parameters.names)}"
     )
+
+
+def _located(target: Any, scorer: Scorer) -> Scorer:
+    """With the place of the function in what is wrong with its results."""
+    place = defined(target)
+
+    def score(requests: Sequence[GradeRequest]) -> Sequence[float | Scored | None]:
+        try:
+            return scorer(requests)
+        except GradingError as error:
+            raise GradingError(f"{place}: {error}") from error
+
+    return scorer if place is None else score
+
+
+def _is_checkpoint(function: str) -> bool:
+    return ":" not in function and Path(function).expanduser().is_dir()
+
+
+def _is_module(target: Any) -> bool:
+    # Whoever made one has imported torch.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, torch.nn.Module)
+
+
+def _instance(function: str, made: type, options: Mapping[str, Any]) -> Callable[..., Any]:
+    parameters = Parameters(function, made)
+    parameters.check_options(options)
+    parameters.check_given(options)
+    try:
+        target = made(**options)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"rewards: '{function}' cannot be made: {told(error)}") from error
+    if not callable(target):
+        raise ValueError(f"rewards: '{function}' is a class without __call__")
+    return target
 
 
 def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> Scorer:
@@ -82,11 +161,10 @@ def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> S
         from rollpacker.reward.math import MathReward as Reward
     else:
         from rollpacker.reward.task import TaskReward as Reward
-    names = set(inspect.signature(Reward).parameters)
-    _check_options(function, options, names, any_name=False)
+    Parameters(function, Reward).check_options(options)
     score = Reward(**options)
     return lambda requests: [
-        _number(function, score(request.completion, request.row)) for request in requests
+        _number(score(request.completion, request.row)) for request in requests
     ]
 
 
@@ -99,134 +177,104 @@ def _judge(options: Mapping[str, Any]) -> Scorer:
     return lambda requests: [*judge.grade(requests)]
 
 
-def _find(function: str) -> Callable[..., Any]:
-    place, colon, name = function.rpartition(":")
-    if not colon:
-        raise ValueError(
-            f"rewards: unknown function '{function}': expected {', '.join(BUILT_IN)}, "
-            "path/to/file.py:name or package.module:name"
-        )
-    try:
-        is_file = place.endswith(".py")
-        module = _load_file(Path(place)) if is_file else importlib.import_module(place)
-    except Exception as error:  # importing runs the user's code
-        raise ValueError(f"rewards: cannot import '{place}': {one_line(error)}") from error
-    target = getattr(module, name, None)
-    if not callable(target):
-        raise ValueError(f"rewards: '{place}' has no function '{name}'")
-    return target
+# -- results
 
 
-def _load_file(file: Path) -> Any:
-    file = file.expanduser().resolve()
-    if not file.is_file():
-        raise FileNotFoundError(f"no file '{file}'")
-    # Its neighbours can be imported, but never shadow a library.
-    sys.path.append(str(file.parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(file.stem, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _parameters(function: str, target: Callable[..., Any]) -> tuple[set[str], bool]:
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
-        raise ValueError(f"rewards: '{function}' has no readable signature") from None
-    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {p.name for p in parameters if p.kind in by_name}, any_name
-
-
-def _check_options(
-    function: str, options: Mapping[str, Any], names: set[str], any_name: bool
-) -> None:
-    unknown = [] if any_name else sorted(set(options) - names)
-    if unknown:
-        raise ValueError(
-            f"rewards: '{function}' takes no option '{unknown[0]}'; it takes {sorted(names)}"
-        )
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as one line of bounded length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _number(function: str, value: Any) -> float | None:
+def _number(value: Any) -> float | None:
     if value is None:
         return None
-    number = value.item() if hasattr(value, "item") else value
+    number = plain(value)
     if not isinstance(number, bool | int | float):
-        raise GradingError(f"reward '{function}' returned {_brief(value)}, expected a number")
+        raise GradingError(f"returned {brief(value)}, expected a number")
     number = float(number)
     if not math.isfinite(number):
-        raise GradingError(f"reward '{function}' returned {number}, expected a finite number")
+        raise GradingError(f"returned {number}, expected a finite number")
     return number
 
 
-def _brief(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"[:120]
+def _nan_is_none(value: Any) -> Any:
+    number = plain(value)
+    return None if isinstance(number, float) and math.isnan(number) else number
 
 
-def _verl_scorer(
-    function: str, target: Callable[..., Any], options: Mapping[str, Any], names: set[str] | None
-) -> Scorer:
-    known = [n for n in _VERL if (names is None or n in names) and n not in options]
+def _list(result: Any, count: int, what: str) -> list[Any]:
+    """What a function returned for ``count`` responses."""
+    if hasattr(result, "tolist"):
+        result = result.tolist()
+    if isinstance(result, Iterable) and not isinstance(result, str | bytes | Mapping):
+        result = list(result)
+        if len(result) == count:
+            return result
+    raise GradingError(f"returned {brief(result)}, expected a list of {count} {what}")
 
-    def one(request: GradeRequest) -> float | None:
-        row = request.row
-        values = {
-            "data_source": row.get("data_source", "default"),
-            "solution_str": request.completion,
-            "ground_truth": row.get("answer"),
-            "extra_info": row.get("extra_info") or {},
-        }
-        result = target(**{n: values[n] for n in known}, **options)
-        if inspect.isawaitable(result):
-            result = _run(result)
-        if isinstance(result, Mapping):
-            if "score" not in result:
-                raise GradingError(f"reward '{function}' returned a dict without 'score'")
-            result = result["score"]
-        return _number(function, result)
+
+# -- verl
+
+
+def _verl_values(request: GradeRequest) -> tuple[Any, str, Any, dict[str, Any]]:
+    """The values of ``_VERL``, in its order."""
+    row = request.row
+    info = row.get("extra_info")
+    extra_info = {**info} if isinstance(info, Mapping) else {}
+    extra_info |= {"num_turns": _TURNS, "rollout_reward_scores": {}}
+    return row.get("data_source", "default"), request.completion, row.get("answer"), extra_info
+
+
+def _verl_score(result: Any) -> float | Scored | None:
+    if not isinstance(result, Mapping):
+        return _number(result)
+    if "score" not in result:
+        raise GradingError(f"returned a dict without 'score': it has {sorted(map(str, result))}")
+    score = _number(result["score"])
+    extra, metrics = verl_extras(result)
+    return Scored(score=score, extra=extra, metrics=metrics) if extra or metrics else score
+
+
+def _verl(target: Callable[..., Any], options: Mapping[str, Any], taken: list[str]) -> Scorer:
+    def one(request: GradeRequest) -> float | Scored | None:
+        values: dict[str, Any] = dict(zip(_VERL, _verl_values(request), strict=True))
+        return _verl_score(_finished(target(**{n: values[n] for n in taken}, **options)))
 
     return lambda requests: [one(request) for request in requests]
 
 
-def _trl_scorer(
-    function: str, target: Callable[..., Any], options: Mapping[str, Any], names: set[str] | None
-) -> Scorer:
-    def score(requests: Sequence[GradeRequest]) -> list[float | None]:
-        values = _columns(requests)
-        values["prompts"] = [r.prompt for r in requests]
-        values["completions"] = [_completion(r) for r in requests]
-        values["completion_ids"] = [r.completion_ids for r in requests]
-        chosen = {
-            n: v for n, v in values.items() if (names is None or n in names) and n not in options
-        }
-        result = target(**chosen, **options)
-        if inspect.isawaitable(result):
-            result = _run(result)
-        if hasattr(result, "tolist"):
-            result = result.tolist()
-        if not isinstance(result, list | tuple) or len(result) != len(requests):
-            raise GradingError(
-                f"reward '{function}' returned {_brief(result)}, expected a list of "
-                f"{len(requests)} numbers"
-            )
-        return [_number(function, value) for value in result]
+def _verl_batch(target: Callable[..., Any], options: Mapping[str, Any], taken: list[str]) -> Scorer:
+    def score(requests: Sequence[GradeRequest]) -> list[float | Scored | None]:
+        lists = map(list, zip(*map(_verl_values, requests), strict=True))
+        values: dict[str, Any] = dict(zip(_VERL_BATCH, lists, strict=True))
+        result = _finished(target(**{n: values[n] for n in taken}, **options))
+        return [_verl_score(each) for each in _list(result, len(requests), "numbers or dicts")]
 
     return score
 
 
-def _columns(requests: Sequence[GradeRequest]) -> dict[str, list[Any]]:
-    names = [name for name in requests[0].row if name not in _NOT_COLUMNS]
-    return {name: [request.row.get(name) for request in requests] for name in names}
+# -- TRL
+
+
+def _trl(
+    target: Callable[..., Any],
+    options: Mapping[str, Any],
+    parameters: Parameters,
+    columns: Sequence[str] | None,
+) -> Scorer:
+    def score(requests: Sequence[GradeRequest]) -> list[float | Scored | None]:
+        notes = Notes(len(requests))
+        names = (
+            [n for n in requests[0].row if n not in _NOT_COLUMNS] if columns is None else columns
+        )
+        values: dict[str, Any] = {n: [r.row.get(n) for r in requests] for n in names}
+        values["prompts"] = [r.prompt for r in requests]
+        values["completions"] = [_completion(r) for r in requests]
+        values["completion_ids"] = [r.completion_ids for r in requests]
+        values["trainer_state"] = requests[0].state
+        values["log_extra"] = notes.log_extra
+        values["log_metric"] = notes.log_metric
+        chosen = {n: v for n, v in values.items() if parameters.take(n) and n not in options}
+        result = _finished(target(**chosen, **options))
+        found = _list(result, len(requests), "numbers")
+        return notes.attach([_number(_nan_is_none(value)) for value in found])
+
+    return score
 
 
 def _completion(request: GradeRequest) -> str | list[dict[str, str]]:
@@ -236,6 +284,11 @@ def _completion(request: GradeRequest) -> str | list[dict[str, str]]:
 
 
 _loop: asyncio.AbstractEventLoop | None = None
+
+
+def _finished(result: Any) -> Any:
+    """The result of a call, which may have to be awaited."""
+    return _run(result) if inspect.isawaitable(result) else result
 
 
 def _run(result: Awaitable[Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.config import RewardConfig
@@ -23,6 +23,8 @@ class _Held:
     missing: int
     scores: dict[int, float] = field(default_factory=dict[int, float])
     runs: dict[int, CodeRun] = field(default_factory=dict[int, CodeRun])
+    extra: dict[str, str] = field(default_factory=dict[str, str])
+    metrics: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     seconds: float = 0.0
 
 
@@ -72,47 +74,67 @@ class Ledger:
 
     def score(self, job: Job, function: int, reply: Reply) -> None:
         """One function's scores of a job have come."""
-        runs = reply.runs or (None,) * len(reply.scores)
-        for request, score, run in zip(job.requests, reply.scores, runs, strict=True):
+        for place, request in enumerate(job.requests):
             held = self._held.get(request.attempt)
             if held is None:
                 continue
             held.seconds += reply.seconds
-            held.missing -= 1
+            score = reply.scores[place]
             if score is not None:
                 held.scores[function] = score
-            if run is not None:
-                held.runs[function] = run
-            if held.missing == 0:
-                self._finish(request.attempt, held)
+            if reply.runs:
+                held.runs[function] = reply.runs[place]
+            if reply.extra:
+                held.extra |= reply.extra[place]
+            if reply.metrics:
+                for name, value in reply.metrics[place].items():
+                    held.metrics.setdefault(name, []).append(value)
+            self._count(request.attempt, held)
+
+    def skip(self, job: Job) -> None:
+        """A function is not called for the responses of a job: it is not applicable."""
+        for request in job.requests:
+            if (held := self._held.get(request.attempt)) is not None:
+                self._count(request.attempt, held)
+
+    def _count(self, attempt: AttemptId, held: _Held) -> None:
+        held.missing -= 1
+        if held.missing == 0:
+            self._finish(attempt, held)
 
     def _finish(self, attempt: AttemptId, held: _Held) -> None:
         del self._held[attempt]
-        order = sorted(held.scores)
-        total = sum(self._weights[i] * held.scores[i] for i in order)
+        total = sum(self._weights[i] * held.scores[i] for i in sorted(held.scores))
         error = None
         if not math.isfinite(total):
             error = f"the weighted sum of its rewards is {total}"
-        grade = Grade(
-            attempt=attempt,
-            reward=total if order and error is None else None,
-            rewards={self.names[i]: held.scores[i] for i in order},
-            error=error,
-            seconds=held.seconds,
-            runs={self.names[i]: run for i, run in sorted(held.runs.items())},
-        )
-        self.done.append(grade)
+        scores = {name: held.scores.get(i) for i, name in enumerate(self.names)}
+        reward = total if held.scores and error is None else None
+        self.done.append(self._grade(attempt, held, reward, scores, error))
 
     def fail(self, job: Job, error: str) -> None:
         """The responses of a job get no reward."""
         for request in job.requests:
             held = self._held.pop(request.attempt, None)
             if held is not None:
-                grade = Grade(
-                    attempt=request.attempt,
-                    reward=None,
-                    rewards={},
-                    error=error,
-                    seconds=held.seconds,
-                )
-                self.done.append(grade)
+                scores = {self.names[i]: held.scores[i] for i in sorted(held.scores)}
+                self.done.append(self._grade(request.attempt, held, None, scores, error))
+
+    def _grade(
+        self,
+        attempt: AttemptId,
+        held: _Held,
+        reward: float | None,
+        scores: Mapping[str, float | None],
+        error: str | None,
+    ) -> Grade:
+        return Grade(
+            attempt=attempt,
+            reward=reward,
+            rewards=scores,
+            error=error,
+            seconds=held.seconds,
+            runs={self.names[i]: run for i, run in sorted(held.runs.items())},
+            extra=held.extra,
+            metrics={name: sum(all_) / len(all_) for name, all_ in held.metrics.items()},
+        )

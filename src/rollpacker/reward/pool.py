@@ -18,9 +18,9 @@ from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.ledger import Ledger
-from rollpacker.reward.process import GradingProcess, Job, start
+from rollpacker.reward.process import GradingProcess, Job, Loaded, start
 from rollpacker.reward.replies import Reply, read_reply
-from rollpacker.reward.waiting import Waiting
+from rollpacker.reward.waiting import TIMED_OUT, Waiting
 from rollpacker.reward.wire import State, WireError
 
 OnGrades = Callable[[list[Grade]], None]
@@ -43,14 +43,24 @@ class GradingPool:
         rewards: the functions and their weights; a response's reward is the weighted sum.
         config: processes and retries.
         join: whether responses may share a call, as rewards with ``batch`` ask for.
+        columns: for each reward, those of the rows that it applies to; None if not known.
 
     Raises ``ValueError`` when two rewards have one name.
     """
 
     def __init__(
-        self, rewards: Sequence[RewardConfig], config: GradingConfig, *, join: bool = True
+        self,
+        rewards: Sequence[RewardConfig],
+        config: GradingConfig,
+        *,
+        join: bool = True,
+        columns: Sequence[Collection[str]] | None = None,
     ) -> None:
         self._rewards = tuple(rewards)
+        known = [None] * len(rewards) if columns is None else [sorted(c) for c in columns]
+        self._functions: list[Loaded] = [
+            (r.function, r.options, c) for r, c in zip(rewards, known, strict=True)
+        ]
         self._ledger = Ledger(rewards)
         self._waiting = Waiting(rewards, self._ledger, config.retries, join=join)
         self._grouped = any(r.needs_group for r in rewards)
@@ -114,6 +124,15 @@ class GradingPool:
     def pending(self) -> dict[AttemptId, float]:
         """Seconds since submission of every attempt whose grade is awaited."""
         return self._ledger.pending()
+
+    @property
+    def broken(self) -> str | None:
+        """Why the run cannot go on: a function that only fails, or that no process can load."""
+        return self._fatal
+
+    def trouble(self) -> str | None:
+        """Which functions only fail, in words."""
+        return self._waiting.trouble()
 
     def said(self) -> list[str]:
         """What the user should know and was not told yet: faults that were mended, warnings."""
@@ -207,17 +226,19 @@ class GradingPool:
         process.call_started = time.monotonic()
         if reply.error is not None:
             process.jobs.popleft()
-            self._charge(job, reply.error, process)
+            self._charge(job, reply.error, process, reply.way)
             return
         function = job.functions.pop(0)
+        self._waiting.scored(function)
         if not job.functions:
             process.jobs.popleft()
         self._ledger.score(job, function, reply)
 
-    def _charge(self, job: Job, error: str, process: GradingProcess) -> None:
-        mended = self._waiting.charge(job, error, process)
+    def _charge(self, job: Job, error: str, process: GradingProcess, way: str) -> None:
+        mended = self._waiting.charge(job, error, process, way)
         if mended is not None:
             self._said.append(mended)
+        self._fatal = self._fatal or self._waiting.broken
 
     def _deliver(self) -> None:
         if self._ledger.done and self._on_grades is not None:
@@ -227,7 +248,7 @@ class GradingPool:
     # -- processes
 
     def _start(self) -> GradingProcess:
-        return start([(r.function, r.options) for r in self._rewards], checked=self._loaded)
+        return start(self._functions, checked=self._loaded)
 
     def _read(self, process: GradingProcess) -> None:
         replies, state = process.channel.receive()
@@ -251,7 +272,9 @@ class GradingPool:
         if process.jobs:
             running = process.jobs.popleft()
             self._waiting.put_back(process.jobs)
-            self._charge(running, reason, process)
+            # Kinds of faults: it took too long, or did something to its process.
+            late = reason.startswith(TIMED_OUT)
+            self._charge(running, reason, process, TIMED_OUT if late else "process")
         elif process.ready:
             self._said.append(f"a grading process that was idle {ended}")
         else:
@@ -274,12 +297,14 @@ class GradingPool:
                 continue
             now = time.monotonic()
             if not process.ready and now - process.started > _START_S:
+                if not self._loaded:
+                    self._fatal = f"rewards: loading the functions takes more than {_START_S:g} s"
                 self._replace(process, None)
             elif process.jobs and now - process.call_started > self._limit(
                 process, process.jobs[0]
             ):
                 limit = self._limit(process, process.jobs[0])
-                self._replace(process, f"timed out after {limit:g} s")
+                self._replace(process, f"{TIMED_OUT} after {limit:g} s")
 
     def _limit(self, process: GradingProcess, job: Job) -> float:
         limit = self._rewards[job.functions[0]].call_limit_s

@@ -19,6 +19,9 @@ from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.shield import shielded
 from rollpacker.reward.wire import JOB, Channel, frame
 
+Loaded = tuple[str, dict[str, Any], list[str] | None]
+"""A function that a process is to load: its path, its options, and the columns of its rows."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -40,16 +43,20 @@ class Job:
 
     def encode(self) -> bytes:
         """The job as a frame. Raises what pickle raises on columns that it cannot write."""
-        requests = [
-            (r.attempt, r.prompt, r.completion, r.completion_ids, r.row, tuple(r.timeouts_s))
-            for r in self.requests
-        ]
+        requests = [_plain(request) for request in self.requests]
         body = pickle.dumps((self.functions, requests), pickle.HIGHEST_PROTOCOL)
         return frame(JOB.pack(self.id) + body)
 
     def cancellation(self) -> bytes:
         """The frame that cancels it."""
         return frame(JOB.pack(self.id))
+
+
+def _plain(r: GradeRequest) -> tuple[Any, ...]:
+    state = r.state
+    progress = (state.global_step, state.max_steps, state.epoch, state.num_train_epochs)
+    times = tuple(r.timeouts_s)
+    return r.attempt, r.prompt, r.completion, r.completion_ids, r.row, times, progress
 
 
 @dataclass(slots=True, eq=False)
@@ -91,8 +98,8 @@ class GradingProcess:
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
-def start(functions: Sequence[tuple[str, dict[str, Any]]], checked: bool = False) -> GradingProcess:
-    """Start a process that loads these functions (path and options) and then takes jobs.
+def start(functions: Sequence[Loaded], checked: bool = False) -> GradingProcess:
+    """Start a process that loads these functions and then takes jobs.
 
     ``checked`` says that such a process has found its sandbox to hold on this machine.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,8 +24,11 @@ class Reply:
         fatal: why it cannot load them.
         scores: of the running job's next function, one for each request.
         error: why that function has no scores.
+        way: what faults of that kind have in common.
         seconds: time that the call took.
         runs: what became of each response's program, where the function runs them.
+        extra: columns that the function logged, for each response.
+        metrics: numbers that it logged, for each response.
         beat: the running call goes on.
         say: something that the user should know.
     """
@@ -33,8 +37,11 @@ class Reply:
     fatal: str | None = None
     scores: tuple[float | None, ...] = ()
     error: str | None = None
+    way: str = ""
     seconds: float = 0.0
     runs: tuple[CodeRun, ...] = ()
+    extra: tuple[dict[str, str], ...] = ()
+    metrics: tuple[dict[str, float], ...] = ()
     beat: bool = False
     say: str | None = None
 
@@ -70,13 +77,30 @@ def _answer(data: dict[str, Any], job: Job | None) -> Reply:
     if job is None or data.get("job") != job.id or not _seconds(data.get("s")):
         raise WireError("no answer to the running job")
     if isinstance(error := data.get("error"), str):
-        return Reply(error=error[:1000], seconds=data["s"])
+        return Reply(error=error[:1000], way=str(data.get("way"))[:1000], seconds=data["s"])
     scores = data.get("scores")
     if data.get("f") != job.functions[0] or not isinstance(scores, list):
         raise WireError("no scores of the running call")
     if len(scores) != len(job.requests) or not all(s is None or _finite(s) for s in scores):
         raise WireError("no scores of the running call")
-    return Reply(scores=tuple(scores), seconds=data["s"], runs=_runs(data.get("runs"), job))
+    return Reply(
+        scores=tuple(scores),
+        seconds=data["s"],
+        runs=_runs(data.get("runs"), job),
+        extra=_logged(data.get("extra"), job, lambda value: isinstance(value, str)),
+        metrics=_logged(data.get("metrics"), job, _finite),
+    )
+
+
+def _logged(value: Any, job: Job, fine: Callable[[Any], bool]) -> tuple[dict[str, Any], ...]:
+    """What was logged with each response of a call."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) != len(job.requests):
+        raise WireError("no notes of the running call")
+    if not all(isinstance(each, dict) and all(map(fine, each.values())) for each in value):
+        raise WireError("no notes of the running call")
+    return tuple(value)
 
 
 def _runs(value: Any, job: Job) -> tuple[CodeRun, ...]:

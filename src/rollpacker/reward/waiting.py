@@ -2,7 +2,8 @@
 
 Jobs are taken in the order in which they came. A reward with ``batch`` has jobs of its own, which
 are joined when a process takes them: what has come by then shares a call. A joined call that fails
-says nothing of its single responses, so each of them is tried alone before it is given up.
+says nothing of its single responses, so each of them is tried alone before it is given up. A
+function that only fails is given up as a whole: the run stops, or goes on without it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from rollpacker.config import RewardConfig
+from rollpacker.policy.reward_faults import RewardFaults
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.functions import one_line
+from rollpacker.reward.errors import one_line
 from rollpacker.reward.ledger import Ledger
 from rollpacker.reward.process import Job
 
@@ -21,6 +23,9 @@ _BATCH_S = 0.05
 """Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
 _LARGEST_BATCH = 256
 _FIRST_GUESS_S = 0.01
+
+TIMED_OUT = "timed out"
+"""How a call that took too long failed."""
 
 
 class Waiting:
@@ -45,6 +50,12 @@ class Waiting:
         self._call_s = _FIRST_GUESS_S
         self._jobs: deque[Job] = deque()
         self._next_job = 0
+        programs = [index for index, reward in enumerate(rewards) if reward.runs_programs]
+        self._faults = RewardFaults(len(rewards), patient=programs)
+        self._errors = [""] * len(rewards)
+        self._dropped: set[int] = set()
+        self.broken: str | None = None
+        """Why the run cannot go on."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -96,7 +107,7 @@ class Waiting:
         while self._jobs and len(taken) < count:
             if taken and self._goes_alone(self._jobs[0]):
                 break
-            job = self._jobs.popleft()
+            job = self._next()
             if not self._ledger.wanted(job):
                 continue
             if not _may_try(process, job, processes):
@@ -112,6 +123,16 @@ class Waiting:
                 break
         self._jobs.extend(elsewhere)
         return taken
+
+    def _next(self) -> Job:
+        """The oldest job; while a function only fails, one of a prompt that was not tried yet."""
+        for function in self._faults.suspects():
+            for place, job in enumerate(self._jobs):
+                fresh = not self._faults.tried(function, job.requests[0].source)
+                if job.functions[0] == function and fresh:
+                    del self._jobs[place]
+                    return job
+        return self._jobs.popleft()
 
     def _goes_alone(self, job: Job) -> bool:
         """A job that failed may take its process down again; behind one that may be joined,
@@ -143,19 +164,28 @@ class Waiting:
     # -- what became of it
 
     def took(self, job: Job, seconds: float) -> None:
-        """A call of a job was answered."""
+        """A call of a job was answered, if only with an error."""
         if self._size(job) == 1:
             # A decaying maximum: behind a call that may be slow, nothing else is put in a batch.
             self._call_s = max(seconds, 0.95 * self._call_s)
 
-    def charge(self, job: Job, error: str, process: object) -> str | None:
+    def scored(self, function: int) -> None:
+        """A function has given scores."""
+        self._faults.answered(function)
+
+    def charge(self, job: Job, error: str, process: object, way: str) -> str | None:
         """A job failed: it waits again, or its responses get no reward.
 
-        Returns what the user should know when it waits again.
+        Returns what the user should know when it waits again, or a function is dropped.
         """
         if not self._ledger.wanted(job):
             return None
-        error = f"reward '{self._ledger.names[job.functions[0]]}': {error}"
+        function = job.functions[0]
+        said = self._blame(job, error, way)
+        if function in self._dropped:
+            self._skip(job, function)
+            return said
+        error = f"reward '{self._ledger.names[function]}': {error}"
         if self._is_joined(job):
             self._split(job, process)
             return f"{error}; the responses of this call are graded again one by one"
@@ -166,6 +196,54 @@ class Waiting:
             return None
         self._jobs.append(job)
         return f"{error}; it is called again"
+
+    def _blame(self, job: Job, error: str, way: str) -> str | None:
+        """Count a failed call against its function; what is said when that is dropped for it."""
+        function, first = job.functions[0], job.requests[0]
+        if self._is_joined(job) or function in self._dropped or self.broken is not None:
+            return None
+        self._errors[function] = error
+        if not self._faults.failed(function, first.attempt, first.source, way):
+            return None
+        key = f"rewards.{function}"
+        trouble = f"{self._trouble(function)}: {error}"
+        if self._rewards[function].on_error == "stop":
+            longer = f", give it longer ({key}.timeout_s)," if way == TIMED_OUT else ""
+            skip = f"go on without it ({key}.on_error=skip)"
+            self.broken = f"{key}: {trouble}; mend it{longer} or {skip}"
+        elif len(self._dropped) + 1 == len(self._rewards):
+            self.broken = f"{key}: {trouble}; without it there is no reward left"
+        else:
+            self._drop(function)
+            return f"WARNING {trouble}; the run goes on without it ({key}.on_error=skip)"
+        return None
+
+    def trouble(self) -> str | None:
+        """Which functions only fail, in words."""
+        suspects = [i for i in self._faults.suspects() if i not in self._dropped]
+        return "; ".join(map(self._trouble, suspects)) or None
+
+    def _trouble(self, function: int) -> str:
+        failed, tried = self._faults.counts(function)
+        did = TIMED_OUT if self._errors[function].startswith(TIMED_OUT) else "failed"
+        return f"reward '{self._ledger.names[function]}' {did} {failed} of {tried}"
+
+    def _drop(self, function: int) -> None:
+        """A function is not called any more: it is not applicable to anything."""
+        self._dropped.add(function)
+        jobs, self._jobs = self._jobs, deque()
+        for job in jobs:
+            if function in job.functions:
+                self._skip(job, function)
+            else:
+                self._jobs.append(job)
+
+    def _skip(self, job: Job, function: int) -> None:
+        job.functions.remove(function)
+        job.failures = 0
+        self._ledger.skip(job)
+        if job.functions:
+            self._jobs.append(job)
 
     def _split(self, job: Job, process: object) -> None:
         """Charge each response, which marks it to be sent alone."""
@@ -184,8 +262,13 @@ class Waiting:
 
     def _functions(self, domain: str, needs_group: bool) -> list[int]:
         """Indices of the functions that apply to a row of a domain."""
-        every = enumerate(self._rewards)
-        return [i for i, r in every if r.needs_group == needs_group and r.applies(domain)]
+        return [
+            index
+            for index, reward in enumerate(self._rewards)
+            if reward.needs_group == needs_group
+            and reward.applies(domain)
+            and index not in self._dropped
+        ]
 
     def _queue(self, requests: tuple[GradeRequest, ...], functions: Sequence[int]) -> None:
         self._next_job += 1

@@ -18,9 +18,11 @@ from dataclasses import asdict
 from typing import Any
 
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.base import GradeRequest, Scored
+from rollpacker.reward.base import GradeRequest, Scored, TrainerState
 from rollpacker.reward.driver import Driver
-from rollpacker.reward.functions import Scorer, one_line, resolve
+from rollpacker.reward.errors import told, way
+from rollpacker.reward.functions import Scorer, resolve
+from rollpacker.reward.process import Loaded
 from rollpacker.reward.shield import take_no_notice
 from rollpacker.reward.wire import JOB
 
@@ -33,12 +35,12 @@ def main(descriptor: int, parent: int) -> None:
     take_no_notice()
     with socket.socket(fileno=descriptor) as sock:
         driver = Driver(sock)
-        functions: list[tuple[str, dict[str, Any]]]
+        functions: list[Loaded]
         functions, driver.checked = pickle.loads(driver.next() or b"")
         try:
             scorers = _scorers(functions, driver)
         except BaseException as error:  # the user's module may even exit
-            text = str(error) if isinstance(error, ValueError) else one_line(error)
+            text = str(error) if isinstance(error, ValueError) else told(error)
             driver.reply({"fatal": text})
             return
         driver.reply({"ready": True})
@@ -54,12 +56,14 @@ def _die_with(parent: int) -> None:
         sys.exit(1)
 
 
-def _scorers(
-    functions: Sequence[tuple[str, dict[str, Any]]], driver: Driver
-) -> Mapping[int, Scorer]:
+def _scorers(functions: Sequence[Loaded], driver: Driver) -> Mapping[int, Scorer]:
     # A sandbox is made before the user's modules are loaded: they may hold secrets.
     order = sorted(range(len(functions)), key=lambda i: functions[i][0] != "code")
-    return {i: resolve(*functions[i], driver) for i in order}
+    scorers: dict[int, Scorer] = {}
+    for i in order:
+        function, options, columns = functions[i]
+        scorers[i] = resolve(function, options, driver, columns)
+    return scorers
 
 
 def _grade(driver: Driver, scorers: Mapping[int, Scorer], payload: bytes) -> None:
@@ -74,13 +78,22 @@ def _grade(driver: Driver, scorers: Mapping[int, Scorer], payload: bytes) -> Non
             seconds = time.perf_counter() - start
             driver.reply({"job": job, "f": function, "s": seconds} | _encode(scored))
     except BaseException as error:  # whatever the user's code raises is this sample's own
-        driver.reply({"job": job, "s": time.perf_counter() - start, "error": one_line(error)})
+        seconds = time.perf_counter() - start
+        driver.reply({"job": job, "s": seconds, "error": told(error), "way": way(error)})
 
 
 def _encode(scored: Sequence[float | Scored | None]) -> dict[str, Any]:
+    said = [each for each in scored if isinstance(each, Scored)]
+    if not said:
+        return {"scores": scored}
     scores = [each.score if isinstance(each, Scored) else each for each in scored]
-    runs = [asdict(each.run) for each in scored if isinstance(each, Scored)]
-    return {"scores": scores, "runs": runs} if runs else {"scores": scores}
+    reply: dict[str, Any] = {"scores": scores}
+    if runs := [asdict(each.run) for each in said if each.run is not None]:
+        reply["runs"] = runs
+    for key in ("extra", "metrics"):
+        if any(getattr(each, key) for each in said):
+            reply[key] = [dict(getattr(e, key)) if isinstance(e, Scored) else {} for e in scored]
+    return reply
 
 
 def _job(payload: bytes) -> tuple[Sequence[int], list[GradeRequest]]:
@@ -93,6 +106,7 @@ def _job(payload: bytes) -> tuple[Sequence[int], list[GradeRequest]]:
             completion_ids=ids,
             row=row,
             timeouts_s=timeouts,
+            state=TrainerState(*state),
         )
-        for attempt, prompt, completion, ids, row, timeouts in requests
+        for attempt, prompt, completion, ids, row, timeouts, state in requests
     ]

@@ -47,11 +47,16 @@ class Attempt:
     graded_s: float | None = None
     output: Output | None = None
     reward: float | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """Every function's score; None where it is not applicable."""
     completion: str | None = None
     """The response as text, once it was decoded."""
     runs: Mapping[str, CodeRun] = field(default_factory=dict[str, CodeRun])
     """What became of its program, by reward."""
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Columns that reward functions logged for the samples table."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Numbers that reward functions logged, by metric."""
     verdict: State = "aborted"
     """Its state in the samples table; an attempt whose prompt is done without it is aborted."""
 
@@ -85,5 +90,5 @@ class Attempt:
             finish_reason=self.output.finish_reason,
             weights_version=self.output.weights_version,
             reward=self.reward,
-            rewards=self.rewards,
+            rewards={name: s for name, s in self.rewards.items() if s is not None},
         )

@@ -70,7 +70,8 @@ class Evaluator:
             version: of the weights.
             greedy: decode greedily, one answer a problem.
 
-        Raises ``WorkerError`` when a worker dies, ``DroppedError`` after ``drop``.
+        Raises ``WorkerError`` when a worker dies, ``DroppedError`` after ``drop``, ``ValueError``
+        when nothing can be graded.
         """
         params = self._params
         if greedy:
@@ -85,6 +86,7 @@ class Evaluator:
         self._done = asyncio.get_running_loop().create_future()
         self._pool.on_report, self._pool.on_lost = self._report, self._lose
         self._rewards.on_grades = self._take_grades
+        self._rewards.begin_step(version)
         self._attempts = {}
         self._start(version, params, count)
         self._show()
@@ -155,6 +157,8 @@ class Evaluator:
             self._rewards.grade(attempts, rows, training=False)
 
     def _take_grades(self, grades: Sequence[Grade]) -> None:
+        if (broken := self._rewards.broken) is not None:
+            self._end(ValueError(broken))
         for grade in grades:
             attempt = self._attempts.get(grade.attempt)
             if attempt is not None:
@@ -169,8 +173,11 @@ class Evaluator:
         self._fail(error)
 
     def _fail(self, error: str) -> None:
+        self._end(WorkerError(f"evaluation: {error}"))
+
+    def _end(self, error: Exception) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_exception(WorkerError(f"evaluation: {error}"))
+            self._done.set_exception(error)
 
     def is_right(self, attempt: Attempt) -> bool:
         """Whether a graded answer counts as correct."""

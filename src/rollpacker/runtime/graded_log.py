@@ -10,7 +10,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,7 @@ class GradedResponse:
             finish_reason=out.finish_reason,
             weights_version=out.weights_version,
         )
-        grade = Grade(attempt=attempt, reward=old.reward, rewards=old.rewards, runs=old.runs)
-        return GradedResponse(output, grade)
+        return GradedResponse(output, replace(old, attempt=attempt))
 
 
 class GradedLog:
@@ -134,6 +133,8 @@ def _encode_attempt(attempt: Attempt) -> bytes:
         "reward": attempt.reward,
         "rewards": dict(attempt.rewards),
         "runs": {name: asdict(run) for name, run in attempt.runs.items()},
+        "extra": dict(attempt.extra),
+        "metrics": dict(attempt.metrics),
     }
     tokens = np.ascontiguousarray(attempt.output.tokens, dtype="<i4")
     logprobs = np.ascontiguousarray(attempt.output.logprobs, dtype="<f4")
@@ -154,6 +155,8 @@ def _response(step: int, fields: Mapping[str, Any], body: bytes) -> GradedRespon
         reward=fields["reward"],
         rewards=fields["rewards"],
         runs={name: _run(run) for name, run in fields["runs"].items()},
+        extra=fields.get("extra", {}),
+        metrics=fields.get("metrics", {}),
     )
     return GradedResponse(output, grade)
 

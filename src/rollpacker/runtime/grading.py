@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rollpacker.core import events as ev
 from rollpacker.reward.base import Grade
@@ -50,6 +50,9 @@ class Grading:
     def begin(self, record: StepRecord) -> None:
         """A step begins."""
         self._record = record
+        source = self._problems.source
+        drawn = 1.0 - sum(source.remaining().values()) / sum(source.quotas.values())
+        self._rewards.begin_step(record.step, source.epoch + drawn)
 
     def add(self, attempt: Attempt) -> None:
         """A response is to be graded with the next ``send``."""
@@ -88,7 +91,9 @@ class Grading:
         return True
 
     def take(self, grades: Sequence[Grade]) -> None:
-        """Grades have come."""
+        """Grades have come. Raises ``ValueError`` when no others can."""
+        if (broken := self._rewards.broken) is not None:
+            raise ValueError(broken)
         self._grades.extend(grades)
         if not self._lockstep:
             self._post_grades()
@@ -112,10 +117,20 @@ class Grading:
         if attempt is None or attempt.stage is not Stage.GRADING:
             return []
         attempt.graded_s = self._clock()
+        attempt.rewards, attempt.runs = grade.rewards, grade.runs
+        attempt.extra, attempt.metrics = grade.extra, grade.metrics
         if grade.error is not None:
             attempt.stage, attempt.verdict = Stage.OVER, "failed"
             self._record.faults.append(f"reward of prompt {attempt.prompt}: {grade.error}")
             return [ev.GradingFailed(attempt=attempt.id, error=grade.error)]
-        attempt.stage = Stage.GRADED
-        attempt.reward, attempt.rewards, attempt.runs = grade.reward, grade.rewards, grade.runs
+        attempt.stage, attempt.reward = Stage.GRADED, grade.reward
         return [ev.AttemptGraded(attempt=attempt.id, reward=grade.reward)]
+
+
+def logged_metrics(attempts: Iterable[Attempt]) -> dict[str, float]:
+    """Means of what reward functions logged with these responses, by metric."""
+    values: dict[str, list[float]] = {}
+    for attempt in attempts:
+        for name, value in attempt.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(each) / len(each) for name, each in sorted(values.items())}

@@ -7,13 +7,14 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 from rollpacker.config import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
-from rollpacker.reward.base import Grade, GradeRequest
+from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.texts import Texts
@@ -26,8 +27,12 @@ class Rewards:
         rewards: the functions.
         config: how they are run.
         tokenizer: decodes responses.
+        rows: all that will be graded: which columns functions can ask for. Without any, a function
+            that asks for another fails when it is called.
         deterministic: timeouts of programs change between steps only, and responses share no
             calls.
+        max_steps: steps of the whole run, and
+        epochs: its passes over the data, for functions that ask how far it is.
 
     Raises ``ValueError`` when two rewards have one name or an option is wrong.
     """
@@ -38,8 +43,12 @@ class Rewards:
         config: GradingConfig,
         tokenizer: Any,
         *,
+        rows: Collection[Row] = (),
         deterministic: bool = False,
+        max_steps: int = 0,
+        epochs: int = 1,
     ) -> None:
+        self._state = TrainerState(max_steps=max_steps, num_train_epochs=epochs)
         self._code = [reward for reward in rewards if reward.runs_programs]
         _check_options(self._code)
         self._timeouts = AdaptiveTimeouts(timeout_settings(config.code_timeout, deterministic))
@@ -47,7 +56,8 @@ class Rewards:
         self._tests: dict[PromptId, int] = {}
         self._observed: dict[AttemptId, PromptId] = {}
         # A judge's scores differ in the last bits with what shares their batch.
-        self._pool = GradingPool(rewards, config, join=not deterministic)
+        columns = _columns(rewards, rows) if rows else None
+        self._pool = GradingPool(rewards, config, join=not deterministic, columns=columns)
         self._texts = Texts(tokenizer)
         self.on_grades: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
@@ -59,6 +69,20 @@ class Rewards:
         self._pool.wait_ready()
         self._pool.attach(loop, self._take)
         return _counted(self._pool.said())
+
+    def begin_step(self, step: int, epoch: float | None = None) -> None:
+        """Functions that ask are told how far the run is from now on."""
+        at = self._state.epoch if epoch is None else epoch
+        self._state = replace(self._state, global_step=step, epoch=at)
+
+    @property
+    def broken(self) -> str | None:
+        """Why the run cannot go on: a function that only fails, or that no process can load."""
+        return self._pool.broken
+
+    def trouble(self) -> str | None:
+        """Which functions only fail so far, in words."""
+        return self._pool.trouble()
 
     @property
     def needs_group(self) -> bool:
@@ -93,6 +117,8 @@ class Rewards:
             timeouts_s=(
                 _Timeouts(self._timeouts, row.id, tests) if training else (self._longest,) * tests
             ),
+            source=row.id,
+            state=self._state,
         )
 
     def _count_tests(self, row: Row) -> int:
@@ -224,6 +250,14 @@ def _check_options(rewards: Sequence[RewardConfig]) -> None:
         from rollpacker.reward.code import read_options
 
         read_options(reward.options)
+
+
+def _columns(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> list[set[str]]:
+    """For each reward, the columns of its rows; those that a row lacks are None there."""
+    of: dict[str, set[str]] = {}
+    for row in rows:
+        of.setdefault(row.domain, set()).update(row.columns)
+    return [set().union(*(of[d] for d in of if reward.applies(d))) for reward in rewards]
 
 
 def _case(prompt: PromptId | None, test: int) -> str:

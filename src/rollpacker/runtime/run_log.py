@@ -13,6 +13,7 @@ from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.reward.functions import reward_names
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.graded_log import GradedLog
+from rollpacker.runtime.grading import logged_metrics
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
 from rollpacker.runtime.programs import program_metrics, without_program
 from rollpacker.runtime.progress import Progress
@@ -69,6 +70,7 @@ class RunLog:
         cut_jsonl(folder / "workers.jsonl", last_step)
         self._tasks = AppendFile(folder / "workers.jsonl")
         self._warnings = StepWarnings(max_length, context)
+        self._clashes: set[str] = set()
 
     def step(
         self,
@@ -96,6 +98,7 @@ class RunLog:
         metrics |= program_metrics(record.attempts.values())
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()} | extra
         metrics["start_s"] = record.start_s
+        metrics |= self._logged(record, metrics)
         no_code = without_program(record.attempts.values())
         for line in self._warnings.check(record.step, groups, no_code):
             self.progress.note(line)
@@ -107,6 +110,17 @@ class RunLog:
         self.progress.step(metrics)
         self.journal.flush()
         return metrics
+
+    def _logged(self, record: StepRecord, ours: Metrics) -> Metrics:
+        """What reward functions logged of the kept responses, but under names of ours."""
+        logged = logged_metrics(record.kept)
+        for name in sorted((logged.keys() & ours.keys()) - self._clashes):
+            self._clashes.add(name)
+            self.progress.note(
+                f"WARNING a reward function logs the metric '{name}', which is one of the run's: "
+                "what it logs is left out; give it another name"
+            )
+        return {name: value for name, value in logged.items() if name not in ours}
 
     def _add_samples(self, record: StepRecord, groups: Sequence[Group]) -> None:
         advantages = {
@@ -136,6 +150,7 @@ class RunLog:
                 grade_s=None if attempt.graded_s is None else attempt.graded_s - end_s,
                 advantage=advantages.get(attempt.id),
                 rewards=attempt.rewards,
+                extra=attempt.extra,
                 prompt_text=self._texts.prompt(attempt) if self._kept.texts else None,
                 completion=self._texts.completion(attempt) if self._kept.texts else None,
                 completion_ids=None if output is None else output.tokens,

@@ -56,6 +56,9 @@ PROGRAM: dict[str, pl.DataType] = {
 REWARD = "rewards/"
 """Begins the name of each reward's own column; null where it does not apply."""
 
+EXTRA = "extra/"
+"""Begins the name of each column that a reward function logs; null where it did not."""
+
 FINAL = "samples.parquet"
 PARTS = "samples"
 _HEAVY = (*TEXTS, *TOKEN_IDS)

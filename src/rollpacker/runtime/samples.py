@@ -67,6 +67,7 @@ class SampleLog:
         self._programs = programs
         self._schema = self._columns()
         self._rows: list[tuple[object, ...]] = []
+        self._extras: list[Mapping[str, str]] = []
         self._bytes = 0
         self._flush_s, self._flushed_s = flush_s, time.monotonic()
         self._told = self._forgot = False
@@ -104,16 +105,14 @@ class SampleLog:
         reward: float | None = None,
         grade_s: float | None = None,
         advantage: float | None = None,
-        rewards: Mapping[str, float] | None = None,
+        rewards: Mapping[str, float | None] | None = None,
+        extra: Mapping[str, str] | None = None,
         prompt_text: str | None = None,
         completion: str | None = None,
         completion_ids: NDArray[np.int32] | None = None,
         program: CodeRun | None = None,
     ) -> None:
-        """Add an attempt whose fate is known. Costs some microseconds.
-
-        What the configuration does not keep is not looked at.
-        """
+        """Add an attempt whose fate is known; what the configuration does not keep is ignored."""
         row: tuple[object, ...] = (
             prompt,
             attempt,
@@ -134,7 +133,7 @@ class SampleLog:
             advantage,
             *((rewards or {}).get(name) for name in self._rewards),
         )
-        self._bytes += _ROW_BYTES
+        self._bytes += _ROW_BYTES + sum(map(len, (extra or {}).values()))
         if self._texts:
             row += (prompt_text, completion)
             self._bytes += len(completion or "") + len(prompt_text or "")
@@ -144,6 +143,7 @@ class SampleLog:
         if self._programs:
             row += _program(program)
         self._rows.append(row)
+        self._extras.append(extra or {})
         if self._bytes >= _FLUSH_BYTES:
             self.flush()
 
@@ -170,16 +170,20 @@ class SampleLog:
             return
         self._told = False
         self._rows.clear()
+        self._extras.clear()
         self._next += 1
         self._size += len(data)
         self._keep_small()
 
     def _encode(self) -> bytes:
         columns = dict(zip(self._schema, zip(*self._rows, strict=True), strict=True))
+        logged = {table.EXTRA + n: n for n in sorted({n for e in self._extras for n in e})}
+        columns |= {column: tuple(e.get(n) for e in self._extras) for column, n in logged.items()}
+        schema = self._schema | {column: pl.String() for column in logged}
         try:
-            frame = pl.DataFrame(columns, schema=self._schema)
+            frame = pl.DataFrame(columns, schema=schema)
         except UnicodeEncodeError:  # half of a surrogate pair, from JSON
-            frame = pl.DataFrame({n: _encodable(v) for n, v in columns.items()}, self._schema)
+            frame = pl.DataFrame({n: _encodable(v) for n, v in columns.items()}, schema)
         buffer = io.BytesIO()
         frame.write_parquet(buffer, compression="zstd")
         return buffer.getvalue()

@@ -23,6 +23,7 @@ class Watch:
         queue: prompts that wait for a long round.
         prompts: groups that a step needs.
         clock: the run's.
+        trouble: which rewards only fail so far, if any does.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class Watch:
         queue: Callable[[], int],
         prompts: int,
         clock: Clock,
+        trouble: Callable[[], str | None],
     ) -> None:
         self._progress = progress
         self._record = record
         self._queue = queue
         self._prompts = prompts
         self._clock = clock
+        self._trouble = trouble
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -58,7 +61,8 @@ class Watch:
                 self._queue(),
             )
             late = self._clock() - record.start_s > self._progress.patience()
-            self._progress.waiting(pending(record) if late else None)
+            waiting = [pending(record) if late else None, self._trouble()]
+            self._progress.waiting("; ".join(filter(None, waiting)) or None)
 
 
 def pending(record: StepRecord) -> str:

@@ -1,0 +1,128 @@
+"""Reward functions found by their path: the only place where the user's code is imported."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollpacker.reward.errors import told
+
+BUILT_IN = ("math", "code", "judge", "rg")
+
+
+def find(function: str) -> Callable[..., Any]:
+    """The object that ``path/to/file.py:name`` or ``package.module:name`` names.
+
+    Raises ``ValueError`` when there is none, or importing it fails.
+    """
+    place, colon, name = function.rpartition(":")
+    if not colon:
+        raise ValueError(
+            f"rewards: unknown function '{function}': expected {', '.join(BUILT_IN)}, "
+            "path/to/file.py:name, package.module:name or the folder of a reward model"
+        )
+    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise ValueError(f"rewards: cannot import '{place}': there is no file {file}")
+    try:
+        module = importlib.import_module(place) if file is None else _load(file)
+    except ModuleNotFoundError as error:
+        itself = error.name is not None and f"{place}.".startswith(f"{error.name}.")
+        why = f"there is no module '{error.name}'" if itself else told(error)
+        raise ValueError(f"rewards: cannot import '{place}': {why}") from error
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        raise ValueError(f"rewards: cannot import '{place}': {told(error)}") from error
+    target = getattr(module, name, None)
+    if callable(target):
+        return target
+    if hasattr(module, name):
+        raise ValueError(
+            f"rewards: '{name}' in '{place}' is no function but a {type(target).__name__}"
+        )
+    found = [n for n, v in vars(module).items() if callable(v) and _own(v, module, n)]
+    raise ValueError(
+        f"rewards: '{place}' has no function '{name}'{nearest(name, found) or _listed(found)}"
+    )
+
+
+def _load(file: Path) -> Any:
+    # Its neighbours can be imported, but never shadow a library.
+    sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _own(value: Any, module: Any, name: str) -> bool:
+    return not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+
+
+def _listed(names: Collection[str]) -> str:
+    return f"; it has {', '.join(names)}" if names else "; it has none at all"
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """A hint to the name that was probably meant, or nothing."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f": did you mean '{close[0]}'?" if close else ""
+
+
+class Parameters:
+    """What a function can be given by name.
+
+    Args:
+        function: as in the configuration.
+        target: what it names.
+
+    Raises ``ValueError`` when it cannot be read.
+    """
+
+    def __init__(self, function: str, target: Callable[..., Any]) -> None:
+        try:
+            parameters = inspect.signature(target).parameters.values()
+        except (TypeError, ValueError):
+            raise ValueError(f"rewards: '{function}' has no readable signature") from None
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [p for p in parameters if p.kind in by_name]
+        self._function = function
+        self.any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        """Whether it takes any name."""
+        self.names = {p.name for p in named}
+        self._required = [p.name for p in named if p.default is p.empty]
+
+    def take(self, name: str) -> bool:
+        """Whether it can be given this."""
+        return self.any or name in self.names
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ``ValueError`` on an option that it does not take."""
+        unknown = [] if self.any else sorted(set(options) - self.names)
+        if unknown:
+            raise ValueError(
+                f"rewards: '{self._function}' takes no option '{unknown[0]}'; "
+                f"it takes {sorted(self.names)}"
+            )
+
+    def check_given(self, given: Collection[str], columns: Collection[str] = ()) -> None:
+        """Raise ``ValueError`` where a parameter is neither given nor a column of the rows."""
+        missing = [name for name in self._required if name not in {*given, *columns}]
+        if not missing:
+            return
+        if columns:
+            where = f"neither a column of the rows ({', '.join(sorted(columns))}) nor an option"
+        else:
+            where = f"no option (rewards[].options.{missing[0]})"
+        hint = nearest(missing[0], columns)
+        raise ValueError(
+            f"rewards: '{self._function}' needs '{missing[0]}', which is {where}{hint}"
+        )

@@ -21,7 +21,11 @@ class WorkersConfig(Config):
     """Processes that decode and train."""
 
     count: int = Field(default=0, ge=0)
-    """Workers; 0 takes one per core up to two, or one per GPU."""
+    """Workers; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
+    per_gpu: int = Field(default=1, ge=1)
+    """Workers on each GPU, filled one GPU after the other: with 2, the tail of a step decodes
+    beside gradients on a single GPU (CUDA MPS lets both compute at once: ``rollpacker mps start``).
+    They share its memory: the KV budget that ``engine.kv_tokens=0`` finds is of their share."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each worker."""
     pin: bool = True

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from rollpacker.config import RunConfig
+from rollpacker.config import RunConfig, WorkersConfig
 from rollpacker.core.types import WorkerId
 from rollpacker.reward.shield import shielded
 from rollpacker.runtime import messages as msg
@@ -193,15 +193,26 @@ class WorkerPool:
 
 def worker_devices(config: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
     """Device and CPU cores of each worker. Raises ``ValueError`` when there are too few."""
-    workers = config.workers
-    gpus = _gpu_count() if workers.device != "cpu" else 0
+    return place_workers(config.workers, _gpu_count() if config.workers.device != "cpu" else 0)
+
+
+def place_workers(workers: WorkersConfig, gpus: int) -> list[tuple[str, tuple[int, ...]]]:
+    """The same for a machine with so many GPUs."""
     if workers.device == "cuda" and gpus == 0:
         raise ValueError("workers.device is 'cuda' but no CUDA device was found")
     if gpus:
-        count = workers.count or gpus
-        if count > gpus:
-            raise ValueError(f"workers.count is {count} but there are {gpus} CUDA devices")
-        return [(f"cuda:{rank}", ()) for rank in range(count)]
+        most = gpus * workers.per_gpu
+        count = workers.count or most
+        if count > most:
+            raise ValueError(
+                f"workers.count is {count} but there are {gpus} CUDA devices with "
+                f"workers.per_gpu={workers.per_gpu}: lower the one or raise the other"
+            )
+        return [(f"cuda:{rank // workers.per_gpu}", ()) for rank in range(count)]
+    if workers.per_gpu > 1:
+        raise ValueError(
+            f"workers.per_gpu is {workers.per_gpu} but the run is on the CPU: use workers.count"
+        )
     cores = sorted(os.sched_getaffinity(0))
     count = workers.count or max(1, min(2, len(cores) // workers.threads))
     if not workers.pin or count * workers.threads > len(cores):

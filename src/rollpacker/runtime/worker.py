@@ -269,7 +269,11 @@ def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> tuple[Engine,
         from rollpacker.engine.mini import MiniEngine, measure_latency
 
         engine = MiniEngine(
-            model, config=config.engine, tokenizer=tokenizer, deterministic=config.deterministic
+            model,
+            config=config.engine,
+            tokenizer=tokenizer,
+            deterministic=config.deterministic,
+            sharers=config.workers.per_gpu,
         )
         context = min(128, model.config.max_position_embeddings // 2)
         return engine, measure_latency(engine, (1, 4, 16, 32, 64), context)

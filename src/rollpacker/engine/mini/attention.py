@@ -7,20 +7,17 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from rollpacker.engine.mini.kernels import SUMS, encode, exp
+from rollpacker.engine.mini.kernels import ELEMENTWISE, encode, exp, inverse_rms, total
 from rollpacker.engine.mini.lanes import COLUMNS, LANES, madd
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def rotate(x: Any, gain: Any, eps: Any, cos: Any, sin: Any, scale: Any, out: Any) -> None:
     """Rotary embedding of one head (Su et al., 2021), after an RMS norm if ``gain`` is given."""
     size = len(x)
     half = size // 2
     if len(gain):
-        total = np.float32(0.0)
-        for i in range(size):
-            total += x[i] * x[i]
-        factor = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
+        factor = inverse_rms(x, size, eps)
         for i in range(size):
             x[i] = x[i] * factor * gain[i]
     for i in range(half):
@@ -38,23 +35,25 @@ def write_kv(k: Any, v: Any, keys: Any, values: Any, block: int, t: int, p: int)
         values[block + (t // p) * padded * p + d * p + t % p] = encode(values, v[d])
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def softmax(scores: Any, length: int, padded: int, out: Any) -> Any:
-    """Write exp(score - max), zero from ``length`` to ``padded``; returns their sum."""
+    """Write exp(score - max), zero from ``length`` to ``padded``; returns their sum.
+
+    Unrounded, they take the place of the scores.
+    """
     top = scores[0]
     for t in range(length):
         top = max(top, scores[t])
-    total = np.float32(0.0)
     for t in range(length):
-        weight = exp(scores[t] - top)
-        total += weight
-        out[t] = encode(out, weight)
+        scores[t] = exp(scores[t] - top)
+    for t in range(length):
+        out[t] = encode(out, scores[t])
     for t in range(length, padded):
         out[t] = encode(out, np.float32(0.0))
-    return total
+    return total(scores, length)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def attend(
     group: Any,
     query: Any,
@@ -87,8 +86,8 @@ def attend(
         after = bases[min(i + 1, blocks - 1)]
         madd(group, query, q0, depth, keys, bases[i], after, LANES, scores, i * LANES, width, depth)
     for g in range(len(group)):
-        total = softmax(scores[g], length, blocks * LANES, weights[g])
-        scores[g, 0] = np.float32(1.0) / total
+        mass = softmax(scores[g], length, blocks * LANES, weights[g])
+        scores[g, 0] = np.float32(1.0) / mass
     for i in range(blocks):
         for d in range(0, padded, COLUMNS):
             madd(

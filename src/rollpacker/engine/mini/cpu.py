@@ -48,9 +48,9 @@ class CpuRunner:
         """Bytes of one block."""
         return 2 * self._shape.layers * self._block_elements() * self._weights.embed.itemsize
 
-    def free_bytes(self) -> int:
-        """Memory that is free on this machine."""
-        return psutil.virtual_memory().available
+    def free_bytes(self, sharers: int) -> int:
+        """Memory that is free on this machine, for one of so many processes that share it."""
+        return psutil.virtual_memory().available // sharers
 
     def allocate(self, blocks: int) -> None:
         """Allocate the KV blocks; memory is taken as they are first used."""

@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from rollpacker.engine.mini.kernels import SUMS, exp
+from rollpacker.engine.mini.kernels import ELEMENTWISE, exp, total
 
 _CHUNK = 256
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def exponentials(row: Any, inverse: Any, weights: Any, sums: Any) -> Any:
     """exp((z - max) / T) of one row and its sums over chunks; returns the index of the max."""
     top = row[0]
     for j in range(len(weights)):
         top = max(top, row[j])
     for chunk in range(len(sums)):
-        total = np.float32(0.0)
-        for j in range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, len(weights))):
-            weights[j] = exp((row[j] - top) * inverse)
-            total += weights[j]
-        sums[chunk] = total
+        start = chunk * _CHUNK
+        logits, part = row[start:], weights[start : start + _CHUNK]
+        for j in range(len(part)):
+            part[j] = exp((logits[j] - top) * inverse)
+        sums[chunk] = total(part, len(part))
     return top
 
 
@@ -62,14 +62,14 @@ def draw(
         greedy = temperatures[i] == 0
         inverse = np.float32(1.0) if greedy else np.float32(1.0) / temperatures[i]
         top = exponentials(row, inverse, weights, sums)
-        total = 0.0
+        mass = 0.0
         for s in sums:
-            total += s
+            mass += s
         chosen = 0
         if greedy:
             while chosen < vocabulary - 1 and row[chosen] != top:
                 chosen += 1
         else:
-            chosen = pick(weights, sums, uniforms[i] * total)
+            chosen = pick(weights, sums, uniforms[i] * mass)
         tokens[i] = chosen
-        logprobs[i] = (row[chosen] - top) * inverse - np.log(total)
+        logprobs[i] = (row[chosen] - top) * inverse - np.log(mass)

@@ -66,6 +66,8 @@ class MiniEngine:
         deterministic: results independent of batch composition and arrival order, bit by bit;
             always so on a CPU, where it costs nothing.
         runner: how the model runs; default: numba kernels on a CPU, torch elsewhere.
+        sharers: processes like this one on the device, this one among them; a KV budget that is
+            not given is found within this one's share of the memory.
 
     Raises ``ValueError`` for an architecture that it cannot run.
     """
@@ -78,13 +80,14 @@ class MiniEngine:
         tokenizer: Any = None,
         deterministic: bool = False,
         runner: Runner | None = None,
+        sharers: int = 1,
     ) -> None:
         self._model = model
         self._shape = shape_of(model)
         self._tokenizer = tokenizer
         self._runner = runner or _runner(model, self._shape, config.block_size, deterministic)
         self._most_running = config.max_running
-        self._capacity = _capacity(config, self._runner, self._shape.context)
+        self._capacity = _capacity(config, self._runner, self._shape.context, sharers)
         self._blocks = Blocks(self._capacity)
         self._slots = Slots(config.max_running, self._shape.context, self._runner.block_size)
         self._waiting: deque[_Sequence] = deque()
@@ -385,10 +388,10 @@ def _runner(model: PreTrainedModel, shape: Shape, block_size: int, deterministic
     return TorchRunner(model, shape, block_size=block_size, deterministic=deterministic)
 
 
-def _capacity(config: MiniEngineConfig, runner: Runner, context: int) -> int:
+def _capacity(config: MiniEngineConfig, runner: Runner, context: int, sharers: int) -> int:
     """KV blocks of the budget."""
     size = runner.block_size
     if config.kv_tokens:
         return max(1, config.kv_tokens // size)
     wanted = config.max_running * -(-context // size)
-    return max(1, min(wanted, runner.free_bytes() // 4 // runner.kv_bytes()))
+    return max(1, min(wanted, runner.free_bytes(sharers) // 4 // runner.kv_bytes()))

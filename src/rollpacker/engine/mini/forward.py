@@ -3,7 +3,8 @@
 A *row* is one token at one position of one sequence. All rows of a call run together: each layer
 first writes their keys and values, then each row attends to the tokens up to its own position, so
 prompts and decoding sequences mix freely and nothing is padded. Every row is computed by itself
-in a fixed order of operations: results do not depend on what else is in the batch.
+in a fixed order of operations: results do not depend on what else is in the batch, nor on where
+arrays lie in memory.
 
 Layouts, with P = 1 for float32 and P = 2 for bfloat16 (neighbours along the reduced dimension
 share a 32-bit lane): weights ``[panel of 32 columns][depth / P][32][P]``; keys of a block of 16

@@ -23,7 +23,11 @@ from rollpacker.engine.mini.lanes import (
     madd_packed,
 )
 
-SUMS = {"reassoc", "contract", "nsz", "arcp"}
+ELEMENTWISE = {"contract", "nsz"}
+"""Fast-math of loops that write: the same bits on every path that the compiler may choose."""
+_SUMS = {"reassoc", "contract", "nsz"}
+"""Of loops that only read. A loop that writes has a second path, for arrays that lie close
+together, which sums in another order."""
 _LARGE = (0,) * TILE_ROWS[0]
 _MIDDLE = (0,) * TILE_ROWS[1]
 _ONE = (0,)
@@ -66,7 +70,7 @@ def _decode(value):
     return lambda value: bits_float(np.int32(value) << np.int32(16))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def exp(x: Any) -> Any:
     """e to the x for x <= 0, relative error below 2e-7 (Cephes' polynomial), vectorisable."""
     x = max(x, np.float32(-87.0))
@@ -81,6 +85,24 @@ def exp(x: Any) -> Any:
     p = p * x + np.float32(5.0000001201e-1)
     p = p * x * x + x + np.float32(1.0)
     return p * bits_float((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_SUMS)
+def total(x: Any, size: int) -> Any:
+    """Sum of the first ``size`` elements, in an order that their number alone decides."""
+    result = np.float32(0.0)
+    for i in range(size):
+        result += x[i]
+    return result
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_SUMS)
+def inverse_rms(x: Any, size: int, eps: Any) -> Any:
+    """One over the root mean square of the first ``size`` elements, in such an order."""
+    result = np.float32(0.0)
+    for i in range(size):
+        result += x[i] * x[i]
+    return np.float32(1.0) / np.sqrt(result / np.float32(size) + eps)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -154,19 +176,16 @@ def multiply(a: Any, w: Any, start: int, out: Any) -> None:
             r += 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def normalise(x: Any, gain: Any, eps: Any, out: Any) -> None:
     """RMS norm of one row (Zhang & Sennrich, 2019)."""
     size = len(gain)
-    total = np.float32(0.0)
-    for i in range(size):
-        total += x[i] * x[i]
-    factor = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
+    factor = inverse_rms(x, size, eps)
     for i in range(size):
         out[i] = encode(out, x[i] * factor * gain[i])
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def gate(x: Any, inner: int, out: Any) -> None:
     """SwiGLU of one row: silu(x[:inner]) * x[inner:2 inner] (Shazeer, 2020)."""
     for i in range(inner):

@@ -57,8 +57,8 @@ class Runner(Protocol):
         """Bytes of one block."""
         ...
 
-    def free_bytes(self) -> int:
-        """Memory that is free on the device."""
+    def free_bytes(self, sharers: int) -> int:
+        """Memory that is free on the device, for one of so many processes that share it."""
         ...
 
     def allocate(self, blocks: int) -> None:

@@ -48,9 +48,11 @@ class TorchRunner:
         elements = 2 * s.layers * s.kv_heads * s.head_dim * self.block_size
         return elements * self._dtype.itemsize
 
-    def free_bytes(self) -> int:
-        """Memory that is free on the device."""
-        return torch.cuda.mem_get_info(self._device)[0]
+    def free_bytes(self, sharers: int) -> int:
+        """Memory that is free on the device, for one of so many processes that share it."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        # Of its own share, not of what is free: the others may not have loaded their models yet.
+        return max(0, min(free, total // sharers - torch.cuda.memory_reserved(self._device)))
 
     def allocate(self, blocks: int) -> None:
         """Allocate the KV blocks, zeroed."""

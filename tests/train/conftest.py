@@ -72,9 +72,7 @@ def naive_logprobs(model, prompt, tokens, temperature=1.0):
     return torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
-def make_groups(
-    model, algorithm, *, count=5, size=4, seed=1, off=0.0, old=False, temperature=1.0
-):
+def make_groups(model, algorithm, *, count=5, size=4, seed=1, off=0.0, old=False, temperature=1.0):
     """Groups of random responses; sampler logprobs are the model's, plus noise of scale ``off``;
     with ``old`` the weights have changed since.
 

@@ -139,7 +139,7 @@ class SampleLog:
             row += (prompt_text, completion)
             self._bytes += len(completion or "") + len(prompt_text or "")
         if self._token_ids:
-            row += (completion_ids,)
+            row += (None if completion_ids is None else pl.Series(completion_ids),)
             self._bytes += 0 if completion_ids is None else completion_ids.nbytes
         if self._programs:
             row += _program(program)

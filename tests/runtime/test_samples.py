@@ -14,7 +14,7 @@ from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
 from rollpacker.runtime import sample_table as table
 from rollpacker.runtime import samples as module
 from rollpacker.runtime.sample_table import NUMBERS, TEXTS, VERDICTS, merge, read
-from rollpacker.runtime.samples import SampleLog
+from rollpacker.runtime.samples import Row, SampleLog
 
 STORED = Path(__file__).parents[1] / "stored"
 
@@ -42,7 +42,7 @@ def add(log, attempt, step, **other):
         "completion": f"It is {attempt}.",
         "completion_ids": np.array([5, attempt], np.int32),
     }
-    log.add(**(row | other))
+    log.add(Row(**(row | other)))
 
 
 def run(folder, first, last, said=None, resumed=-1, **config):
@@ -65,8 +65,8 @@ def test_rows_come_back(tmp_path):
     log = SampleLog(tmp_path, SamplesConfig(token_ids=True), say=[].append, rewards=rewards)
     for attempt in range(8):
         add(log, attempt, attempt // 4)
-    nothing = dict.fromkeys(("finish_reason", "reward", "rewards", "grade_s", "completion"))
-    add(log, 99, 1, state="failed", completion_ids=None, **nothing)
+    nothing = dict.fromkeys(("finish_reason", "reward", "grade_s", "completion"))
+    add(log, 99, 1, state="failed", completion_ids=None, rewards={}, **nothing)
     log.close()
     frame = pl.read_parquet(tmp_path / "samples.parquet")
     assert frame.columns[: len(NUMBERS)] == list(NUMBERS)
@@ -97,7 +97,7 @@ def test_rows_come_back(tmp_path):
         "completion_ids": [5, 5],
     }
     last = frame.row(8, named=True)
-    assert [last[name] for name in (*nothing, "completion_ids") if name != "rewards"] == [None] * 5
+    assert [last[name] for name in (*nothing, "completion_ids")] == [None] * 5
     assert (last["truncated"], last["rewards/math"]) == (None, None)
     assert not (tmp_path / "samples").exists()
 

@@ -81,20 +81,40 @@ def test_the_bubble_is_the_same_in_the_line_of_a_step_and_in_the_report(folder):
     assert f"<td>{line['bubble/total']:.1%}</td>" in page
 
 
-def test_what_is_kept_may_change_when_a_run_goes_on(shop):
-    """Limits of the table hold, and texts may be given up, without a word from the checkpoint."""
+def test_a_resumed_run_outlives_a_damaged_table_and_may_keep_other_things(shop):
+    """The size limit holds, texts may be given up, and the report says what is missing."""
     limited = shop.config("less", "off", steps=3, samples={"max_gb": 1e-6})
     made, said = run(limited)
     assert "the oldest texts go, the numbers stay" in said
     frame = table(made)
     assert frame["completion"].is_null().all(), "the numbers alone are more than a kilobyte"
     assert frame["reward"].null_count() == 0
+    file = made / "samples.parquet"
+    file.write_bytes(file.read_bytes()[:-9])
     again = shop.config("less", "off", steps=4, samples={"texts": False, "token_ids": True})
-    run(again, resume=True)
+    _, said = run(again, resume=True)
+    assert said.count("moved to samples.parquet.damaged") == 1
     frame = table(made)
+    assert frame["step"].to_list() == [3] * 12
     assert frame["completion"].is_null().all()
-    assert frame["completion_ids"].is_null().to_list() == [True] * 33 + [False] * 12
-    assert "No texts were kept" in (made / "report.html").read_text(encoding="utf-8")
+    assert frame["completion_ids"].null_count() == 0
+    page = (made / "report.html").read_text(encoding="utf-8")
+    assert "33 of 45 responses are not in samples.parquet" in page
+    assert "those of steps 0 to 2." in page
+    assert "No texts were kept" in page
+
+
+def test_the_run_of_the_first_version_is_shown_without_texts(tmp_path):
+    stored = Path(__file__).parents[1] / "stored" / "v0_1_0" / "run"
+    old = Path(shutil.copytree(stored, tmp_path / "run"))
+    shown("report", old)
+    page = (old / "report.html").read_text(encoding="utf-8")
+    assert "No texts were kept" in page
+    assert "Missing responses" not in page
+    [row] = json.loads(shown("samples", old, "--best", "--limit", 1, "--json").stdout)["samples"]
+    assert (row["completion"], row["rewards"]) == (None, {})
+    assert row["reward"] == table(old)["reward"].max()
+    assert "samples.texts=true keeps them" in shown("samples", old).stderr
 
 
 def shown(*words):

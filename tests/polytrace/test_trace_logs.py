@@ -15,7 +15,7 @@ from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, Worker
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.schema import SAMPLES, TraceError
-from rollpacker.runtime.samples import SampleLog
+from rollpacker.runtime.samples import Row, SampleLog
 
 
 def start(attempt: int, prompt: str, index: int = 0, worker: int = 0) -> d.StartAttempt:
@@ -93,7 +93,7 @@ def test_a_wrong_journal_is_named(tmp_path: Path) -> None:
 def write_samples(folder: Path, *states: str) -> None:
     log = SampleLog(folder, say=print)
     for attempt, state in enumerate(states):
-        log.add(
+        row = Row(
             prompt=PromptId("p"),
             attempt=AttemptId(attempt),
             sample_index=attempt,
@@ -110,6 +110,7 @@ def write_samples(folder: Path, *states: str) -> None:
             reward=0.5,
             grade_s=0.25,
         )
+        log.add(row)
     log.flush()
 
 

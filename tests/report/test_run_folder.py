@@ -65,7 +65,7 @@ def test_missing_columns_are_named(copy):
     folder = copy("exact")
     file = folder / "samples.parquet"
     pl.read_parquet(file).drop("start_s", "state").write_parquet(file)
-    assert complaint(folder).endswith("lacks the columns state, start_s")
+    assert "lacks the columns state, start_s" in complaint(folder)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_a_run_that_is_going_on_has_parts_and_no_summary(copy, made):
     folder = copy("race")
     (folder / "summary.json").unlink()
     whole = pl.read_parquet(folder / "samples.parquet")
-    (folder / "samples.parquet").unlink()
     (folder / "samples").mkdir()
-    whole[:700].write_parquet(folder / "samples" / "part-000000.parquet")
-    whole[600:].write_parquet(folder / "samples" / "part-000001.parquet")
+    whole[:700].write_parquet(folder / "samples.parquet")
+    whole[600:900].write_parquet(folder / "samples" / "part-000000.parquet")
+    whole[900:].write_parquet(folder / "samples" / "part-000001.parquet")
     run = load_run(folder)
     assert run.samples.equals(load_run(made["race"]).samples)
     assert run.summary == {}

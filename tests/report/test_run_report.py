@@ -69,7 +69,7 @@ def test_charts_hold_every_attempt_and_task(made, pages, mode):
         assert done == sum(task["step"] == chart["step"] for task in tasks)
         line = metrics(made[mode])[chart["step"]]
         assert chart["end"] == pytest.approx(line["step_time"], abs=1e-3)
-        assert chart["bubble"] == pytest.approx(line["bubble/rollout_fraction"], abs=1e-3)
+        assert chart["rollout_bubble"] == pytest.approx(line["bubble/rollout_fraction"], abs=1e-3)
 
 
 def test_marked_steps(made, pages):

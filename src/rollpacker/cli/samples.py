@@ -37,10 +37,10 @@ def samples(
     from rollpacker.report.responses import Order, find
 
     flags: dict[Order, bool] = {"worst": worst, "best": best, "longest": longest, "random": random}
-    given = [order for order, chosen in flags.items() if chosen]
+    given: list[Order] = [order for order, chosen in flags.items() if chosen]
     if len(given) > 1:
         raise ValueError(f"--{given[0]} and --{given[1]}: choose one of them")
-    order: Order = given[0] if given else "newest"
+    order = given[0] if given else "newest"
     found = find(run, print_note, step=step, prompt=prompt, grep=grep, order=order, limit=limit)
     if as_json:
         print_json({"samples": found.rows, "matching": found.matching})
@@ -63,8 +63,12 @@ def _text(row: dict[str, Any]) -> str:
         f"{row['tokens']} tokens" + (", cut off" if row["truncated"] else ""),
         row["state"],
     )
-    texts = [visible(row[name]) for name in ("prompt_text", "completion") if row[name] is not None]
-    return "\n".join([_RULE, " · ".join(about), *(f"\n{text}" for text in texts), ""])
+    texts = [
+        f"[{label}]\n{visible(row[name])}"
+        for label, name in (("prompt", "prompt_text"), ("response", "completion"))
+        if row[name] is not None
+    ]
+    return "\n".join([_RULE, " · ".join(about), *texts, ""])
 
 
 def _number(value: float | None) -> str:

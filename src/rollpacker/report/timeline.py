@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,9 @@ def _recent(run: RunFolder, limit: int) -> RunFolder:
     counts = run.samples.group_by("step").len().sort("step", descending=True)
     fits = counts.filter(pl.col("len").cum_sum() <= limit)["step"]
     first = fits.min() if len(fits) else counts["step"][0]
-    return RunFolder(
-        path=run.path,
-        config_text=run.config_text,
-        config=run.config,
+    return replace(
+        run,
         metrics=[line for line in run.metrics if line["step"] >= first],
-        summary=run.summary,
         **{
             name: getattr(run, name).filter(pl.col("step") >= first)
             for name in ("samples", "tasks", "moves", "rounds")

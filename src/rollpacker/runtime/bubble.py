@@ -3,7 +3,7 @@ step, its metrics and the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 Span = tuple[float, float]
 """Start and end, seconds of the run's clock."""
@@ -20,16 +20,14 @@ def idle_s(spans: Iterable[Span], begin: float, end: float) -> float:
     return idle + max(0.0, end - covered)
 
 
-def bubble(workers: Mapping[int, Iterable[Span]], begin: float, end: float) -> float:
+def bubble(workers: Collection[Iterable[Span]], begin: float, end: float) -> float:
     """Idle share, 0 to 1, of the time of all workers that took part in a step.
 
     Args:
-        workers: by worker, when it decoded at least one attempt or ran a gradient task.
+        workers: when each of them decoded at least one attempt or ran a gradient task.
         begin: seconds; of the step, or of one of its phases.
         end: seconds.
     """
     if end <= begin or not workers:
         return 0.0
-    return sum(idle_s(spans, begin, end) for spans in workers.values()) / (
-        len(workers) * (end - begin)
-    )
+    return sum(idle_s(spans, begin, end) for spans in workers) / (len(workers) * (end - begin))

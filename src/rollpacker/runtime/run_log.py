@@ -17,7 +17,7 @@ from rollpacker.runtime.grading import logged_metrics
 from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
 from rollpacker.runtime.programs import program_metrics, without_program
 from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.samples import SampleLog
+from rollpacker.runtime.samples import Row, SampleLog
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.texts import Texts
 from rollpacker.runtime.trackers import open_trackers
@@ -132,7 +132,7 @@ class RunLog:
         for attempt in record.attempts.values():
             output = attempt.output
             end_s = record.end_s if attempt.end_s is None else attempt.end_s
-            self._samples.add(
+            row = Row(
                 prompt=attempt.prompt,
                 attempt=attempt.id,
                 sample_index=attempt.index,
@@ -156,6 +156,7 @@ class RunLog:
                 completion_ids=None if output is None else output.tokens,
                 program=next(iter(attempt.runs.values()), None),
             )
+            self._samples.add(row)
         self._samples.end_step()
 
     def _add_tasks(self, record: StepRecord) -> None:

@@ -235,10 +235,9 @@ def forget(folder: Path, limit: int) -> int:
     paths = files(folder)
     excess = sum(path.stat().st_size for path in paths) - limit
     for path in paths:
-        if excess <= 0:
-            break
         # Some more than needed: what is rewritten soon again costs most.
-        excess -= _thin(path, excess + limit // 8)
+        while excess > 0 and (freed := _thin(path, excess + limit // 8)):
+            excess -= freed
     return limit + excess
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,57 @@ _ROW_BYTES = 200
 """Of a row without its texts, about."""
 _GB = 1e9
 _TRUNCATED: dict[FinishReason | None, bool] = {"stop": False, "length": True}
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """An attempt; the fields are columns of the table, ``rewards`` one for each function."""
+
+    prompt: PromptId
+    attempt: AttemptId
+    sample_index: int
+    step: int
+    round_kind: RoundKind
+    worker: WorkerId
+    weights_version: int
+    prompt_tokens: int
+    tokens: int
+    finish_reason: FinishReason | None
+    state: State
+    start_s: float
+    end_s: float
+    reward: float | None = None
+    grade_s: float | None = None
+    advantage: float | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What reward functions logged of it."""
+    prompt_text: str | None = None
+    completion: str | None = None
+    completion_ids: NDArray[np.int32] | None = None
+    program: CodeRun | None = None
+
+    def numbers(self) -> tuple[object, ...]:
+        """Values of ``NUMBERS`` and ``VERDICTS``."""
+        return (
+            self.prompt,
+            self.attempt,
+            self.sample_index,
+            self.step,
+            self.round_kind,
+            self.worker,
+            self.weights_version,
+            self.prompt_tokens,
+            self.tokens,
+            self.reward,
+            self.finish_reason,
+            self.state,
+            self.start_s,
+            self.end_s,
+            self.grade_s,
+            _TRUNCATED.get(self.finish_reason),
+            self.advantage,
+        )
 
 
 class SampleLog:
@@ -86,64 +138,24 @@ class SampleLog:
             **(table.PROGRAM if self._programs else {}),
         }
 
-    def add(
-        self,
-        *,
-        prompt: PromptId,
-        attempt: AttemptId,
-        sample_index: int,
-        step: int,
-        round_kind: RoundKind,
-        worker: WorkerId,
-        weights_version: int,
-        prompt_tokens: int,
-        tokens: int,
-        finish_reason: FinishReason | None,
-        state: State,
-        start_s: float,
-        end_s: float,
-        reward: float | None = None,
-        grade_s: float | None = None,
-        advantage: float | None = None,
-        rewards: Mapping[str, float | None] | None = None,
-        extra: Mapping[str, str] | None = None,
-        prompt_text: str | None = None,
-        completion: str | None = None,
-        completion_ids: NDArray[np.int32] | None = None,
-        program: CodeRun | None = None,
-    ) -> None:
-        """Add an attempt whose fate is known; what the configuration does not keep is ignored."""
-        row: tuple[object, ...] = (
-            prompt,
-            attempt,
-            sample_index,
-            step,
-            round_kind,
-            worker,
-            weights_version,
-            prompt_tokens,
-            tokens,
-            reward,
-            finish_reason,
-            state,
-            start_s,
-            end_s,
-            grade_s,
-            _TRUNCATED.get(finish_reason),
-            advantage,
-            *((rewards or {}).get(name) for name in self._rewards),
-        )
-        self._bytes += _ROW_BYTES + sum(map(len, (extra or {}).values()))
+    def add(self, row: Row) -> None:
+        """Add an attempt whose fate is known. Costs some microseconds.
+
+        What the configuration does not keep is not looked at.
+        """
+        values = (*row.numbers(), *(row.rewards.get(name) for name in self._rewards))
+        self._bytes += _ROW_BYTES + sum(map(len, row.extra.values()))
         if self._texts:
-            row += (prompt_text, completion)
-            self._bytes += len(completion or "") + len(prompt_text or "")
+            values += (row.prompt_text, row.completion)
+            self._bytes += len(row.completion or "") + len(row.prompt_text or "")
         if self._token_ids:
-            row += (completion_ids,)
-            self._bytes += 0 if completion_ids is None else completion_ids.nbytes
+            ids = row.completion_ids
+            values += (None if ids is None else pl.Series(ids),)
+            self._bytes += 0 if ids is None else ids.nbytes
         if self._programs:
-            row += _program(program)
-        self._rows.append(row)
-        self._extras.append(extra or {})
+            values += _program(row.program)
+        self._rows.append(values)
+        self._extras.append(row.extra)
         if self._bytes >= _FLUSH_BYTES:
             self.flush()
 

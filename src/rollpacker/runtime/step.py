@@ -104,7 +104,7 @@ class StepRecord:
         for task in self.tasks:
             spans.setdefault(task.worker, []).append((task.start_s, task.end_s))
         return {
-            "rollout": bubble(spans, self.start_s, self.rollout_end_s),
-            "train": bubble(spans, self.rollout_end_s, self.end_s),
-            "total": bubble(spans, self.start_s, self.end_s),
+            "rollout": bubble(spans.values(), self.start_s, self.rollout_end_s),
+            "train": bubble(spans.values(), self.rollout_end_s, self.end_s),
+            "total": bubble(spans.values(), self.start_s, self.end_s),
         }

@@ -53,7 +53,8 @@ def read(folders: Sequence[Path], reading: Reading) -> Trace:
 def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFrame:
     given: list[pl.DataFrame] = []
     for path in files:
-        frame = read_table(path, (*_ALL, "weights_version", "finish_reason"))
+        # Their texts may be larger than the memory.
+        frame = read_table(path, (*_ALL, "weights_version", "finish_reason"), only=True)
         whole_numbers(path, frame, ("sample_index", "prompt_tokens", "tokens"))
         unknown = set(frame["state"].unique()) - set(_STATES)
         if unknown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -12,17 +12,21 @@ from rollpacker.polytrace.formats.lines import MOST
 from rollpacker.polytrace.schema import TraceError
 
 
-def read_table(path: Path, needed: Iterable[str]) -> pl.DataFrame:
-    """A parquet file that has at least the ``needed`` columns. Raises ``TraceError``."""
+def read_table(path: Path, needed: Sequence[str], *, only: bool = False) -> pl.DataFrame:
+    """A parquet file that has at least the ``needed`` columns; ``only`` leaves the others unread.
+
+    Raises ``TraceError``.
+    """
     try:
-        frame = pl.read_parquet(path)
+        table = pl.scan_parquet(path)
+        names = table.collect_schema().names()
+        for name in needed:
+            if name not in names:
+                raise TraceError(f"{path}: column {name} is missing")
+        return (table.select(needed) if only else table).collect()
     except PolarsError as error:
         reason = str(error).strip().partition("\n")[0]
         raise TraceError(f"{path}: cannot be read as parquet ({reason})") from error
-    for name in needed:
-        if name not in frame.columns:
-            raise TraceError(f"{path}: column {name} is missing")
-    return frame
 
 
 def whole_numbers(path: Path, frame: pl.DataFrame, names: Iterable[str]) -> None:

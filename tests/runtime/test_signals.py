@@ -151,9 +151,7 @@ def test_a_step_that_does_not_fit_is_dropped_and_its_grades_are_kept(bench: Benc
 @pytest.mark.slow
 @pytest.mark.parametrize("everyone", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(
-    ("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)]
-)
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
 def test_a_step_that_fits_is_finished(
     tmp_path: Path, everyone: bool, workers: int, number: str, code: int
 ) -> None:

@@ -120,6 +120,8 @@ async def _train(
         progress.note(f"WARNING {problem}; an older checkpoint is used")
     config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
+    for line in start.changed:
+        progress.note(line)
     parts = await build(config, folder, progress, start, phases)
     phases = phases or Alone()
     breaker = Breaker()
@@ -184,10 +186,12 @@ class Job:
             parts.rewards.load_state_dict(state["rewards"])
             self._counters = Counters(**state["counters"])
             self._summary = state["summary"]
-            self._keeper.saved = self._counters.step
-        parts.log.journal.meta(
-            {"settings": parts.settings.to_json(), "state": parts.policy.state_dict()}
-        )
+            self._keeper.restore(self._counters.step, self._summary)
+        parts.log.journal.meta(self._journal_head())
+
+    def _journal_head(self) -> dict[str, Any]:
+        parts = self._parts
+        return {"settings": parts.settings.to_json(), "state": parts.policy.state_dict()}
 
     async def run(self) -> None:
         """The train loop."""
@@ -324,12 +328,15 @@ class Job:
     async def _finish_step(self, record: StepRecord) -> None:
         """Evaluate and checkpoint when due, then write the step's metrics."""
         config, count = self._config, self._counters
-        extra: Metrics = {}
+        extra: dict[str, float] = {}
         if config.eval is not None and config.eval.every and not count.step % config.eval.every:
             extra |= await self._evaluate()
         self._log(record, extra)
-        if config.checkpoint.every and not count.step % config.checkpoint.every:
+        await self._keeper.evaluated(count, self._summary, extra)
+        due = config.checkpoint.every and not count.step % config.checkpoint.every
+        if due and self._keeper.saved < count.step:
             await self._keeper.save(count, self._summary)
+        self._parts.log.journal.turn(self._journal_head, config.checkpoint.journal_mb * 1e6)
 
     def _log(self, record: StepRecord, extra: Metrics) -> None:
         parts, count = self._parts, self._counters
@@ -375,6 +382,7 @@ class Job:
         """Before the first step or after the last one; one that was dropped is done on resume."""
         result = await self._evaluate(greedy=True)
         if not self._hurried:
+            await self._keeper.evaluated(self._counters, self._summary, result)
             self._summary[when] = result
 
     def _write_summary(self) -> None:

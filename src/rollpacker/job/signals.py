@@ -13,7 +13,7 @@ _ECHO_S = 0.5
 """A launcher may signal a process and then its whole group: within this, that is one signal."""
 
 
-class Stopped(SystemExit):  # noqa: N818 - not a fault
+class Stopped(SystemExit):
     """A signal has stopped the run early; uncaught, the process exits with 128 + its number.
 
     Args:

@@ -50,7 +50,9 @@ class RunLog:
         texts: Texts,
     ) -> None:
         self.progress = progress
-        self.journal = JournalWriter(folder / "journal.jsonl")
+        self._folder = folder
+        self._journal_failed = False
+        self.journal = JournalWriter(folder / "journal.jsonl", self._miss_journal)
         self.graded = GradedLog(folder / "graded.log", say=progress.note)
         programs = any(reward.runs_programs for reward in config.rewards)
         self._texts, self._kept = texts, config.samples
@@ -160,6 +162,14 @@ class RunLog:
             self._tasks.write("".join(f"{line}\n" for line in lines).encode())
         except OSError as error:
             self.progress.note(f"workers.jsonl cannot be written ({error}); the run goes on")
+
+    def _miss_journal(self, error: OSError) -> None:
+        if not self._journal_failed:
+            self._journal_failed = True
+            self.progress.note(
+                f"WARNING {self._folder / 'journal.jsonl'} cannot be written ({error.strerror}): "
+                "decisions are missing from it; the run goes on"
+            )
 
     def flush(self) -> None:
         """Before a checkpoint: nothing that it counts on may be in memory only."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.core.journal import JournalWriter, read, replay, segments
 from rollpacker.core.events import EpochEnded
+from rollpacker.core.journal import JournalWriter, read, replay, segments
 
 SETTINGS = {"settings": {}, "state": {}}
 

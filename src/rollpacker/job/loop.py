@@ -25,7 +25,7 @@ from rollpacker.job.signals import Signals, Stopped
 from rollpacker.report.run_folder import ReportError
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
-from rollpacker.runtime.durable import replace_file
+from rollpacker.runtime.durable import disk_full, replace_file
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
 from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError
@@ -90,6 +90,13 @@ def _run(
         return signals.taken is not None
     except StoppedAtOnceError as error:
         progress.note(str(error))
+    except OSError as error:
+        if not disk_full(error):
+            raise
+        raise CheckpointError(
+            f"{folder}: no space left ({error}); free some or change 'output', then --resume auto "
+            "goes on from the newest checkpoint"
+        ) from error
     return True
 
 
@@ -247,8 +254,6 @@ class Job:
                 f"{count.step} steps; go on with --resume auto"
             )
 
-    # Stopping ---------------------------------------------------------------------------------
-
     def stop(self, breaker: Breaker) -> None:
         """A signal: end after this step; but for Ctrl-C, within the grace time."""
         taken = self._signals.taken
@@ -296,8 +301,6 @@ class Job:
             self._interrupted = True
             return False
         return True
-
-    # The steps --------------------------------------------------------------------------------
 
     def _watch(self) -> Watch:
         parts = self._parts

@@ -91,17 +91,7 @@ class Stop:
 
 
 Command = (
-    BeginStep
-    | Submit
-    | Abort
-    | Proceed
-    | Accumulate
-    | Score
-    | Apply
-    | Reform
-    | Save
-    | Load
-    | Stop
+    BeginStep | Submit | Abort | Proceed | Accumulate | Score | Apply | Reform | Save | Load | Stop
 )
 
 

@@ -19,7 +19,7 @@ from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.samples import SampleLog
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.texts import Texts
-from rollpacker.runtime.trackers import open_trackers
+from rollpacker.runtime.trackers import Tracker
 
 _FAULTS = 10
 """Faults of one step that are said one by one."""
@@ -36,6 +36,7 @@ class RunLog:
         context: the model's, tokens, where it is what limits responses.
         progress: the view.
         texts: of prompts and responses.
+        trackers: get the metrics too; closed with the log.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RunLog:
         context: int | None = None,
         progress: Progress,
         texts: Texts,
+        trackers: Sequence[Tracker],
     ) -> None:
         self.progress = progress
         self._folder = folder
@@ -64,7 +66,6 @@ class RunLog:
             rewards=reward_names(config.rewards),
             programs=programs,
         )
-        trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
         self._metrics = MetricsLog(
             folder, last_step=last_step, trackers=trackers, say=progress.note
         )

@@ -246,9 +246,7 @@ class Updates:
         )
 
 
-def share_out(
-    groups: Sequence[Group], workers: Sequence[WorkerId]
-) -> dict[WorkerId, list[Group]]:
+def share_out(groups: Sequence[Group], workers: Sequence[WorkerId]) -> dict[WorkerId, list[Group]]:
     """Groups for each worker, alike in tokens: the longest first, to whom has the least."""
     load = {worker: 0 for worker in workers}
     shares: dict[WorkerId, list[Group]] = {}

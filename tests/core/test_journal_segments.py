@@ -55,9 +55,9 @@ def test_it_stays_bounded_over_ten_thousand_steps(tmp_path: Path) -> None:
 
 def test_it_goes_on_in_its_segments_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    write(path, 60, 50_000)
+    write(path, 60, 300_000)
     before = segments(path)
-    write(path, 60, 50_000)
+    write(path, 60, 300_000)
     assert segments(path)[: len(before) - 1] == before[:-1]
     assert len(segments(path)) > len(before)
     assert replay(path, build).events == 2 * 60 * 20

@@ -73,10 +73,13 @@ def test_a_damaged_run(shop: Workshop, whole: Path, stopped: Path, seed: int) ->
     copy = shop.folder / name
     shutil.copytree(stopped, copy, ignore=shutil.ignore_patterns(".lock"))
     victim = damage(copy, random.Random(seed))
+    refused = None
     try:
         run(shop.config(name, "race", steps=STEPS, **FIXED), resume=True)
     except ValueError as error:
-        assert len(str(error).splitlines()) == 1, victim
+        refused = str(error)
+    if refused is not None:
+        assert len(refused.splitlines()) == 1, victim
         return
     last = f"checkpoint-{STEPS}"
     assert weights_digest(copy / last) == weights_digest(whole / last), victim

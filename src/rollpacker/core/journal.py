@@ -126,6 +126,8 @@ class JournalWriter:
 
     def flush(self) -> None:
         """Hand what waits to the operating system."""
+        if not self._lines:
+            return
         data = "".join(self._lines).encode()
         self._lines, self._waiting = [], 0
         try:

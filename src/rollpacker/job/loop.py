@@ -334,7 +334,7 @@ class Job:
         extra: dict[str, float] = {}
         if config.eval is not None and config.eval.every and not count.step % config.eval.every:
             extra |= await self._evaluate()
-        self._log(record, extra)
+        self._log(record, {**extra})
         await self._keeper.evaluated(count, self._summary, extra)
         due = config.checkpoint.every and not count.step % config.checkpoint.every
         if due and self._keeper.saved < count.step:

@@ -35,8 +35,11 @@ class WorkersConfig(Config):
 
 
 class EvalConfig(Config):
-    """Accuracy on held-out problems, of a data set of their own or of the training data; never used
-    to choose anything."""
+    """Accuracy on held-out problems, of a data set of their own or of the training data.
+
+    It chooses nothing, unless ``checkpoint.best`` keeps the checkpoint that does best here: what
+    was chosen by it looks better here than it is, so measure that one on other problems.
+    """
 
     data: DataConfig | None = None
     """Problems to measure by; none with ``fraction``."""
@@ -74,6 +77,11 @@ class CheckpointConfig(Config):
     grace_s: float = Field(default=25.0, ge=0.0)
     """Seconds from SIGTERM to the end of the run with a checkpoint; the step in flight is finished
     if it fits, else dropped. Ctrl-C waits for the step."""
+    best: str = ""
+    """Metric of an evaluation, such as ``eval/sampled_accuracy``, whose highest value so far keeps
+    its checkpoint besides ``keep``; empty for none."""
+    journal_mb: float = Field(default=1024.0, ge=0.0)
+    """Megabytes of journal that are kept, the newest; 0 keeps all."""
     signals: list[Literal["HUP", "USR1", "USR2"]] = []
     """More signals that do what SIGTERM does, such as ``USR1`` for Slurm's
     ``--signal=USR1@60``."""

@@ -2,7 +2,7 @@
 
 The first line, and one line after every resume, is a ``meta`` object that says how to build the
 policy: its configuration and its state. Replaying the events that follow must give the same
-decisions, always.
+decisions, always. A bounded journal is cut into segments, each with a ``meta`` line at its head.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from errno import ENOSPC
+from os import SEEK_END
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -24,6 +26,13 @@ _FIELDS = {
     cls: tuple(f.name for f in fields(cls)) for cls in (*_EVENTS.values(), *_DECISIONS.values())
 }
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _FIELDS}
+
+
+_BUFFER = 1 << 16
+"""Characters that wait for the next ``flush`` at most."""
+_SEGMENTS = 8
+"""A bounded journal is cut into so many files."""
+_DIGITS = 5
 
 
 class JournalError(ValueError):
@@ -75,29 +84,102 @@ def _dumps(data: dict[str, Any]) -> str:
 
 
 class JournalWriter:
-    """Appends to a journal. A line torn by a crash is cut off first."""
+    """Appends to a journal. A line torn by a crash is cut off first.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file; older lines may be in segments beside it (see ``segments``).
+        on_error: told when it cannot be written, a full disk for one; what comes until the next
+            ``meta`` or ``turn`` is then left out. None raises ``OSError``.
+    """
+
+    def __init__(self, path: Path, on_error: Callable[[OSError], None] | None = None) -> None:
         _cut_torn_line(path)
-        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._path = path
+        self._on_error = on_error
+        self._open()
+
+    def _open(self) -> None:
+        self._file: IO[bytes] = self._path.open("ab", buffering=0)
+        self._good = self._file.seek(0, SEEK_END)
+        self._lines: list[str] = []
+        self._waiting = 0
+        self._lost = False
 
     def meta(self, policy: dict[str, Any]) -> None:
         """Write how to build the policy whose events follow: ``{"settings": …, "state": …}``."""
-        self._file.write(_dumps({"meta": policy}) + "\n")
-        self._file.flush()
+        self._lost = False
+        self._add({"meta": policy})
+        self.flush()
 
     def record(self, now: float, event: events.Event, made: Sequence[decisions.Decision]) -> None:
         """Write one handled event."""
+        if self._lost:
+            return
         line = {"t": round(now, 6), "event": encode(event), "decisions": [encode(d) for d in made]}
-        self._file.write(_dumps(line) + "\n")
+        self._add(line)
+        if self._waiting >= _BUFFER:
+            self.flush()
+
+    def _add(self, line: dict[str, Any]) -> None:
+        self._lines.append(_dumps(line) + "\n")
+        self._waiting += len(self._lines[-1])
 
     def flush(self) -> None:
-        """Hand buffered lines to the operating system."""
-        self._file.flush()
+        """Hand what waits to the operating system."""
+        if not self._lines:
+            return
+        data = "".join(self._lines).encode()
+        self._lines, self._waiting = [], 0
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(ENOSPC, "No space left on device", str(self._path))
+        except OSError as error:
+            self._file.truncate(self._good)
+            if self._on_error is None:
+                raise
+            self._lost = True
+            self._on_error(error)
+        else:
+            self._good += len(data)
+
+    def turn(self, policy: Callable[[], dict[str, Any]], most: float) -> None:
+        """Between two steps: keep at most about ``most`` bytes, 0 for all.
+
+        When the file is large enough it becomes a segment, the oldest segments go, and a new file
+        begins with what ``policy`` gives for ``meta``: each replays alone. So does what follows a
+        gap.
+        """
+        if most and self._good >= most / _SEGMENTS:
+            older = segments(self._path)[:-1]
+            self._file.close()
+            number = _number(older[-1]) + 1 if older else 1
+            older.append(self._path.with_name(f"{self._path.stem}-{number:0{_DIGITS}}.jsonl"))
+            self._path.replace(older[-1])
+            while older and sum(p.stat().st_size for p in older) > most * (1 - 1 / _SEGMENTS):
+                older.pop(0).unlink()
+            self._open()
+            self.meta(policy())
+        elif self._lost:
+            self.meta(policy())
 
     def close(self) -> None:
         """Flush and close."""
+        self.flush()
         self._file.close()
+
+
+def segments(path: Path) -> list[Path]:
+    """The files of a journal in order: ``journal-00001.jsonl``, ..., ``journal.jsonl``.
+
+    Of a ``path`` that is a segment itself, that one.
+    """
+    beside = (p for p in path.parent.glob(f"{path.stem}-*.jsonl") if _number(p) > 0)
+    return [*sorted(beside, key=_number), path]
+
+
+def _number(path: Path) -> int:
+    number = path.stem.rpartition("-")[2]
+    return int(number) if len(number) >= _DIGITS and number.isdecimal() else 0
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -120,6 +202,22 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not line.endswith("\n"):
                     return
                 raise JournalError(f"{path}, line {number}: not JSON ({error.msg})") from error
+
+
+def read_all(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same over all segments: yields ``("FILE, line N", object)``."""
+    for part, number, line in _lines_of(path):
+        yield f"{part}, line {number}", line
+
+
+def _lines_of(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+    for part in segments(path):
+        for number, line in read(part):
+            yield part, number, line
+
+
+def _at(part: Path, number: int) -> dict[str, Any]:
+    return {"file": str(part), "line": number}
 
 
 AnyPolicy = Policy[events.Event, decisions.Decision]
@@ -148,28 +246,31 @@ class Replay:
 
 
 def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
-    """Feed a journal's events to the policy that ``build`` makes from each ``meta`` object.
+    """Feed a journal's events, those of its segments first, to the policy that ``build`` makes from
+    each ``meta`` object.
 
     Raises ``JournalError`` when the file is no journal.
     """
     result = Replay()
     policy: AnyPolicy | None = None
-    for number, line in read(path):
+    for part, number, line in _lines_of(path):
         if "meta" in line:
             policy = build(line["meta"])
             continue
         if policy is None or "event" not in line:
-            raise JournalError(f"{path}, line {number}: expected a meta line first, then events")
+            raise JournalError(f"{part}, line {number}: expected a meta line first, then events")
         event = decode_event(line["event"])
         try:
             made = list(policy.handle(float(line["t"]), event))
         except (AssertionError, LookupError) as error:
             # An event that cannot follow what came before: lines are missing or were changed.
             problem = f"{type(error).__name__}: {error}"
-            result.differences.append({"line": number, "written": line["event"], "error": problem})
+            result.differences.append(
+                _at(part, number) | {"written": line["event"], "error": problem}
+            )
             return result
         result.follow(event, made)
-        _compare(result, number, made, line["decisions"])
+        _compare(result, _at(part, number), made, line["decisions"])
     if policy is None:
         raise JournalError(f"{path}: empty, no meta line")
     return result
@@ -177,7 +278,7 @@ def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
 
 def _compare(
     result: Replay,
-    number: int,
+    where: dict[str, Any],
     made: Iterable[decisions.Decision],
     written: list[dict[str, Any]],
 ) -> None:
@@ -185,4 +286,4 @@ def _compare(
     result.events += 1
     result.decisions += len(written)
     if again != written:
-        result.differences.append({"line": number, "written": written, "replayed": again})
+        result.differences.append(where | {"written": written, "replayed": again})

@@ -33,6 +33,7 @@ from rollpacker.runtime.rewards import Rewards, check_rows
 from rollpacker.runtime.rollout import Rollout
 from rollpacker.runtime.run_log import RunLog
 from rollpacker.runtime.texts import Texts
+from rollpacker.runtime.trackers import Tracker, open_trackers
 from rollpacker.runtime.updates import Updates
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card, read_card
@@ -86,13 +87,17 @@ async def build(
     )
     updates = steps * config.train.updates_per_step
     pool = WorkerPool(config, max_length=cap, total_updates=updates)
+    trackers: list[Tracker] = []
     try:
+        trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
         for warning in rewards.start(asyncio.get_running_loop()):
             progress.note(warning)
         await pool.start()
     except BaseException:
         rewards.close()
         pool.close()
+        for tracker in trackers:
+            tracker.close()
         raise
     save_config(config, folder)
     clock = Clock(0.0 if start.state is None else start.state["clock_s"])
@@ -104,6 +109,7 @@ async def build(
         context=card.context if cap + problems.longest >= card.context else None,
         progress=progress,
         texts=Texts(card.tokenizer),
+        trackers=trackers,
     )
     params = sampling_params(config, card, cap)
     parts = assemble(config, cap, pool, problems, rewards, params, log, clock, phases)

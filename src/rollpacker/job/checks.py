@@ -33,6 +33,11 @@ def check(config: RunConfig) -> None:
             "rollout.tail_batching.long_round_steps and train.updates_per_step both split a round "
             "into updates: leave one of them at 1"
         )
+    if config.checkpoint.best and not (config.eval is not None and config.eval.every):
+        raise ValueError(
+            f"checkpoint.best={config.checkpoint.best} chooses by evaluations: set eval.every and "
+            "eval.data or eval.fraction, or leave it empty"
+        )
     if config.rollout.planner != "off":
         raise ValueError(
             "rollout.planner is for engines that span several devices, which runs do not have "

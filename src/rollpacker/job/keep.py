@@ -1,9 +1,10 @@
-"""What a job keeps for the time after it was stopped: checkpoints, and grades of a step on its way."""
+"""What a job keeps for the time after it was stopped: checkpoints, and grades of a dropped step."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,54 @@ class Keeper:
         """Step of the newest checkpoint of the run."""
         self.slowest_s = 0.0
         """Seconds of the slowest checkpoint so far."""
+
+    def restore(self, step: int, summary: dict[str, Any]) -> None:
+        """The run goes on from the checkpoint of ``step``; puts the best one into ``summary``.
+
+        The marker in the run's folder and the checkpoint's own summary differ by a kill between the
+        two; one that is damaged, or later than what is gone on from, does not count.
+        """
+        self.saved = step
+        named = [best for best in (summary.pop("best", None), self._checkpoints.marker()) if best]
+        there = [b for b in named if b["step"] <= step and self._checkpoints.intact(b["step"])]
+        best = max(there, key=lambda b: b["step"], default=None)
+        if best is not None:
+            summary["best"] = best
+        self._mark(best)
+
+    async def evaluated(
+        self, counters: Counters, summary: dict[str, Any], result: Mapping[str, float]
+    ) -> None:
+        """Keep the checkpoint of the weights in place if no evaluation was better so far.
+
+        Raises ``ValueError`` when evaluations have no such metric.
+        """
+        metric = self._config.checkpoint.best
+        if not metric or not result:
+            return
+        if metric not in result:
+            raise ValueError(
+                f"checkpoint.best: evaluations have no '{metric}'; they have "
+                f"{', '.join(sorted(result))}"
+            )
+        best = summary.get("best")
+        beaten = best is None or best["metric"] != metric or result[metric] > best["value"]
+        if not beaten or not counters.step:
+            return
+        step = counters.step
+        best = {"step": step, "checkpoint": f"checkpoint-{step}"}
+        best |= {"metric": metric, "value": result[metric]}
+        if self.saved != step:
+            await self.save(counters, summary | {"best": best})
+        if self.saved == step:
+            summary["best"] = best
+            self._mark(best)
+
+    def _mark(self, best: dict[str, Any] | None) -> None:
+        try:
+            self._checkpoints.keep_best(best)
+        except OSError as error:
+            self._parts.log.progress.note(f"WARNING best.json cannot be written ({error})")
 
     def begin_step(self, counters: Counters) -> None:
         """Remember the state that a step begins with, should it be dropped, and take up what an

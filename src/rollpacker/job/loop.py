@@ -26,7 +26,7 @@ from rollpacker.report.run_folder import ReportError
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Stage
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
-from rollpacker.runtime.durable import replace_file
+from rollpacker.runtime.durable import disk_full, replace_file
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
 from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError
@@ -91,6 +91,13 @@ def _run(
         return signals.taken is not None
     except StoppedAtOnceError as error:
         progress.note(str(error))
+    except OSError as error:
+        if not disk_full(error):
+            raise
+        raise CheckpointError(
+            f"{folder}: no space left ({error}); free some or change 'output', then --resume auto "
+            "goes on from the newest checkpoint"
+        ) from error
     return True
 
 
@@ -123,6 +130,8 @@ async def _train(
         config = as_begun(config, found)
     config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
+    for line in start.changed:
+        progress.note(line)
     parts = await build(config, folder, progress, start, phases)
     phases = phases or Alone()
     breaker = Breaker()
@@ -187,10 +196,12 @@ class Job:
             parts.rewards.load_state_dict(state["rewards"])
             self._counters = Counters(**state["counters"])
             self._summary = state["summary"]
-            self._keeper.saved = self._counters.step
-        parts.log.journal.meta(
-            {"settings": parts.settings.to_json(), "state": parts.policy.state_dict()}
-        )
+            self._keeper.restore(self._counters.step, self._summary)
+        parts.log.journal.meta(self._journal_head())
+
+    def _journal_head(self) -> dict[str, Any]:
+        parts = self._parts
+        return {"settings": parts.settings.to_json(), "state": parts.policy.state_dict()}
 
     async def run(self) -> None:
         """The train loop."""
@@ -246,8 +257,6 @@ class Job:
                 f"{count.step} steps; go on with --resume auto"
             )
 
-    # Stopping ---------------------------------------------------------------------------------
-
     def stop(self, breaker: Breaker) -> None:
         """A signal: end after this step; but for Ctrl-C, within the grace time."""
         taken = self._signals.taken
@@ -296,8 +305,6 @@ class Job:
             return False
         return True
 
-    # The steps --------------------------------------------------------------------------------
-
     def _watch(self) -> Watch:
         parts = self._parts
         return Watch(
@@ -328,12 +335,15 @@ class Job:
     async def _finish_step(self, record: StepRecord) -> None:
         """Evaluate and checkpoint when due, then write the step's metrics."""
         config, count = self._config, self._counters
-        extra: Metrics = {}
+        extra: dict[str, float] = {}
         if config.eval is not None and config.eval.every and not count.step % config.eval.every:
             extra |= await self._evaluate()
-        self._log(record, extra)
-        if config.checkpoint.every and not count.step % config.checkpoint.every:
+        self._log(record, {**extra})
+        await self._keeper.evaluated(count, self._summary, extra)
+        due = config.checkpoint.every and not count.step % config.checkpoint.every
+        if due and self._keeper.saved < count.step:
             await self._keeper.save(count, self._summary)
+        self._parts.log.journal.turn(self._journal_head, config.checkpoint.journal_mb * 1e6)
 
     def _log(self, record: StepRecord, extra: Metrics) -> None:
         parts, count = self._parts, self._counters
@@ -379,6 +389,7 @@ class Job:
         """Before the first step or after the last one; one that was dropped is done on resume."""
         result = await self._evaluate(greedy=True)
         if not self._hurried:
+            await self._keeper.evaluated(self._counters, self._summary, result)
             self._summary[when] = result
 
     def _write_summary(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollpacker.config import Config, RunConfig, parse
+from pydantic import ValidationError
+
+from rollpacker.config import Config, RunConfig
+from rollpacker.core.journal import segments
 from rollpacker.runtime.checkpoint import Found
 
 _MAY_CHANGE = (
@@ -24,12 +26,15 @@ _MAY_CHANGE = (
 )
 """What may differ when a run is continued."""
 
-_THEN = {
+_SAID = ("train.learning_rate", "train.lr_scheduler_type", "train.warmup_steps")
+"""What may differ too, and changes what is learned: it is said. The optimizer goes on."""
+
+_THEN: Mapping[str, Any] = {
     "rollout.min_reward_range": 1e-3,
     "train.kl_bias_correction": False,
     "train.algorithm.whiten": "responses",
 }
-"""What version 0.1.0 did, where it had no such key and today's default is another."""
+"""By dotted key, what a run did before the key was there, where today's default is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +44,12 @@ class Start:
     Args:
         path: the checkpoint's folder; None for a new run.
         state: what the checkpoint holds besides tensors.
+        changed: a line for each setting that is not what it was.
     """
 
     path: Path | None = None
     state: dict[str, Any] | None = None
+    changed: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -56,7 +63,7 @@ def as_begun(config: RunConfig, found: Found | None) -> RunConfig:
     if found is None:
         return config
     tree = config.model_dump(mode="json")
-    began = _of_then(found.state["config"])
+    began = of_then(found.state["config"])
     for key in _THEN:
         node, leaf = _place(tree, key)
         if leaf in node and not _given(config, key):
@@ -65,14 +72,11 @@ def as_begun(config: RunConfig, found: Found | None) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-def _of_then(old: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's configuration with every key, where it lacks some with what was done then."""
-    tree = copy.deepcopy(dict(old))
-    for key, value in _THEN.items():
-        node, leaf = _place(tree, key)
-        if leaf != "whiten" or node.get("kind") == "reinforce_pp":
-            node.setdefault(leaf, value)
-    return parse(tree, source="the checkpoint's config").model_dump(mode="json")
+def of_then(old: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A checkpoint's configuration with every key: those that came later as the run behaved."""
+    whitens = old["train"]["algorithm"]["kind"] == "reinforce_pp"
+    then = {k: v for k, v in _THEN.items() if whitens or k != "train.algorithm.whiten"}
+    return as_of_now(old, then)
 
 
 def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
@@ -97,7 +101,7 @@ def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: b
     another configuration.
     """
     if not resume:
-        if found is not None or (folder / "journal.jsonl").exists():
+        if found is not None or any(p.exists() for p in segments(folder / "journal.jsonl")):
             raise ValueError(
                 f"{folder} holds a run already: continue it with --resume auto, "
                 "or choose another folder with --out"
@@ -105,23 +109,56 @@ def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: b
         return Start()
     if found is None:
         return Start()
-    _check(found.path, _of_then(found.state["config"]), config.model_dump(mode="json"))
-    return Start(path=found.path, state=found.state)
+    before = of_then(found.state["config"])
+    changed = _changes(found.path, before, config.model_dump(mode="json"))
+    return Start(path=found.path, state=found.state, changed=changed)
 
 
-def _check(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def as_of_now(old: Mapping[str, Any], then: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A checkpoint's configuration with the keys that came later.
+
+    They have the values of ``then``, by dotted key (``*`` for every item of a list), else today's
+    defaults. One that today's configuration does not take is returned as it is.
+    """
+    filled = dict(old)
+    for key, value in then.items():
+        filled = _filled(filled, key.split("."), value)
+    try:
+        return RunConfig.model_validate(filled).model_dump(mode="json")
+    except ValidationError:
+        return filled
+
+
+def _filled(node: Any, path: list[str], value: Any) -> Any:
+    name, *rest = path
+    if name == "*":
+        return [_filled(item, rest, value) for item in node] if isinstance(node, list) else node
+    if not isinstance(node, dict):
+        return node
+    if rest:
+        return node | {name: _filled(node[name], rest, value)} if name in node else node
+    return {name: value} | node
+
+
+def _changes(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """What may change and did, in words. Raises ``ValueError`` on what may not."""
+    said: list[str] = []
     for key in new:
-        if key not in _MAY_CHANGE and old.get(key) != new[key]:
-            where, before, now = _difference(key, old.get(key), new[key])
-            raise ValueError(
-                f"{path} was made with another config: '{where}' was {before!r}, now {now!r}; "
-                "change it back or choose another folder with --out"
-            )
+        for where, before, now in _differences(key, old.get(key), new[key]):
+            if key in _MAY_CHANGE:
+                continue
+            if where not in _SAID:
+                raise ValueError(
+                    f"{path} was made with another config: '{where}' was {before!r}, now {now!r}; "
+                    "change it back or choose another folder with --out"
+                )
+            said.append(f"{where} was {before!r} and is {now!r} from here on")
+    return tuple(said)
 
 
-def _difference(key: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in {**old, **new}:
-            if old.get(name) != new.get(name):
-                return _difference(f"{key}.{name}", old.get(name), new.get(name))
-    return key, old, new
+            yield from _differences(f"{key}.{name}", old.get(name), new.get(name))
+    elif old != new:
+        yield key, old, new

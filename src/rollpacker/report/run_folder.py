@@ -108,14 +108,14 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     return text, config
 
 
-def _read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Objects of a JSON-lines file; a last line that a crash tore is left out."""
-    lines: list[tuple[int, dict[str, Any]]] = []
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Objects of a JSON-lines file and where they are; a last line that was torn is left out."""
+    lines: list[tuple[str, dict[str, Any]]] = []
     try:
-        for number, line in journal.read(_need(path)):
+        for where, line in journal.read_all(_need(path)):
             if not isinstance(line, dict):
-                raise ReportError(f"{path}, line {number}: expected a JSON object")
-            lines.append((number, line))
+                raise ReportError(f"{where}: expected a JSON object")
+            lines.append((where, line))
     except (journal.JournalError, UnicodeDecodeError) as error:
         message = _one_line(error)
         raise ReportError(message if str(path) in message else f"{path}: {message}") from None
@@ -124,9 +124,9 @@ def _read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
     by_step: dict[int, dict[str, Any]] = {}
-    for number, line in _read_lines(path):
+    for where, line in _read_lines(path):
         if not isinstance(line.get("step"), int):
-            raise ReportError(f"{path}, line {number}: no whole number under 'step'")
+            raise ReportError(f"{where}: no whole number under 'step'")
         by_step[line["step"]] = line
     if not by_step:
         raise ReportError(f"{path}: empty, no step has finished yet")
@@ -172,12 +172,12 @@ def _missing(
 
 def _read_tasks(path: Path) -> pl.DataFrame:
     rows: list[tuple[Any, ...]] = []
-    for number, line in _read_lines(path):
+    for where, line in _read_lines(path):
         prompts = line.get("prompts", 0)
         row = line | {"prompts": len(prompts) if isinstance(prompts, list) else prompts}
         lacking = [name for name in TASK_COLUMNS if name not in row]
         if lacking:
-            raise ReportError(f"{path}, line {number}: no '{lacking[0]}'")
+            raise ReportError(f"{where}: no '{lacking[0]}'")
         rows.append(tuple(row[name] for name in TASK_COLUMNS))
     return pl.DataFrame(rows, schema=TASK_COLUMNS, orient="row", strict=False).sort("start_s")
 
@@ -219,13 +219,13 @@ class _JournalReader:
 
 def _read_journal(path: Path) -> _JournalReader:
     reader = _JournalReader()
-    for number, line in _read_lines(path):
+    for where, line in _read_lines(path):
         if "meta" in line:
             continue
         try:
             reader.take(line)
         except (KeyError, TypeError, ValueError) as error:
-            raise ReportError(f"{path}, line {number}: not a journal line ({error!r})") from None
+            raise ReportError(f"{where}: not a journal line ({error!r})") from None
     return reader
 
 

@@ -35,7 +35,8 @@ def take_no_notice() -> None:
     """
     for number in OUTSIDE:
         signal.signal(number, _nothing)
-    os.register_at_fork(after_in_child=_as_usual)
+    # Held over a fork: what hits the child before it is as usual must not be taken for nothing.
+    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_as_usual)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
 
 
@@ -43,8 +44,20 @@ def _nothing(_number: int, _frame: object) -> None:
     """A handler, not ``SIG_IGN``: ``exec`` puts the default back."""
 
 
+_held: list[set[int]] = []
+
+
+def _hold() -> None:
+    _held.append({int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, OUTSIDE)})
+
+
+def _let_go() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
+
+
 def _as_usual() -> None:
     for number in OUTSIDE:
         if signal.getsignal(number) is _nothing:
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
+    _let_go()

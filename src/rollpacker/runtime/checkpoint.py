@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollpacker.runtime.durable import disk_full, sync, write_file
+from rollpacker.runtime.durable import disk_full, replace_file, sync, write_file
 
 _NAME = "checkpoint-"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _MANIFEST = "MANIFEST"
 _STATE = "state.json"
+_BEST = "best.json"
 _FORMAT = 1
 
 Entry = dict[str, int | str]
@@ -64,6 +65,8 @@ class Checkpoints:
         self._keep = keep
         self._verified: set[int] = set()
         self._clean()
+        marker = self.marker()
+        self._best = None if marker is None else marker["step"]
 
     def latest(self) -> Found | None:
         """The newest checkpoint that verifies; ``problems`` then says what is wrong with newer."""
@@ -78,6 +81,32 @@ class Checkpoints:
             return None
         manifest = (self.folder / f"{_NAME}{step}" / _MANIFEST).read_bytes()
         return hashlib.blake2b(manifest, digest_size=16).hexdigest()
+
+    def marker(self) -> dict[str, Any] | None:
+        """What ``keep_best`` was given last; None when there is none that can be read."""
+        try:
+            marker = json.loads((self.folder / _BEST).read_bytes())
+            return {"value": float(marker["value"]), "metric": str(marker["metric"])} | {
+                "step": int(marker["step"]),
+                "checkpoint": str(marker["checkpoint"]),
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def intact(self, step: int) -> bool:
+        """Whether the checkpoint of ``step`` is there, every byte of it."""
+        return step in self._verified or verify(self.folder / f"{_NAME}{step}") is None
+
+    def keep_best(self, marker: dict[str, Any] | None) -> None:
+        """Keep the checkpoint of ``marker["step"]`` besides the newest, in place of the one before.
+
+        ``best.json`` says so. Raises ``OSError``.
+        """
+        if marker is None:
+            (self.folder / _BEST).unlink(missing_ok=True)
+        else:
+            replace_file(self.folder / _BEST, json.dumps(marker, indent=1).encode() + b"\n")
+        self._best = None if marker is None else int(marker["step"])
 
     def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
         """Write ``checkpoint-<step>``, then delete what is older than the kept ones.
@@ -123,6 +152,8 @@ class Checkpoints:
     def _retire(self) -> None:
         good = 0
         for path in _newest_first(self.folder):
+            if _step(path) == self._best:
+                continue
             if good >= self._keep:
                 self._delete(path)
             elif _step(path) in self._verified or verify(path) is None:

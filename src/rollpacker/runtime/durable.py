@@ -78,9 +78,30 @@ class AppendFile:
         self._file.close()
 
 
-def disk_full(error: BaseException) -> bool:
-    """Whether an error means that no space is left; native writers only say so in words."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PROBE = 1 << 20
+
+
+def disk_full(error: BaseException, folder: Path | None = None) -> bool:
+    """Whether an error means that no space is left.
+
+    Native writers only say so in words, or not at all (torch's complains of a position in the
+    file); with ``folder`` it is then tried whether a megabyte can be written there.
+    """
+    if isinstance(error, OSError) and error.errno in _FULL:
         return True
     text = str(error).lower()
-    return any(words in text for words in ("no space left", "disk quota", "file too large"))
+    if any(words in text for words in ("no space left", "disk quota", "file too large")):
+        return True
+    return folder is not None and _has_no_room(folder)
+
+
+def _has_no_room(folder: Path) -> bool:
+    probe = folder / ".tmp-probe"
+    try:
+        write_file(probe, b"\0" * _PROBE)
+    except OSError as error:
+        return error.errno in _FULL
+    finally:
+        probe.unlink(missing_ok=True)
+    return False

@@ -102,7 +102,8 @@ class Evaluator:
     def drop(self) -> None:
         """Give the running evaluation up, if there is one."""
         if self._done is not None and not self._done.done():
-            self._pool.on_report = self._pool.on_lost = lambda _worker, _what: None
+            self._pool.on_report = lambda _worker, _report: None
+            self._pool.on_lost = lambda _worker, _error: None
             self._rewards.on_grades = lambda _grades: None
             self._done.set_exception(DroppedError("the evaluation was dropped"))
 

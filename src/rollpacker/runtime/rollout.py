@@ -257,7 +257,8 @@ class Rollout:
         """Give the running step up, if there is one and its update has not begun."""
         if self._done is None or self._done.done() or self._updates.begun:
             return
-        self._pool.on_report = self._pool.on_lost = lambda _worker, _what: None
+        self._pool.on_report = lambda _worker, _report: None
+        self._pool.on_lost = lambda _worker, _error: None
         self._rewards.on_grades = lambda _grades: None
         self._done.set_exception(DroppedError("the step was dropped"))
 

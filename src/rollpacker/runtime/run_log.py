@@ -20,7 +20,7 @@ from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.samples import Row, SampleLog
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.texts import Texts
-from rollpacker.runtime.trackers import open_trackers
+from rollpacker.runtime.trackers import Tracker
 
 _FAULTS = 10
 """Faults of one step that are said one by one."""
@@ -37,6 +37,7 @@ class RunLog:
         context: the model's, tokens, where it is what limits responses.
         progress: the view.
         texts: of prompts and responses.
+        trackers: get the metrics too; closed with the log.
     """
 
     def __init__(
@@ -49,9 +50,12 @@ class RunLog:
         context: int | None = None,
         progress: Progress,
         texts: Texts,
+        trackers: Sequence[Tracker],
     ) -> None:
         self.progress = progress
-        self.journal = JournalWriter(folder / "journal.jsonl")
+        self._folder = folder
+        self._journal_failed = False
+        self.journal = JournalWriter(folder / "journal.jsonl", self._miss_journal)
         self.graded = GradedLog(folder / "graded.log", say=progress.note)
         programs = any(reward.runs_programs for reward in config.rewards)
         self._texts, self._kept = texts, config.samples
@@ -63,7 +67,6 @@ class RunLog:
             rewards=reward_names(config.rewards),
             programs=programs,
         )
-        trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
         self._metrics = MetricsLog(
             folder, last_step=last_step, trackers=trackers, say=progress.note
         )
@@ -177,6 +180,14 @@ class RunLog:
             self._tasks.write("".join(f"{line}\n" for line in lines).encode())
         except OSError as error:
             self.progress.note(f"workers.jsonl cannot be written ({error}); the run goes on")
+
+    def _miss_journal(self, error: OSError) -> None:
+        if not self._journal_failed:
+            self._journal_failed = True
+            self.progress.note(
+                f"WARNING {self._folder / 'journal.jsonl'} cannot be written ({error.strerror}): "
+                "decisions are missing from it; the run goes on"
+            )
 
     def flush(self) -> None:
         """Before a checkpoint: nothing that it counts on may be in memory only."""

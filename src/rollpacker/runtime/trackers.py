@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
 _PROJECT = "rollpacker"
+_HINTS = {
+    "wandb": "run 'wandb login', or set WANDB_MODE=offline",
+    "mlflow": "point MLFLOW_TRACKING_URI to a server, a database or a folder that can be written",
+    "trackio": "let its folder (TRACKIO_DIR) be one that can be written",
+}
 
 
 class Tracker(Protocol):
@@ -96,8 +101,9 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
         config: the resolved configuration as a plain tree.
 
     Raises:
-        ValueError: a package is missing; the message says what to install.
+        ValueError: a package is missing, or a tracker does not start; the message says what to do.
     """
+    _require("tensorboard")
     if not names:
         return []
     for name in (*names, "accelerate"):
@@ -112,7 +118,23 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
         "trackio": lambda: TrackioTracker(_PROJECT, name=name),
         "mlflow": lambda: MLflowTracker(_PROJECT, run_name=name),
     }
-    return [AccelerateTracker(build[key](), config) for key in names]
+    opened: list[Tracker] = []
+    for key in names:
+        try:
+            opened.append(AccelerateTracker(build[key](), config))
+        except Exception as error:  # third parties raise anything
+            for tracker in opened:
+                tracker.close()
+            raise ValueError(
+                f"trackers: {key} does not start ({_first_line(error)}); {_HINTS[key]}, or take it "
+                "out of 'trackers'"
+            ) from error
+    return opened
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(lines[0].split())[:200]
 
 
 def _require(package: str) -> None:

@@ -247,7 +247,7 @@ class Worker:
         except OSError as error:
             self._send(msg.Done(error=f"{type(error).__name__}: {error}"))
         except BaseException as error:  # torch's and safetensors' own, some of them no Exception
-            if not disk_full(error):
+            if not disk_full(error, Path(folder)):
                 raise
             self._send(msg.Done(error="no space left on device"))
         else:

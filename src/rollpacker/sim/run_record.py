@@ -119,7 +119,7 @@ def read_run(folder: Path) -> RunRecord:
         raise ValueError(f"{folder}: not a run's folder: journal.jsonl and metrics.jsonl expected")
     reader = _Reader()
     meta: dict[str, Any] | None = None
-    for _, line in journal.read(path):
+    for _, line in journal.read_all(path):
         if "meta" in line:
             meta = line["meta"] if meta is None else meta
             reader.configure(line["meta"]["settings"])

@@ -1,4 +1,5 @@
-"""A lone ``journal.jsonl`` of ours: attempts put together from events and decisions."""
+"""A lone ``journal.jsonl`` of ours, or with its older segments beside it: attempts put together
+from events and decisions."""
 
 from __future__ import annotations
 
@@ -7,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from rollpacker.core.journal import JournalError
-from rollpacker.core.journal import read as read_lines
+from rollpacker.core.journal import JournalError, read_all
 from rollpacker.polytrace.formats.columns import pack, samples
 from rollpacker.polytrace.formats.lines import Record
 from rollpacker.polytrace.formats.reading import Reading
@@ -27,8 +27,8 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     for path in files:
         story = _Story()
         try:
-            for number, line in read_lines(path):
-                _tell(story, line, f"{path}, line {number}")
+            for where, line in read_all(path):
+                _tell(story, line, where)
         except JournalError as error:
             raise TraceError(str(error)) from error
         rows += story.rows(reading)

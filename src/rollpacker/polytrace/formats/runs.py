@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import yaml
 
+from rollpacker.core.journal import segments
 from rollpacker.polytrace.formats import journal
 from rollpacker.polytrace.formats.columns import samples
 from rollpacker.polytrace.formats.reading import Reading
@@ -93,22 +94,29 @@ def _from_journal(folder: Path) -> tuple[int | None, dict[str, str]]:
     domains: dict[str, str] = {}
     if not path.exists():
         return cap, domains
-    with path.open(encoding="utf-8") as file:
-        for number, text in enumerate(file, start=1):
-            # Few lines matter, and a journal has one for each attempt.
-            if "PromptsDrawn" not in text and not text.startswith('{"meta"'):
-                continue
-            try:
-                line = json.loads(text)
-                if "meta" in line:
-                    cap = line["meta"]["settings"].get("cap")
-                else:
-                    drawn = line["event"].get("prompts", ())
-                    domains |= {each["id"]: each["domain"] for each in drawn}
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                if text.endswith("\n"):
-                    raise TraceError(f"{path}, line {number}: not a journal ({error})") from error
+    for part in segments(path):
+        with part.open(encoding="utf-8") as file:
+            for number, text in enumerate(file, start=1):
+                # Few lines matter, and a journal has one for each attempt.
+                if "PromptsDrawn" not in text and not text.startswith('{"meta"'):
+                    continue
+                found = _cap_or_domains(text, f"{part}, line {number}")
+                cap = found if isinstance(found, int) else cap
+                domains |= found if isinstance(found, dict) else {}
     return cap, domains
+
+
+def _cap_or_domains(text: str, where: str) -> int | dict[str, str] | None:
+    """What a line tells: the cap (a ``meta`` line) or domains of prompts; a torn one nothing."""
+    try:
+        line = json.loads(text)
+        if "meta" in line:
+            return line["meta"]["settings"].get("cap")
+        return {each["id"]: each["domain"] for each in line["event"].get("prompts", ())}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if text.endswith("\n"):
+            raise TraceError(f"{where}: not a journal ({error})") from error
+        return None
 
 
 def _reward_kind(folder: Path) -> str | None:

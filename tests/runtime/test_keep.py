@@ -1,0 +1,121 @@
+"""What a run keeps: its best checkpoint, a bounded journal; what may change when it goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_jobs import Workshop, checkpoints, metrics, run, weights_digest
+
+from rollpacker.core import journal
+from rollpacker.policy.rollout import from_journal
+from rollpacker.report.run_report import write_report
+from rollpacker.runtime.checkpoint import Checkpoints
+from rollpacker.sim.run_record import read_run
+
+FIXED: dict[str, Any] = {"deterministic": True, "workers__count": 1, "epochs": 3}
+METRIC = "eval/sampled_accuracy"
+
+
+def evaluated(shop: Workshop, threshold: float = 0.5) -> dict[str, Any]:
+    return {"data": {"path": str(shop.data)}, "every": 1, "threshold": threshold}
+
+
+def best_of(rows: list[dict[str, Any]]) -> tuple[int, float]:
+    """Steps until the first of the highest values, and the value."""
+    value = max(row[METRIC] for row in rows)
+    return next(row["step"] + 1 for row in rows if row[METRIC] == value), value
+
+
+@pytest.fixture(scope="module")
+def best(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workshop, Path]:
+    """A run that is stopped after six steps of nine and goes on, its journal in many parts."""
+    shop = Workshop(tmp_path_factory.mktemp("best"), rows=11)
+    kept = {"every": 1, "keep": 2, "best": METRIC, "journal_mb": 0.03}
+    changes = {**FIXED, "checkpoint": kept, "eval": evaluated(shop)}
+    run(shop.config("run", "exact", steps=6, **changes))
+    folder, _ = run(shop.config("run", "exact", steps=9, **changes), resume=True)
+    return shop, folder
+
+
+def test_the_best_checkpoint_is_kept_and_named(best: tuple[Workshop, Path]) -> None:
+    folder = best[1]
+    step, value = best_of(metrics(folder))
+    expected = {"step": step, "checkpoint": f"checkpoint-{step}", "metric": METRIC, "value": value}
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert summary["best"] == expected
+    assert json.loads((folder / "best.json").read_text(encoding="utf-8")) == expected
+    assert checkpoints(folder) == sorted({step, 8, 9} | ({7} if step in (8, 9) else set()))
+    assert Checkpoints(folder).intact(step)
+
+
+def test_a_bounded_journal_is_read_whole(best: tuple[Workshop, Path]) -> None:
+    folder = best[1]
+    path = folder / "journal.jsonl"
+    parts = journal.segments(path)
+    assert len(parts) > 2
+    assert sum(part.stat().st_size for part in parts) < 60_000
+    whole = journal.replay(path, from_journal)
+    alone = [journal.replay(part, from_journal) for part in parts[:-1]]
+    assert whole.differences == []
+    assert whole.unfinished is None
+    assert all(part.differences == [] and part.events for part in alone)
+    steps = [line["event"]["step"] for _, line in journal.read_all(path) if _starts(line)]
+    assert steps == list(range(steps[0], 9))
+    assert len(read_run(folder).steps) == len(steps)
+    assert write_report(folder).exists()
+
+
+def _starts(line: dict[str, Any]) -> bool:
+    return line.get("event", {}).get("kind") == "StepStarted"
+
+
+def test_a_metric_that_no_evaluation_has_is_said_before_the_first_step(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path, rows=4)
+    changes = {**FIXED, "eval": evaluated(shop), "checkpoint": {"best": "eval/acuracy"}}
+    with pytest.raises(ValueError, match=r"have no 'eval/acuracy'; they have .*eval/sampled_acc"):
+        run(shop.config("run", **changes))
+    assert not (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"checkpoint\.best=eval/x .* set eval\.every"):
+        run(shop.config("other", **FIXED, checkpoint={"best": "eval/x"}))
+
+
+def test_a_marker_counts_only_with_its_checkpoint(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        (folder / "weights").write_bytes(b"w")
+
+    kept = Checkpoints(tmp_path, 2)
+    kept.save(1, write, {})
+    kept.keep_best({"step": 1, "checkpoint": "checkpoint-1", "metric": "m", "value": 0.5})
+    for step in (2, 3, 4):
+        kept.save(step, write, {})
+    assert checkpoints(tmp_path) == [1, 3, 4]
+    again = Checkpoints(tmp_path, 2)
+    again.save(5, write, {})
+    assert checkpoints(tmp_path) == [1, 4, 5]
+    assert again.intact(1)
+    (tmp_path / "checkpoint-1" / "weights").write_bytes(b"v")
+    assert not Checkpoints(tmp_path).intact(1)
+    (tmp_path / "best.json").write_bytes(b"{}")
+    assert Checkpoints(tmp_path).marker() is None
+
+
+def test_a_learning_rate_may_change_on_resume(tmp_path: Path) -> None:
+    """The steps before it are the same, those after it are not, and the optimizer goes on."""
+    shop = Workshop(tmp_path, rows=11)
+    kept = {"every": 1, "keep": 9}
+    run(shop.config("run", steps=2, **FIXED, checkpoint=kept))
+    first = weights_digest(tmp_path / "run" / "checkpoint-2")
+    folder, said = run(
+        shop.config("run", steps=4, **FIXED, checkpoint=kept, train={"learning_rate": 1e-3}),
+        resume=True,
+    )
+    assert "train.learning_rate was 0.01 and is 0.001 from here on" in said
+    assert "Adam" not in said
+    assert weights_digest(folder / "checkpoint-2") == first
+    assert [row["learning_rate"] for row in metrics(folder)] == [1e-2, 1e-2, 1e-3, 1e-3]
+    with pytest.raises(ValueError, match=r"'train\.beta' was 0\.0, now 0\.1"):
+        run(
+            shop.config("run", **FIXED, checkpoint=kept, train={"beta": 0.1}),
+            resume=True,
+        )

@@ -1,0 +1,78 @@
+"""Runs of earlier versions are resumed, replayed and reported by this one."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from runtime_jobs import checkpoints, cli, kept_groups, metrics, times_trained
+
+from rollpacker.core import journal
+from rollpacker.job.resume import as_of_now
+from rollpacker.policy.rollout import from_journal
+from rollpacker.report.run_report import write_report
+from rollpacker.report.timeline import write_timeline
+
+STORED = Path(__file__).parents[1] / "stored"
+
+
+def settled(folder: Path, steps: int) -> list[float]:
+    return [row["loss"] for row in metrics(folder)[:steps]]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of 0.1.0, killed in step 7 after checkpoint-6, gone on with to its end."""
+    folder = tmp_path_factory.mktemp("stored") / "v0_1_0"
+    shutil.copytree(STORED / "v0_1_0", folder)
+    done = cli("train", "job.yaml", "--resume", "auto", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "resumed after step 6" in done.stderr
+    assert json.loads(done.stdout)["steps"] == checkpoints(folder / "run")[-1]
+    return folder / "run"
+
+
+def test_a_stored_run_is_resumed(resumed: Path) -> None:
+    rows = (resumed.parent / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    expected = Counter({json.loads(row)["id"]: 2 for row in rows})
+    assert times_trained(resumed) == expected
+    assert set(kept_groups(resumed).values()) == {3}
+    before = STORED / "v0_1_0" / "run"
+    assert settled(resumed, 6) == settled(before, 6)
+    assert [row["step"] for row in metrics(resumed)] == list(range(checkpoints(resumed)[-1]))
+    assert all("eval/sampled_accuracy" in row for row in metrics(resumed)[1::2])
+
+
+def test_its_journal_replays(resumed: Path) -> None:
+    replay = journal.replay(resumed / "journal.jsonl", from_journal)
+    assert replay.differences == []
+    assert replay.unfinished is None
+
+
+def test_the_stored_files_are_read_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(STORED / "v0_1_0" / "run", folder)
+    assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
+    assert write_report(folder).stat().st_size > 10_000
+    assert json.loads(write_timeline(folder).read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_its_report_is_written_again(resumed: Path) -> None:
+    assert write_report(resumed).stat().st_size > 10_000
+    assert json.loads(write_timeline(resumed).read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_what_an_old_config_lacks_is_the_behaviour_of_then() -> None:
+    path = STORED / "v0_1_0" / "run" / "checkpoint-6" / "state.json"
+    old = json.loads(path.read_text(encoding="utf-8"))["config"]
+    assert "grace_s" not in old["checkpoint"]
+    del old["data"]["shuffle"], old["rewards"][0]["timeout_s"], old["grading"]
+    now = as_of_now(old, {"data.shuffle": False, "rewards.*.timeout_s": 77.0})
+    assert now["checkpoint"]["grace_s"] == 25.0
+    assert now["data"]["shuffle"] is False
+    assert now["rewards"][0]["timeout_s"] == 77.0
+    assert now["grading"]["workers"] >= 1
+    # A value that was written counts, not that of then.
+    assert as_of_now(now, {"data.shuffle": True})["data"]["shuffle"] is False
+    assert as_of_now(old | {"gone": 1}, {})["gone"] == 1

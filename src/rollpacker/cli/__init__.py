@@ -19,6 +19,7 @@ from rich.table import Table
 
 from rollpacker import __version__, config
 from rollpacker.cli.evaluate import evaluate
+from rollpacker.cli.init import init
 from rollpacker.cli.mps import mps_app
 from rollpacker.cli.mux import mux_app
 from rollpacker.cli.output import Json, console, errors, print_json, print_note
@@ -45,7 +46,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
-for command in (samples, simulate, estimate, calibrate, reproduce):
+for command in (init, samples, simulate, estimate, calibrate, reproduce):
     app.command()(command)
 app.command(name="eval")(evaluate)
 

@@ -132,9 +132,9 @@ def _listed(context: Mapping[str, Any]) -> list[str]:
 
 
 def _quoted(value: Any) -> str:
-    kinds = {bool: "a truth value", int: "a number", float: "a number"}
-    kind = kinds.get(type(value))
-    return _YAML.format(kind) if kind else ""
+    if isinstance(value, bool):
+        return _YAML.format("a truth value")
+    return _YAML.format("a number") if isinstance(value, int | float) else ""
 
 
 def _shorthand(node: Any, value: Any) -> str:

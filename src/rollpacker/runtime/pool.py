@@ -202,9 +202,11 @@ def worker_devices(config: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
         if count > gpus:
             raise ValueError(f"workers.count is {count} but there are {gpus} CUDA devices")
         return [(f"cuda:{rank}", ()) for rank in range(count)]
-    cores = sorted(os.sched_getaffinity(0))
+    # Without affinity, as on macOS, workers share all cores.
+    pins = hasattr(os, "sched_getaffinity")
+    cores = sorted(os.sched_getaffinity(0)) if pins else range(os.cpu_count() or 1)
     count = workers.count or max(1, min(2, len(cores) // workers.threads))
-    if not workers.pin or count * workers.threads > len(cores):
+    if not pins or not workers.pin or count * workers.threads > len(cores):
         return [("cpu", ())] * count
     size = workers.threads
     return [("cpu", tuple(cores[rank * size : (rank + 1) * size])) for rank in range(count)]

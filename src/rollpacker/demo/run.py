@@ -19,8 +19,8 @@ RECOMMENDED = "exact"
 MODES = ("off", RECOMMENDED, "race")
 SCOPE = (
     "Two cores show that every mode learns and what it decodes; they cannot show the gain in time: "
-    "the driver and grading take a sixth of them, which leaves exact 1.01x to 1.03x on quiet cores. What "
-    "each mode would gain on your cluster: rollpacker estimate --from YOUR_LOGS"
+    "the driver and grading take a sixth of them, which leaves exact 1.01x to 1.03x on quiet "
+    "cores. What each mode would gain on your cluster: rollpacker estimate --from YOUR_LOGS"
 )
 """What the demo can say and what it cannot (three seeds on a quiet machine: docs/benchmarks.md)."""
 _PLAIN_EVERY = 9

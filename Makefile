@@ -9,7 +9,8 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .PHONY: help demo test test-slow test-peers lint docs clean
 
-# The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python
+# The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
+# also makes .venv anew where it is of another Python.
 PYTHON ?=
 # Passed on to the program behind the target: make test ARGS="tests/core -x"
 ARGS ?=
@@ -18,7 +19,9 @@ VENV := .venv
 # TRL and verl pin other versions than ours: they get an environment of their own.
 PEERS := .venv-peers
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check
+CONSTRAINTS := requirements/constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
+	--constraint $(CONSTRAINTS)
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +54,13 @@ clean:  ## remove .venv, caches and built documentation; runs/ stays
 	rm -rf $(VENV) $(PEERS) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# One that is named and is not the one that .venv is of makes .venv anew.
+ifneq ($(PYTHON),)
+ifneq ($(shell .ci/same-python "$(PYTHON)" $(BIN)/python),same)
+.PHONY: $(VENV)/.made
+endif
+endif
+
 $(VENV)/.made:
 	@python="$$(.ci/find-python $(if $(PYTHON),"$(PYTHON)"))"; \
 	echo "making $(VENV) with $$("$$python" --version)"; \
@@ -62,23 +72,23 @@ $(VENV)/.made:
 	fi; \
 	touch $@
 
-$(PEERS)/.installed: requirements/peers.txt pyproject.toml
+$(PEERS)/.installed: requirements/peers.txt pyproject.toml $(CONSTRAINTS)
 	@python="$$(.ci/find-python $(if $(PYTHON),"$(PYTHON)"))"; \
 	echo "installing rollpacker, TRL and verl into $(PEERS) (once, some minutes)"; \
 	"$$python" -m venv --clear $(PEERS); \
 	$(PEERS)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
-		--editable '.[all]' 'pytest>=8.3,<10' pytest-timeout; \
+		--constraint $(CONSTRAINTS) --editable '.[all]' 'pytest>=8.3,<10' pytest-timeout; \
 	$(PEERS)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
 		--requirement requirements/peers.txt; \
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.made pyproject.toml
+$(VENV)/.installed: $(VENV)/.made pyproject.toml $(CONSTRAINTS)
 	@echo "installing rollpacker with all extras into $(VENV) (once, some minutes)"; \
 	$(PIP_INSTALL) --editable '.[all]'; \
 	touch $@; \
 	echo "installed in $$SECONDS s"
 
-$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml $(CONSTRAINTS)
 	@echo "installing rollpacker with all extras and developer tools into $(VENV) (once, some minutes)"; \
 	$(PIP_INSTALL) --editable '.[all,dev]'; \
 	touch $(VENV)/.installed $@; \

@@ -104,9 +104,9 @@ def test_an_unknown_key_in_a_union_names_a_key_of_the_chosen_kind() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": "many"}, ("'seed'", "integer", "'many'")),
-        ({"rollout__prompts_per_step": 0}, ("'rollout.prompts_per_step'", "greater", "got 0")),
-        ({"rollout__top_p": 2}, ("'rollout.top_p'", "less than or equal to 1", "got 2")),
+        ({"seed": "many"}, ("'seed'", "whole number", "'many'")),
+        ({"rollout__prompts_per_step": 0}, ("'rollout.prompts_per_step'", "at least 1", "got 0")),
+        ({"rollout__top_p": 2}, ("'rollout.top_p'", "at most 1", "got 2")),
         ({"rollout__tail_batching__mode": "fast"}, ("mode'", "'exact'", "'auto'", "'fast'")),
         ({"model": "m"}, ("'model'", "got 'm'")),
         ({"rewards": []}, ("'rewards'", "at least 1")),
@@ -164,8 +164,12 @@ def test_a_required_key_that_is_missing_is_named(key: str) -> None:
     assert message(data) == f"'{key}' is required"
 
 
-def test_several_mistakes_are_counted() -> None:
-    assert message({}) == "'model' is required (and 2 more)"
+def test_several_mistakes_are_all_named() -> None:
+    assert message({}) == "'model' is required; 'data' is required; 'rewards' is required"
+    many = tree(**{f"rollout__{key}": "x" for key in ("top_p", "top_k", "temperature", "stop")})
+    text = message(many | {"seed": "x", "steps": "x", "epochs": "x"})
+    assert text.endswith("; and 2 more mistakes")
+    assert text.count("must be") == 5
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_the_base_install_describes_and_names_the_extra_of_pages(search: Path) -
     done = in_base_install("trace", "characterize", search, "--html", search.with_suffix(".html"))
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "pip install -e '.[report]'" in line
+    assert "pip install 'rollpacker[report]'" in line
 
 
 def test_help_loads_no_tables() -> None:

@@ -136,6 +136,6 @@ def test_without_the_extra_the_error_says_what_to_install():
     code = "import sys; sys.modules['plotly'] = None; import rollpacker.report.run_report"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "pip install -e '.[report]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'rollpacker[report]'" in done.stderr.splitlines()[-1]
     code = "import sys; sys.modules['plotly'] = None; import rollpacker.report.timeline"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -128,9 +128,9 @@ def test_rows_without_tests_are_no_fault_of_the_program(reward: CodeReward, test
     ("options", "message"),
     [
         ({"levle": "basic"}, "unknown key 'levle'; did you mean 'level'?"),
-        ({"level": "weak"}, "'level': input should be 'strong', 'standard' or 'basic', got 'weak'"),
-        ({"memory_mb": 10}, "'memory_mb': input should be greater than or equal to 128, got 10"),
-        ({"partial_credit": "often"}, "'partial_credit': input should be a valid boolean"),
+        ({"level": "weak"}, "'level': must be 'strong', 'standard' or 'basic', got 'weak'"),
+        ({"memory_mb": 10}, "'memory_mb': must be at least 128, got 10"),
+        ({"partial_credit": "often"}, "'partial_credit': must be true or false"),
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, object], message: str) -> None:

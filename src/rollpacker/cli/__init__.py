@@ -19,9 +19,10 @@ from rich.table import Table
 
 from rollpacker import __version__, config
 from rollpacker.cli.evaluate import evaluate
+from rollpacker.cli.init import init
 from rollpacker.cli.mps import mps_app
 from rollpacker.cli.mux import mux_app
-from rollpacker.cli.output import Json, console, errors, print_json, print_note
+from rollpacker.cli.output import Json, console, errors, print_json, print_note, print_plain
 from rollpacker.cli.reproduce import reproduce
 from rollpacker.cli.samples import samples
 from rollpacker.cli.sandbox import sandbox_app
@@ -45,7 +46,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
-for command in (samples, simulate, estimate, calibrate, reproduce):
+for command in (init, samples, simulate, estimate, calibrate, reproduce):
     app.command()(command)
 app.command(name="eval")(evaluate)
 
@@ -57,7 +58,7 @@ def main() -> None:
     except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         _fail(str(error) if isinstance(error, ValueError) else _os_error(error), 2)
     except ImportError as error:
-        fix = "" if "pip install" in str(error) else "; in a clone: pip install -e '.[all]'"
+        fix = "" if "pip install" in str(error) else "; pip install 'rollpacker[all]'"
         _fail(f"{error}{fix}", 2)
     except (RuntimeError, OSError) as error:
         _fail(str(error), 1)
@@ -112,11 +113,12 @@ def demo(
     speedup, bound = summary["speedup"], summary["packing_bound"]
     console.print(
         f"{summary['recommended_mode']} against off: {speedup['wall']:.2f}x less wall time "
-        f"(perfect packing would be {bound['speedup']:.2f}x), "
+        f"(without any gap it would be {bound['speedup']:.2f}x), "
         f"{speedup['decode_steps']:.2f}x fewer decode steps, nothing discarded"
     )
     if noise := warning(summary["other_load"]):
         console.print(noise)
+    print_plain(summary["scope"])
     console.print(f"report: {summary['report']}")
 
 

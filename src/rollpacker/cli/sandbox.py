@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,13 @@ sandbox_app = typer.Typer(
 LevelOption = Annotated[
     str, typer.Option("--level", help="strong, standard or basic; refused where it does not work.")
 ]
+
+
+@sandbox_app.callback()
+def check_system() -> None:
+    """Run untrusted programs."""
+    if sys.platform != "linux":
+        raise ValueError(f"the sandbox needs Linux, this is {sys.platform}")
 
 
 @sandbox_app.command()

@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Config(BaseModel):
-    """Base of every node: frozen, and no unknown keys."""
+    """Base of every node: frozen, no unknown keys, no number without end."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )

@@ -1,24 +1,26 @@
 """Reading a configuration: a YAML file plus ``key.sub=value`` overrides.
 
-Every mistake is one line that names the key; unknown keys are answered with the nearest valid one.
+Mistakes are one line that names every wrong key; unknown keys are answered with the nearest valid
+one.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from rollpacker.config.base import Config
+from rollpacker.config.mistakes import Mistake, mistakes
 from rollpacker.config.tree import RunConfig
 
 Tree = TypeVar("Tree", bound=Config)
+
+_SAID = 5
+"""Mistakes other than unknown keys that are said one by one."""
 
 
 class ConfigError(ValueError):
@@ -31,7 +33,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse(data: dict[str, Any], source: str = "config") -> RunConfig:
-    """Validate a run's plain tree. Raises ``ConfigError`` with one line for the first mistake."""
+    """Validate a run's plain tree. Raises ``ConfigError`` with one line for all mistakes."""
     return parse_as(RunConfig, data, source)
 
 
@@ -58,8 +60,34 @@ def _validated(tree: type[Tree], data: dict[str, Any], source: Callable[[str], s
     try:
         return tree.model_validate(data)
     except ValidationError as error:
-        keys, _ = _walk(tree, error.errors()[0]["loc"])
-        raise ConfigError(f"{source('.'.join(keys))}: {_explain(tree, error)}") from None
+        raise ConfigError(_one_sentence(mistakes(tree, error), source)) from None
+
+
+def _one_sentence(found: Sequence[Mistake], source: Callable[[str], str]) -> str:
+    """All mistakes, by the file or override that they are in."""
+    by_source: dict[str, list[Mistake]] = {}
+    for mistake in found:
+        by_source.setdefault(source(mistake.key), []).append(mistake)
+    return "; ".join(f"{where}: {_sentences(those)}" for where, those in by_source.items())
+
+
+def _sentences(found: Sequence[Mistake]) -> str:
+    unknown = [each.text for each in found if each.unknown]
+    parts = [each.text for each in found if not each.unknown]
+    if len(parts) > _SAID:
+        parts[_SAID:] = [f"and {len(parts) - _SAID} more mistakes"]
+    if len(unknown) == 1:
+        parts.insert(0, f"unknown key {unknown[0]}")
+    elif unknown:
+        listed = [_bracketed(text) for text in unknown]
+        parts.insert(0, f"unknown keys {', '.join(listed)}")
+    return "; ".join(parts)
+
+
+def _bracketed(text: str) -> str:
+    """``'a'; did you mean 'b'?`` as it reads in a list."""
+    key, hint, near = text.partition("; ")
+    return f"{key} ({near})" if hint else key
 
 
 def _set_by(key: str, path: Path, overrides: Sequence[str]) -> str:
@@ -91,61 +119,3 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _explain(tree: type[Config], error: ValidationError) -> str:
-    first = error.errors()[0]
-    keys, _ = _walk(tree, first["loc"])
-    where = ".".join(keys)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
-        _, node = _walk(tree, first["loc"][:-1])
-        near = difflib.get_close_matches(keys[-1], _fields(node), n=1, cutoff=0.5)
-        hint = f"; did you mean '{'.'.join([*keys[:-1], near[0]])}'?" if near else ""
-        return f"unknown key '{where}'{hint}{more}"
-    if first["type"] == "missing":
-        return f"'{where}' is required{more}"
-    value = first.get("input")
-    return f"'{where}': {first['msg'].lower()}, got {value!r}{more}"
-
-
-def _walk(tree: type[Config], location: Sequence[int | str]) -> tuple[list[str], Any]:
-    """The keys of an error's location, without its tags of unions, and the type found there."""
-    keys: list[str] = []
-    node: Any = tree
-    for part in location:
-        members = _members(node)
-        if len(members) > 1:
-            node = next((each for each in members if _has_tag(each, part)), Any)
-        else:
-            keys.append(str(part))
-            node = _inside(members[0], part)
-    return keys, node
-
-
-def _members(annotation: Any) -> list[Any]:
-    """The types of a union but for None, whose errors have no tag; of another type, itself."""
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) not in (Union, UnionType):
-        return [annotation]
-    kinds = [each for each in get_args(annotation) if each is not NoneType]
-    return [member for each in kinds for member in _members(each)]
-
-
-def _has_tag(member: Any, tag: int | str) -> bool:
-    """Whether pydantic names this member by ``tag``: the value of its discriminator."""
-    return any(get_args(field.annotation) == (tag,) for field in _fields(member).values())
-
-
-def _inside(node: Any, part: int | str) -> Any:
-    """The type of what ``node`` has under a key or at a place."""
-    if isinstance(node, type) and issubclass(node, Config):
-        field = node.model_fields.get(str(part))
-        return Any if field is None else field.annotation
-    return next(reversed(get_args(node)), Any)
-
-
-def _fields(node: Any) -> dict[str, FieldInfo]:
-    found = _members(node)[0]
-    return found.model_fields if isinstance(found, type) and issubclass(found, Config) else {}

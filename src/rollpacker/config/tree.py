@@ -29,7 +29,7 @@ class WorkersConfig(Config):
     threads: int = Field(default=1, ge=1)
     """CPU threads of each worker."""
     pin: bool = True
-    """Pin each worker to its own cores."""
+    """Pin each worker to its own cores (Linux)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
 

@@ -29,6 +29,7 @@ class Counters:
     step_s: float = 0.0
     worker_cpu_s: float = 0.0
     decode_cpu_s: float = 0.0
+    driver_cpu_s: float = 0.0
     true_tokens: float = 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class Counters:
                 "steps": self.step_s,
                 "worker_cpu": self.worker_cpu_s,
                 "decode_cpu": self.decode_cpu_s,
+                "driver_cpu": self.driver_cpu_s,
             },
             "tail": {
                 "short_rounds": self.short_rounds,

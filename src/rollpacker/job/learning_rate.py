@@ -20,7 +20,7 @@ def with_learning_rate(config: RunConfig, found: Found | None, progress: Progres
     if found is not None:
         rate = found.state["config"]["train"]["learning_rate"]
     else:
-        shape = _shape(config)
+        shape = model_shape(config.model.path)
         lora = config.model.lora_rank > 0
         rate = default_learning_rate(shape.parameters, lora=lora)
         progress.note(
@@ -31,8 +31,8 @@ def with_learning_rate(config: RunConfig, found: Found | None, progress: Progres
     return config.model_copy(update={"train": train})
 
 
-def _shape(config: RunConfig) -> ModelShape:
-    path = config.model.path
+def model_shape(path: str) -> ModelShape:
+    """Of a folder or hub name. Raises ``ValueError``."""
     place = source(path)
     check_architecture(place, path)
     return ModelShape.from_config(AutoConfig.from_pretrained(**place).to_dict(), path)

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -217,11 +218,13 @@ class Job:
         dropped = False
         while not over and await self._may_roll_out():
             self._keeper.begin_step(count)
+            cpu_s = time.process_time()
             try:
                 record = await parts.rollout.run_step(count.step)
             except DroppedError:
                 dropped = True
                 break
+            count.driver_cpu_s += time.process_time() - cpu_s
             _check_graded(record)
             count.add(record)
             await self._finish_step(record)

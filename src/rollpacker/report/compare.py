@@ -153,9 +153,12 @@ def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
     bound = number(summary.get("packing_bound", {}), "speedup")
     if bound is not None:
         text += (
-            f" Packing the work of off onto all workers without any gap would be {bound:.2f} "
-            "times as fast: no schedule of the same work can win more."
+            f" Packing the work of the workers and the driver onto all cores without any gap would "
+            f"be {bound:.2f} times as fast as off: no schedule can win more, and grading is left "
+            "out of it."
         )
+    if scope := summary.get("scope"):
+        text += f" {scope}"
     table = Table(header=["", *(mode.name for mode in modes)], rows=rows)
     return Section(id="results", title="Results", text=text, table=table)
 

@@ -14,7 +14,7 @@ try:
     from plotly.offline import get_plotlyjs
 except ImportError as error:
     raise ImportError(
-        f"the report needs jinja2 and plotly ({error}): pip install -e '.[report]'"
+        f"the report needs jinja2 and plotly ({error}): pip install 'rollpacker[report]'"
     ) from error
 
 from rollpacker.core.finite import finite

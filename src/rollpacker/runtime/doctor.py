@@ -65,7 +65,7 @@ def _packages() -> list[Check]:
     """One check for each requirement of the base install and of the extras, by its range."""
     found: list[Check] = []
     for extra in ("", *EXTRAS):
-        fix = f"pip install -e '.[{extra}]'" if extra else "in a clone: pip install -e ."
+        fix = f"pip install 'rollpacker[{extra}]'" if extra else "pip install rollpacker"
         for requirement in _requirements(extra):
             ok, detail = _installed(requirement)
             found.append(_check(requirement.name, ok, detail, fix))
@@ -131,7 +131,7 @@ def _cuda() -> Check:
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
-        return _check("devices", False, _one_line(error), "pip install -e '.[train]'")
+        return _check("devices", False, _one_line(error), "pip install 'rollpacker[train]'")
     threads = torch.get_num_threads()
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -147,7 +147,7 @@ def _mini_engine() -> Check:
     try:
         importlib.import_module("rollpacker.engine.mini")
     except ImportError as error:
-        return _check("engine mini", False, _one_line(error), "pip install -e '.[train]'")
+        return _check("engine mini", False, _one_line(error), "pip install 'rollpacker[train]'")
     return _check("engine mini", True, "ready", "")
 
 

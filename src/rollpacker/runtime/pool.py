@@ -213,9 +213,11 @@ def place_workers(workers: WorkersConfig, gpus: int) -> list[tuple[str, tuple[in
         raise ValueError(
             f"workers.per_gpu is {workers.per_gpu} but the run is on the CPU: use workers.count"
         )
-    cores = sorted(os.sched_getaffinity(0))
+    # Without affinity, as on macOS, workers share all cores.
+    pins = hasattr(os, "sched_getaffinity")
+    cores = sorted(os.sched_getaffinity(0)) if pins else range(os.cpu_count() or 1)
     count = workers.count or max(1, min(2, len(cores) // workers.threads))
-    if not workers.pin or count * workers.threads > len(cores):
+    if not pins or not workers.pin or count * workers.threads > len(cores):
         return [("cpu", ())] * count
     size = workers.threads
     return [("cpu", tuple(cores[rank * size : (rank + 1) * size])) for rank in range(count)]

@@ -67,6 +67,8 @@ def place(pids: Sequence[int], permit: Permit, cores: Mapping[str, Sequence[int]
     """
     if not cores:
         return
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError(f"mux.cores needs Linux, this is {sys.platform}: leave it empty")
     missing = [node for node in permit.nodes if node not in cores and permit.phase not in cores]
     if missing:
         raise ValueError(

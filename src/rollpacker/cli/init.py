@@ -1,0 +1,81 @@
+"""``rollpacker init``: a first job file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from rollpacker.cli.output import Json, errors, print_json, print_plain
+
+
+def init(
+    model: Annotated[str | None, typer.Option(help="Folder or hub name of the model.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="File, hub name, rg:TASK or package.module:function.")
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="math, code, rg, FILE.py:NAME or MODULE:NAME.")
+    ] = None,
+    eval_data: Annotated[
+        str | None, typer.Option(help="Held-out problems, in the same forms as --data.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Updates; default: one pass over the data.", min=1)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a commented job file that `rollpacker train` accepts as it is.
+
+    Asks five questions on a terminal, unless model, data and reward are given.
+
+    Example: rollpacker init --model Qwen/Qwen2.5-0.5B-Instruct --data problems.jsonl --reward math
+    """
+    if os.path.lexists(out) and not force:
+        raise ValueError(f"{out} is there already: choose another file with --out, or --force")
+    if model is None or data is None or reward is None:
+        missing = [n for n, v in (("model", model), ("data", data), ("reward", reward)) if not v]
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ValueError(
+                f"give {', '.join(f'--{name}' for name in missing)}: init asks on a terminal only"
+            )
+        model = model or _ask("Model (folder or hub name)")
+        data = data or _ask("Prompts (json, jsonl, parquet, csv, hub name or rg:TASK)")
+        guess = "rg" if data.startswith("rg:") else "math"
+        reward = reward or _ask("Reward (math, code, rg, FILE.py:NAME)", guess)
+        if eval_data is None:
+            eval_data = _ask("Held-out problems, empty for none", "")
+        steps = steps or int(_ask("Updates, 0 for one pass over the prompts", 0))
+    from rollpacker.job.draft import Wishes, draft
+    from rollpacker.runtime.progress import Progress
+
+    wishes = Wishes(
+        model=model, data=data, reward=reward, held_out=eval_data or "", steps=steps or 0
+    )
+    text, warnings = draft(wishes, Progress())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _open(out, force) as file:
+        file.write(text)
+    if as_json:
+        print_json({"file": str(out), "warnings": warnings})
+        return
+    for warning in warnings:
+        errors.print(f"WARNING {warning}", highlight=False, markup=False, soft_wrap=True)
+    print_plain(f"wrote {out}; next: rollpacker train {out}")
+
+
+def _ask(question: str, default: str | int | None = None) -> str:
+    return str(typer.prompt(question, default=default, err=True)).strip()
+
+
+def _open(out: Path, force: bool) -> TextIO:
+    """For writing; without ``force`` nobody else may have made it meanwhile."""
+    try:
+        return out.open("w" if force else "x", encoding="utf-8")
+    except FileExistsError:
+        raise ValueError(f"{out} is there already: --force overwrites it") from None

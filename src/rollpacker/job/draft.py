@@ -1,0 +1,313 @@
+"""A first configuration, from what the model and the data are: ``rollpacker init``."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+
+from rollpacker.config import DataConfig, ModelConfig, RunConfig, parse
+from rollpacker.data.base import DataError, Row
+from rollpacker.data.encode import encode_prompts
+from rollpacker.data.load import load_rows
+from rollpacker.data.read import read_records
+from rollpacker.job.build import check, load_problems
+from rollpacker.job.learning_rate import model_shape
+from rollpacker.reward.functions import BUILT_IN
+from rollpacker.runtime.doctor import free_memory_gb
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.rewards import check_rows
+from rollpacker.train.card import Card, read_card
+from rollpacker.train.schedule import default_learning_rate
+
+_NEED_ANSWERS = ("math", "rg")
+_PROMPTS_PER_STEP = 16
+_FEW_ROWS = 64
+_LEAST_RESPONSE = 16
+_SHORT_ROOM = 128
+_LARGE = 1e9
+_SHORT, _LONG = 1024, 4096
+"""Longest responses, tokens, of models below and above that size."""
+_BYTES_A_PARAMETER = 18
+"""Weights in two types at worst, gradients, AdamW's moments."""
+_BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user says.
+
+    Args:
+        model: folder or hub name.
+        data: as ``data.path``.
+        reward: as ``rewards[].function``.
+        held_out: as ``eval.data.path``; empty for none.
+        steps: updates; 0 for one pass over the data.
+    """
+
+    model: str
+    data: str
+    reward: str
+    held_out: str = ""
+    steps: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Facts:
+    card: Card
+    parameters: int
+    gpus: int
+    rows: list[Row]
+    data: dict[str, Any]
+    longest: int
+    warnings: list[str] = field(default_factory=list)
+
+
+def draft(wishes: Wishes, progress: Progress) -> tuple[str, list[str]]:
+    """A commented job file that trains as it is, and what to think about first.
+
+    Raises ``ValueError`` when model, data and reward cannot make a job.
+    """
+    _check_reward(wishes.reward)
+    facts = _look(wishes)
+    text = _text(wishes, facts)
+    _check(parse(yaml.safe_load(text), "the new job"), facts.card, progress)
+    return text, facts.warnings
+
+
+def _check(config: RunConfig, card: Card, progress: Progress) -> None:
+    """What a run would refuse before its model is loaded."""
+    check(config)
+    data = [config.data, *([config.eval.data] if config.eval else [])]
+    problems = [load_problems(config, each, card, progress) for each in data]
+    check_rows(config.rewards, [row for each in problems for row in each.rows.values()])
+
+
+def _check_reward(function: str) -> None:
+    if function == "judge":
+        raise ValueError("--reward judge needs a model and options of its own: see docs/judge.md")
+    place, colon, name = function.rpartition(":")
+    if not colon and function not in BUILT_IN:
+        raise ValueError(
+            f"--reward {function}: expected math, code, rg, path/to/file.py:name or "
+            "package.module:name"
+        )
+    if not place.endswith(".py"):
+        return
+    file = Path(place).expanduser()
+    if not file.is_file():
+        raise ValueError(f"--reward {function}: no file '{place}'")
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"--reward {function}: '{place}' is no Python: {error}") from None
+    if not any(name in _names(node) for node in tree.body):
+        raise ValueError(f"--reward {function}: '{place}' has no function '{name}'")
+
+
+def _names(node: ast.stmt) -> set[str]:
+    """What a statement at the top of a file may define."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name for alias in node.names}
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _look(wishes: Wishes) -> _Facts:
+    model = ModelConfig(path=wishes.model)
+    card = read_card(model)
+    data, rows, warnings = _read(wishes.data, needs_answer=wishes.reward in _NEED_ANSWERS)
+    data |= _instructions(wishes.reward, rows, card, warnings)
+    if wishes.held_out == wishes.data:
+        warnings.append("the problems to train on are those of the evaluation: it shows no skill")
+    elif Path(wishes.held_out).is_file():
+        data["exclude"] = wishes.held_out
+    config = DataConfig.model_validate({**data, "overlong": "skip"})
+    encoded = encode_prompts(rows, card.tokenizer, config, card.context, _LEAST_RESPONSE)
+    if encoded.skipped:
+        data["overlong"] = "skip"
+        warnings.append(
+            f"{len(encoded.skipped)} of {len(rows)} prompts fill the model's context of "
+            f"{card.context} tokens and are left out"
+        )
+    facts = _Facts(
+        card=card,
+        parameters=model_shape(wishes.model).parameters,
+        gpus=_gpus(),
+        rows=[row for row in rows if row.id in encoded.tokens],
+        data=data,
+        longest=max(len(tokens) for tokens in encoded.tokens.values()),
+        warnings=warnings,
+    )
+    facts.warnings += _warnings(wishes, facts)
+    return facts
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _read(path: str, *, needs_answer: bool) -> tuple[dict[str, Any], list[Row], list[str]]:
+    """The keys of ``data`` under which the rows can be read, the rows, and warnings."""
+    keys: dict[str, Any] = {"path": path}
+    try:
+        return keys, load_rows(DataConfig(**keys)).rows, []
+    except DataError:
+        records = read_records(DataConfig(**keys))
+        if not records:
+            raise
+    columns = list(records[0])
+    if not needs_answer:
+        keys["label_key"] = ""
+    warnings: list[str] = []
+    try:
+        return keys, load_rows(DataConfig(**keys)).rows, warnings
+    except DataError:
+        texts = {name: len(value) for name, value in records[0].items() if isinstance(value, str)}
+        if not texts or needs_answer:
+            raise
+    keys["input_key"] = max(texts, key=lambda name: texts[name])
+    warnings.append(
+        f"data.input_key: '{keys['input_key']}' is taken for the prompt, a guess among {columns}"
+    )
+    return keys, load_rows(DataConfig(**keys)).rows, warnings
+
+
+def _instructions(
+    reward: str, rows: Sequence[Row], card: Card, warnings: list[str]
+) -> dict[str, Any]:
+    """How the model is told what the reward reads."""
+    plain = all(isinstance(row.prompt, str) for row in rows)
+    template = bool(card.tokenizer.chat_template)
+    if plain and not template:
+        warnings.append(
+            "the tokenizer has no chat template: prompts are given as they are, which suits base "
+            "models"
+        )
+    if reward != "math" or any("boxed" in str(row.prompt) for row in rows[:20]):
+        return {}
+    if template:
+        return {"system_prompt": _BOXED}
+    return {"prompt_template": f"{{prompt}}\n{_BOXED}\n"} if plain else {}
+
+
+def _warnings(wishes: Wishes, facts: _Facts) -> list[str]:
+    found: list[str] = []
+    room = facts.card.context - facts.longest
+    if room < _SHORT_ROOM:
+        found.append(
+            f"the longest prompt leaves {room} of the context's {facts.card.context} tokens for "
+            "a response"
+        )
+    if len(facts.rows) < _FEW_ROWS:
+        found.append(f"{len(facts.rows)} prompts are few: the model may learn them by heart")
+    if not wishes.held_out:
+        found.append(
+            "no held-out problems, so accuracy is not measured: give --eval-data PATH, or fill in "
+            "'eval'"
+        )
+    if facts.gpus == 0 and facts.parameters > _LARGE:
+        found.append("no GPU: a step of a model of this size takes many minutes here")
+    needed = _BYTES_A_PARAMETER * facts.parameters / 1024**3
+    if facts.gpus == 0 and needed > free_memory_gb():
+        found.append(
+            f"training all weights takes about {needed:.1f} GB in each worker and "
+            f"{free_memory_gb():.1f} GB are free: set model.lora_rank, or take a smaller model"
+        )
+    return found
+
+
+_JOB = Template(
+    """\
+# rollpacker train FILE
+# Every key, with its default: docs/config.md
+output: $output
+$until
+
+model:
+  path: $model
+  dtype: $dtype              # of forward and backward; the optimizer keeps float32
+  # lora_rank: 16            # train adapters instead of all weights
+
+data:                        # $rows prompts, the longest of $longest tokens
+$data
+
+rewards:
+  - function: $reward
+    # weight: 1.0            # several rewards are summed with their weights
+
+rollout:
+  prompts_per_step: $prompts
+  num_generations: 8         # responses to each prompt, compared with each other
+  max_completion_length: $most  # tokens; the model's context leaves up to $room
+
+train:
+  algorithm: {kind: grpo}
+  # learning_rate: $rate   # the default for ${parameters}M parameters; with LoRA $lora_rate
+
+$evaluation
+checkpoint:
+  every: 50                  # steps; Ctrl-C writes one too
+"""
+)
+_EVAL = Template(
+    """\
+eval:                        # accuracy on problems that choose nothing
+  data:
+    path: $path
+  every: $every
+"""
+)
+
+
+def _text(wishes: Wishes, facts: _Facts) -> str:
+    room = facts.card.context - facts.longest
+    small = facts.parameters < _LARGE
+    prompts = min(_PROMPTS_PER_STEP, len(facts.rows))
+    one_pass = -(-len(facts.rows) // prompts)
+    evaluation = _EVAL.substitute(
+        path=_value(wishes.held_out or "held_out.jsonl"),
+        every=max(1, (wishes.steps or one_pass) // 10),
+    )
+    if not wishes.held_out:
+        evaluation = "".join(f"# {line}\n" for line in evaluation.splitlines())
+    return _JOB.substitute(
+        output=_value(f"runs/{_name(wishes.data)}"),
+        until=f"steps: {wishes.steps}"
+        if wishes.steps
+        else f"epochs: 1                    # {one_pass} steps; or say: steps: N",
+        model=_value(wishes.model),
+        dtype="float32" if small and not facts.gpus else "bfloat16",
+        rows=len(facts.rows),
+        longest=facts.longest,
+        data="\n".join(f"  {key}: {_value(value)}" for key, value in facts.data.items()),
+        reward=_value(wishes.reward),
+        prompts=prompts,
+        most=min(_SHORT if small else _LONG, room),
+        room=room,
+        rate=f"{default_learning_rate(facts.parameters, lora=False):g}",
+        lora_rate=f"{default_learning_rate(facts.parameters, lora=True):g}",
+        parameters=f"{facts.parameters / 1e6:.3g}",
+        evaluation=evaluation,
+    )
+
+
+def _name(path: str) -> str:
+    stem = Path(path.rpartition(":")[2] if ":" in path else path).stem
+    return stem or "job"
+
+
+def _value(value: Any) -> str:
+    """As YAML; JSON is a part of it."""
+    text = str(value)
+    plain = isinstance(value, str) and yaml.safe_load(f"a: {text}") == {"a": value}
+    return text if plain and text and "#" not in text else json.dumps(value, ensure_ascii=False)

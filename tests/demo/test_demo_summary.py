@@ -1,0 +1,33 @@
+"""What the demo says of its runs."""
+
+from typing import Any
+
+import pytest
+
+from rollpacker.demo.run import compare
+
+
+def summary(wall_s: float, worker_s: float, driver_s: float) -> dict[str, Any]:
+    evaluation = {
+        "eval/sampled_accuracy": 0.5,
+        "eval/greedy_accuracy": 0.6,
+        "eval/sampled_clipped_ratio": 0.0,
+    }
+    seconds = {"steps": wall_s, "rollout": wall_s, "decode_cpu": worker_s}
+    return {
+        "before": evaluation,
+        "after": evaluation,
+        "timing_s": seconds | {"worker_cpu": worker_s, "driver_cpu": driver_s},
+        "tail": {"kept_vs_true_len": 1.0},
+        "workers": 2,
+        **dict.fromkeys(("decode_steps", "decoded_tokens", "kept_tokens", "prompts_trained"), 1),
+    }
+
+
+def test_the_bound_counts_the_driver_and_two_cores_promise_no_gain() -> None:
+    """With the times of a quiet machine: half of 15.0 s of two cores is 7.5 s."""
+    result = compare({"off": summary(7.5, 11.1, 1.6), "exact": summary(7.2, 11.2, 1.8)})
+    assert result["packing_bound"]["speedup"] == pytest.approx(15.0 / 12.7)
+    assert result["speedup"]["wall"] == pytest.approx(7.5 / 7.2)
+    assert "1.01x to 1.03x" in result["scope"]
+    assert "rollpacker estimate --from" in result["scope"]

@@ -1,0 +1,175 @@
+"""``rollpacker init``: what it writes trains as it is."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from runtime_jobs import COMMAND, Workshop, run, write_byte_model
+
+from rollpacker import config
+from rollpacker.cli import main
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    shop = Workshop(tmp_path_factory.mktemp("init"), rows=3)
+    write_byte_model(shop.folder / "bytes", context=512)
+    return shop
+
+
+@pytest.fixture
+def init(monkeypatch, capfd):
+    """``rollpacker init`` in this process: exit code, standard output, errors."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["rollpacker", "init", *map(str, words)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capfd.readouterr()
+        return left.value.code, out, err
+
+    return call
+
+
+def test_what_it_writes_trains(shop, init, monkeypatch):
+    monkeypatch.chdir(shop.folder)
+    words = ("--model", "model", "--data", "rows.jsonl", "--reward", "judges.py:ones")
+    more = ("--eval-data", "rows.jsonl", "--steps", 1, "--out", "new/job.yaml", "--json")
+    code, out, err = init(*words, *more)
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["file"] == "new/job.yaml"
+    assert any(line.startswith("3 prompts are few") for line in result["warnings"])
+    file = shop.folder / "new" / "job.yaml"
+    assert "# " in file.read_text()
+    overrides = ["workers.count=1", "workers.device=cpu", "rollout.max_completion_length=20"]
+    folder, said = run(config.load(file, overrides))
+    assert folder.name == "rows"
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 1
+    assert "accuracy" in said
+
+
+def test_nothing_is_overwritten(shop, init, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("precious")
+    words = ("--model", shop.model, "--data", "rg:gcd", "--reward", "rg", "--out", file)
+    code, out, err = init(*words)
+    assert (code, out) == (2, "")
+    assert (
+        err == f"rollpacker: {file} is there already: choose another file with --out, or --force\n"
+    )
+    assert file.read_text() == "precious"
+    assert init(*words, "--force")[0] == 0
+    assert "function: rg" in file.read_text()
+
+
+def written(init, tmp_path, **options):
+    """The new file's tree and the warnings."""
+    file = tmp_path / "job.yaml"
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    code, out, err = init(*words, "--out", file, "--force", "--json")
+    assert code == 0, err
+    return yaml.safe_load(file.read_text()), json.loads(out)["warnings"]
+
+
+def rows(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_it_looks_at_the_model_and_the_columns(shop, init, tmp_path):
+    data = rows(
+        tmp_path / "sums.jsonl", *({"question": f"{i}+1", "answer": "#"} for i in range(80))
+    )
+    tree, warnings = written(init, tmp_path, model=shop.folder / "bytes", data=data, reward="math")
+    assert "boxed" in tree["data"]["system_prompt"]
+    assert tree["rollout"]["prompts_per_step"] == 16
+    assert 16 < tree["rollout"]["max_completion_length"] < 512
+    assert warnings == [
+        "no held-out problems, so accuracy is not measured: give --eval-data PATH, or fill in "
+        "'eval'"
+    ]
+    # A base model gets no system turn; a column of another name is guessed, and said.
+    data = rows(tmp_path / "odd.jsonl", {"riddle": "1 2 3 4", "n": "1"}, {"riddle": "2", "n": "2"})
+    reward = f"{shop.rewards}:ones"
+    tree, warnings = written(init, tmp_path, model=shop.model, data=data, reward=reward)
+    assert tree["data"] == {"path": str(data), "label_key": "", "input_key": "riddle"}
+    assert any("no chat template" in line for line in warnings)
+    assert any("'riddle' is taken for the prompt" in line for line in warnings)
+    # Held-out problems are never drawn, even where the files overlap.
+    held = rows(tmp_path / "held.jsonl", {"prompt": "1", "answer": "1"})
+    data = rows(tmp_path / "all.jsonl", *({"prompt": str(n), "answer": "1"} for n in (1, 2, 3)))
+    words = {"model": shop.model, "data": data, "reward": reward, "eval-data": held}
+    tree, _ = written(init, tmp_path, **words)
+    assert tree["data"]["exclude"] == tree["eval"]["data"]["path"] == str(held)
+    # A prompt that leaves no room is left out rather than refused.
+    data = rows(tmp_path / "long.jsonl", *({"prompt": "1" * n, "answer": "1"} for n in (3, 300)))
+    tree, warnings = written(init, tmp_path, model=shop.model, data=data, reward=reward)
+    assert tree["data"]["overlong"] == "skip"
+    assert any(line.startswith("1 of 2 prompts fill the model's context") for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reward": "maths"}, "--reward maths: expected math, code, rg"),
+        ({"reward": "nowhere.py:f"}, "no file 'nowhere.py'"),
+        ({"reward": "judges.py:twos"}, "has no function 'twos'"),
+        ({"reward": "judge"}, "docs/judge.md"),
+        ({"reward": "code"}, "cannot read the tests"),
+        ({"data": "row.jsonl"}, "did you mean 'rows.jsonl'"),
+        ({"model": "nowhere/at/all"}, "there is no such folder"),
+        ({"eval-data": "row.jsonl"}, "did you mean 'rows.jsonl'"),
+    ],
+)
+def test_what_cannot_be_a_job_is_one_line_and_no_file(shop, init, monkeypatch, change, said):
+    monkeypatch.chdir(shop.folder)
+    options = {"model": "model", "data": "rows.jsonl", "reward": "judges.py:ones"} | change
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    code, out, err = init(*words, "--out", "none.yaml")
+    assert (code, out) == (2, "")
+    assert said in err.splitlines()[-1]
+    assert not (shop.folder / "none.yaml").exists()
+
+
+def test_without_a_terminal_nothing_is_asked(init):
+    code, _, err = init("--data", "rg:gcd")
+    assert code == 2
+    assert err == "rollpacker: give --model, --reward: init asks on a terminal only\n"
+
+
+def test_five_questions_on_a_terminal(shop, tmp_path):
+    ours, theirs = pty.openpty()
+    out = tmp_path / "asked.yaml"
+    process = subprocess.Popen(
+        [*COMMAND, "init", "--out", str(out), "--json"],
+        stdin=theirs,
+        stderr=theirs,
+        stdout=subprocess.PIPE,
+    )
+    os.close(theirs)
+    for answer in (shop.model, "rg:gcd", "", "", "7"):
+        os.write(ours, f"{answer}\n".encode())
+    said = b""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        try:
+            said += os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+    printed, _ = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == 0, said
+    for question in (b"Model (", b"Prompts (", b"Reward (", b"Held-out", b"Updates"):
+        assert said.count(question) == 1
+    assert json.loads(printed)["file"] == str(out)
+    tree = yaml.safe_load(out.read_text())
+    assert tree["steps"] == 7
+    assert tree["rewards"] == [{"function": "rg"}]
+    assert "eval" not in tree

@@ -19,7 +19,8 @@ JUDGES = """
 def length(completions, **_):
     return [float(len(c)) for c in completions]
 
-def letters(completions, **_):
+def letters(completions, log_extra=None, **_):
+    log_extra("first", [c[:1] for c in completions])
     return [None if len(c) % 2 else 1.0 for c in completions]
 """
 
@@ -58,6 +59,7 @@ def test_every_response_has_its_text_and_each_reward(shop, folder):
         assert row["truncated"] == {"stop": False, "length": True}.get(row["finish_reason"])
         if row["reward"] is not None:
             letters = None if len(text) % 2 else 1.0
+            assert row["extra/first"] == text[:1]
             assert (row["rewards/length"], row["rewards/letters"]) == (len(text), letters)
             assert row["reward"] == len(text) + (letters or 0.0)
     kept = frame.filter(pl.col("state") == "kept")
@@ -137,6 +139,7 @@ def test_the_command_shows_what_the_table_holds(folder):
     [best] = ask(folder, "--best", "--limit", 1)
     assert best["reward"] == graded["reward"].max()
     assert set(best["rewards"]) == {"length", "letters"}
+    assert best["extra"] == {"first": best["completion"][:1]}
     assert best["completion"] in frame["completion"].to_list()
     worst = ask(folder, "--worst", "--step", 1)
     assert len(worst) == 10

@@ -63,12 +63,13 @@ def _text(row: dict[str, Any]) -> str:
         f"{row['tokens']} tokens" + (", cut off" if row["truncated"] else ""),
         row["state"],
     )
+    logged = [f"{visible(name, kept='')}: {visible(text)}" for name, text in row["extra"].items()]
     texts = [
         f"[{label}]\n{visible(row[name])}"
         for label, name in (("prompt", "prompt_text"), ("response", "completion"))
         if row[name] is not None
     ]
-    return "\n".join([_RULE, " · ".join(about), *texts, ""])
+    return "\n".join([_RULE, " · ".join(about), *logged, *texts, ""])
 
 
 def _number(value: float | None) -> str:

@@ -32,8 +32,9 @@ class Found:
 
     Args:
         rows: each with ``attempt, step, prompt`` (its id)``, sample_index, reward, rewards`` (by
-            function, null where it does not apply)``, tokens, state, round_kind, finish_reason,
-            truncated, advantage, prompt_text, completion`` and, where kept, ``completion_ids``.
+            function, null where it does not apply)``, extra`` (what they have logged, by
+            column)``, tokens, state, round_kind, finish_reason, truncated, advantage,
+            prompt_text, completion`` and, where kept, ``completion_ids``.
         matching: how many fit the question; ``rows`` may be fewer.
         texts: whether any of them has its text.
     """
@@ -97,6 +98,7 @@ def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
         run, lambda rows: rows.filter(pl.col("attempt").is_in(attempts.implode())), _ignore
     )
     names = table.reward_columns(found)
+    logged = [column for column in found.columns if column.startswith(table.EXTRA)]
     shown = [name for name in _SHOWN if name in found.columns]
     by_attempt = {row["attempt"]: row for row in found.iter_rows(named=True)}
     rows: list[dict[str, Any]] = []
@@ -105,9 +107,10 @@ def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
         if row is None:  # gone meanwhile: the run was resumed from an earlier step
             continue
         rewards = {name: _rounded(row[column]) for column, name in names.items()}
+        extra = {c.removeprefix(table.EXTRA): row[c] for c in logged if row[c] is not None}
         one = {name: row[name] for name in shown}
         one |= {name: _rounded(one[name]) for name in ("reward", "advantage")}
-        rows.append(one | {"rewards": rewards})
+        rows.append(one | {"rewards": rewards, "extra": extra})
     return rows
 
 

@@ -138,7 +138,7 @@ def summary(steps: list[dict[str, Any]]) -> dict[str, float]:
         for short, name in names.items()
         if all(name in step for step in later)
     }
-    return found | {"steps": len(steps)}
+    return {**found, "steps": float(len(steps))}
 
 
 def arms(device: str) -> list[tuple[str, int, bool]]:

@@ -57,7 +57,7 @@ def _check_group(config: RunConfig) -> None:
         return
     algorithm = algorithms.build(config.train.algorithm)
     length = np.ones(1, np.int64)
-    groups = [algorithm.advantages(np.full(1, r, np.float32), length, 1) for r in (0.0, 1.0)]
+    groups = [algorithm.reward(np.full(1, r), length, 1) for r in (0.0, 1.0)]
     if not any(np.any(group) for group in algorithm.batch_advantages(groups)):
         raise ValueError(
             "rollout.num_generations=1 trains nothing: train.algorithm.kind="

@@ -162,7 +162,7 @@ def _read(path: str, *, needs_answer: bool) -> tuple[dict[str, Any], list[Row], 
     try:
         return keys, load_rows(DataConfig(**keys)).rows, []
     except DataError:
-        records = read_records(DataConfig(**keys))
+        records = [record for _, record in read_records(DataConfig(**keys)).rows]
         if not records:
             raise
     columns = list(records[0])

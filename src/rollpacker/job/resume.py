@@ -79,7 +79,7 @@ def of_then(old: Mapping[str, Any]) -> Mapping[str, Any]:
     return as_of_now(old, then)
 
 
-def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+def _place(tree: Any, key: str) -> tuple[dict[str, Any], str]:
     *parents, leaf = key.split(".")
     for parent in parents:
         tree = tree[parent]

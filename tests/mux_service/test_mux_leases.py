@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mux_world import TTL, World
 
-from rollpacker.rollmux.service import commands, views
+from rollpacker.rollmux.service import commands
 from rollpacker.rollmux.service.clock import ClusterClock
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.sqlite import SqliteStore
@@ -394,20 +394,3 @@ def test_while_draining_a_live_job_may_come_again_and_a_new_one_may_not(world: W
     world.post(commands.drain, None, {"draining": True})
     assert world.submit("a")[1]["code"] == "exists"
     assert world.submit("b")[1]["code"] == "draining"
-
-
-@pytest.mark.parametrize("iterations", [None, 1000])
-def test_a_job_that_lost_its_time_to_a_restart_is_not_shown_as_kept(
-    tmp_path: Path, iterations: int | None
-) -> None:
-    world = World(tmp_path)
-    world.submit("a", slo=1.5, iterations=iterations)
-    for phase in ("rollout", "train"):
-        world.run("a", phase)
-        world.wait(5.0)
-    assert views.job(world.core, "a")["slo_state"] == "kept"
-    world.restart(600.0)
-    found = views.job(world.core, "a")
-    assert found["slowdown"] > 1.5
-    assert found["slo_state"] == ("missed" if iterations is None else "behind")
-    world.store.close()

@@ -87,18 +87,7 @@ async def build(
     )
     updates = steps * config.train.updates_per_step
     pool = WorkerPool(config, max_length=cap, total_updates=updates)
-    trackers: list[Tracker] = []
-    try:
-        trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
-        for warning in rewards.start(asyncio.get_running_loop()):
-            progress.note(warning)
-        await pool.start()
-    except BaseException:
-        rewards.close()
-        pool.close()
-        for tracker in trackers:
-            tracker.close()
-        raise
+    trackers = await _start(config, folder, progress, rewards, pool)
     save_config(config, folder)
     clock = Clock(0.0 if start.state is None else start.state["clock_s"])
     log = RunLog(
@@ -125,6 +114,25 @@ async def build(
             progress=progress,
         )
     return parts
+
+
+async def _start(
+    config: RunConfig, folder: Path, progress: Progress, rewards: Rewards, pool: WorkerPool
+) -> list[Tracker]:
+    """Start all processes and the trackers; all or none."""
+    trackers: list[Tracker] = []
+    try:
+        trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
+        for warning in rewards.start(asyncio.get_running_loop()):
+            progress.note(warning)
+        await pool.start()
+    except BaseException:
+        rewards.close()
+        pool.close()
+        for tracker in trackers:
+            tracker.close()
+        raise
+    return trackers
 
 
 def assemble(

@@ -21,9 +21,9 @@ from rollpacker.job.build import Parts, build, total_steps
 from rollpacker.job.counters import Counters
 from rollpacker.job.keep import Keeper
 from rollpacker.job.learning_rate import with_learning_rate
+from rollpacker.job.reports import write_reports
 from rollpacker.job.resume import Start, as_begun, choose_start
 from rollpacker.job.signals import Signals, Stopped
-from rollpacker.report.run_folder import ReportError
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Stage
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
@@ -100,18 +100,6 @@ def _run(
             "goes on from the newest checkpoint"
         ) from error
     return True
-
-
-def write_reports(folder: Path, progress: Progress) -> None:
-    """``report.html`` and ``timeline.json``; without the report extra, a line that says so."""
-    try:
-        from rollpacker.report.run_report import write_report
-        from rollpacker.report.timeline import write_timeline
-
-        write_timeline(folder)
-        write_report(folder)
-    except (ImportError, OSError, ReportError) as error:
-        progress.note(f"no report: {error}")
 
 
 async def _train(

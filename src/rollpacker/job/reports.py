@@ -1,0 +1,20 @@
+"""What a run leaves for people to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollpacker.report.run_folder import ReportError
+from rollpacker.runtime.progress import Progress
+
+
+def write_reports(folder: Path, progress: Progress) -> None:
+    """``report.html`` and ``timeline.json``; without the report extra, a line that says so."""
+    try:
+        from rollpacker.report.run_report import write_report
+        from rollpacker.report.timeline import write_timeline
+
+        write_timeline(folder)
+        write_report(folder)
+    except (ImportError, OSError, ReportError) as error:
+        progress.note(f"no report: {error}")

@@ -35,7 +35,7 @@ MISTAKES = [
     # data
     (
         "data.path=7",
-        "'data.path': must be text, got 7; YAML reads it as a number: put it in quotes",
+        "must be text or a list, got 7; YAML reads it as a number: put it in quotes",
     ),
     ("data.size=-1", "'data.size': must be at least 0, got -1"),
     ("data.options=[a]", "'data.options': must be keys and values, got ['a']"),
@@ -101,7 +101,7 @@ MISTAKES = [
     ("workers.count=two", "'workers.count': must be a whole number, got 'two'"),
     ("workers=2", "'workers': must be keys and values, got 2"),
     # eval
-    ("eval.every=5", "'eval.data' is required"),
+    ("eval.every=5", "no problems to measure by: name some in eval.data, or hold some"),
     ("eval.data=held_out.jsonl", "'eval.data': must be keys and values such as 'path: held_out"),
     ("eval={data: {path: x}, threshold: high}", "'eval.threshold': must be a number, got 'high'"),
     # checkpoint

@@ -91,10 +91,8 @@ def test_it_looks_at_the_model_and_the_columns(shop, init, tmp_path):
     assert "boxed" in tree["data"]["system_prompt"]
     assert tree["rollout"]["prompts_per_step"] == 16
     assert 16 < tree["rollout"]["max_completion_length"] < 512
-    assert warnings == [
-        "no held-out problems, so accuracy is not measured: give --eval-data PATH, or fill in "
-        "'eval'"
-    ]
+    assert tree["eval"]["fraction"] == 0.1
+    assert warnings == []
     # A base model gets no system turn; a column of another name is guessed, and said.
     data = rows(tmp_path / "odd.jsonl", {"riddle": "1 2 3 4", "n": "1"}, {"riddle": "2", "n": "2"})
     reward = f"{shop.rewards}:ones"
@@ -172,4 +170,4 @@ def test_five_questions_on_a_terminal(shop, tmp_path):
     tree = yaml.safe_load(out.read_text())
     assert tree["steps"] == 7
     assert tree["rewards"] == [{"function": "rg"}]
-    assert "eval" not in tree
+    assert tree["eval"]["fraction"] == 0.1

@@ -17,7 +17,7 @@ from rollpacker.data.base import DataError, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.read import read_records
-from rollpacker.job.build import check, load_problems
+from rollpacker.job.build import check, load_data
 from rollpacker.job.learning_rate import model_shape
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.doctor import free_memory_gb
@@ -29,6 +29,7 @@ from rollpacker.train.schedule import default_learning_rate
 _NEED_ANSWERS = ("math", "rg")
 _PROMPTS_PER_STEP = 16
 _FEW_ROWS = 64
+_FRACTION = 0.1
 _LEAST_RESPONSE = 16
 _SHORT_ROOM = 128
 _LARGE = 1e9
@@ -84,9 +85,9 @@ def draft(wishes: Wishes, progress: Progress) -> tuple[str, list[str]]:
 def _check(config: RunConfig, card: Card, progress: Progress) -> None:
     """What a run would refuse before its model is loaded."""
     check(config)
-    data = [config.data, *([config.eval.data] if config.eval else [])]
-    problems = [load_problems(config, each, card, progress) for each in data]
-    check_rows(config.rewards, [row for each in problems for row in each.rows.values()])
+    problems, held_out = load_data(config, card, progress)
+    every = [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
+    check_rows(config.rewards, every)
 
 
 def _check_reward(function: str) -> None:
@@ -162,22 +163,22 @@ def _read(path: str, *, needs_answer: bool) -> tuple[dict[str, Any], list[Row], 
     try:
         return keys, load_rows(DataConfig(**keys)).rows, []
     except DataError:
-        records = [record for _, record in read_records(DataConfig(**keys)).rows]
+        records = read_records(DataConfig(**keys)).rows
         if not records:
             raise
-    columns = list(records[0])
+    first = records[0][1]
     if not needs_answer:
         keys["label_key"] = ""
     warnings: list[str] = []
     try:
         return keys, load_rows(DataConfig(**keys)).rows, warnings
     except DataError:
-        texts = {name: len(value) for name, value in records[0].items() if isinstance(value, str)}
+        texts = {name: len(value) for name, value in first.items() if isinstance(value, str)}
         if not texts or needs_answer:
             raise
     keys["input_key"] = max(texts, key=lambda name: texts[name])
     warnings.append(
-        f"data.input_key: '{keys['input_key']}' is taken for the prompt, a guess among {columns}"
+        f"data.input_key: '{keys['input_key']}' is taken for the prompt, a guess among {[*first]}"
     )
     return keys, load_rows(DataConfig(**keys)).rows, warnings
 
@@ -210,10 +211,10 @@ def _warnings(wishes: Wishes, facts: _Facts) -> list[str]:
         )
     if len(facts.rows) < _FEW_ROWS:
         found.append(f"{len(facts.rows)} prompts are few: the model may learn them by heart")
-    if not wishes.held_out:
+    if not wishes.held_out and len(facts.rows) < _FEW_ROWS:
         found.append(
-            "no held-out problems, so accuracy is not measured: give --eval-data PATH, or fill in "
-            "'eval'"
+            "no problems are held out, so accuracy is not measured: give --eval-data PATH, or set "
+            "eval.fraction"
         )
     if facts.gpus == 0 and facts.parameters > _LARGE:
         found.append("no GPU: a step of a model of this size takes many minutes here")
@@ -262,8 +263,7 @@ checkpoint:
 _EVAL = Template(
     """\
 eval:                        # accuracy on problems that choose nothing
-  data:
-    path: $path
+$problems
   every: $every
 """
 )
@@ -275,10 +275,12 @@ def _text(wishes: Wishes, facts: _Facts) -> str:
     prompts = min(_PROMPTS_PER_STEP, len(facts.rows))
     one_pass = -(-len(facts.rows) // prompts)
     evaluation = _EVAL.substitute(
-        path=_value(wishes.held_out or "held_out.jsonl"),
+        problems=f"  data:\n    path: {_value(wishes.held_out)}"
+        if wishes.held_out
+        else f"  fraction: {_FRACTION}            # of the rows above are held out",
         every=max(1, (wishes.steps or one_pass) // 10),
     )
-    if not wishes.held_out:
+    if not wishes.held_out and len(facts.rows) < _FEW_ROWS:
         evaluation = "".join(f"# {line}\n" for line in evaluation.splitlines())
     return _JOB.substitute(
         output=_value(f"runs/{_name(wishes.data)}"),

@@ -92,8 +92,8 @@ def test_a_folder_with_a_run_is_not_overwritten(race: tuple[Path, Path], shop: W
 
 
 def test_another_configuration_is_refused(race: tuple[Path, Path], shop: Workshop) -> None:
-    config = shop.config("race", "race", **FIXED, train__learning_rate=0.5)
-    with pytest.raises(ValueError, match=r"'train\.learning_rate' was 0\.01, now 0\.5"):
+    config = shop.config("race", "race", **FIXED, train__beta=0.5)
+    with pytest.raises(ValueError, match=r"'train\.beta' was 0\.0, now 0\.5"):
         run(config, resume=True)
 
 

@@ -66,10 +66,11 @@ def train(
                 signals.react()
                 write_reports(folder, progress)
         except Stopped as stop:
-            progress.note(
-                f"stopped by {stop.number.name}: nothing was under way that is not kept; go on "
-                "with --resume auto"
-            )
+            if not stop.said:
+                progress.note(
+                    f"stopped by {stop.number.name}: nothing was under way that is not kept; go on "
+                    "with --resume auto"
+                )
             raise
     if signals.taken is not None:
         raise Stopped(signals.taken)
@@ -90,8 +91,8 @@ def _run(
     except DisplacedError as error:
         progress.note(f"WARNING {error}")
         return signals.taken is not None
-    except StoppedAtOnceError as error:
-        progress.note(str(error))
+    except StoppedAtOnceError:
+        return True
     except OSError as error:
         if not disk_full(error):
             raise
@@ -281,11 +282,10 @@ class Job:
         lost = self._counters.step - max(saved, 0)
         kept = f"checkpoint-{saved} is kept" if saved >= 0 else "there is no checkpoint yet"
         also = f", the {lost} steps after it are lost" if lost else ""
-        breaker.trip(
-            StoppedAtOnceError(
-                f"stopped at once by {taken.name}: {kept}{also}; go on with --resume auto"
-            )
+        self._parts.log.progress.note(
+            f"stopped at once by {taken.name}: {kept}{also}; go on with --resume auto"
         )
+        breaker.trip(StoppedAtOnceError())
 
     async def _may_roll_out(self) -> bool:
         """Wait for the nodes; False when a signal comes first."""

@@ -17,12 +17,14 @@ class Stopped(SystemExit):
     """A signal has stopped the run early; uncaught, the process exits with 128 + its number.
 
     Args:
-        number: the signal.
+        number: the first signal.
+        said: whether the user was told what is kept.
     """
 
-    def __init__(self, number: signal.Signals) -> None:
+    def __init__(self, number: signal.Signals, *, said: bool = True) -> None:
         super().__init__(128 + number)
         self.number = number
+        self.said = said
 
 
 class Signals:
@@ -44,15 +46,16 @@ class Signals:
         self, first: Callable[[], None] | None = None, again: Callable[[], None] | None = None
     ) -> None:
         """What the first signal does and what a further one does; None raises ``Stopped``."""
-        self._first, self._again = first or self._stop, again or self._stop
+        self._first = first or (lambda: self._stop(said=False))
+        self._again = again or (lambda: self._stop(said=True))
 
     def age(self) -> float:
         """Seconds since the first signal."""
         return time.monotonic() - self._at
 
-    def _stop(self) -> None:
+    def _stop(self, *, said: bool) -> None:
         assert self.taken is not None
-        raise Stopped(self.taken)
+        raise Stopped(self.taken, said=said)
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         if self.taken is None:

@@ -64,7 +64,6 @@ def test_the_driver_gets_what_came_while_it_started_a_child() -> None:
     try:
         with shielded():
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert got == []
         assert got == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, before)

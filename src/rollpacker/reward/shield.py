@@ -19,7 +19,7 @@ OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 def shielded() -> Iterator[None]:
     """Processes started inside have these signals blocked from their first moment on.
 
-    The driver gets those that come meanwhile when it is over.
+    The driver gets those that come meanwhile when it is over, or at once by another of its threads.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, OUTSIDE)
     try:

@@ -16,7 +16,11 @@ EVAL = {"num_generations": 4, "threshold": 0.5}
 def trained(tmp_path_factory):
     shop = Workshop(tmp_path_factory.mktemp("eval"))
     held_out = str(write_rows(shop.folder / "held_out.jsonl", 5))
-    changes = {"steps": 2, "workers__count": 1, "eval": {"data": {"path": held_out}, **EVAL}}
+    changes = {
+        "steps": 2,
+        "workers__count": 1,
+        "eval": {"data": {"path": held_out}, "every": 1, **EVAL},
+    }
     file = shop.file("run", **changes)
     folder, said = run(shop.config("run", **changes))
     summary = json.loads((folder / "summary.json").read_text())
@@ -47,6 +51,7 @@ def test_the_console_of_a_run_shows_evaluations_and_steps(trained):
             accuracy = summary[name][f"eval/{kind}_accuracy"]
             start = rf"accuracy {accuracy:.3f} after step {step} \({kind}"
             assert any(re.match(start, line) for line in lines), (start, said)
+    assert any(line.startswith("accuracy") and "after step 1 (sampled" in line for line in lines)
     assert any(line.startswith("evaluating, 0 of 20 (sampled)") for line in lines)
     steps = [line for line in lines if re.match(r"\d+/2 ", line)]
     assert [line.split()[0] for line in steps] == ["1/2", "2/2"]
@@ -81,11 +86,15 @@ def test_the_number_of_answers_can_be_given_and_overrides_too(trained, evaluate)
     assert "maj@k" in out
 
 
-def test_what_cannot_be_evaluated_is_one_line(trained, evaluate):
+def test_what_cannot_be_evaluated_is_one_line(trained, evaluate, tmp_path):
     folder = trained[0]
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
     for words, said in (
         (["nowhere/at/all"], "there is no such folder"),
-        ([folder], "no config.json"),
+        ([folder], f"no config.json, not a checkpoint; did you mean '{folder}/checkpoint-2'?"),
+        ([adapter], "the folder around them"),
         ([folder / "checkpoint-2", "eval="], "eval.data is missing"),
         ([folder / "checkpoint-2", "eval.temperature=0"], "eval.temperature=0"),
     ):

@@ -158,6 +158,8 @@ def test_the_command_shows_what_the_table_holds(folder):
     wanted = frame.filter(pl.col("completion").str.contains("(GCD)", literal=True))
     hits = ask(folder, "--grep", "(GCD)", "--limit", 0)
     assert {row["attempt"] for row in hits} == set(wanted["attempt"])
+    none = shown("samples", folder, "--step", last + 1)
+    assert none.stdout == "no response matches: steps are counted from 0\n"
 
 
 def test_nothing_that_a_model_writes_does_something_to_the_terminal(copy):

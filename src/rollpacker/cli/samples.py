@@ -49,6 +49,10 @@ def samples(
         print_plain(_text(row))
     if found.matching and not found.texts:
         print_note("no texts were kept of these: samples.texts=true keeps them")
+    if not found.matching:
+        hint = ": steps are counted from 0" if step is not None else ""
+        print_plain(f"no response matches{hint}")
+        return
     print_plain(f"{len(found.rows)} of {found.matching} responses (--limit)")
 
 

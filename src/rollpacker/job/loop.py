@@ -369,9 +369,10 @@ class Job:
         if evaluator is None or self._hurried:
             return {}
         try:
-            result = await evaluator.run(self._counters.step)
+            step = self._counters.step
+            result = await evaluator.run(step, step=step)
             if greedy:
-                result |= await evaluator.run(self._counters.step, greedy=True)
+                result |= await evaluator.run(step, greedy=True, step=step)
         except DroppedError:
             return {}
         return result

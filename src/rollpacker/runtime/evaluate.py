@@ -63,12 +63,15 @@ class Evaluator:
         self._missing = 0
         self._done: asyncio.Future[None] | None = None
 
-    async def run(self, version: int, *, greedy: bool = False) -> dict[str, float]:
+    async def run(
+        self, version: int, *, greedy: bool = False, step: int | None = None
+    ) -> dict[str, float]:
         """``eval/*`` metrics of the weights in place.
 
         Args:
             version: of the weights.
             greedy: decode greedily, one answer a problem.
+            step: updates that made the weights, to be shown; None where that is not known.
 
         Raises ``WorkerError`` when a worker dies, ``DroppedError`` after ``drop``, ``ValueError``
         when nothing can be graded.
@@ -92,7 +95,7 @@ class Evaluator:
         self._show()
         await self._done
         result = self._metrics()
-        self._progress.evaluated(self._kind, result)
+        self._progress.evaluated(self._kind, result, step)
         return result
 
     def _show(self) -> None:

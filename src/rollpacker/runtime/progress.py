@@ -121,15 +121,23 @@ class Progress:
             self._evaluating_said = time.monotonic()
             self._print(f"evaluating, {done} of {total} ({kind})")
 
-    def evaluated(self, kind: str, result: Mapping[str, float]) -> None:
-        """An evaluation has ended, with its ``eval/*`` metrics."""
+    def evaluated(self, kind: str, result: Mapping[str, float], step: int | None) -> None:
+        """An evaluation has ended.
+
+        Args:
+            kind: ``sampled`` or ``greedy``.
+            result: its ``eval/*`` metrics.
+            step: updates that made the weights; None where that is not known.
+        """
         self._evaluating = None
         now = result[f"eval/{kind}_accuracy"]
         before = self._accuracy.get(kind)
-        self._accuracy = {**self._accuracy, kind: (now, self._done)}
+        if step is not None:
+            self._accuracy = {**self._accuracy, kind: (now, step)}
+        after = "" if step is None else f" after step {step}"
         change = "" if before is None else f", {now - before[0]:+.3f} since step {before[1]}"
         self._print(
-            f"accuracy {now:.3f} after step {self._done} ({kind}{change}; "
+            f"accuracy {now:.3f}{after} ({kind}{change}; "
             f"{result['eval/problems']:.0f} problems, "
             f"mean length {result[f'eval/{kind}_mean_length']:.0f})"
         )

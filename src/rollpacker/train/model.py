@@ -62,6 +62,20 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return tuple(sorted(i for i in found if i is not None))
 
 
+def _meant(folder: Path) -> str:
+    """The checkpoint beside or below a folder that is none itself."""
+    if (folder / "adapter_config.json").exists():
+        return (
+            ", but LoRA adapters alone: a run's checkpoint, the folder around them, has them merged"
+        )
+    numbered = {
+        int(number): each
+        for each in folder.glob("checkpoint-*")
+        if (number := each.name.removeprefix("checkpoint-")).isdecimal()
+    }
+    return f"; did you mean '{numbered[max(numbered)]}'?" if numbered else ""
+
+
 def source(path: str) -> dict[str, Any]:
     """Arguments of ``from_pretrained``; local folders never reach for the network.
 
@@ -70,7 +84,10 @@ def source(path: str) -> dict[str, Any]:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
-            raise ValueError(f"model.path={path}: the folder has no config.json, not a checkpoint")
+            raise ValueError(
+                f"model.path={path}: the folder has no config.json, not a checkpoint"
+                f"{_meant(folder)}"
+            )
         if not any((folder / name).exists() for name in _TOKENIZER_FILES):
             raise ValueError(f"model.path={path}: the folder has no tokenizer")
     try:

@@ -99,6 +99,15 @@ def test_no_answers(fails: Fails, tmp_path: Path) -> None:
     assert "no answer column among ['prompt']: set data.label_key" in said
 
 
+def test_math_without_answers(fails: Fails, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text('{"id": "q", "prompt": "1"}\n', encoding="utf-8")
+    path, key = f"data.path={bare}", 'data.label_key=""'
+    line = fails(path, key, "rewards=[{function: math}]", "rollout.prompts_per_step=1")
+    assert "rewards.0: 'math' compares with an answer, which row 'q' has not" in line
+    assert "data.label_key" in line
+
+
 def test_messages_without_a_chat_template(fails: Fails, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "12"}]
     data = rows(tmp_path / "d.jsonl", id="first", prompt=turns, answer="1")

@@ -91,6 +91,14 @@ def test_a_folder_with_a_run_is_not_overwritten(race: tuple[Path, Path], shop: W
         run(shop.config("race", "race", **FIXED))
 
 
+def test_a_run_without_a_checkpoint_says_that_it_would_start_anew(shop: Workshop) -> None:
+    folder = shop.folder / "begun"
+    folder.mkdir()
+    (folder / "journal.jsonl").write_text("")
+    with pytest.raises(ValueError, match="has no checkpoint: start it anew there with --resume"):
+        run(shop.config("begun"))
+
+
 def test_another_configuration_is_refused(race: tuple[Path, Path], shop: Workshop) -> None:
     config = shop.config("race", "race", **FIXED, train__beta=0.5)
     with pytest.raises(ValueError, match=r"'train\.beta' was 0\.0, now 0\.5"):

@@ -101,7 +101,12 @@ def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: b
     another configuration.
     """
     if not resume:
-        if found is not None or any(p.exists() for p in segments(folder / "journal.jsonl")):
+        if found is None and any(p.exists() for p in segments(folder / "journal.jsonl")):
+            raise ValueError(
+                f"{folder} holds a run that has no checkpoint: start it anew there with "
+                "--resume auto, or choose another folder with --out"
+            )
+        if found is not None:
             raise ValueError(
                 f"{folder} holds a run already: continue it with --resume auto, "
                 "or choose another folder with --out"

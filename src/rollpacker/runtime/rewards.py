@@ -205,7 +205,7 @@ def timeout_settings(config: CodeTimeoutConfig, deterministic: bool) -> TimeoutS
 
 def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
     """Raise ``ValueError`` where rows and rewards do not fit: a domain without a reward, a reward
-    for a domain that no row has, programs to run on rows without tests."""
+    for a domain that no row has, answers to compare with or programs to run on rows without."""
     domains = {row.domain: row for row in rows}
     for domain in domains:
         if not any(reward.applies(domain) for reward in rewards):
@@ -220,8 +220,19 @@ def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
                 f"rewards.{place}.domains: no row is of domain '{unknown[0]}'; "
                 f"the rows are of {', '.join(sorted(domains))} (data.domain_key)"
             )
+        if reward.function == "math":
+            _check_answers(place, [row for row in rows if reward.applies(row.domain)])
         if reward.runs_programs:
             _check_tests(place, next(row for row in rows if reward.applies(row.domain)))
+
+
+def _check_answers(place: int, rows: Sequence[Row]) -> None:
+    without = next((row for row in rows if row.answer is None), None)
+    if without is not None:
+        raise ValueError(
+            f"rewards.{place}: 'math' compares with an answer, which row '{without.id}' has not: "
+            "name its column in data.label_key, or choose the rows with rewards[].domains"
+        )
 
 
 def _check_tests(place: int, row: Row) -> None:

@@ -106,4 +106,4 @@ def _keeps(mode: ModeEstimate) -> str:
 
 
 def _tempting(mode: ModeEstimate, chosen: ModeEstimate, limit: float) -> bool:
-    return mode.kept_vs_true_len < limit and mode.speedup > _SAME * chosen.speedup
+    return mode.kept_vs_true_len < limit and mode.speedup > _SAME * max(1.0, chosen.speedup)

@@ -30,7 +30,7 @@ from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.durable import disk_full, replace_file
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
-from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError
+from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError, leave
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.step import DroppedError, StepRecord
 from rollpacker.runtime.watch import Watch
@@ -90,7 +90,7 @@ def _run(
     except DisplacedError as error:
         progress.note(f"WARNING {error}")
         return signals.taken is not None
-    except StoppedAtOnceError as error:
+    except (StoppedAtOnceError, StoppedError) as error:
         progress.note(str(error))
     except OSError as error:
         if not disk_full(error):
@@ -217,8 +217,7 @@ class Job:
             count.add(record)
             await self._finish_step(record)
             over = self._interrupted or self._over()
-            if not over:
-                await self._phases.end()
+            over = over or not await leave(self._phases)
         watching.cancel()
         await self._finish(first, dropped)
 
@@ -234,7 +233,7 @@ class Job:
         if not self._interrupted:
             await self._evaluate_whole("after")
         if count.step > first:
-            await self._phases.end()
+            await leave(self._phases)
         self._summary["mux"] = self._phases.stats
         self._write_summary()
         if self._keeper.saved < count.step:

@@ -100,11 +100,11 @@ def test_both_views_show_rewards_evaluations_and_what_is_left(terminal):
     progress.evaluating("sampled", 120, 500)
     if terminal:
         assert "120/500 sampled" in render(progress)
-    progress.evaluated("sampled", evaluation("sampled", 0.25))
-    progress.evaluated("greedy", evaluation("greedy", 0.5))
+    progress.evaluated("sampled", evaluation("sampled", 0.25), 0)
+    progress.evaluated("greedy", evaluation("greedy", 0.5), 0)
     for step in range(12):
         progress.step(metrics(step))
-    progress.evaluated("sampled", evaluation("sampled", 0.375))
+    progress.evaluated("sampled", evaluation("sampled", 0.375), 12)
     progress.close()
     whole = text(shown)
     for words in (

@@ -92,7 +92,7 @@ class Evaluator:
         self._show()
         await self._done
         result = self._metrics()
-        self._progress.evaluated(self._kind, result)
+        self._progress.evaluated(self._kind, result, version)
         return result
 
     def _show(self) -> None:

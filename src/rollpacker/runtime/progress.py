@@ -121,15 +121,16 @@ class Progress:
             self._evaluating_said = time.monotonic()
             self._print(f"evaluating, {done} of {total} ({kind})")
 
-    def evaluated(self, kind: str, result: Mapping[str, float]) -> None:
-        """An evaluation has ended, with its ``eval/*`` metrics."""
+    def evaluated(self, kind: str, result: Mapping[str, float], step: int) -> None:
+        """An evaluation of the weights after ``step`` steps has ended, with its ``eval/*``
+        metrics."""
         self._evaluating = None
         now = result[f"eval/{kind}_accuracy"]
         before = self._accuracy.get(kind)
-        self._accuracy = {**self._accuracy, kind: (now, self._done)}
+        self._accuracy = {**self._accuracy, kind: (now, step)}
         change = "" if before is None else f", {now - before[0]:+.3f} since step {before[1]}"
         self._print(
-            f"accuracy {now:.3f} after step {self._done} ({kind}{change}; "
+            f"accuracy {now:.3f}{f' after step {step}' if self._total else ''} ({kind}{change}; "
             f"{result['eval/problems']:.0f} problems, "
             f"mean length {result[f'eval/{kind}_mean_length']:.0f})"
         )

@@ -140,8 +140,10 @@ async def _train(
         raise
     finally:
         signals.react(first=lambda: None)
-        await phases.close(displaced=displaced)
-        parts.close()
+        try:
+            await phases.close(displaced=displaced)
+        finally:
+            parts.close()
 
 
 def _check_graded(record: StepRecord) -> None:

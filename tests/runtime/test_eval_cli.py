@@ -5,11 +5,12 @@ import re
 import sys
 
 import pytest
+import yaml
 from runtime_jobs import Workshop, run, write_rows
 
 from rollpacker.cli import main
 
-EVAL = {"num_generations": 4, "threshold": 0.5}
+EVAL = {"num_generations": 4, "threshold": 0.5, "every": 1}
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,8 @@ def trained(tmp_path_factory):
 def evaluate(trained, monkeypatch, capfd):
     """``rollpacker eval`` in this process: exit code, standard output, last line of errors."""
 
-    def call(checkpoint, *words):
-        argv = ["rollpacker", "eval", checkpoint, trained[3], *words]
+    def call(checkpoint, *words, config=trained[3]):
+        argv = ["rollpacker", "eval", checkpoint, config, *words]
         monkeypatch.setattr(sys, "argv", [str(word) for word in argv])
         capfd.readouterr()
         with pytest.raises(SystemExit) as left:
@@ -53,6 +54,8 @@ def test_the_console_of_a_run_shows_evaluations_and_steps(trained):
             assert any(re.match(start, line) for line in lines), (start, said)
     assert any(line.startswith("accuracy") and "after step 1 (sampled" in line for line in lines)
     assert any(line.startswith("evaluating, 0 of 20 (sampled)") for line in lines)
+    sampled = [re.search(r"after step (\d+) \(sampled", line) for line in lines]
+    assert [int(found[1]) for found in sampled if found] == [0, 1, 2, 2]
     steps = [line for line in lines if re.match(r"\d+/2 ", line)]
     assert [line.split()[0] for line in steps] == ["1/2", "2/2"]
     assert all("ones=" in line for line in steps)
@@ -84,6 +87,16 @@ def test_the_number_of_answers_can_be_given_and_overrides_too(trained, evaluate)
     assert code == 0, err
     assert "on 3 problems, 2 answers to each" in out
     assert "maj@k" in out
+
+
+def test_a_reward_may_be_for_domains_that_are_trained_on_only(trained, evaluate):
+    file = trained[3]
+    tree = yaml.safe_load(file.read_text())
+    tree["rewards"][0]["domains"] = ["default", "other"]
+    file.with_name("domains.yaml").write_text(yaml.safe_dump(tree))
+    code, out, err = evaluate(trained[0] / "checkpoint-2", config=file.with_name("domains.yaml"))
+    assert code == 0, err
+    assert "on 5 problems" in out
 
 
 def test_what_cannot_be_evaluated_is_one_line(trained, evaluate, tmp_path):

@@ -2,6 +2,8 @@
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +18,17 @@ from runtime_jobs import (
     weights_digest,
 )
 
+from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.core.types import AttemptId, PromptId, WorkerId
 from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.job.keep import Keeper
 from rollpacker.policy.rollout import from_journal
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.graded_log import GradedLog
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.step import StepRecord
 
 STEP = 3
 RUN = CodeRun(
@@ -74,6 +80,29 @@ def written(path: Path, count: int) -> GradedLog:
     log.add(graded(number) for number in range(count))
     log.close()
     return log
+
+
+def test_of_a_dropped_step_all_grades_are_kept(tmp_path: Path) -> None:
+    """Also those that no reward applies to; not those of rewards that failed."""
+    attempts = [graded(number) for number in range(4)]
+    attempts[0].reward = None
+    for attempt in attempts[:3]:
+        attempt.graded_s = 1.0
+    attempts[1].verdict = "failed"
+    log = GradedLog(tmp_path / "log", say=pytest.fail)
+    parts = SimpleNamespace(log=SimpleNamespace(graded=log, progress=Progress()))
+    checkpoints = SimpleNamespace(fingerprint=lambda _step: "w")
+    config = RunConfig.model_validate(
+        {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
+    )
+    record = StepRecord(step=STEP, start_s=0.0, attempts={a.id: a for a in attempts})
+    keeper: Any = Keeper
+    keeper(config, parts, checkpoints).keep_graded(record)
+    log.close()
+    assert log.begin(STEP, "w") == 2
+    known = log.find(PromptId("p0"), 0)
+    assert known is not None
+    assert known.grade.reward is None
 
 
 def test_what_was_graded_comes_back_to_the_bit_under_its_new_id(tmp_path: Path) -> None:

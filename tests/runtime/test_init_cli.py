@@ -55,6 +55,14 @@ def test_what_it_writes_trains(shop, init, monkeypatch):
     assert "accuracy" in said
 
 
+def test_the_folder_of_a_reward_model_is_a_reward(shop, init, tmp_path):
+    file = tmp_path / "job.yaml"
+    words = ("--model", shop.model, "--data", shop.data, "--reward", shop.model, "--out", file)
+    code, _, err = init(*words)
+    assert code == 0, err
+    assert config.load(file).rewards[0].function == str(shop.model)
+
+
 def test_nothing_is_overwritten(shop, init, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("precious")

@@ -1,14 +1,17 @@
 """``rollpacker train`` from a terminal: files of other frameworks, Ctrl-C, resume, ``--json``."""
 
 import json
+import multiprocessing
 import os
 import signal
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 from runtime_jobs import (
     Workshop,
     checkpoints,
@@ -18,6 +21,10 @@ from runtime_jobs import (
     times_trained,
     write_byte_model,
 )
+
+from rollpacker.job import train
+from rollpacker.runtime.phases import Alone
+from rollpacker.runtime.progress import Progress
 
 ROWS = 7
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -172,3 +179,26 @@ def test_a_changed_journal_fails(shop: Workshop, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("rollpacker: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_fails_when_the_workers_are_there_ends_them(tmp_path: Path) -> None:
+    """They take no signals: a run that left them behind would wait for them for ever."""
+    shop = Workshop(tmp_path, rows=4)
+    (tmp_path / "run" / "workers.jsonl").mkdir(parents=True)
+    done = cli("train", shop.file("run", workers__count=1), timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("rollpacker: ")
+    assert "workers.jsonl" in done.stderr
+
+
+def test_nodes_that_cannot_be_left_keep_no_worker(tmp_path: Path) -> None:
+    class Stuck(Alone):
+        async def close(self, *, displaced: bool = False) -> None:
+            raise RuntimeError("no way out")
+
+    shop = Workshop(tmp_path, rows=4)
+    config = shop.config("run", workers__count=1, steps=1)
+    with pytest.raises(RuntimeError, match="no way out"):
+        train(config, progress=Progress(Console(file=StringIO())), phases=Stuck())
+    assert not multiprocessing.active_children()
+    assert (tmp_path / "run" / "samples.parquet").exists()

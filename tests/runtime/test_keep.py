@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from runtime_jobs import Workshop, checkpoints, metrics, run, weights_digest
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
+from rollpacker.polytrace import formats
 from rollpacker.report.run_report import write_report
 from rollpacker.runtime.checkpoint import Checkpoints
 from rollpacker.sim.run_record import read_run
@@ -66,14 +68,32 @@ def test_a_bounded_journal_is_read_whole(best: tuple[Workshop, Path]) -> None:
     assert write_report(folder).exists()
 
 
+def test_prompts_that_wait_are_known_when_their_lines_are_gone(tmp_path: Path) -> None:
+    """Of a race, prompts are drawn many steps before the long round that runs them."""
+    shop = Workshop(tmp_path, rows=25)
+    changes = {**FIXED, "epochs": 1, "checkpoint": {"every": 0, "journal_mb": 0.01}}
+    folder, _ = run(shop.config("run", "race", **changes))
+    lines = [line for _, line in journal.read_all(folder / "journal.jsonl")]
+    drawn = {prompt["id"] for line in lines for prompt in line.get("event", {}).get("prompts", ())}
+    decisions = [each for line in lines for each in line.get("decisions", ())]
+    begun = {each["prompt"] for each in decisions if each["kind"] == "StartAttempt"}
+    assert begun - drawn
+    assert begun <= set(read_run(folder).prompt_tokens)
+    trace = formats.read(folder).samples
+    assert not trace.filter(pl.col("prompt").is_in(list(begun)))["domain"].has_nulls()
+
+
 def _starts(line: dict[str, Any]) -> bool:
     return line.get("event", {}).get("kind") == "StepStarted"
 
 
-def test_a_metric_that_no_evaluation_has_is_said_before_the_first_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("metric", ["eval/acuracy", "eval/greedy_accuracy"])
+def test_a_metric_that_no_evaluation_has_is_said_before_the_first_step(
+    tmp_path: Path, metric: str
+) -> None:
     shop = Workshop(tmp_path, rows=4)
-    changes = {**FIXED, "eval": evaluated(shop), "checkpoint": {"best": "eval/acuracy"}}
-    with pytest.raises(ValueError, match=r"have no 'eval/acuracy'; they have .*eval/sampled_acc"):
+    changes = {**FIXED, "eval": evaluated(shop), "checkpoint": {"best": metric}}
+    with pytest.raises(ValueError, match=rf"have no '{metric}'; they have .*eval/sampled_acc"):
         run(shop.config("run", **changes))
     assert not (tmp_path / "run" / "metrics.jsonl").read_text()
     with pytest.raises(ValueError, match=r"checkpoint\.best=eval/x .* set eval\.every"):

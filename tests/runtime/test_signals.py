@@ -206,6 +206,26 @@ class Waiting(Alone):
             raise StoppedError("stopped")
 
 
+class Unanswered(Alone):
+    """The nodes cannot be given back, until the user wants nothing but to stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupts = 0
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+
+    async def end(self) -> None:
+        import asyncio
+
+        if not self.interrupts:
+            me()
+        while self.interrupts < 2:
+            await asyncio.sleep(0.01)
+        raise StoppedError("the phase was not finished")
+
+
 class AtStep(Progress):
     """A signal when a step's line is written, which its checkpoint follows."""
 
@@ -252,6 +272,15 @@ def test_the_nodes_of_a_training_do_not_come(bench: Bench) -> None:
     assert "step 1 is dropped on its way" in said
     assert checkpoints(bench.shop.folder / name) == [1]
     bench.assert_goes_on(name, **changes)
+
+
+def test_a_daemon_that_is_away_loses_no_step(bench: Bench) -> None:
+    changes = {"checkpoint": {"every": 0, "grace_s": 5}}
+    (bench.shop.folder / "away-marker").touch()
+    code, said = stopped(bench.config("away", **changes), phases=Unanswered())
+    assert code == 143
+    assert "checkpoint-1 holds all 1 steps" in said
+    bench.assert_goes_on("away", **changes)
 
 
 @pytest.mark.slow

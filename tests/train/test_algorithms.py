@@ -106,7 +106,7 @@ def _batch(config, *rewards):
     assert algorithm.needs_batch
     parts = [algorithm.reward(np.asarray(r, float), LENGTHS, 40) for r in rewards]
     assert algorithm.batch_advantages([]) == []
-    flat = algorithm.reward(np.zeros(4), LENGTHS, 40)
+    flat = algorithm.reward(np.full(4, 0.1), LENGTHS, 40)
     assert not np.concatenate(algorithm.batch_advantages([flat])).any()
     return np.concatenate(algorithm.batch_advantages(parts)), parts
 
@@ -115,7 +115,8 @@ def test_batch_scales():
     """TRL's over all rewards, verl's over all tokens, and that of version 0.1.0."""
     rewards = (REWARDS, 3 * REWARDS, np.ones(4))
     centred = np.concatenate([r - r.mean() for r in rewards])
-    for config in (GRPOConfig(scale_rewards="batch"), ReinforcePPConfig(whiten="batch")):
+    grpo = (GRPOConfig(scale_rewards="batch", std_epsilon=e) for e in (1e-6, 0.0))
+    for config in (*grpo, ReinforcePPConfig(whiten="batch")):
         found, _ = _batch(config, *rewards)
         expected = centred / np.concatenate(rewards).std(ddof=1)
         np.testing.assert_allclose(found, expected, rtol=1e-3)

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from errno import ENOSPC
 from os import SEEK_END
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO, Any, cast, get_args
 
 from pydantic import TypeAdapter
 
@@ -208,6 +208,20 @@ def read_all(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The same over all segments: yields ``("FILE, line N", object)``."""
     for part, number, line in _lines_of(path):
         yield f"{part}, line {number}", line
+
+
+def prompts_in(state: object) -> Iterator[dict[str, Any]]:
+    """Prompts anywhere within a policy's state: what is held back was drawn in earlier lines,
+    which a bounded journal may have dropped."""
+    if isinstance(state, dict):
+        found = cast(dict[str, Any], state)
+        if isinstance(found.get("id"), str) and "tokens" in found:
+            yield found
+        for value in found.values():
+            yield from prompts_in(value)
+    elif isinstance(state, list):
+        for value in cast(list[Any], state):
+            yield from prompts_in(value)
 
 
 def _lines_of(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:

@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from typing import Any
 
-from rollpacker.config import RunConfig, TrainConfig
+from rollpacker.config import RewardConfig, RunConfig, TrainConfig
 from rollpacker.core.types import PromptId
 from rollpacker.job.build import (
     evaluation_params,
@@ -69,7 +69,7 @@ async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
     problems = load_held_out(config, card, progress)
     cap = max_completion_length(config, card, problems)
     domains = {row.domain for row in problems.rows.values()}
-    used = [each for each in config.rewards if any(each.applies(d) for d in domains)]
+    used = [_within(each, domains) for each in config.rewards if any(map(each.applies, domains))]
     check_rows(used, problems.rows.values())
     rewards = Rewards(
         used,
@@ -98,6 +98,11 @@ async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
         rewards.close()
         pool.close()
     return _result(config, evaluator, metrics, card)
+
+
+def _within(reward: RewardConfig, domains: set[str]) -> RewardConfig:
+    """Without the domains that no held-out problem is of."""
+    return reward.model_copy(update={"domains": [d for d in reward.domains if d in domains]})
 
 
 def _result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +56,10 @@ class Parts:
     evaluator: Evaluator | None = None
 
     def close(self) -> None:
-        """End all processes and close all files."""
-        self.rewards.close()
-        self.pool.close()
-        self.log.progress.close()
-        self.log.close()
+        """End all processes and close all files, whatever keeps one of them from it."""
+        with contextlib.ExitStack() as stack:
+            for part in (self.log, self.log.progress, self.pool, self.rewards):
+                stack.callback(part.close)
 
 
 async def build(
@@ -87,51 +87,54 @@ async def build(
     )
     updates = steps * config.train.updates_per_step
     pool = WorkerPool(config, max_length=cap, total_updates=updates)
-    trackers = await _start(config, folder, progress, rewards, pool)
-    save_config(config, folder)
-    clock = Clock(0.0 if start.state is None else start.state["clock_s"])
-    log = RunLog(
-        folder,
-        config,
-        last_step=start.step - 1,
-        max_length=cap,
-        context=card.context if cap + problems.longest >= card.context else None,
-        progress=progress,
-        texts=Texts(card.tokenizer),
-        trackers=trackers,
-    )
-    params = sampling_params(config, card, cap)
-    parts = assemble(config, cap, pool, problems, rewards, params, log, clock, phases)
-    if config.eval is not None and held_out is not None:
-        parts.evaluator = Evaluator(
-            config.eval,
-            config.seed,
-            problems=held_out,
-            pool=pool,
-            rewards=rewards,
-            params=evaluation_params(params, config.eval),
-            clock=clock,
+    with contextlib.ExitStack() as stack:
+        trackers = await _start(config, folder, progress, rewards, pool, stack)
+        save_config(config, folder)
+        clock = Clock(0.0 if start.state is None else start.state["clock_s"])
+        log = RunLog(
+            folder,
+            config,
+            last_step=start.step - 1,
+            max_length=cap,
+            context=card.context if cap + problems.longest >= card.context else None,
             progress=progress,
+            texts=Texts(card.tokenizer),
+            trackers=trackers,
         )
+        params = sampling_params(config, card, cap)
+        parts = assemble(config, cap, pool, problems, rewards, params, log, clock, phases)
+        if config.eval is not None and held_out is not None:
+            parts.evaluator = Evaluator(
+                config.eval,
+                config.seed,
+                problems=held_out,
+                pool=pool,
+                rewards=rewards,
+                params=evaluation_params(params, config.eval),
+                clock=clock,
+                progress=progress,
+            )
+        stack.pop_all()
     return parts
 
 
 async def _start(
-    config: RunConfig, folder: Path, progress: Progress, rewards: Rewards, pool: WorkerPool
+    config: RunConfig,
+    folder: Path,
+    progress: Progress,
+    rewards: Rewards,
+    pool: WorkerPool,
+    stack: contextlib.ExitStack,
 ) -> list[Tracker]:
-    """Start all processes and the trackers; all or none."""
-    trackers: list[Tracker] = []
-    try:
-        trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
-        for warning in rewards.start(asyncio.get_running_loop()):
-            progress.note(warning)
-        await pool.start()
-    except BaseException:
-        rewards.close()
-        pool.close()
-        for tracker in trackers:
-            tracker.close()
-        raise
+    """Start all processes and the trackers; ``stack`` ends them."""
+    stack.callback(pool.close)
+    stack.callback(rewards.close)
+    trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
+    for tracker in trackers:
+        stack.callback(tracker.close)
+    for warning in rewards.start(asyncio.get_running_loop()):
+        progress.note(warning)
+    await pool.start()
     return trackers
 
 

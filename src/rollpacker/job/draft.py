@@ -17,7 +17,8 @@ from rollpacker.data.base import DataError, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.read import read_records
-from rollpacker.job.build import check, load_data
+from rollpacker.job.build import load_data
+from rollpacker.job.checks import check
 from rollpacker.job.learning_rate import model_shape
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.doctor import free_memory_gb
@@ -94,10 +95,10 @@ def _check_reward(function: str) -> None:
     if function == "judge":
         raise ValueError("--reward judge needs a model and options of its own: see docs/judge.md")
     place, colon, name = function.rpartition(":")
-    if not colon and function not in BUILT_IN:
+    if not colon and function not in BUILT_IN and not Path(function).expanduser().is_dir():
         raise ValueError(
-            f"--reward {function}: expected math, code, rg, path/to/file.py:name or "
-            "package.module:name"
+            f"--reward {function}: expected math, code, rg, path/to/file.py:name, "
+            "package.module:name or the folder of a reward model"
         )
     if not place.endswith(".py"):
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.job.build import Parts
+from rollpacker.job.checks import races
 from rollpacker.job.counters import Counters
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
@@ -58,6 +59,8 @@ class Keeper:
         Raises ``ValueError`` when evaluations have no such metric.
         """
         metric = self._config.checkpoint.best
+        # Greedy answers are measured before and after a run only: they choose nothing.
+        result = {name: v for name, v in result.items() if not name.startswith("eval/greedy_")}
         if not metric or not result:
             return
         if metric not in result:
@@ -98,14 +101,15 @@ class Keeper:
     def _begin_graded(self, step: int) -> int:
         weights = None
         # Whoever finished before wins the race again, but others than in one go may come next.
-        races = self._config.rollout.tail_batching.mode not in ("off", "exact")
-        if not (self._config.deterministic and races):
+        if not (self._config.deterministic and races(self._config)):
             weights = self._checkpoints.fingerprint(step)
         return self._parts.log.graded.begin(step, weights)
 
     def keep_graded(self, record: StepRecord) -> None:
         """Of a dropped step, for the run that does it again."""
-        graded = [attempt for attempt in record.attempts.values() if attempt.reward is not None]
+        attempts = record.attempts.values()
+        # One that no reward applies to is graded too; one whose reward failed is not.
+        graded = [a for a in attempts if a.graded_s is not None and a.verdict != "failed"]
         self._begin_graded(record.step)
         self._parts.log.graded.add(graded)
         self._parts.log.progress.note(

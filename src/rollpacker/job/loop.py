@@ -30,7 +30,7 @@ from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.durable import disk_full, replace_file
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
-from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError
+from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError, leave
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.step import DroppedError, StepRecord
 from rollpacker.runtime.watch import Watch
@@ -93,6 +93,8 @@ def _run(
         return signals.taken is not None
     except StoppedAtOnceError:
         return True
+    except StoppedError as error:
+        progress.note(str(error))
     except OSError as error:
         if not disk_full(error):
             raise
@@ -141,8 +143,10 @@ async def _train(
         raise
     finally:
         signals.react(first=lambda: None)
-        await phases.close(displaced=displaced)
-        parts.close()
+        try:
+            await phases.close(displaced=displaced)
+        finally:
+            parts.close()
 
 
 def _check_graded(record: StepRecord) -> None:
@@ -218,8 +222,7 @@ class Job:
             count.add(record)
             await self._finish_step(record)
             over = self._interrupted or self._over()
-            if not over:
-                await self._phases.end()
+            over = over or not await leave(self._phases)
         watching.cancel()
         await self._finish(first, dropped)
 
@@ -235,7 +238,7 @@ class Job:
         if not self._interrupted:
             await self._evaluate_whole("after")
         if count.step > first:
-            await self._phases.end()
+            await leave(self._phases)
         self._summary["mux"] = self._phases.stats
         self._write_summary()
         if self._keeper.saved < count.step:

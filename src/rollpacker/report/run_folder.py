@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,18 +108,16 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     return text, config
 
 
-def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Objects of a JSON-lines file and where they are; a last line that was torn is left out."""
-    lines: list[tuple[str, dict[str, Any]]] = []
     try:
         for where, line in journal.read_all(_need(path)):
             if not isinstance(line, dict):
                 raise ReportError(f"{where}: expected a JSON object")
-            lines.append((where, line))
+            yield where, line
     except (journal.JournalError, UnicodeDecodeError) as error:
         message = _one_line(error)
         raise ReportError(message if str(path) in message else f"{path}: {message}") from None
-    return lines
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -64,6 +64,15 @@ class Phases(Protocol):
         ...
 
 
+async def leave(phases: Phases) -> bool:
+    """Give the nodes back; False when the user wants to stop before that was answered."""
+    try:
+        await phases.end()
+    except StoppedError:
+        return False
+    return True
+
+
 class Alone:
     """A job that shares its nodes with nobody."""
 

@@ -122,7 +122,7 @@ def read_run(folder: Path) -> RunRecord:
     for _, line in journal.read_all(path):
         if "meta" in line:
             meta = line["meta"] if meta is None else meta
-            reader.configure(line["meta"]["settings"])
+            reader.configure(line["meta"])
         else:
             reader.take(float(line["t"]), line["event"], line["decisions"])
     measured = _metrics(folder / "metrics.jsonl")
@@ -158,9 +158,11 @@ class _Reader:
         self._begun: dict[int, list[float]] = {}
         self._free: dict[int, float] = {}
 
-    def configure(self, settings: Mapping[str, Any]) -> None:
-        """What the policy was told."""
-        self._train_all = bool(settings["rules"]["train_all"])
+    def configure(self, meta: Mapping[str, Any]) -> None:
+        """What the policy was told, and what it holds back."""
+        self._train_all = bool(meta["settings"]["rules"]["train_all"])
+        held = journal.prompts_in(meta["state"])
+        self.prompt_tokens |= {PromptId(each["id"]): each["tokens"] for each in held}
 
     def take(self, now: float, event: Mapping[str, Any], decisions: list[dict[str, Any]]) -> None:
         """One line of the journal."""

@@ -3,12 +3,11 @@ from events and decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
-from rollpacker.core.journal import JournalError, read_all
+from rollpacker.core.journal import JournalError, prompts_in, read_all
 from rollpacker.polytrace.formats.columns import pack, samples
 from rollpacker.polytrace.formats.lines import Record
 from rollpacker.polytrace.formats.reading import Reading
@@ -60,7 +59,7 @@ class _Story:
     def resume(self, meta: Record) -> None:
         """Deferred prompts come back from the policy's state; its attempts do not go on."""
         self.cap = meta["settings"].get("cap")
-        self.prompts |= {each["id"]: each for each in _prompts(meta["state"])}
+        self.prompts |= {each["id"]: each for each in prompts_in(meta["state"])}
         self._forget_unfinished()
 
     def _forget_unfinished(self) -> None:
@@ -151,16 +150,3 @@ class _Story:
 def _extra(attempt: int, row: Record) -> str:
     rest = {"attempt": attempt}
     return pack(NAME, rest | {key: row.get(key) for key in ("round_kind", "finish_reason")})
-
-
-def _prompts(state: object) -> Iterator[Record]:
-    """Prompts anywhere within a policy's state."""
-    if isinstance(state, dict):
-        found = cast(dict[str, Any], state)
-        if isinstance(found.get("id"), str) and "tokens" in found:
-            yield found
-        for value in found.values():
-            yield from _prompts(value)
-    elif isinstance(state, list):
-        for value in cast(list[Any], state):
-            yield from _prompts(value)

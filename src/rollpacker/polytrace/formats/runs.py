@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import yaml
 
-from rollpacker.core.journal import segments
+from rollpacker.core.journal import prompts_in, segments
 from rollpacker.polytrace.formats import journal
 from rollpacker.polytrace.formats.columns import samples
 from rollpacker.polytrace.formats.reading import Reading
@@ -100,23 +100,24 @@ def _from_journal(folder: Path) -> tuple[int | None, dict[str, str]]:
                 # Few lines matter, and a journal has one for each attempt.
                 if "PromptsDrawn" not in text and not text.startswith('{"meta"'):
                     continue
-                found = _cap_or_domains(text, f"{part}, line {number}")
-                cap = found if isinstance(found, int) else cap
-                domains |= found if isinstance(found, dict) else {}
+                said, found = _cap_and_domains(text, f"{part}, line {number}")
+                cap = said or cap
+                domains |= found
     return cap, domains
 
 
-def _cap_or_domains(text: str, where: str) -> int | dict[str, str] | None:
-    """What a line tells: the cap (a ``meta`` line) or domains of prompts; a torn one nothing."""
+def _cap_and_domains(text: str, where: str) -> tuple[int | None, dict[str, str]]:
+    """What a line tells: domains of prompts, a ``meta`` line the cap too; a torn one nothing."""
     try:
         line = json.loads(text)
-        if "meta" in line:
-            return line["meta"]["settings"].get("cap")
-        return {each["id"]: each["domain"] for each in line["event"].get("prompts", ())}
+        meta = line.get("meta")
+        prompts = line["event"].get("prompts", ()) if meta is None else prompts_in(meta["state"])
+        cap = None if meta is None else meta["settings"].get("cap")
+        return cap, {each["id"]: each["domain"] for each in prompts}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if text.endswith("\n"):
             raise TraceError(f"{where}: not a journal ({error})") from error
-        return None
+        return None, {}
 
 
 def _reward_kind(folder: Path) -> str | None:

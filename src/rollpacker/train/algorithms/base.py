@@ -176,6 +176,8 @@ def over_batch_std(groups: Sequence[Rewarded], epsilon: float) -> list[Floats]:
     rewards = np.concatenate([group.rewards for group in groups]) if groups else np.empty(0)
     known = rewards[~np.isnan(rewards)]
     std = known.std(ddof=1) if len(known) > 1 else 0.0
+    if std == 0.0:  # all advantages are 0, and so may be epsilon
+        return [group.advantages for group in groups]
     return [(g.advantages / (std + epsilon)).astype(np.float32) for g in groups]
 
 

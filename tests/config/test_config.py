@@ -194,12 +194,6 @@ def test_an_unknown_kind_lists_the_known_ones() -> None:
     assert "'fake'" in message(tree(engine={"kind": "vlm"}))
 
 
-def test_a_union_without_its_kind_says_so() -> None:
-    text = message(tree(engine={"max_running": 3}))
-    assert "engine" in text
-    assert "kind" in text
-
-
 def test_overrides_replace_values_and_make_missing_parents(tmp_path: Path) -> None:
     path = write(tmp_path, YAML)
     run = config.load(
@@ -326,3 +320,15 @@ def test_a_bare_off_is_the_mode_off(tmp_path: Path) -> None:
     assert config.load(path).rollout.tail_batching.mode == "off"
     given = ["rollout.tail_batching.mode=off"]
     assert config.load(path, given).rollout.tail_batching.mode == "off"
+
+
+def test_a_key_of_the_usual_engine_or_algorithm_needs_no_kind(tmp_path: Path) -> None:
+    """It is that of the default; a ``kind`` alone still takes the defaults of its member."""
+    path = write(tmp_path, YAML + "engine: {max_running: 2}\n")
+    run = config.load(path, ["train.algorithm.epsilon=0.1", "engine.kv_tokens=64"])
+    assert run.engine == config.MiniEngineConfig(max_running=2, kv_tokens=64)
+    assert run.train.algorithm == config.GRPOConfig(epsilon=0.1)
+    assert config.load(path, ["train.algorithm.kind=gspo"]).train.algorithm == config.GSPOConfig()
+    assert message(tree(engine__max_runing=2)) == (
+        "unknown key 'engine.max_runing'; did you mean 'engine.max_running'?"
+    )

@@ -174,3 +174,8 @@ def test_latency_curve():
     assert curve.keys() == {1, 4, 16}
     assert all(0 < seconds < 1 for seconds in curve.values())
     assert not engine.busy()
+
+
+def test_a_block_size_that_a_cpu_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^engine\.block_size=32: on a CPU a block has 16 tokens"):
+        MiniEngine(MODEL, config=MiniEngineConfig(block_size=32))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, usual_kind
 
 
 class TokenClip(Config):
@@ -99,4 +99,5 @@ class GSPOConfig(GroupScale):
 AlgorithmConfig = Annotated[
     GRPOConfig | DrGRPOConfig | DAPOConfig | RLOOConfig | ReinforcePPConfig | GSPOConfig,
     Field(discriminator="kind"),
+    usual_kind("grpo"),
 ]

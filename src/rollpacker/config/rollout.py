@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, usual_kind
 
 TailMode = Literal["exact", "off", "race", "prompts", "auto"]
 
@@ -126,7 +126,7 @@ class MiniEngineConfig(Config):
     """KV budget in tokens; 0 sizes it for ``max_running`` sequences of full length, within
     a quarter of the memory that is free."""
     block_size: int = Field(default=16, ge=1)
-    """Tokens per KV block."""
+    """Tokens per KV block; on a CPU it is always 16."""
 
 
 class FakeEngineConfig(Config):
@@ -137,4 +137,6 @@ class FakeEngineConfig(Config):
     """Response lengths, taken in turn by a hash of the attempt's seed."""
 
 
-EngineConfig = Annotated[MiniEngineConfig | FakeEngineConfig, Field(discriminator="kind")]
+EngineConfig = Annotated[
+    MiniEngineConfig | FakeEngineConfig, Field(discriminator="kind"), usual_kind("mini")
+]

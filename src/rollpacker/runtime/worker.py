@@ -24,6 +24,7 @@ from rollpacker.config import MiniEngineConfig, RunConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.durable import disk_full
+from rollpacker.train.base import NotFiniteError
 
 if TYPE_CHECKING:
     from rollpacker.engine.base import Engine
@@ -60,6 +61,8 @@ def main(connection: Connection, spec: WorkerSpec) -> None:
         return
     except ValueError as error:
         connection.send(msg.Died(error=str(error), user_error=True))
+    except NotFiniteError as error:
+        connection.send(msg.Died(error=str(error), user_error=False))
     except Exception:
         connection.send(msg.Died(error=traceback.format_exc(), user_error=False))
 

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 TRAINED = ("entropy", "ratio", "abs_logprob_difference")
 """What is known of tokens that have a gradient only: others are not run."""
 
+
+class NotFiniteError(RuntimeError):
+    """Updates come to nothing, one after the other; the message says what to change."""
+
+
 SampleId = tuple[PromptId, int]
 """A sample of a step: its prompt and its index in the group."""
 

@@ -17,7 +17,7 @@ from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.core.types import Group, Sample
 from rollpacker.train import algorithms, checkpoint, packing
 from rollpacker.train.algorithms import Responses
-from rollpacker.train.base import TRAINED, Partial, SampleId, Update
+from rollpacker.train.base import TRAINED, NotFiniteError, Partial, SampleId, Update
 from rollpacker.train.forward import hidden_states
 from rollpacker.train.loss import k3, token_logprobs
 from rollpacker.train.optimizer import Optimizer
@@ -196,7 +196,7 @@ class LocalTrainer:
         """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
 
         The normaliser is 0 where every response is masked: then so are the sums. Raises
-        ``RuntimeError`` after ``max_skipped_updates`` updates in a row that were skipped because
+        ``NotFiniteError`` after ``max_skipped_updates`` updates in a row that were skipped because
         the loss or the gradient was not finite.
         """
         sums = self._optimizer.sums
@@ -213,7 +213,7 @@ class LocalTrainer:
         self._skipped = 0 if applied else self._skipped + 1
         sums.zero_()
         if self._skipped >= self._config.max_skipped_updates:
-            raise RuntimeError(
+            raise NotFiniteError(
                 f"{self._skipped} updates in a row had a loss or gradient that is not finite; "
                 "lower train.learning_rate or start from an earlier checkpoint"
             )

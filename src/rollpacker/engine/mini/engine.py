@@ -60,8 +60,7 @@ class MiniEngine:
     Args:
         model: Qwen2, Qwen3 or Llama causal language model; never modified but by
             ``load_weights``.
-        config: ``engine`` section of the run's config. Blocks hold a multiple of 16 tokens on
-            a CPU.
+        config: ``engine`` section of the run's config.
         tokenizer: decodes for stop strings; needed only for those.
         deterministic: results independent of batch composition and arrival order, bit by bit;
             always so on a CPU, where it costs nothing.
@@ -69,7 +68,8 @@ class MiniEngine:
         sharers: processes like this one on the device, this one among them; a KV budget that is
             not given is found within this one's share of the memory.
 
-    Raises ``ValueError`` for an architecture that it cannot run.
+    Raises ``ValueError`` for an architecture that it cannot run, and for a block size that the
+    kernels for CPUs do not have.
     """
 
     def __init__(
@@ -384,6 +384,9 @@ class MiniEngine:
 
 def _runner(model: PreTrainedModel, shape: Shape, block_size: int, deterministic: bool) -> Runner:
     if next(model.parameters()).device.type == "cpu":
+        if block_size != CpuRunner.block_size:
+            fix = f"on a CPU a block has {CpuRunner.block_size} tokens; leave it out"
+            raise ValueError(f"engine.block_size={block_size}: {fix}")
         return CpuRunner(model, shape)
     return TorchRunner(model, shape, block_size=block_size, deterministic=deterministic)
 

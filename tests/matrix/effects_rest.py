@@ -1,0 +1,391 @@
+"""What ``workers``, ``eval``, ``checkpoint``, ``mux`` and ``trackers`` do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from matrix_runs import Ran, by_command
+from matrix_table import described, effect
+from mux_real_daemon import Daemon
+from rich.console import Console
+
+from rollpacker import job
+from rollpacker.cli import shared_phases
+from rollpacker.config import RunConfig
+from rollpacker.rollmux.service.client import MuxClient
+from rollpacker.runtime.progress import Progress
+
+described("plain", {})
+
+# --- workers -------------------------------------------------------------------------------------
+
+PROBED = {"rewards.0.options": {"probe": True}, "steps": 1}
+described("pinned", PROBED | {"workers.pin": True}, slow=True)
+described("loose", PROBED | {"workers.pin": False}, slow=True)
+described("wide", PROBED | {"workers.pin": True, "workers.threads": 2}, slow=True)
+described("accelerated", {"workers.device": "cuda"}, slow=True, refused=True)
+described("crowded", {"workers.per_gpu": 2}, slow=True, refused=True)
+
+
+def cores(ran: Ran) -> set[int]:
+    """How many cores the worker may use, at each call of the reward."""
+    assert ran.calls
+    return {len(cores_of(call)) for call in ran.calls}
+
+
+def cores_of(call: dict[str, Any]) -> list[int]:
+    """Of the first worker."""
+    assert "workers" in call
+    found: list[int] = []
+    for part in call["workers"][0]["Cpus_allowed_list"].split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+@effect("workers.pin", run="loose", against="pinned", instead={"workers.pin": True})
+def _(ran: Ran) -> None:
+    assert cores(ran) == {len(os.sched_getaffinity(0))}
+
+
+@effect("workers.threads", run="wide", against="pinned")
+def _(ran: Ran) -> None:
+    """Each worker has that many cores for its own."""
+    assert cores(ran) == {2}
+
+
+@effect("workers.device=cuda", run="accelerated", instead={"workers.device": "auto"})
+def _(ran: Ran) -> None:
+    """Where there is no GPU it is refused."""
+    import torch
+
+    if not torch.cuda.is_available():
+        assert ran.error == "workers.device is 'cuda' but no CUDA device was found"
+    else:
+        assert not ran.error
+
+
+@effect("workers.per_gpu", run="crowded")
+def _(ran: Ran) -> None:
+    """On a CPU it is refused; tests marked ``gpu`` run it."""
+    assert ran.error == "workers.per_gpu is 2 but the run is on the CPU: use workers.count"
+
+
+# --- evaluation and checkpoints, in run ``tuned`` of effects_train -------------------------------
+
+
+def examined(ran: Ran) -> list[dict[str, Any]]:
+    """Calls of the evaluation before the first step: six problems, two samples, one greedy."""
+    return ran.calls[: 6 * (2 + 1)]
+
+
+@effect("eval.data.path", run="tuned", instead={"eval.data.path": "{here}/many.jsonl"})
+def _(ran: Ran) -> None:
+    assert ran.summary.get("before", {}).get("eval/problems") == 6.0
+
+
+@effect("eval.every", run="tuned")
+def _(ran: Ran) -> None:
+    assert [row["step"] for row in ran.metrics if "eval/problems" in row] == [1, 3]
+
+
+@effect("eval.num_generations", run="tuned")
+def _(ran: Ran) -> None:
+    prompts = [call["prompts"][0] for call in examined(ran)]
+    assert sorted(prompts) == sorted([f"{i:03d}" for i in range(6)] * 3)
+
+
+@effect("eval.temperature", run="tuned")
+def _(ran: Ran) -> None:
+    """Greedy: every answer to a problem is the same."""
+    answers: dict[str, set[str]] = {}
+    for call in examined(ran):
+        answers.setdefault(call["prompts"][0], set()).add(call["texts"][0])
+    assert len(answers) == 6
+    assert set(map(len, answers.values())) == {1}
+
+
+@effect("eval.threshold", run="tuned")
+def _(ran: Ran) -> None:
+    scores = pl.Series([call["scores"][0] for call in examined(ran)])
+    right = ran.summary.get("before", {}).get("eval/sampled_accuracy")
+    assert right == pytest.approx((scores >= 0.5).mean())
+    assert right != pytest.approx((scores >= 0.99).mean())
+
+
+@effect("checkpoint.every", "checkpoint.keep", run="tuned")
+def _(ran: Ran) -> None:
+    found = {int(path.name.rpartition("-")[2]) for path in ran.folder.glob("checkpoint-*")}
+    assert found == {1, 2, 3, 4}
+
+
+@effect("checkpoint.best", run="tuned")
+def _(ran: Ran) -> None:
+    """The better one of the two evaluations that had a checkpoint."""
+    best = ran.summary.get("best")
+    assert best is not None
+    found = [row["eval/sampled_accuracy"] for row in ran.metrics if "eval/problems" in row]
+    assert best["value"] == pytest.approx(max(found))
+    assert (ran.folder / best["checkpoint"] / "model.safetensors").exists()
+
+
+described("forgetful", {"checkpoint.journal_mb": 1e-3, "checkpoint.every": 1}, slow=True)
+
+
+@effect("checkpoint.journal_mb", run="forgetful")
+def _(ran: Ran) -> None:
+    """A kilobyte of journal does not hold three steps."""
+    lines = [p.read_text(encoding="utf-8") for p in ran.folder.glob("journal*.jsonl")]
+    assert sum(text.count('"StepStarted"') for text in lines) < 3
+
+
+described("split", {"eval.fraction": 0.3, "steps": 1}, slow=True)
+
+
+@effect("eval.fraction", run="split", instead={"eval.data.path": "{here}/held_out.jsonl"})
+def _(ran: Ran) -> None:
+    """What is measured by is not trained on, and there is no other."""
+    assert "rows held out (eval.fraction)" in ran.said
+    count = int(ran.summary["before"]["eval/problems"])
+    assert 1 <= count <= 6
+    evaluated = {call["prompts"][0] for call in ran.calls[:count]}
+    assert len(evaluated) == count
+    trained = {f"{int(prompt[1:]):03d}" for prompt in ran.table["prompt"]}
+    assert evaluated.isdisjoint(trained)
+
+
+for number in ("HUP", "USR1", "USR2"):
+    described(
+        f"told-{number}",
+        {
+            "checkpoint.signals": [number],
+            "checkpoint.grace_s": 200.0,
+            "rewards.0.options": {"sends": f"SIG{number}"},
+        },
+        slow=True,
+        train=by_command,
+    )
+
+    @effect(f"checkpoint.signals={number}", run=f"told-{number}")
+    def _(ran: Ran, number: str = number) -> None:
+        """The step in flight is finished, and there is a checkpoint of it."""
+        assert f"stopped by SIG{number}: checkpoint-1" in ran.said
+        assert ran.said.endswith(f"exit {128 + getattr(signal, f'SIG{number}')}")
+        assert ran.state(1)["counters"]["step"] == 1
+
+
+STOPPED = {"rewards.0.options": {"sends": "SIGTERM", "after_s": 8.0}, "rewards.0.timeout_s": 100.0}
+described("hurried", STOPPED | {"checkpoint.grace_s": 4.0}, slow=True, train=by_command)
+
+
+@effect("checkpoint.grace_s", run="hurried", instead={"checkpoint.grace_s": 300.0})
+def _(ran: Ran) -> None:
+    """The reward takes longer than there is time."""
+    assert "step 0 is dropped on its way" in ran.said
+    assert ran.said.endswith("exit 143")
+
+
+# --- samples -------------------------------------------------------------------------------------
+
+described("numbers", {"samples.texts": False, "samples.token_ids": True, "steps": 1}, slow=True)
+described("little", {"samples.max_gb": 1e-6, "checkpoint.every": 1}, slow=True)
+
+
+@effect("samples.texts", run="numbers")
+def _(ran: Ran) -> None:
+    assert ran.table["prompt_text"].null_count() == ran.table.height
+    assert ran.table["completion"].null_count() == ran.table.height
+
+
+@effect("samples.token_ids", run="numbers")
+def _(ran: Ran) -> None:
+    """Those that the reward was given."""
+    assert "completion_ids" in ran.table.columns
+    given = sorted(ids for call in ran.calls for ids in call["ids"])
+    assert sorted(ran.table["completion_ids"].to_list()) == given
+
+
+@effect("samples.max_gb", run="little")
+def _(ran: Ran) -> None:
+    """A kilobyte holds no texts; the numbers stay."""
+    assert ran.table.height == 33
+    assert ran.table["completion"].null_count() > 0
+
+
+# --- nodes shared through a daemon ---------------------------------------------------------------
+
+
+class SecureDaemon(Daemon):
+    """A daemon behind TLS, with a certificate of its own."""
+
+    def start(self) -> None:
+        certificate, key = self.folder / "cert.pem", self.folder / "key.pem"
+        words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+        paths = ["-keyout", str(key), "-out", str(certificate)]
+        subprocess.run([*words, *paths], capture_output=True, check=True)
+        self._settings += ("--tls-cert", str(certificate), "--tls-key", str(key))
+        super().start()
+
+
+@contextlib.contextmanager
+def daemon(here: Path) -> Iterator[dict[str, Any]]:
+    """A daemon while the run is made; what it knew of the job at the end."""
+    folder = here / f"daemon-{len(list(here.glob('daemon-*')))}"
+    folder.mkdir()
+    running = SecureDaemon(folder, ttl=20.0)
+    url = f"https://127.0.0.1:{running.port}"
+    certificate = str(folder / "cert.pem")
+    found = {"url": url, "token_file": str(running.token_file), "cafile": certificate}
+    try:
+        yield found
+        client = MuxClient(url, running.token_file, cafile=certificate)
+        found["jobs"] = client.status()["ended"]
+    finally:
+        running.stop()
+
+
+def with_permits(chosen: RunConfig) -> tuple[Path, str]:
+    """As ``rollpacker train`` does it."""
+    said = StringIO()
+    progress = Progress(Console(file=said, width=400))
+    return job.train(chosen, progress=progress, phases=shared_phases(chosen)), said.getvalue()
+
+
+described(
+    "shared-nodes",
+    {
+        "mux.url": "{url}",
+        "mux.token_file": "{token_file}",
+        "mux.cafile": "{cafile}",
+        "mux.job": "night-shift",
+        "mux.slo": 7.0,
+        "mux.worst_rollout_s": 31.0,
+        "mux.worst_train_s": 17.0,
+        "mux.cores": {"rollout": [0], "train": [1]},
+        "rewards.0.options": {"probe": True},
+        "steps": 2,
+    },
+    slow=True,
+    around=daemon,
+    train=with_permits,
+)
+
+
+def known(ran: Ran) -> dict[str, Any]:
+    """What the daemon knew of the job."""
+    jobs = ran.extra.get("jobs", [])
+    assert len(jobs) == 1
+    return jobs[0]
+
+
+@effect("mux.url", "mux.token_file", "mux.cafile", run="shared-nodes")
+def _(ran: Ran) -> None:
+    """Two steps have four phases, each under a permit of that daemon."""
+    assert known(ran)["done"] == 2
+    assert ran.summary["mux"]["phases"] == 4
+
+
+@effect("mux.job", run="shared-nodes")
+def _(ran: Ran) -> None:
+    assert known(ran)["id"] == "night-shift"
+
+
+@effect("mux.slo", "mux.worst_rollout_s", "mux.worst_train_s", run="shared-nodes")
+def _(ran: Ran) -> None:
+    spec = known(ran)["spec"]
+    assert (spec["slo"], spec["worst_rollout_s"], spec["worst_train_s"]) == (7.0, 31.0, 17.0)
+
+
+@effect("mux.cores", run="shared-nodes")
+def _(ran: Ran) -> None:
+    """Rewards are computed in the rollout phase."""
+    assert ran.calls
+    assert all(cores_of(call) == [0] for call in ran.calls)
+
+
+# --- trackers: what accelerate hands to packages of these names ----------------------------------
+
+STAND_IN = """
+import json, pathlib, types
+
+def note(kind, *values):
+    with open(pathlib.Path(__file__).with_suffix(".log"), "a") as file:
+        file.write(json.dumps([kind, *values], default=str) + "\\n")
+
+class Run:
+    def log(self, values, step=None, **_):
+        note("log", step, values)
+    def finish(self):
+        note("finish")
+
+config = types.SimpleNamespace(update=lambda values, **_: note("config", values))
+def init(**options):
+    note("init", options)
+    return Run()
+
+limits = types.SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100)
+utils = types.SimpleNamespace(validation=limits)
+def search_experiments(**_):
+    return []
+def create_experiment(**_):
+    return "1"
+def start_run(**options):
+    note("init", options)
+def log_params(values):
+    note("config", values)
+def log_metrics(values, step=None):
+    note("log", step, values)
+def end_run():
+    note("finish")
+"""
+"""The calls of wandb, trackio and mlflow that accelerate makes, into a file. None of the packages
+is installed for tests: they want an account, a server or a database."""
+
+TRACKERS = ("wandb", "trackio", "mlflow")
+
+
+@contextlib.contextmanager
+def packages(here: Path) -> Iterator[dict[str, Any]]:
+    """Stand-ins that can be imported."""
+    folder = here / f"packages-{len(list(here.glob('packages-*')))}"
+    folder.mkdir()
+    for name in TRACKERS:
+        (folder / f"{name}.py").write_text(STAND_IN, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    try:
+        yield {"packages": folder}
+    finally:
+        sys.path.remove(str(folder))
+        for name in TRACKERS:
+            sys.modules.pop(name, None)
+
+
+for tracker in TRACKERS:
+    described(tracker, {"trackers": [tracker], "steps": 2}, slow=True, around=packages)
+
+    @effect(f"trackers={tracker}", run=tracker)
+    def _(ran: Ran, tracker: str = tracker) -> None:
+        """It is told the settings and the numbers of every step, and that the run is over."""
+        log = ran.extra.get("packages", ran.here) / f"{tracker}.log"
+        assert log.exists()
+        told = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        kinds = [kind for kind, *_ in told]
+        assert (kinds[0], kinds[-1]) == ("init", "finish")
+        assert ran.described.name in json.dumps(told[0])
+        settings = {k: v for kind, *rest in told if kind == "config" for k, v in rest[0].items()}
+        assert settings["rollout.num_generations"] == 3
+        steps = [rest for kind, *rest in told if kind == "log"]
+        assert [step for step, _ in steps] == [0, 1]
+        assert [v["reward"] for _, v in steps] == [row["reward"] for row in ran.metrics]

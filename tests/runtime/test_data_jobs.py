@@ -13,7 +13,7 @@ from rollpacker.data.load import load_rows
 from rollpacker.data.split import hold_out
 from rollpacker.job.assess import assess
 from rollpacker.job.checks import check
-from rollpacker.job.resume import choose_start
+from rollpacker.job.resume import as_begun, choose_start
 from rollpacker.runtime.checkpoint import Found
 from rollpacker.runtime.progress import Progress
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_may_lack_settings_that_are_new(tmp_path: Path) -> None:
     assert "missing" not in state["config"]["data"]
     found = Found(step=6, path=stored, state=state)
     same = config.parse(state["config"])
-    assert choose_start(same, tmp_path, found, resume=True).step == 6
+    assert choose_start(as_begun(same, found), tmp_path, found, resume=True).step == 6
     other = config.parse(state["config"] | {"data": state["config"]["data"] | {"missing": "skip"}})
     with pytest.raises(ValueError, match=r"'data.missing' was 'error', now 'skip'"):
-        choose_start(other, tmp_path, found, resume=True)
+        choose_start(as_begun(other, found), tmp_path, found, resume=True)

@@ -71,7 +71,7 @@ def check(shop: Workshop, name: str, folder: Path, family: str, dtype: str) -> N
     """Sampler and trainer agreed, and what was saved answers as the run's evaluation did."""
     rows = metrics(folder)
     assert [row["step"] for row in rows] == list(range(len(rows)))
-    assert max(row["abs_logprob_difference"] for row in rows) < AGREE[dtype]
+    assert max(row["trained_tokens/abs_logprob_difference"] for row in rows) < AGREE[dtype]
     assert all(row["grad_norm"] > 0 for row in rows)
     base, kind = shop.folder / family, DTYPES[dtype]
     last = folder / f"checkpoint-{checkpoints(folder)[-1]}"

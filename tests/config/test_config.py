@@ -332,3 +332,10 @@ def test_a_key_of_the_usual_engine_or_algorithm_needs_no_kind(tmp_path: Path) ->
     assert message(tree(engine__max_runing=2)) == (
         "unknown key 'engine.max_runing'; did you mean 'engine.max_running'?"
     )
+
+
+def test_a_fixed_timeout_has_no_shortest_one() -> None:
+    tree = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "code"}]}
+    timeout = {"adaptive": False, "most_s": 1.0}
+    found = config.parse(tree | {"grading": {"code_timeout": timeout}})
+    assert found.grading.code_timeout.most_s == 1.0

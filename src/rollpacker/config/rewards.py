@@ -92,7 +92,7 @@ class CodeTimeoutConfig(Config):
 
     @model_validator(mode="after")
     def _ordered(self) -> CodeTimeoutConfig:
-        if self.least_s > self.most_s:
+        if self.adaptive and self.least_s > self.most_s:
             raise ValueError(f"least_s={self.least_s:g} is more than most_s={self.most_s:g}")
         return self
 

@@ -37,7 +37,8 @@ def assess(
 
     Returns:
         ``accuracy, pass_at, maj_at, problems, mean_length`` and what they rest on. With the
-        settings of a run, ``accuracy`` is what the run measured with the same weights.
+        settings of a run, ``accuracy`` is what the run measured with the same weights, if its
+        ``rollout.max_completion_length`` is set (by default it follows the longest prompt).
 
     Raises ``ValueError`` for the user's mistakes and ``WorkerError`` when a worker dies.
     """

@@ -201,9 +201,9 @@ TESTED = {"tests": [{"stdin": "", "stdout": ""}]}
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ([{"function": "math", "domains": ["b"]}], "rewards: none is for the rows of domain 'a'"),
+        ([{"function": "rg", "domains": ["b"]}], "rewards: none is for the rows of domain 'a'"),
         (
-            [{"function": "math"}, {"function": "code", "domains": ["c"]}],
+            [{"function": "rg"}, {"function": "code", "domains": ["c"]}],
             "rewards.1.domains: no row is of domain 'c'; the rows are of a, b (data.domain_key)",
         ),
         ([{"function": "code"}], "rewards.0: 'code' cannot read the tests of row 'y': a row has"),
@@ -215,5 +215,5 @@ def test_rows_and_rewards_must_fit(rewards: list[dict[str, Any]], message: str) 
         check_rows([RewardConfig.model_validate(each) for each in rewards], rows)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    fitting = [{"function": "code", "domains": ["a"]}, {"function": "math", "domains": ["b"]}]
+    fitting = [{"function": "code", "domains": ["a"]}, {"function": "rg", "domains": ["b"]}]
     check_rows([RewardConfig.model_validate(each) for each in fitting], rows)

@@ -18,11 +18,11 @@ from rollpacker.runtime.progress import Progress
 RECOMMENDED = "exact"
 MODES = ("off", RECOMMENDED, "race")
 SCOPE = (
-    "Two cores show that every mode learns and what it decodes; they cannot show the gain in time: "
-    "the driver and grading take a sixth of them, which leaves exact 1.01x to 1.03x on quiet "
-    "cores. What each mode would gain on your cluster: rollpacker estimate --from YOUR_LOGS"
+    "Two cores show that every mode learns and what it decodes; they show little of the gain in "
+    "time, which is measured above: the driver and grading take about a sixth of them. What each "
+    "mode would gain on your cluster: rollpacker estimate --from YOUR_LOGS"
 )
-"""What the demo can say and what it cannot (three seeds on a quiet machine: docs/benchmarks.md)."""
+"""What the demo can say and what it cannot."""
 _PLAIN_EVERY = 9
 """Steps for each line of the log, where it is no terminal."""
 

@@ -36,6 +36,11 @@ described("loose", PROBED | {"workers.pin": False}, slow=True)
 described("wide", PROBED | {"workers.pin": True, "workers.threads": 2}, slow=True)
 described("accelerated", {"workers.device": "cuda"}, slow=True, refused=True)
 described("crowded", {"workers.per_gpu": 2}, slow=True, refused=True)
+described(
+    "frozen",
+    {"workers.count": 2, "workers.heartbeat_s": 1.0, "rewards.0.options": {"freezes": "003"}},
+    slow=True,
+)
 
 
 def cores(ran: Ran) -> set[int]:
@@ -63,6 +68,11 @@ def _(ran: Ran) -> None:
 def _(ran: Ran) -> None:
     """Each worker has that many cores for its own."""
     assert cores(ran) == {2}
+
+
+@effect("workers.heartbeat_s", run="frozen")
+def _(ran: Ran) -> None:
+    assert "worker 1 died: it gave no sign of life" in ran.said
 
 
 @effect("workers.device=cuda", run="accelerated", instead={"workers.device": "auto"})

@@ -43,13 +43,16 @@ def note(function, prompts, ids, texts, scores, answer, options):
         file.write(json.dumps(row) + "\\n")
 
 def seen(prompts, completions, completion_ids, answer=None, pause_s=0.0, broken="", hangs="",
-         sends="", after_s=0.0, slow="", flat=(), scale=1.0, **rest):
+         sends="", after_s=0.0, slow="", flat=(), scale=1.0, freezes="", **rest):
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
     scores = [scale * ((sum(ids) + ids[0]) % 5) / 4 for ids in completion_ids]
     scores = [0.0 if p in flat else s for p, s in zip(prompts, scores)]
     options = {k: v for k, v in rest.items() if isinstance(v, str | bool | int | float)}
     note("seen", prompts, completion_ids, texts, scores, answer, options)
     marker = pathlib.Path(__file__).with_suffix(".hung")
+    if freezes in prompts and not marker.exists():
+        marker.touch()
+        os.kill(workers()[-1], signal.SIGSTOP)
     if broken in prompts:
         raise RuntimeError("broken on purpose")
     if hangs in prompts and not marker.exists():

@@ -65,11 +65,11 @@ def workers():
             found.append(int(folder.name))
     return sorted(found)
 
-def assassin(completions, prompts, marker, victims, at=5):
+def assassin(completions, prompts, marker, victims, at=5, by="SIGKILL"):
     if int(prompts[0]) == at and not os.path.exists(marker):
         open(marker, "w").close()
         for pid in workers()[-victims:]:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, getattr(signal, by))
     return ones(completions)
 
 def wrong_shape(completions, **_):

@@ -9,7 +9,7 @@ from runtime_jobs import Workshop, checkpoints, kept_groups, metrics, run, table
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.pool import WorkerError
+from rollpacker.runtime.faults import WorkerError
 
 ROWS = 11
 HEALTHY = {f"p{i}" for i in range(ROWS)} - {"p3", "p4", "p5", "p6"}
@@ -20,9 +20,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("faults"), rows=ROWS)
 
 
-def assassin(shop: Workshop, victims: int) -> list[dict[str, Any]]:
+def assassin(shop: Workshop, victims: int, by: str = "SIGKILL") -> list[dict[str, Any]]:
     """A reward that kills workers in the middle of a rollout, once."""
-    options = {"marker": str(shop.folder / f"killed-{victims}"), "victims": victims}
+    marker = shop.folder / f"killed-{victims}-{by}"
+    options = {"marker": str(marker), "victims": victims, "by": by}
     return [{"function": f"{shop.rewards}:assassin", "options": options}]
 
 
@@ -50,7 +51,7 @@ def test_a_faulty_reward_harms_only_its_own_prompts(shop: Workshop) -> None:
 def test_a_killed_worker_is_survived(shop: Workshop) -> None:
     config = shop.config("survived", "race", rewards=assassin(shop, 1))
     folder, said = run(config)
-    assert (shop.folder / "killed-1").exists()
+    assert (shop.folder / "killed-1-SIGKILL").exists()
     assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})
     assert set(kept_groups(folder).values()) == {3}
     assert "worker 1 died: exit code -9" in said
@@ -58,6 +59,15 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
     last = metrics(folder)[-1]["step"]
     rows = table(folder)
     assert set(rows.filter(rows["step"] == last)["worker"]) == {0}
+
+
+def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
+    """It lives and its pipe is open, but it gives no sign of life."""
+    config = shop.config("frozen", rewards=assassin(shop, 1, "SIGSTOP"), workers__heartbeat_s=1.0)
+    folder, said = run(config)
+    assert "worker 1 died: it gave no sign of life" in said
+    assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})
+    assert set(kept_groups(folder).values()) == {3}
 
 
 @pytest.mark.slow

@@ -25,7 +25,8 @@ from rollpacker import config
 from rollpacker.core.types import Group, GroupPart, PromptId, Sample
 from rollpacker.engine.base import Output
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.worker import Worker, WorkerSpec
+from rollpacker.runtime.colocated_worker import ColocatedWorker
+from rollpacker.runtime.server import Server, WorkerSpec
 
 PROMPT = "012"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -49,6 +50,7 @@ class Driver:
             "rewards": [{"function": "unused:unused"}],
             "train": {"learning_rate": 0.05, **train},
             "engine": {"kind": "mini", "max_running": 16},
+            "workers": {"heartbeat_s": 600},
         }
         ours, theirs = Pipe()
         spec = WorkerSpec(
@@ -60,8 +62,13 @@ class Driver:
             total_updates=9,
         )
         self.pipe: Connection = ours
-        self.worker = Worker(theirs, spec)
-        self._thread = Thread(target=self.worker.serve, daemon=True)
+        server = Server(theirs, spec.config.workers.heartbeat_s)
+
+        def build(send):
+            self.worker = ColocatedWorker(spec, send)
+            return self.worker
+
+        self._thread = Thread(target=server.serve, args=(build,), daemon=True)
         self._thread.start()
         self.hear(msg.Ready)
 
@@ -73,7 +80,8 @@ class Driver:
 
     def sample(self, version: int, prompt: list[int], stop: int) -> tuple[Output, list[Output]]:
         """The greedy answer and eight sampled ones of the weights in place."""
-        self.pipe.send(msg.BeginStep(version=version))
+        self.pipe.send(msg.LoadWeights(version=version))
+        assert self.hear(msg.WeightsLoaded).version == version
         drawn = [ask(i, prompt, group="p", seed=i, stop_token_ids=(stop,)) for i in range(1, 9)]
         greedy = ask(0, prompt, group="p", temperature=0.0, stop_token_ids=(stop,))
         self.pipe.send(msg.Submit(requests=[greedy, *drawn]))
@@ -97,7 +105,7 @@ class Driver:
 
     def save(self, folder: Path) -> None:
         self.pipe.send(msg.Save(folder=str(folder)))
-        assert self.hear(msg.Done).error is None
+        assert self.hear(msg.Done).fault is None
 
     def stop(self) -> None:
         self.pipe.send(msg.Stop())

@@ -11,7 +11,7 @@ from rollpacker.cli import main
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.rollmux.service.client import Permit
 from rollpacker.rollmux.service.phase_job import place
-from rollpacker.runtime.pool import worker_devices
+from rollpacker.runtime.devices import worker_devices
 from rollpacker.runtime.rewards import Rewards
 
 

@@ -7,7 +7,7 @@ from runtime_jobs import Workshop, metrics, run
 
 from rollpacker.config import MiniEngineConfig, WorkersConfig
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.runtime.pool import place_workers
+from rollpacker.runtime.devices import place_workers
 from rollpacker.train.model import load_model
 
 

@@ -7,6 +7,7 @@ scripted engine. Virtual: the worker and reward processes, which keep the order 
 
 import asyncio
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from scripted_job import Journal, Script, next_epoch, scripted_reward
 
 from rollpacker import config
 from rollpacker.config import RunConfig
-from rollpacker.core.types import WorkerId
+from rollpacker.core.types import EngineId
 from rollpacker.data.base import Row
 from rollpacker.engine.base import SamplingParams
 from rollpacker.engine.fake import FakeEngine
@@ -25,6 +26,7 @@ from rollpacker.runtime import messages as msg
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rollout import Rollout
+from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.updates import Updates
 from rollpacker.sim.agenda import Agenda
 from rollpacker.train import algorithms
@@ -47,7 +49,7 @@ class VirtualClock:
 class VirtualWorker:
     """Serves as ``runtime.worker.Worker`` does: commands first, then decoding, then gradients."""
 
-    def __init__(self, id_: WorkerId, script: Script, agenda: Agenda, report, wake) -> None:
+    def __init__(self, id_: EngineId, script: Script, agenda: Agenda, report, wake) -> None:
         self._wake = wake
         self.engine = FakeEngine(script.engine(), concurrency=script.concurrency)
         self._id, self._script, self._agenda, self._report = id_, script, agenda, report
@@ -91,7 +93,11 @@ class VirtualWorker:
             case msg.Apply():
                 self._apply = True
             case msg.BeginStep():
+                pass
+            case msg.LoadWeights():
                 self.engine.load_weights(None, command.version)
+                report = msg.WeightsLoaded(version=command.version, work=self._work())
+                self._report(self._id, report)
             case msg.Submit():
                 self.engine.submit(command.requests)
                 for request in command.requests:
@@ -139,9 +145,8 @@ class VirtualWorker:
         self._report(self._id, report)
         self._go_on()
 
-    def _applied(self) -> None:
-        now = self._agenda.now
-        work = msg.Work(
+    def _work(self) -> msg.Work:
+        return msg.Work(
             decode_steps=self.engine.stats().steps,
             generated_tokens=self.engine.stats().generated_tokens,
             prefill_tokens=0,
@@ -149,9 +154,12 @@ class VirtualWorker:
             cpu_s=0.0,
             decode_cpu_s=0.0,
         )
+
+    def _applied(self) -> None:
+        now = self._agenda.now
         update = Update(applied=True, grad_norm=1.0, learning_rate=1e-3, metrics={})
         start = now - self._costs.apply_s
-        report = msg.Applied(update=update, checksum=0, work=work, start_s=start, end_s=now)
+        report = msg.Applied(update=update, checksum=0, start_s=start, end_s=now)
         self._report(self._id, report)
         self._go_on()
 
@@ -161,24 +169,36 @@ class VirtualPool:
 
     def __init__(self, script: Script, agenda: Agenda) -> None:
         self._workers = {
-            WorkerId(i): VirtualWorker(WorkerId(i), script, agenda, self._tell, self._wake)
+            EngineId(i): VirtualWorker(EngineId(i), script, agenda, self._tell, self._wake)
             for i in range(script.workers)
         }
         self._agenda = agenda
-        self._awake: set[WorkerId] = set()
+        self._awake: set[EngineId] = set()
         self._told = False
-        self.on_report = lambda _worker, _report: None
-        self.on_lost = lambda _worker, _error: None
+        self._listener = None
 
     @property
-    def workers(self) -> tuple[WorkerId, ...]:
+    def engines(self) -> tuple[EngineId, ...]:
         return tuple(self._workers)
+
+    replicas = engines
+
+    @contextmanager
+    def listen(self, listener):
+        self._listener = listener
+        yield
+        self._listener = None
+
+    def unheard(self) -> list[str]:
+        return []
 
     def _tell(self, worker, report) -> None:
         self._told = True
-        self.on_report(worker, report)
+        if self._listener is not None:
+            of_engine = isinstance(report, msg.EngineReport)
+            (self._listener.engine if of_engine else self._listener.replica)(worker, report)
 
-    def _wake(self, worker: WorkerId) -> None:
+    def _wake(self, worker: EngineId) -> None:
         """When this instant is over, lowest worker first."""
         if not self._awake:
             self._agenda.after(0.0, self._serve)
@@ -198,12 +218,10 @@ class VirtualPool:
     def meet(self) -> None:
         pass
 
-    def send(self, worker, command) -> None:
-        self._workers[worker].receive(command)
+    def to_engine(self, engine, command) -> None:
+        self._workers[engine].receive(command)
 
-    def broadcast(self, command) -> None:
-        for worker in self._workers:
-            self.send(worker, command)
+    to_replica = to_engine
 
 
 class VirtualRewards:
@@ -218,7 +236,12 @@ class VirtualRewards:
         self._wanted: dict[int, float] = {}
         self._queue: deque[int] = deque()
         self._free = script.judge_slots
-        self.on_grades = lambda _grades: None
+        self._take = lambda _grades: None
+
+    @contextmanager
+    def listen(self, take):
+        self._take = take
+        yield
 
     def begin_step(self, step, epoch) -> None:
         del step, epoch
@@ -250,7 +273,7 @@ class VirtualRewards:
     def _graded(self, id_: int) -> None:
         reward = self._wanted.pop(id_, None)
         if reward is not None:
-            self.on_grades([Grade(attempt=id_, reward=reward, rewards={})])
+            self._take([Grade(attempt=id_, reward=reward, rewards={})])
 
     def cancel(self, attempt) -> None:
         self._wanted.pop(attempt, None)
@@ -301,7 +324,7 @@ class Runtime:
         self.rollout = Rollout(
             run,
             self.policy,
-            pool=pool,
+            workers=pool,
             problems=self.problems,
             rewards=VirtualRewards(script, self.agenda),
             updates=Updates(pool, algorithm, max_length=script.cap, clock=clock),
@@ -316,13 +339,20 @@ class Runtime:
         for step in range(self._script.steps):
             next_epoch(self.problems.source, self.policy)
             self._sleep(costs.sync_s + costs.start_s)
-            task = asyncio.create_task(self.rollout.run_step(step))
+            task = asyncio.create_task(self._step(step))
             await asyncio.sleep(0)
             while not task.done():
                 assert self.agenda.run_next(), "nothing is left to happen"
                 await asyncio.sleep(0)
             self.run.records.append(task.result())
         return self.run
+
+    async def _step(self, step: int) -> StepRecord:
+        with self.rollout.step(step):
+            await self.rollout.generate()
+            await self.rollout.train()
+            await self.rollout.publish()
+        return self.rollout.record
 
     def _sleep(self, seconds: float) -> None:
         awake: list[bool] = []

@@ -32,6 +32,9 @@ class WorkersConfig(Config):
     """Pin each worker to its own cores (Linux)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
+    heartbeat_s: float = Field(default=10.0, gt=0.0)
+    """Seconds between two signs of life of a worker; one that misses three in a row is taken for
+    dead, and what it ran runs elsewhere."""
 
 
 class EvalConfig(Config):

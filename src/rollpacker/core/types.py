@@ -17,6 +17,13 @@ PromptId = NewType("PromptId", str)
 """Stable across epochs and restarts."""
 WorkerId = NewType("WorkerId", int)
 """A worker owns one device and holds an engine and a training replica."""
+EngineId = WorkerId
+"""An engine decodes on some devices of one node."""
+ReplicaId = WorkerId
+"""A set of devices that shards one copy of the trained model, and sums gradients.
+
+Where engines and replicas cover the same devices (colocated), theirs have one number.
+"""
 
 FinishReason = Literal["stop", "length", "abort"]
 Phase = Literal["rollout", "train"]

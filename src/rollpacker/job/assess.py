@@ -20,6 +20,7 @@ from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.publishing import publish
 from rollpacker.runtime.rewards import Rewards, check_rows
 from rollpacker.train.card import Card, read_card
 
@@ -88,12 +89,13 @@ async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
             config.eval,
             config.seed,
             problems=problems,
-            pool=pool,
+            workers=pool,
             rewards=rewards,
             params=evaluation_params(sampling_params(config, card, cap), config.eval),
             clock=Clock(0.0),
             progress=progress,
         )
+        await publish(pool, 0)
         metrics = await evaluator.run(0)
     finally:
         rewards.close()

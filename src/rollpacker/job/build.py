@@ -108,7 +108,7 @@ async def build(
                 config.eval,
                 config.seed,
                 problems=held_out,
-                pool=pool,
+                workers=pool,
                 rewards=rewards,
                 params=evaluation_params(params, config.eval),
                 clock=clock,
@@ -165,7 +165,7 @@ def assemble(
     rollout = Rollout(
         config,
         policy,
-        pool=pool,
+        workers=pool,
         problems=problems,
         rewards=rewards,
         updates=updates,
@@ -291,7 +291,7 @@ def rollout_settings(
     machine = None
     if config.rollout.streaming.scaling != "consolidate":
         machine = single_devices(
-            len(pool.workers), kv_tokens=kv_tokens(config, problems, cap), latency=pool.latency
+            len(pool.engines), kv_tokens=kv_tokens(config, problems, cap), latency=pool.latency
         )
     return RolloutSettings(
         rollout=config.rollout,
@@ -303,7 +303,7 @@ def rollout_settings(
         rules=streaming_rules(
             config.rollout,
             latency=pool.latency,
-            workers=len(pool.workers),
+            workers=len(pool.engines),
             whole_batch=whole_batch,
             ordered=config.deterministic,
             updates=config.train.updates_per_step,

@@ -14,7 +14,7 @@ from rollpacker.job.checks import races
 from rollpacker.job.counters import Counters
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
-from rollpacker.runtime.pool import WorkerError
+from rollpacker.runtime.faults import WorkerError
 from rollpacker.runtime.step import StepRecord
 
 
@@ -142,14 +142,14 @@ class Keeper:
         loop = asyncio.get_running_loop()
 
         def write(folder: Path) -> None:
-            save = parts.pool.ask(msg.Save(folder=str(folder)), parts.pool.workers[:1])
+            save = parts.pool.ask(msg.Save(folder=str(folder)), parts.pool.replicas[:1])
             asyncio.run_coroutine_threadsafe(save, loop).result()
 
         step, began = counters.step, time.monotonic()
         try:
             await asyncio.to_thread(self._checkpoints.save, step, write, state)
         except (CheckpointError, WorkerError) as error:
-            if not parts.pool.workers:
+            if not parts.pool.replicas:
                 raise
             parts.log.progress.note(f"WARNING {error}; the run goes on without it")
         else:

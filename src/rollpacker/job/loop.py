@@ -1,7 +1,7 @@
 """One RL job from configuration to trained model; reads like a table of contents.
 
-Every step: all workers hold the weights of the step; a round of rollouts is sampled, graded and
-summed into gradients as groups finish; one update ends it.
+Every step generates, trains and publishes: a round of rollouts is sampled, graded and summed into
+gradients as groups finish; one update changes the weights; the engines get them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import json
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rollpacker.job.learning_rate import with_learning_rate
 from rollpacker.job.reports import write_reports
 from rollpacker.job.resume import Start, as_begun, choose_start
 from rollpacker.job.signals import Signals, Stopped
+from rollpacker.job.stopping import StoppedAtOnceError, Stopping
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Stage
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
@@ -32,15 +34,20 @@ from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
 from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError, leave
 from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.publishing import publish
 from rollpacker.runtime.step import DroppedError, StepRecord
 from rollpacker.runtime.watch import Watch
 
-_SHARE = 0.4
-"""Of the grace time, kept for the checkpoint until it is known how long one takes."""
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What was asked for, and what it may use."""
 
-class StoppedAtOnceError(RuntimeError):
-    """The grace time is over, or the user cannot wait."""
+    config: RunConfig
+    folder: Path
+    progress: Progress
+    phases: Phases | None
+    signals: Signals
 
 
 def train(
@@ -59,8 +66,9 @@ def train(
     folder = Path(config.output)
     progress = progress or Progress()
     with RunLock(folder), Signals(config.checkpoint.signals) as signals:
+        order = _Order(config, folder, progress, phases, signals)
         try:
-            while not _run(config, folder, resume, progress, phases, signals):
+            while not _run(order, resume):
                 resume = True
             if signals.taken in (None, signal.SIGINT):
                 signals.react()
@@ -77,24 +85,18 @@ def train(
     return folder
 
 
-def _run(
-    config: RunConfig,
-    folder: Path,
-    resume: bool,
-    progress: Progress,
-    phases: Phases | None,
-    signals: Signals,
-) -> bool:
+def _run(order: _Order, resume: bool) -> bool:
     """Whether the job is over; it is to be resumed when its nodes have failed."""
+    folder = order.folder
     try:
-        asyncio.run(_train(config, folder, resume, progress, phases, signals))
+        asyncio.run(_train(order, resume))
     except DisplacedError as error:
-        progress.note(f"WARNING {error}")
-        return signals.taken is not None
+        order.progress.note(f"WARNING {error}")
+        return order.signals.taken is not None
     except StoppedAtOnceError:
         return True
     except StoppedError as error:
-        progress.note(str(error))
+        order.progress.note(str(error))
     except OSError as error:
         if not disk_full(error):
             raise
@@ -105,14 +107,8 @@ def _run(
     return True
 
 
-async def _train(
-    config: RunConfig,
-    folder: Path,
-    resume: bool,
-    progress: Progress,
-    phases: Phases | None,
-    signals: Signals,
-) -> None:
+async def _train(order: _Order, resume: bool) -> None:
+    config, folder, progress, signals = order.config, order.folder, order.progress, order.signals
     signals.react()
     checkpoints = Checkpoints(folder, config.checkpoint.keep)
     found = checkpoints.latest()
@@ -124,8 +120,8 @@ async def _train(
     start = choose_start(config, folder, found, resume)
     for line in start.changed:
         progress.note(line)
-    parts = await build(config, folder, progress, start, phases)
-    phases = phases or Alone()
+    parts = await build(config, folder, progress, start, order.phases)
+    phases = order.phases or Alone()
     breaker = Breaker()
     displaced = False
     try:
@@ -134,8 +130,8 @@ async def _train(
         await job.restore(start)
         loop = asyncio.get_running_loop()
         signals.react(
-            lambda: loop.call_soon_threadsafe(job.stop, breaker) and None,
-            lambda: loop.call_soon_threadsafe(job.stop_at_once, breaker) and None,
+            lambda: loop.call_soon_threadsafe(job.stopping.stop, breaker) and None,
+            lambda: loop.call_soon_threadsafe(job.stopping.stop_at_once, breaker) and None,
         )
         await breaker.run(job.run())
     except DisplacedError:
@@ -175,8 +171,14 @@ class Job:
         self._counters = Counters()
         self._keeper = Keeper(config, parts, checkpoints)
         self._summary: dict[str, Any] = {}
-        self._interrupted = False
-        self._hurried = False
+        self.stopping = Stopping(
+            config.checkpoint.grace_s,
+            parts,
+            phases,
+            signals,
+            self._keeper,
+            lambda: self._counters.step,
+        )
 
     async def restore(self, start: Start) -> None:
         """Load the checkpoint, if there is one, and write the journal's head."""
@@ -184,13 +186,14 @@ class Job:
         if start.state is not None:
             state = start.state
             assert start.path is not None
-            await parts.pool.ask(msg.Load(folder=str(start.path)), parts.pool.workers)
+            await parts.pool.ask(msg.Load(folder=str(start.path)), parts.pool.replicas)
             parts.policy.load_state_dict(state["policy"])
             parts.problems.source.load_state_dict(state["source"])
             parts.rewards.load_state_dict(state["rewards"])
             self._counters = Counters(**state["counters"])
             self._summary = state["summary"]
             self._keeper.restore(self._counters.step, self._summary)
+        await publish(parts.pool, self._counters.step)
         parts.log.journal.meta(self._journal_head())
 
     def _journal_head(self) -> dict[str, Any]:
@@ -207,13 +210,13 @@ class Job:
         gc.collect()
         gc.freeze()  # collections must not walk the libraries' objects again and again
         watching = asyncio.create_task(self._watch().run())
-        over = self._interrupted or self._over()
+        over = self.stopping.interrupted or self._over()
         dropped = False
         while not over and await self._may_roll_out():
             self._keeper.begin_step(count)
             cpu_s = time.process_time()
             try:
-                record = await parts.rollout.run_step(count.step)
+                record = await self._step(count.step)
             except DroppedError:
                 dropped = True
                 break
@@ -221,10 +224,19 @@ class Job:
             _check_graded(record)
             count.add(record)
             await self._finish_step(record)
-            over = self._interrupted or self._over()
+            over = self.stopping.interrupted or self._over()
             over = over or not await leave(self._phases)
         watching.cancel()
         await self._finish(first, dropped)
+
+    async def _step(self, step: int) -> StepRecord:
+        """The algorithm: every token of a step is sampled by the weights that the last one left."""
+        rollout = self._parts.rollout
+        with rollout.step(step):
+            await rollout.generate()
+            await rollout.train()
+            await rollout.publish()
+        return rollout.record
 
     async def _finish(self, first: int, dropped: bool) -> None:
         """Keep what is new, evaluate when all is done, and say how it ended."""
@@ -235,7 +247,7 @@ class Job:
             self._keeper.keep_graded(parts.rollout.record)
         else:
             parts.log.graded.clear()
-        if not self._interrupted:
+        if not self.stopping.interrupted:
             await self._evaluate_whole("after")
         if count.step > first:
             await leave(self._phases)
@@ -252,50 +264,12 @@ class Job:
                 f"{count.step} steps; go on with --resume auto"
             )
 
-    def stop(self, breaker: Breaker) -> None:
-        """A signal: end after this step; but for Ctrl-C, within the grace time."""
-        taken = self._signals.taken
-        assert taken is not None
-        self._interrupted = True
-        self._phases.interrupt()
-        say = self._parts.log.progress.note
-        if taken == signal.SIGINT:
-            say("interrupted: finishing the step, then a checkpoint; once more stops at once")
-            return
-        grace = self._config.checkpoint.grace_s
-        say(f"{taken.name}: a checkpoint within {grace:g} s; the step is finished if it fits")
-        loop = asyncio.get_running_loop()
-        left = grace - self._signals.age()
-        reserve = max(_SHARE * grace, 2 * self._keeper.slowest_s)
-        loop.call_later(left - reserve, self._hurry)
-        loop.call_later(left, self.stop_at_once, breaker)
-
-    def _hurry(self) -> None:
-        """No more time but for a checkpoint."""
-        self._hurried = True
-        self._phases.interrupt()
-        self._parts.rollout.drop()
-        if self._parts.evaluator is not None:
-            self._parts.evaluator.drop()
-
-    def stop_at_once(self, breaker: Breaker) -> None:
-        """The grace time is over, or a second signal came: what is not kept yet is lost."""
-        taken, saved = self._signals.taken, self._keeper.saved
-        assert taken is not None
-        lost = self._counters.step - max(saved, 0)
-        kept = f"checkpoint-{saved} is kept" if saved >= 0 else "there is no checkpoint yet"
-        also = f", the {lost} steps after it are lost" if lost else ""
-        self._parts.log.progress.note(
-            f"stopped at once by {taken.name}: {kept}{also}; go on with --resume auto"
-        )
-        breaker.trip(StoppedAtOnceError())
-
     async def _may_roll_out(self) -> bool:
         """Wait for the nodes; False when a signal comes first."""
         try:
             await self._phases.begin("rollout")
         except StoppedError:
-            self._interrupted = True
+            self.stopping.interrupted = True
             return False
         return True
 
@@ -369,7 +343,7 @@ class Job:
         Empty without such problems, and where there is no time left.
         """
         evaluator = self._parts.evaluator
-        if evaluator is None or self._hurried:
+        if evaluator is None or self.stopping.hurried:
             return {}
         try:
             step = self._counters.step
@@ -383,14 +357,14 @@ class Job:
     async def _evaluate_whole(self, when: str) -> None:
         """Before the first step or after the last one; one that was dropped is done on resume."""
         result = await self._evaluate(greedy=True)
-        if not self._hurried:
+        if not self.stopping.hurried:
             await self._keeper.evaluated(self._counters, self._summary, result)
             self._summary[when] = result
 
     def _write_summary(self) -> None:
         self._summary |= self._counters.summary()
-        self._summary["interrupted"] = self._interrupted
-        self._summary["workers"] = len(self._parts.pool.workers)
+        self._summary["interrupted"] = self.stopping.interrupted
+        self._summary["workers"] = len(self._parts.pool.engines)
         data = json.dumps(self._summary, indent=1).encode()
         with contextlib.suppress(OSError):
             replace_file(self._folder / "summary.json", data)

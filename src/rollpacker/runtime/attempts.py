@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from rollpacker.core.types import AttemptId, PromptId, Sample, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, PromptId, Sample
 from rollpacker.engine.base import Output, Request
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.samples import State
@@ -33,14 +33,14 @@ class Attempt:
     id: AttemptId
     prompt: PromptId
     index: int
-    worker: WorkerId
+    engine: EngineId
     request: Request
     start_s: float
     stage: Stage = Stage.RUNNING
-    target: WorkerId | None = None
+    target: EngineId | None = None
     """Where a migrating attempt goes."""
-    stays: list[tuple[WorkerId, float, float]] = field(
-        default_factory=list[tuple[WorkerId, float, float]]
+    stays: list[tuple[EngineId, float, float]] = field(
+        default_factory=list[tuple[EngineId, float, float]]
     )
     """Where it decoded before it last moved, from and to when."""
     end_s: float | None = None
@@ -65,17 +65,17 @@ class Attempt:
         """Response tokens so far known."""
         return 0 if self.output is None else len(self.output.tokens)
 
-    def move(self, worker: WorkerId, now: float) -> None:
+    def move(self, engine: EngineId, now: float) -> None:
         """It goes on elsewhere."""
         began = self.stays[-1][2] if self.stays else self.start_s
-        self.stays.append((self.worker, began, now))
-        self.worker, self.target, self.stage = worker, None, Stage.RUNNING
+        self.stays.append((self.engine, began, now))
+        self.engine, self.target, self.stage = engine, None, Stage.RUNNING
 
-    def decoding(self, end: float) -> list[tuple[WorkerId, float, float]]:
+    def decoding(self, end: float) -> list[tuple[EngineId, float, float]]:
         """Where and when it decoded, until ``end`` at the latest."""
         began = self.stays[-1][2] if self.stays else self.start_s
         stop = end if self.end_s is None else self.end_s
-        return [*self.stays, (self.worker, began, stop)]
+        return [*self.stays, (self.engine, began, stop)]
 
     def sample(self) -> Sample:
         """The finished, graded response."""

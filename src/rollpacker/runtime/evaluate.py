@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollpacker.config import EvalConfig
-from rollpacker.core.types import AttemptId, WorkerId, sampling_seed
+from rollpacker.core.types import AttemptId, EngineId, sampling_seed
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.pool import WorkerError, WorkerPool
+from rollpacker.runtime.faults import WorkerError
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.protocols import Graders, Listener, Loss, Workers
 from rollpacker.runtime.step import DroppedError
 
 _EVALUATION = -1
@@ -31,7 +31,7 @@ class Evaluator:
         config: what to evaluate.
         seed: the run's.
         problems: the held-out problems.
-        pool: the run's workers.
+        workers: the run's; their engines have the weights already.
         rewards: the run's reward processes.
         params: how answers are sampled.
         clock: the run's.
@@ -44,8 +44,8 @@ class Evaluator:
         seed: int,
         *,
         problems: Problems,
-        pool: WorkerPool,
-        rewards: Rewards,
+        workers: Workers,
+        rewards: Graders,
         params: SamplingParams,
         clock: Clock,
         progress: Progress,
@@ -53,7 +53,7 @@ class Evaluator:
         self._config = config
         self._seed = seed
         self._problems = problems
-        self._pool = pool
+        self._workers = workers
         self._rewards = rewards
         self._params = params
         self._clock = clock
@@ -87,13 +87,13 @@ class Evaluator:
         count = 1 if greedy else self._config.num_generations
         self._kind = "greedy" if greedy else "sampled"
         self._done = asyncio.get_running_loop().create_future()
-        self._pool.on_report, self._pool.on_lost = self._report, self._lose
-        self._rewards.on_grades = self._take_grades
         self._rewards.begin_step(version)
         self._attempts = {}
-        self._start(version, params, count)
-        self._show()
-        await self._done
+        listener = Listener(self._report, lambda _replica, _report: None, self._lose)
+        with self._workers.listen(listener), self._rewards.listen(self._take_grades):
+            self._start(params, count)
+            self._show()
+            await self._done
         result = self._metrics()
         self._progress.evaluated(self._kind, result, step)
         return result
@@ -105,16 +105,13 @@ class Evaluator:
     def drop(self) -> None:
         """Give the running evaluation up, if there is one."""
         if self._done is not None and not self._done.done():
-            self._pool.on_report = lambda _worker, _report: None
-            self._pool.on_lost = lambda _worker, _error: None
-            self._rewards.on_grades = lambda _grades: None
             self._done.set_exception(DroppedError("the evaluation was dropped"))
 
-    def _start(self, version: int, params: SamplingParams, count: int) -> None:
-        workers = self._pool.workers
-        batches: dict[WorkerId, list[Request]] = {worker: [] for worker in workers}
+    def _start(self, params: SamplingParams, count: int) -> None:
+        engines = self._workers.engines
+        batches: dict[EngineId, list[Request]] = {engine: [] for engine in engines}
         for place, (prompt, tokens) in enumerate(self._problems.tokens.items()):
-            worker = workers[place % len(workers)]
+            engine = engines[place % len(engines)]
             for index in range(count):
                 # Below zero: never the id of an attempt of the run.
                 attempt = AttemptId(-1 - place * count - index)
@@ -129,23 +126,24 @@ class Evaluator:
                     id=attempt,
                     prompt=prompt,
                     index=index,
-                    worker=worker,
+                    engine=engine,
                     request=request,
                     start_s=self._clock(),
                 )
-                batches[worker].append(request)
+                batches[engine].append(request)
         self._missing = len(self._attempts)
-        self._pool.broadcast(msg.BeginStep(version=version))
-        for worker, requests in batches.items():
-            self._pool.send(worker, msg.Submit(requests=requests))
+        for engine, requests in batches.items():
+            self._workers.to_engine(engine, msg.Submit(requests=requests))
 
-    def _report(self, worker: WorkerId, report: msg.Report) -> None:
+    def _report(self, engine: EngineId, report: msg.EngineReport) -> None:
+        if self._done is None or self._done.done():
+            return
         match report:
             case msg.Finished():
                 finished = [self._attempts[output.attempt] for output in report.outputs]
                 for attempt, output in zip(finished, report.outputs, strict=True):
                     attempt.output = output
-                self._pool.send(worker, msg.Proceed())
+                self._workers.to_engine(engine, msg.Proceed())
                 self._grade(finished)
             case msg.Failed():
                 self._fail(report.error)
@@ -172,9 +170,8 @@ class Evaluator:
         if self._missing == 0 and self._done is not None and not self._done.done():
             self._done.set_result(None)
 
-    def _lose(self, worker: WorkerId, error: str) -> None:
-        del worker
-        self._fail(error)
+    def _lose(self, loss: Loss) -> None:
+        self._fail(loss.text)
 
     def _fail(self, error: str) -> None:
         self._end(WorkerError(f"evaluation: {error}"))

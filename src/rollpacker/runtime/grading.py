@@ -11,7 +11,7 @@ from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.protocols import Graders
 from rollpacker.runtime.step import StepRecord
 
 
@@ -30,7 +30,7 @@ class Grading:
 
     def __init__(
         self,
-        rewards: Rewards,
+        rewards: Graders,
         problems: Problems,
         log: GradedLog,
         *,

@@ -10,12 +10,19 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, Group, GroupPart
 from rollpacker.engine.base import Output, Request
+from rollpacker.runtime.faults import Fault
 from rollpacker.train.base import Partial, SampleId, Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginStep:
-    """The weights in place are version ``version``; nothing may be running."""
+    """Count work from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadWeights:
+    """Decode with the newest weights, ``version``; nothing may be running. Answered by
+    ``WeightsLoaded``."""
 
     version: int
 
@@ -90,14 +97,14 @@ class Stop:
     """Leave."""
 
 
-Command = (
-    BeginStep | Submit | Abort | Proceed | Accumulate | Score | Apply | Reform | Save | Load | Stop
-)
+EngineCommand = BeginStep | LoadWeights | Submit | Abort | Proceed
+ReplicaCommand = Accumulate | Score | Apply | Reform | Save | Load
+Command = EngineCommand | ReplicaCommand | Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a worker has done since ``BeginStep``.
+    """What an engine and its process have done since ``BeginStep``.
 
     Args:
         decode_steps: of its engine.
@@ -121,6 +128,21 @@ class Ready:
     """The worker has its model; ``latency`` is seconds of a decode step by batch size."""
 
     latency: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The process lives; ``progress`` counts its decode steps and gradient tasks."""
+
+    progress: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsLoaded:
+    """The engine has them; ``work`` is what it has done since ``BeginStep``."""
+
+    version: int
+    work: Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,33 +188,28 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """The update is done; ``checksum`` is of the new weights (0 when not asked for).
-
-    ``work`` is what the step has cost this worker so far.
-    """
+    """The update is done; ``checksum`` is of the new weights (0 when not asked for)."""
 
     update: Update
     checksum: int
-    work: Work
     start_s: float
     end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A ``Save`` or ``Load`` has ended; ``error`` is None or one line, the user's to mend if
-    ``user_error``."""
+    """A ``Save`` or ``Load`` has ended; ``fault`` says what went wrong."""
 
-    error: str | None = None
-    user_error: bool = False
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Died:
-    """The worker cannot go on; ``user_error`` when it is the configuration's or model's fault."""
+    """The worker cannot go on."""
 
-    error: str
-    user_error: bool
+    fault: Fault
 
 
-Report = Ready | Finished | Aborted | Failed | Accumulated | Scored | Applied | Done | Died
+EngineReport = WeightsLoaded | Finished | Aborted | Failed
+ReplicaReport = Accumulated | Scored | Applied
+Report = EngineReport | ReplicaReport | Ready | Beat | Done | Died

@@ -1,77 +1,93 @@
-"""The local worker processes: start, talk to, notice the death of."""
+"""The workers of one run: where their messages go, who listens, who has died."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
-import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rollpacker.config import RunConfig, WorkersConfig
-from rollpacker.core.types import WorkerId
-from rollpacker.reward.shield import shielded
+from rollpacker.config import RunConfig
+from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime import worker as worker_process
+from rollpacker.runtime.channel import Host
+from rollpacker.runtime.devices import worker_devices
+from rollpacker.runtime.faults import Fault, WorkerError
+from rollpacker.runtime.pipes import start_local
+from rollpacker.runtime.protocols import Listener, Loss
+from rollpacker.runtime.server import WorkerSpec
 
 _CLOSE_S = 3.0
 """In which workers should have left; what they do then is of no use to anybody."""
-
-
-class WorkerError(RuntimeError):
-    """A worker has died or cannot do what it was told."""
+_MISSED = 3
+"""Signs of life that a worker may fail to give in a row."""
 
 
 class WorkerPool:
-    """Processes of one run, by worker id.
+    """Colocated workers: number ``n`` holds engine ``n`` and replica ``n``.
 
-    ``on_report(worker, report)`` is called for every message, ``on_lost(worker, error)`` once for
-    a worker whose process has died.
+    Args:
+        config: the run's.
+        max_length: longest response in tokens.
+        total_updates: of the whole run.
+        start: starts a host for each worker.
     """
 
-    def __init__(self, config: RunConfig, *, max_length: int, total_updates: int) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        max_length: int,
+        total_updates: int,
+        start: Callable[[Sequence[WorkerSpec]], Sequence[Host]] = start_local,
+    ) -> None:
         self._config = config
         self._max_length = max_length
         self._total_updates = total_updates
-        self._connections: dict[WorkerId, Connection] = {}
-        self._processes: dict[WorkerId, BaseProcess] = {}
+        self._start = start
+        self._hosts: dict[int, Host] = {}
+        self._live: dict[int, Host] = {}
         self._loop = asyncio.get_running_loop()
-        self._answers: dict[WorkerId, asyncio.Future[msg.Report]] = {}
+        self._answers: dict[int, asyncio.Future[msg.Report]] = {}
         self._meetings = tempfile.TemporaryDirectory(prefix="rollpacker-")
         self._generation = 0
-        self._met: tuple[WorkerId, ...] = ()
-        self.on_report: Callable[[WorkerId, msg.Report], None] = lambda _worker, _report: None
-        self.on_lost: Callable[[WorkerId, str], None] = lambda _worker, _error: None
+        self._met: tuple[int, ...] = ()
+        self._heard: set[int] = set()
+        self._missed: dict[int, int] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._unheard: list[str] = []
+        self._nobody = Listener(
+            lambda _engine, _report: None,
+            lambda _replica, _report: None,
+            lambda loss: self._unheard.append(loss.text),
+        )
+        self._listener = self._nobody
         self.latency: dict[int, float] = {}
 
     @property
-    def workers(self) -> tuple[WorkerId, ...]:
-        """Ids of the live workers."""
-        return tuple(self._connections)
+    def engines(self) -> tuple[EngineId, ...]:
+        """The live ones."""
+        return tuple(map(EngineId, self._live))
+
+    @property
+    def replicas(self) -> tuple[ReplicaId, ...]:
+        """The live ones."""
+        return tuple(map(ReplicaId, self._live))
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the live workers."""
-        return tuple(self._processes[worker].pid or 0 for worker in self._connections)
+        return tuple(host.pid for host in self._live.values())
 
     async def start(self) -> None:
         """Start all workers and wait for their models.
 
         Raises ``ValueError`` for the user's mistakes (a wrong model), ``WorkerError`` otherwise.
         """
-        devices = worker_devices(self._config)
-        context = multiprocessing.get_context("spawn")
-        with shielded():
-            # It comes with the first process otherwise, and unblocks signals as it does.
-            resource_tracker.ensure_running()
-        for rank, (device, cores) in enumerate(devices):
-            spec = worker_process.WorkerSpec(
+        specs = [
+            WorkerSpec(
                 config=self._config,
                 rank=rank,
                 cores=cores,
@@ -79,153 +95,144 @@ class WorkerPool:
                 max_length=self._max_length,
                 total_updates=self._total_updates,
             )
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=worker_process.main, args=(theirs, spec), name=f"worker-{rank}", daemon=True
-            )
-            worker = WorkerId(rank)
-            with shielded():
-                process.start()
-                self._connections[worker], self._processes[worker] = ours, process
-            theirs.close()
-            self._loop.add_reader(ours.fileno(), self._read, worker)
-        ready, *_ = await asyncio.gather(*self._expect(self.workers).values())
+            for rank, (device, cores) in enumerate(worker_devices(self._config))
+        ]
+        self._hosts = dict(enumerate(self._start(specs)))
+        self._live = dict(self._hosts)
+        for number, host in self._live.items():
+            self._loop.add_reader(host.channel.fileno(), self._read, number)
+        ready, *_ = await asyncio.gather(*self._expect(tuple(self._live)).values())
         assert isinstance(ready, msg.Ready)
         self.latency = ready.latency
         self.meet()
+        self._watching = asyncio.create_task(self._watch(self._config.workers.heartbeat_s))
+
+    @contextlib.contextmanager
+    def listen(self, listener: Listener) -> Iterator[None]:
+        """Tell this one, and nobody else, while the context lasts."""
+        before, self._listener = self._listener, listener
+        try:
+            yield
+        finally:
+            self._listener = before
+
+    def unheard(self) -> list[str]:
+        """What was lost while nobody listened, since the last call."""
+        texts, self._unheard[:] = list(self._unheard), []
+        return texts
 
     def meet(self) -> None:
-        """Let the live workers form one process group, the lowest id first, if one has died."""
-        if self._met == self.workers:
+        """Let the live replicas form one process group, the lowest id first, if one has died."""
+        if self._met == tuple(self._live):
             return
-        self._met = self.workers
+        self._met = tuple(self._live)
         self._generation += 1
         place = str(Path(self._meetings.name) / f"generation-{self._generation}")
-        world = len(self._connections)
-        for rank, worker in enumerate(self.workers):
-            self.send(worker, msg.Reform(rank=rank, world=world, rendezvous=place))
+        for rank, number in enumerate(self._met):
+            self._send(number, msg.Reform(rank=rank, world=len(self._met), rendezvous=place))
 
-    def send(self, worker: WorkerId, command: msg.Command) -> None:
-        """Send a command; a dead worker is noticed by its closed pipe, not here."""
-        connection = self._connections.get(worker)
-        if connection is not None:
+    def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
+        """Send a command; a dead worker is noticed by its closed channel, not here."""
+        self._send(engine, command)
+
+    def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
+        """Send a command; a dead worker is noticed by its closed channel, not here."""
+        self._send(replica, command)
+
+    def _send(self, number: int, command: msg.Command) -> None:
+        host = self._live.get(number)
+        if host is not None:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.send(command)
+                host.channel.send(command)
 
-    def broadcast(self, command: msg.Command) -> None:
-        """Send a command to every live worker."""
-        for worker in self.workers:
-            self.send(worker, command)
-
-    async def ask(self, command: msg.Save | msg.Load, workers: Sequence[WorkerId]) -> None:
+    async def ask(self, command: msg.Save | msg.Load, replicas: Sequence[ReplicaId]) -> None:
         """Send a command and wait until it is done.
 
         Raises ``ValueError`` for the user's mistakes, ``OSError`` and ``WorkerError`` otherwise.
         """
-        if not workers or not set(workers) <= set(self.workers):
+        if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
-        answers = self._expect(workers)
-        for worker in workers:
-            self.send(worker, command)
+        answers = self._expect(replicas)
+        for replica in replicas:
+            self.to_replica(replica, command)
         for done in await asyncio.gather(*answers.values()):
             assert isinstance(done, msg.Done)
-            if done.error:
-                raise (ValueError if done.user_error else OSError)(done.error)
+            if done.fault is not None:
+                raise done.fault.error()
 
-    def _expect(self, workers: Sequence[WorkerId]) -> dict[WorkerId, asyncio.Future[msg.Report]]:
+    def _expect(self, workers: Sequence[int]) -> dict[int, asyncio.Future[msg.Report]]:
         answers = {worker: self._loop.create_future() for worker in workers}
         self._answers.update(answers)
         return answers
 
-    def _read(self, worker: WorkerId) -> None:
-        connection = self._connections[worker]
+    def _read(self, number: int) -> None:
+        self._heard.add(number)
         try:
             # One message a call: asking for more costs as much as being called again.
-            report = connection.recv()
+            report = self._live[number].channel.recv()
         except (EOFError, ConnectionResetError):
-            self._forget(worker, None)
+            self._forget(number, None)
         else:
-            self._dispatch(worker, report)
+            self._dispatch(number, report)
 
-    def _dispatch(self, worker: WorkerId, report: msg.Report) -> None:
+    def _dispatch(self, number: int, report: msg.Report) -> None:
         match report:
-            case msg.Died():
-                self._forget(worker, report)
+            case msg.Finished() | msg.Aborted() | msg.Failed() | msg.WeightsLoaded():
+                self._listener.engine(EngineId(number), report)
+            case msg.Accumulated() | msg.Scored() | msg.Applied():
+                self._listener.replica(ReplicaId(number), report)
             case msg.Ready() | msg.Done():
-                self._answers.pop(worker).set_result(report)
-            case _:
-                self.on_report(worker, report)
+                self._answers.pop(number).set_result(report)
+            case msg.Died():
+                self._forget(number, report.fault)
+            case msg.Beat():
+                pass
 
-    def _forget(self, worker: WorkerId, died: msg.Died | None) -> None:
-        connection = self._connections.pop(worker)
-        self._loop.remove_reader(connection.fileno())
-        connection.close()
-        process = self._processes[worker]
-        process.join(timeout=5)
-        error = died.error if died else f"exit code {process.exitcode}"
-        text = f"worker {worker} died: {error}"
-        waiting = self._answers.pop(worker, None)
+    async def _watch(self, every_s: float) -> None:
+        """Kill whoever has stopped to give signs of life: its channel closes, and that is told.
+
+        What counts is how often this task saw none, not time: it stands still with the driver.
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            for number, host in list(self._live.items()):
+                missed = 0 if number in self._heard else self._missed.get(number, 0) + 1
+                self._missed[number] = missed
+                if missed > _MISSED:
+                    host.kill()
+            self._heard.clear()
+
+    def _forget(self, number: int, fault: Fault | None) -> None:
+        host = self._live.pop(number)
+        self._loop.remove_reader(host.channel.fileno())
+        host.channel.close()
+        end = host.end()
+        silent = self._missed.get(number, 0) > _MISSED
+        why = fault.text if fault else "it gave no sign of life" if silent else end
+        text = f"worker {number} died: {why}"
+        waiting = self._answers.pop(number, None)
         if waiting is not None:
-            user = died is not None and died.user_error
-            waiting.set_exception(ValueError(error) if user else WorkerError(text))
-        self.on_lost(worker, text)
+            user = fault is not None and fault.kind == "user"
+            waiting.set_exception(fault.error() if fault and user else WorkerError(text))
+        self._listener.lost(
+            Loss(engines=(EngineId(number),), replicas=(ReplicaId(number),), text=text)
+        )
 
     def close(self) -> None:
         """Stop all workers; those that do not listen are killed."""
+        if self._watching is not None:
+            self._watching.cancel()
         try:
-            for worker in self.workers:
-                self.send(worker, msg.Stop())
-                self._loop.remove_reader(self._connections[worker].fileno())
+            for number, host in self._live.items():
+                self._send(number, msg.Stop())
+                self._loop.remove_reader(host.channel.fileno())
             until = time.monotonic() + _CLOSE_S
-            for process in self._processes.values():
-                process.join(max(0.0, until - time.monotonic()))
+            for host in self._hosts.values():
+                host.wait(max(0.0, until - time.monotonic()))
         finally:
-            # They take no SIGTERM, so the interpreter's own end would wait for them for ever.
-            with shielded():
-                for process in self._processes.values():
-                    process.kill()
-                    process.join()
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+            for host in self._hosts.values():
+                host.kill()
+        for host in self._live.values():
+            host.channel.close()
+        self._live.clear()
         self._meetings.cleanup()
-
-
-def worker_devices(config: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """Device and CPU cores of each worker. Raises ``ValueError`` when there are too few."""
-    return place_workers(config.workers, _gpu_count() if config.workers.device != "cpu" else 0)
-
-
-def place_workers(workers: WorkersConfig, gpus: int) -> list[tuple[str, tuple[int, ...]]]:
-    """The same for a machine with so many GPUs."""
-    if workers.device == "cuda" and gpus == 0:
-        raise ValueError("workers.device is 'cuda' but no CUDA device was found")
-    if gpus:
-        most = gpus * workers.per_gpu
-        count = workers.count or most
-        if count > most:
-            raise ValueError(
-                f"workers.count is {count} but there are {gpus} CUDA devices with "
-                f"workers.per_gpu={workers.per_gpu}: lower the one or raise the other"
-            )
-        return [(f"cuda:{rank // workers.per_gpu}", ()) for rank in range(count)]
-    if workers.per_gpu > 1:
-        raise ValueError(
-            f"workers.per_gpu is {workers.per_gpu} but the run is on the CPU: use workers.count"
-        )
-    # Without affinity, as on macOS, workers share all cores.
-    pins = hasattr(os, "sched_getaffinity")
-    cores = sorted(os.sched_getaffinity(0)) if pins else range(os.cpu_count() or 1)
-    count = workers.count or max(1, min(2, len(cores) // workers.threads))
-    if not pins or not workers.pin or count * workers.threads > len(cores):
-        return [("cpu", ())] * count
-    size = workers.threads
-    return [("cpu", tuple(cores[rank * size : (rank + 1) * size])) for rank in range(count)]
-
-
-def _gpu_count() -> int:
-    if not Path("/dev/nvidiactl").exists():
-        return 0
-    import torch
-
-    return torch.cuda.device_count()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -21,7 +21,7 @@ from rollpacker.runtime.texts import Texts
 
 
 class Rewards:
-    """Grades attempts in processes that may die; results come by ``on_grades``.
+    """Grades attempts in processes that may die; results go to who listens.
 
     Args:
         rewards: the functions.
@@ -59,7 +59,7 @@ class Rewards:
         columns = _columns(rewards, rows) if rows else None
         self._pool = GradingPool(rewards, config, join=not deterministic, columns=columns)
         self._texts = Texts(tokenizer)
-        self.on_grades: Callable[[Sequence[Grade]], None] = lambda _grades: None
+        self._listener: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> list[str]:
         """Wait for the processes; returns warnings.
@@ -69,6 +69,15 @@ class Rewards:
         self._pool.wait_ready()
         self._pool.attach(loop, self._take)
         return _counted(self._pool.said())
+
+    @contextlib.contextmanager
+    def listen(self, take: Callable[[Sequence[Grade]], None]) -> Iterator[None]:
+        """Give grades to this one while the context lasts."""
+        before, self._listener = self._listener, take
+        try:
+            yield
+        finally:
+            self._listener = before
 
     def begin_step(self, step: int, epoch: float | None = None) -> None:
         """Functions that ask are told how far the run is from now on."""
@@ -136,7 +145,7 @@ class Rewards:
             prompt = self._observed.pop(grade.attempt, None)
             if prompt is not None:
                 self.recall(prompt, grade)
-        self.on_grades(grades)
+        self._listener(grades)
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:
         """Learn from a grade: one that has just come, or that of an interrupted step."""

@@ -141,7 +141,7 @@ class RunLog:
                 sample_index=attempt.index,
                 step=record.step,
                 round_kind=record.kind,
-                worker=attempt.worker,
+                worker=attempt.engine,
                 weights_version=record.step if output is None else output.weights_version,
                 prompt_tokens=len(attempt.request.prompt),
                 tokens=attempt.tokens,
@@ -167,7 +167,7 @@ class RunLog:
             json.dumps(
                 {
                     "step": task.step,
-                    "worker": task.worker,
+                    "worker": task.replica,
                     "prompts": len(task.prompts),
                     "start_s": round(task.start_s, 6),
                     "end_s": round(task.end_s, 6),

@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.config import SamplesConfig
-from rollpacker.core.types import AttemptId, FinishReason, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, FinishReason, PromptId, RoundKind
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime import sample_table as table
 from rollpacker.runtime.durable import replace_file
@@ -43,7 +43,7 @@ class Row:
     sample_index: int
     step: int
     round_kind: RoundKind
-    worker: WorkerId
+    worker: EngineId
     weights_version: int
     prompt_tokens: int
     tokens: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rollpacker.core import decisions as do
-from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.bubble import bubble
 from rollpacker.runtime.messages import Work
@@ -17,11 +17,11 @@ class DroppedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTask:
-    """A stretch of time that a worker spent on gradients or on an update, run-clock seconds."""
+class ReplicaTask:
+    """A stretch of time that a replica spent on gradients or on an update, run-clock seconds."""
 
     step: int
-    worker: WorkerId
+    replica: ReplicaId
     kind: str
     prompts: tuple[PromptId, ...]
     start_s: float
@@ -43,9 +43,9 @@ class StepRecord:
     dropped: dict[PromptId, str] = field(default_factory=dict[PromptId, str])
     deferred: list[PromptId] = field(default_factory=list[PromptId])
     faults: list[str] = field(default_factory=list[str])
-    tasks: list[WorkerTask] = field(default_factory=list[WorkerTask])
+    tasks: list[ReplicaTask] = field(default_factory=list[ReplicaTask])
     updates: list[Update] = field(default_factory=list[Update])
-    work: dict[WorkerId, Work] = field(default_factory=dict[WorkerId, Work])
+    work: dict[EngineId, Work] = field(default_factory=dict[EngineId, Work])
 
     def accept(self, decision: do.AcceptGroup) -> list[Attempt]:
         """Note a kept group; returns its attempts by sample index."""
@@ -86,7 +86,7 @@ class StepRecord:
         }
 
     def engine(self) -> dict[str, float]:
-        """Work of the engines; ``steps`` are those of the worker with the most."""
+        """Work of the engines; ``steps`` are those of the one with the most."""
         work = list(self.work.values())
         return {
             "steps": max((w.decode_steps for w in work), default=0),
@@ -96,13 +96,16 @@ class StepRecord:
         }
 
     def bubble(self) -> dict[str, float]:
-        """Share of worker time in which a worker neither decoded nor trained, by phase."""
-        spans: dict[WorkerId, list[tuple[float, float]]] = {w: [] for w in self.work}
+        """Share of device time in which nothing was decoded nor trained, by phase.
+
+        An engine and a replica of one number share a device.
+        """
+        spans: dict[int, list[tuple[float, float]]] = {engine: [] for engine in self.work}
         for attempt in self.attempts.values():
-            for worker, began, stopped in attempt.decoding(self.end_s):
-                spans.setdefault(worker, []).append((began, stopped))
+            for engine, began, stopped in attempt.decoding(self.end_s):
+                spans.setdefault(engine, []).append((began, stopped))
         for task in self.tasks:
-            spans.setdefault(task.worker, []).append((task.start_s, task.end_s))
+            spans.setdefault(task.replica, []).append((task.start_s, task.end_s))
         return {
             "rollout": bubble(spans.values(), self.start_s, self.rollout_end_s),
             "train": bubble(spans.values(), self.rollout_end_s, self.end_s),

@@ -1,4 +1,4 @@
-"""From kept groups to new weights: advantages, gradient sums on workers, one division, one update.
+"""From kept groups to new weights: advantages, gradient sums on replicas, one division, one update.
 
 Streaming changes where and when gradients are summed, never the sum.
 """
@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core import decisions as do
-from rollpacker.core.types import Group, GroupPart, PromptId, WorkerId
+from rollpacker.core.types import Group, GroupPart, PromptId, ReplicaId
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.pool import WorkerError, WorkerPool
-from rollpacker.runtime.step import StepRecord, WorkerTask
+from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.protocols import Workers
+from rollpacker.runtime.step import ReplicaTask, StepRecord
 from rollpacker.train.algorithms import Algorithm, Rewarded
 from rollpacker.train.base import Partial, SampleId
 
@@ -26,10 +27,10 @@ NOTHING = Partial(normaliser=0.0, tokens=0, sums={})
 
 
 class Updates:
-    """Runs the updates of one step on the workers.
+    """Runs the updates of one step on the replicas.
 
     Args:
-        pool: the workers.
+        workers: the replicas.
         algorithm: gives advantages.
         max_length: longest response in tokens (reward shaping, constant normalisers).
         clock: the run's.
@@ -42,7 +43,7 @@ class Updates:
 
     def __init__(
         self,
-        pool: WorkerPool,
+        workers: Workers,
         algorithm: Algorithm,
         *,
         max_length: int,
@@ -51,7 +52,7 @@ class Updates:
         mask_truncated: bool = False,
         weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
     ) -> None:
-        self._pool = pool
+        self._workers = workers
         self._algorithm = algorithm
         self._max_length = max_length
         self._clock = clock
@@ -67,15 +68,15 @@ class Updates:
         self._on_applied = on_applied
         self._groups: dict[PromptId, Group] = {}
         self._rewarded: dict[PromptId, Rewarded] = {}
-        self._partials: dict[WorkerId, Partial] = {}
-        self._applied: dict[WorkerId, msg.Applied] = {}
+        self._partials: dict[ReplicaId, Partial] = {}
+        self._applied: dict[ReplicaId, msg.Applied] = {}
         self._decision: do.ApplyUpdate | None = None
         self._begun: set[PromptId] = set()
         self._updated = False
         self._old: dict[SampleId, NDArray[np.float32]] = {}
-        self._scoring: set[WorkerId] = set()
+        self._scoring: set[ReplicaId] = set()
         self._waiting = None
-        self._sent: Counter[WorkerId] = Counter()
+        self._sent: Counter[ReplicaId] = Counter()
 
     def hold(self) -> None:
         """Keep what is to be sent from now on until ``release``."""
@@ -89,7 +90,7 @@ class Updates:
 
     @property
     def summing(self) -> bool:
-        """Whether a worker has gradients to sum that it was sent."""
+        """Whether a replica has gradients to sum that it was sent."""
         return any(self._sent.values())
 
     @property
@@ -99,7 +100,7 @@ class Updates:
 
     @property
     def applying(self) -> bool:
-        """Whether an update is under way on the workers."""
+        """Whether an update is under way on the replicas."""
         return self._decision is not None
 
     @property
@@ -135,17 +136,17 @@ class Updates:
         for group, advantages in zip(groups, scaled, strict=True):
             self._groups[group.prompt] = replace(group, advantages=advantages)
 
-    def accumulate(self, worker: WorkerId, parts: tuple[GroupPart, ...]) -> None:
-        """Send parts of groups to a worker's gradient sum."""
+    def accumulate(self, replica: ReplicaId, parts: tuple[GroupPart, ...]) -> None:
+        """Send parts of groups to a replica's gradient sum."""
         if self._waiting is not None:
-            self._waiting.append(lambda: self.accumulate(worker, parts))
+            self._waiting.append(lambda: self.accumulate(replica, parts))
             return
-        self._sent[worker] += 1
+        self._sent[replica] += 1
         self._begun.update(part.prompt for part in parts)
         groups = [_cut(self._groups[part.prompt], part) for part in parts]
         if self._updated:
             groups = [self._aged(group) for group in groups]
-        self._pool.send(worker, msg.Accumulate(parts=parts, groups=groups))
+        self._workers.to_replica(replica, msg.Accumulate(parts=parts, groups=groups))
 
     def _aged(self, group: Group) -> Group:
         """The weights have changed since this group was sampled: with the old log-probabilities."""
@@ -160,19 +161,19 @@ class Updates:
         )
         return replace(group, samples=samples)
 
-    def accumulated(self, worker: WorkerId, report: msg.Accumulated) -> None:
-        """A worker has summed some groups."""
-        self._sent[worker] -= 1
-        self._partials[worker] = self._partials.get(worker, NOTHING) + report.partial
-        self._task(worker, "accumulate", report.parts, report.start_s, report.end_s)
+    def accumulated(self, replica: ReplicaId, report: msg.Accumulated) -> None:
+        """A replica has summed some groups."""
+        self._sent[replica] -= 1
+        self._partials[replica] = self._partials.get(replica, NOTHING) + report.partial
+        self._task(replica, "accumulate", report.parts, report.start_s, report.end_s)
 
-    def lose(self, worker: WorkerId) -> None:
-        """A worker's sum is gone with it."""
-        self._partials.pop(worker, None)
-        self._sent.pop(worker, None)
+    def lose(self, replica: ReplicaId) -> None:
+        """A replica's sum is gone with it."""
+        self._partials.pop(replica, None)
+        self._sent.pop(replica, None)
 
     def apply(self, decision: do.ApplyUpdate) -> None:
-        """Divide and update on every worker at once; nothing to do where nothing was kept."""
+        """Divide and update on every replica at once; nothing to do where nothing was kept."""
         if self._waiting is not None:
             self._waiting.append(lambda: self.apply(decision))
             return
@@ -189,33 +190,33 @@ class Updates:
     def _score(self, groups: Sequence[Group]) -> None:
         """Ask for the log-probabilities of what later updates train, while the weights are still
         those that sampled it."""
-        shares = share_out(groups, self._pool.workers)
+        shares = share_out(groups, self._workers.replicas)
         self._scoring = set(shares)
-        for worker, share in shares.items():
-            self._pool.send(worker, msg.Score(groups=share))
+        for replica, share in shares.items():
+            self._workers.to_replica(replica, msg.Score(groups=share))
 
-    def scored(self, worker: WorkerId, report: msg.Scored) -> None:
-        """A worker has its share; the update goes on when all have."""
+    def scored(self, replica: ReplicaId, report: msg.Scored) -> None:
+        """A replica has its share; the update goes on when all have."""
         self._old |= report.logprobs
-        self._task(worker, "score", (), report.start_s, report.end_s)
-        self._scoring.discard(worker)
+        self._task(replica, "score", (), report.start_s, report.end_s)
+        self._scoring.discard(replica)
         if not self._scoring:
             self._divide()
 
     def _divide(self) -> None:
         total = NOTHING
-        for worker in sorted(self._partials):
-            total = total + self._partials[worker]
+        for replica in sorted(self._partials):
+            total = total + self._partials[replica]
         self._updated = True
         assert self._decision is not None
-        self._pool.broadcast(msg.Apply(total=total, checksum=self._checksums))
+        for replica in self._workers.replicas:
+            self._workers.to_replica(replica, msg.Apply(total=total, checksum=self._checksums))
 
-    def applied(self, worker: WorkerId, report: msg.Applied) -> None:
-        """A worker has updated; when all have, the weights must agree."""
-        self._applied[worker] = report
-        self._record.work[worker] = report.work
-        self._task(worker, "apply", (), report.start_s, report.end_s)
-        if len(self._applied) < len(self._pool.workers):
+    def applied(self, replica: ReplicaId, report: msg.Applied) -> None:
+        """A replica has updated; when all have, the weights must agree."""
+        self._applied[replica] = report
+        self._task(replica, "apply", (), report.start_s, report.end_s)
+        if len(self._applied) < len(self._workers.replicas):
             return
         sums = {report.checksum for report in self._applied.values()}
         if len(sums) > 1:
@@ -234,16 +235,16 @@ class Updates:
 
     def _task(
         self,
-        worker: WorkerId,
+        replica: ReplicaId,
         kind: str,
         parts: tuple[GroupPart, ...],
         start_s: float,
         end_s: float,
     ) -> None:
         self._record.tasks.append(
-            WorkerTask(
+            ReplicaTask(
                 step=self._record.step,
-                worker=worker,
+                replica=replica,
                 kind=kind,
                 prompts=tuple(dict.fromkeys(part.prompt for part in parts)),
                 start_s=self._clock.at(start_s),
@@ -252,16 +253,18 @@ class Updates:
         )
 
 
-def share_out(groups: Sequence[Group], workers: Sequence[WorkerId]) -> dict[WorkerId, list[Group]]:
-    """Groups for each worker, alike in tokens: the longest first, to whom has the least."""
-    load = {worker: 0 for worker in workers}
-    shares: dict[WorkerId, list[Group]] = {}
+def share_out(
+    groups: Sequence[Group], replicas: Sequence[ReplicaId]
+) -> dict[ReplicaId, list[Group]]:
+    """Groups for each replica, alike in tokens: the longest first, to whom has the least."""
+    load = {replica: 0 for replica in replicas}
+    shares: dict[ReplicaId, list[Group]] = {}
     for tokens, place in sorted(
         ((sum(len(s.tokens) for s in g.samples), -n) for n, g in enumerate(groups)), reverse=True
     ):
-        worker = min(workers, key=lambda w: (load[w], w))
-        load[worker] += tokens
-        shares.setdefault(worker, []).append(groups[-place])
+        replica = min(replicas, key=lambda r: (load[r], r))
+        load[replica] += tokens
+        shares.setdefault(replica, []).append(groups[-place])
     return shares
 
 

@@ -76,6 +76,6 @@ def pending(record: StepRecord) -> str:
             more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
             parts.append(
                 f"the {doing} of attempt {first.id} (prompt {first.prompt}, "
-                f"worker {first.worker}){more}"
+                f"worker {first.engine}){more}"
             )
     return "; ".join(parts) or "gradients and the update"

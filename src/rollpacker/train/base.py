@@ -103,6 +103,10 @@ class Trainer(Protocol):
         """The weights by the checkpoint's names."""
         ...
 
+    def checksum(self) -> int:
+        """CRC-32 of all weights; replicas must agree."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write the model in the hub's layout, and ``optimizer/``, into ``folder``."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -252,6 +253,14 @@ class LocalTrainer:
 
             return merged_weights(self._model)
         return ((name, p.detach()) for name, p in self._model.named_parameters())
+
+    def checksum(self) -> int:
+        """CRC-32 of all weights."""
+        total = 0
+        for parameter in self._model.parameters():
+            data = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            total = zlib.crc32(data.numpy().data, total)
+        return total
 
     def save(self, folder: Path) -> None:
         """Write the model (with LoRA also ``adapter/``) and ``optimizer/`` into ``folder``."""

@@ -1,0 +1,196 @@
+"""From a decision to decode to the event of its end: attempts on the engines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.types import AttemptId, EngineId, sampling_seed
+from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.attempts import DECODING, Attempt, Stage
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.graded_log import GradedLog
+from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.protocols import Workers
+from rollpacker.runtime.step import StepRecord
+
+
+class Decoding:
+    """Starts, stops and moves attempts, and turns what engines report into events.
+
+    Args:
+        workers: the engines.
+        problems: the prompts.
+        graded: has the responses of a step that was interrupted.
+        params: how responses are sampled.
+        seed: the run's.
+        lockstep: engines that have reported wait for ``proceed``.
+        post: takes the events.
+        clock: seconds since the run began.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        problems: Problems,
+        graded: GradedLog,
+        params: SamplingParams,
+        seed: int,
+        *,
+        lockstep: bool,
+        post: Callable[..., None],
+        clock: Clock,
+    ) -> None:
+        self._workers = workers
+        self._problems = problems
+        self._graded = graded
+        self._params = params
+        self._seed = seed
+        self._lockstep = lockstep
+        self._post = post
+        self._clock = clock
+        self._record = StepRecord(step=0, start_s=0.0)
+        self._held: set[EngineId] = set()
+        self._outbox: dict[EngineId, list[Request]] = defaultdict(list)
+        self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
+
+    def begin(self, record: StepRecord) -> None:
+        """A step begins."""
+        self._record = record
+        for engine in self._workers.engines:
+            self._workers.to_engine(engine, msg.BeginStep())
+
+    # What is to be done; ``send`` sends it -----------------------------------------------------
+
+    def start(self, decision: do.StartAttempt) -> None:
+        """Sample a response, unless it is known from before the step was interrupted."""
+        request = Request(
+            attempt=decision.attempt,
+            group=decision.prompt,
+            prompt=self._problems.tokens[decision.prompt],
+            params=self._params,
+            seed=sampling_seed(self._seed, self._record.step, decision.prompt, decision.index),
+        )
+        self._record.attempts[decision.attempt] = Attempt(
+            id=decision.attempt,
+            prompt=decision.prompt,
+            index=decision.index,
+            engine=decision.worker,
+            request=request,
+            start_s=self._clock(),
+        )
+        known = self._graded.find(decision.prompt, decision.index)
+        if known is None:
+            self._outbox[decision.worker].append(request)
+        else:
+            self._post(self._finished(known.of(decision.attempt).output))
+
+    def abort(self, attempt: Attempt) -> None:
+        """Stop one that is decoding; its end is an event when the engine has said so."""
+        if attempt.stage is Stage.RUNNING:
+            self._stopping[attempt.engine].append(attempt.id)
+        attempt.stage = Stage.STOPPING
+
+    def migrate(self, decision: do.MigrateAttempts) -> None:
+        """Stop these; when they have, they go on elsewhere."""
+        for id_ in decision.attempts:
+            attempt = self._record.attempts[id_]
+            if attempt.stage is Stage.RUNNING:
+                attempt.stage, attempt.target = Stage.MIGRATING, decision.target
+                self._stopping[decision.source].append(id_)
+            elif attempt.stage is Stage.MIGRATING:
+                attempt.target = decision.target
+
+    def send(self) -> None:
+        """Send what was gathered, one message for each engine."""
+        for engine, requests in self._outbox.items():
+            self._workers.to_engine(engine, msg.Submit(requests=requests))
+        for engine, attempts in self._stopping.items():
+            self._workers.to_engine(engine, msg.Abort(attempts=attempts))
+        self._outbox.clear()
+        self._stopping.clear()
+
+    def proceed(self) -> None:
+        """In lockstep: what finished has been dealt with, decode on."""
+        for engine in sorted(self._held):
+            self._workers.to_engine(engine, msg.Proceed())
+        self._held.clear()
+
+    # What happened -----------------------------------------------------------------------------
+
+    def take(self, engine: EngineId, report: msg.EngineReport) -> None:
+        """An engine reports."""
+        match report:
+            case msg.Finished():
+                if self._lockstep:
+                    self._held.add(engine)
+                self._post(*(self._finished(output) for output in report.outputs))
+            case msg.Aborted():
+                self._post(*map(self._stopped, report.outputs))
+                self.send()
+            case msg.Failed():
+                self._post(*(self._failed(a, report.error) for a in report.attempts))
+            case msg.WeightsLoaded():
+                raise AssertionError("weights are published between steps")
+
+    def lose(self, engine: EngineId) -> list[ev.Event]:
+        """What it ran is over; returns what ends with it, but for its loss itself."""
+        attempts = [a for a in self._record.attempts.values() if a.engine == engine]
+        events: list[ev.Event] = [
+            self.aborted(attempt) for attempt in attempts if attempt.stage is Stage.STOPPING
+        ]
+        for attempt in attempts:
+            if attempt.stage in DECODING:
+                attempt.stage, attempt.verdict = Stage.OVER, "failed"
+                attempt.end_s = self._clock()
+        return events
+
+    def aborted(self, attempt: Attempt) -> ev.AttemptAborted:
+        """An attempt is over because it was told to be."""
+        attempt.stage, attempt.verdict = Stage.OVER, "aborted"
+        return ev.AttemptAborted(attempt=attempt.id, tokens=attempt.tokens)
+
+    def _finished(self, output: Output) -> ev.Event:
+        attempt = self._record.attempts[output.attempt]
+        if output.weights_version != self._record.step:
+            raise AssertionError(
+                f"attempt {attempt.id} was sampled by weights {output.weights_version} "
+                f"in step {self._record.step}"
+            )
+        attempt.output, attempt.end_s = output, self._clock()
+        if attempt.stage is Stage.STOPPING:
+            return self.aborted(attempt)
+        attempt.stage = Stage.GRADING
+        return ev.AttemptFinished(
+            attempt=attempt.id, tokens=attempt.tokens, finish_reason=output.finish_reason
+        )
+
+    def _stopped(self, output: Output) -> ev.Event:
+        attempt = self._record.attempts[output.attempt]
+        if attempt.stage is Stage.STOPPING:
+            attempt.output, attempt.end_s = output, self._clock()
+            return self.aborted(attempt)
+        assert attempt.target is not None
+        return self._continue(attempt, output, attempt.target)
+
+    def _continue(self, attempt: Attempt, output: Output, target: EngineId) -> ev.Event:
+        """A migrating attempt has left its old engine: hand it to the new one."""
+        if target not in self._workers.engines:
+            return self._failed(attempt.id, f"worker {target} died")
+        attempt.move(target, self._clock())
+        moved = replace(attempt.request, generated=output.tokens, logprobs=output.logprobs)
+        self._outbox[target].append(moved)
+        return ev.AttemptMigrated(attempt=attempt.id, worker=target, tokens=len(output.tokens))
+
+    def _failed(self, id_: AttemptId, error: str) -> ev.Event:
+        attempt = self._record.attempts[id_]
+        attempt.end_s = self._clock()
+        if attempt.stage is Stage.STOPPING:
+            return self.aborted(attempt)
+        attempt.stage, attempt.verdict = Stage.OVER, "failed"
+        self._record.faults.append(f"attempt {id_} of prompt {attempt.prompt}: {error}")
+        return ev.AttemptFailed(attempt=id_, error=error)

@@ -1,0 +1,34 @@
+"""What goes wrong in a worker, as it is told to the driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+class WorkerError(RuntimeError):
+    """A worker has died or cannot do what it was told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why something could not be done.
+
+    Args:
+        kind: ``user``: the configuration's or the model's; ``storage``: a disk's, worth another
+            try; ``crash``: the worker cannot go on.
+        text: one line for the first two, a traceback or one line for a crash.
+    """
+
+    kind: Literal["user", "storage", "crash"]
+    text: str
+
+    def error(self) -> Exception:
+        """To be raised where the work was asked for."""
+        match self.kind:
+            case "user":
+                return ValueError(self.text)
+            case "storage":
+                return OSError(self.text)
+            case "crash":
+                return WorkerError(self.text)

@@ -1,0 +1,59 @@
+"""Workers as processes of this machine, reached by pipes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing import resource_tracker
+
+from rollpacker.reward.shield import shielded
+from rollpacker.runtime.channel import Channel
+from rollpacker.runtime.server import WorkerSpec
+from rollpacker.runtime.worker import main
+
+_LEAVING_S = 5.0
+"""In which a process that has closed its pipe is gone."""
+
+
+class LocalHost:
+    """A worker process of this machine."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.channel: Channel
+        self.channel, theirs = context.Pipe()
+        self._process = context.Process(
+            target=main, args=(theirs, spec), name=f"worker-{spec.rank}", daemon=True
+        )
+        with shielded():
+            self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid or 0
+
+    def wait(self, seconds: float) -> None:
+        """Give it so long to end by itself."""
+        self._process.join(seconds)
+
+    def kill(self) -> None:
+        """End it at once."""
+        # It takes no SIGTERM, so the interpreter's own end would wait for it for ever.
+        with shielded():
+            self._process.kill()
+            self._process.join()
+
+    def end(self) -> str:
+        """How it ended, in words."""
+        self._process.join(_LEAVING_S)
+        return f"exit code {self._process.exitcode}"
+
+
+def start_local(specs: Sequence[WorkerSpec]) -> list[LocalHost]:
+    """Start a process for each worker."""
+    with shielded():
+        # It comes with the first process otherwise, and unblocks signals as it does.
+        resource_tracker.ensure_running()
+    return [LocalHost(spec) for spec in specs]

@@ -1,0 +1,110 @@
+"""Whom the driver works with: engines, replicas and graders, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId
+from rollpacker.data.base import Row
+from rollpacker.reward.base import Grade
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.attempts import Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Devices are gone, with what was on them; ``text`` says how."""
+
+    engines: tuple[EngineId, ...]
+    replicas: tuple[ReplicaId, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told what happens, and must not wait."""
+
+    engine: Callable[[EngineId, msg.EngineReport], None]
+    replica: Callable[[ReplicaId, msg.ReplicaReport], None]
+    lost: Callable[[Loss], None]
+
+
+class Workers(Protocol):
+    """The engines and replicas of one run. Commands to one of them are carried out in order."""
+
+    @property
+    def engines(self) -> tuple[EngineId, ...]:
+        """The live ones."""
+        ...
+
+    @property
+    def replicas(self) -> tuple[ReplicaId, ...]:
+        """The live ones."""
+        ...
+
+    def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
+        """Send a command; nothing happens where the engine is gone: that is reported as such."""
+        ...
+
+    def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
+        """Send a command; nothing happens where the replica is gone."""
+        ...
+
+    def meet(self) -> None:
+        """Let the live replicas form one process group if one has died since they last did."""
+        ...
+
+    def listen(self, listener: Listener) -> AbstractContextManager[None]:
+        """Tell this one, and nobody else, while the context lasts."""
+        ...
+
+    def unheard(self) -> list[str]:
+        """What was lost while nobody listened, since the last call."""
+        ...
+
+
+class Graders(Protocol):
+    """Turns responses into rewards."""
+
+    @property
+    def broken(self) -> str | None:
+        """Why the run cannot go on."""
+        ...
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the responses of a prompt must be graded together."""
+        ...
+
+    def listen(self, take: Callable[[Sequence[Grade]], None]) -> AbstractContextManager[None]:
+        """Give grades to this one while the context lasts."""
+        ...
+
+    def begin_step(self, step: int, epoch: float | None = None) -> None:
+        """How far the run is from now on."""
+        ...
+
+    def grade(
+        self, attempts: Sequence[Attempt], rows: Mapping[PromptId, Row], *, training: bool = True
+    ) -> None:
+        """Start grading; never waits. With ``needs_group``, one prompt's responses a call."""
+        ...
+
+    def recall(self, prompt: PromptId, grade: Grade) -> None:
+        """Learn from the grade of an interrupted step."""
+        ...
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Forget an attempt; its grade is no longer wanted."""
+        ...
+
+    def pending(self) -> Mapping[AttemptId, float]:
+        """What is being waited for, and for how many seconds."""
+        ...
+
+    def end_step(self) -> list[str]:
+        """A step is over; returns what failed in it and was mended."""
+        ...

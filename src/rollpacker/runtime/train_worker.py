@@ -1,0 +1,101 @@
+"""A training replica that is told what to sum, and when to update, by messages."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.durable import disk_full
+from rollpacker.runtime.faults import Fault
+from rollpacker.runtime.server import Commands, Send
+
+if TYPE_CHECKING:
+    from rollpacker.train.local import LocalTrainer
+
+
+class TrainWorker:
+    """Sums gradients when nothing else is to be done; all other commands at once."""
+
+    def __init__(self, trainer: LocalTrainer, send: Send) -> None:
+        self._trainer = trainer
+        self._send = send
+        self._tasks: deque[msg.Accumulate] = deque()
+        self.progress = 0
+        self.commands: Commands = {
+            msg.Accumulate: self._tasks.append,
+            msg.Score: self._score,
+            msg.Apply: self._apply,
+            msg.Reform: self._reform,
+            msg.Save: lambda command: self._answer(trainer.save, command.folder),
+            msg.Load: lambda command: self._answer(trainer.load, command.folder),
+        }
+
+    def busy(self) -> bool:
+        """Whether there are gradients to sum."""
+        return bool(self._tasks)
+
+    def work(self) -> None:
+        """The next gradients."""
+        task, start = self._tasks.popleft(), time.monotonic()
+        partial = self._trainer.accumulate(task.groups)
+        self.progress += 1
+        self._send(
+            msg.Accumulated(
+                parts=task.parts, partial=partial, start_s=start, end_s=time.monotonic()
+            )
+        )
+
+    def _score(self, command: msg.Score) -> None:
+        start = time.monotonic()
+        logprobs = self._trainer.score(command.groups)
+        self._send(msg.Scored(logprobs=logprobs, start_s=start, end_s=time.monotonic()))
+
+    def _apply(self, command: msg.Apply) -> None:
+        start = time.monotonic()
+        update = self._trainer.apply(command.total)
+        checksum = self._trainer.checksum() if command.checksum else 0
+        end = time.monotonic()
+        self._send(msg.Applied(update=update, checksum=checksum, start_s=start, end_s=end))
+
+    def _reform(self, command: msg.Reform) -> None:
+        self._trainer.world = join(command)
+
+    def _answer(self, action: Callable[[Path], None], folder: str) -> None:
+        fault = None
+        try:
+            action(Path(folder))
+        except ValueError as error:
+            fault = Fault(kind="user", text=str(error))
+        except OSError as error:
+            fault = Fault(kind="storage", text=f"{type(error).__name__}: {error}")
+        except BaseException as error:  # torch's and safetensors' own, some of them no Exception
+            if not disk_full(error, Path(folder)):
+                raise
+            fault = Fault(kind="storage", text="no space left on device")
+        self._send(msg.Done(fault=fault))
+
+
+def join(command: msg.Reform) -> Any:
+    """Meet the other replicas; None when there is no other.
+
+    Raises ``RuntimeError`` when they do not come within a minute.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if command.world == 1:
+        return None
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{command.rendezvous}",
+        rank=command.rank,
+        world_size=command.world,
+        timeout=timedelta(seconds=60),
+    )
+    return dist.group.WORLD

@@ -1,11 +1,11 @@
 """The real runtime on a virtual clock against the simulator: the same journal from both."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from job_scripts import MODES, script, scripts
+from msgspec.structs import replace
 from scripted_job import Script, simulate
 from virtual_runtime import run_runtime
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rollpacker.core.codec import Tagged
 from rollpacker.core.types import AttemptId, GroupPart, Prompt, PromptId, RoundKind, WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawPrompts:
+class DrawPrompts(Tagged, frozen=True, kw_only=True):
     """Take up to ``counts[domain]`` fresh prompts of each domain; answered by ``PromptsDrawn``."""
 
     counts: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeginRound:
+class BeginRound(Tagged, frozen=True, kw_only=True):
     """The kind of this step's round; announced before its first attempt.
 
     ``updates``: steps' worth of prompts that it runs, with an update for each.
@@ -26,8 +23,7 @@ class BeginRound:
     updates: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAttempt:
+class StartAttempt(Tagged, frozen=True, kw_only=True):
     """Sample response ``index`` of ``prompt`` on ``worker``."""
 
     attempt: AttemptId
@@ -36,22 +32,19 @@ class StartAttempt:
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortAttempt:
+class AbortAttempt(Tagged, frozen=True, kw_only=True):
     """Stop decoding or grading an attempt; its tokens are counted and thrown away."""
 
     attempt: AttemptId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradeAttempt:
+class GradeAttempt(Tagged, frozen=True, kw_only=True):
     """Compute the reward of a finished attempt; answered by ``AttemptGraded``."""
 
     attempt: AttemptId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptGroup:
+class AcceptGroup(Tagged, frozen=True, kw_only=True):
     """These graded attempts are the prompt's group in this step's update.
 
     ``informative``: their rewards differ; otherwise their advantages are zero.
@@ -62,8 +55,7 @@ class AcceptGroup:
     informative: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropGroup:
+class DropGroup(Tagged, frozen=True, kw_only=True):
     """The prompt is done without being trained on; ``reason`` says why."""
 
     prompt: PromptId
@@ -71,15 +63,13 @@ class DropGroup:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeferPrompt:
+class DeferPrompt(Tagged, frozen=True, kw_only=True):
     """The prompt lost its race and waits for a long round."""
 
     prompt: Prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrateAttempts:
+class MigrateAttempts(Tagged, frozen=True, kw_only=True):
     """Move running attempts to another worker; answered by one ``AttemptMigrated`` each."""
 
     attempts: tuple[AttemptId, ...]
@@ -87,13 +77,11 @@ class MigrateAttempts:
     target: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferTail:
+class OfferTail(Tagged, frozen=True, kw_only=True):
     """Most responses are there: whoever shares the nodes may have them; ``TailReleased`` if so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegroupWorkers:
+class RegroupWorkers(Tagged, frozen=True, kw_only=True):
     """The devices of ``members`` become one engine, run by ``lead``, one of them.
 
     Whatever they decode stops where it is and is migrated, to ``lead`` itself too.
@@ -103,24 +91,21 @@ class RegroupWorkers:
     members: tuple[WorkerId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccumulateGradients:
+class AccumulateGradients(Tagged, frozen=True, kw_only=True):
     """Add these parts' gradients on ``worker``; answered by ``GradientsAccumulated``."""
 
     worker: WorkerId
     parts: tuple[GroupPart, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishRollout:
+class FinishRollout(Tagged, frozen=True, kw_only=True):
     """No attempt of this step is left running and every group is decided."""
 
     step: int
     round: RoundKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyUpdate:
+class ApplyUpdate(Tagged, frozen=True, kw_only=True):
     """All gradients of this update are summed: divide once, reduce and change the weights.
 
     A step has one update, or several over mini-batches of its groups; ``last`` ends the step.

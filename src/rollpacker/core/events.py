@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rollpacker.core.codec import Tagged
 from rollpacker.core.types import AttemptId, FinishReason, GroupPart, Prompt, WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepStarted:
+class StepStarted(Tagged, frozen=True, kw_only=True):
     """All workers hold the weights of ``step``; a rollout round may begin.
 
     ``remaining`` counts the fresh prompts of each domain that this epoch still has.
@@ -19,15 +17,13 @@ class StepStarted:
     remaining: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptsDrawn:
+class PromptsDrawn(Tagged, frozen=True, kw_only=True):
     """Answer to ``DrawPrompts``: fresh prompts in data order; fewer where a domain ran out."""
 
     prompts: tuple[Prompt, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFinished:
+class AttemptFinished(Tagged, frozen=True, kw_only=True):
     """A response is complete (``stop``) or truncated (``length``); ``tokens`` were generated."""
 
     attempt: AttemptId
@@ -35,40 +31,35 @@ class AttemptFinished:
     finish_reason: FinishReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptAborted:
+class AttemptAborted(Tagged, frozen=True, kw_only=True):
     """An attempt that was told to stop has stopped after ``tokens`` generated tokens."""
 
     attempt: AttemptId
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFailed:
+class AttemptFailed(Tagged, frozen=True, kw_only=True):
     """The engine could not finish an attempt."""
 
     attempt: AttemptId
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptGraded:
+class AttemptGraded(Tagged, frozen=True, kw_only=True):
     """The reward of a finished attempt has come back; None where no reward function applies."""
 
     attempt: AttemptId
     reward: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradingFailed:
+class GradingFailed(Tagged, frozen=True, kw_only=True):
     """The reward of a finished attempt cannot be computed: it raised, hung or returned nonsense."""
 
     attempt: AttemptId
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptMigrated:
+class AttemptMigrated(Tagged, frozen=True, kw_only=True):
     """A running attempt continues on another worker, with ``tokens`` generated so far."""
 
     attempt: AttemptId
@@ -76,13 +67,11 @@ class AttemptMigrated:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailReleased:
+class TailReleased(Tagged, frozen=True, kw_only=True):
     """Another job has the nodes: what still decodes is to leave most workers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientsAccumulated:
+class GradientsAccumulated(Tagged, frozen=True, kw_only=True):
     """A worker has added the gradients of these parts to its sum, in ``seconds``."""
 
     worker: WorkerId
@@ -90,16 +79,14 @@ class GradientsAccumulated:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateApplied:
+class UpdateApplied(Tagged, frozen=True, kw_only=True):
     """The weights have changed (or the update was skipped): update ``update`` of ``step``."""
 
     step: int
     update: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundMeasured:
+class RoundMeasured(Tagged, frozen=True, kw_only=True):
     """What the engines went through in the round that has just ended.
 
     ``preemptions`` of all engines; ``peak_kv``: largest share of an engine's KV budget in use.
@@ -111,15 +98,13 @@ class RoundMeasured:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochEnded:
+class EpochEnded(Tagged, frozen=True, kw_only=True):
     """The data is used up; prompts still queued are given up (``data.drop_last``)."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLost:
+class WorkerLost(Tagged, frozen=True, kw_only=True):
     """A worker process died; what it ran must run elsewhere."""
 
     worker: WorkerId

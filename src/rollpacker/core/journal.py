@@ -7,80 +7,34 @@ decisions, always. A bounded journal is cut into segments, each with a ``meta`` 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from errno import ENOSPC
 from os import SEEK_END
 from pathlib import Path
-from typing import IO, Any, cast, get_args
-
-from pydantic import TypeAdapter
+from typing import IO, Any, cast
 
 from rollpacker.core import decisions, events
+from rollpacker.core.codec import dumps, kinds, load_tagged, loads, read_lines
 from rollpacker.core.policy import Policy
+from rollpacker.core.upgrade import VERSION, upgrade
 
-_EVENTS = {cls.__name__: cls for cls in get_args(events.Event)}
-_DECISIONS = {cls.__name__: cls for cls in get_args(decisions.Decision)}
-_FIELDS = {
-    cls: tuple(f.name for f in fields(cls)) for cls in (*_EVENTS.values(), *_DECISIONS.values())
-}
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _FIELDS}
-
-
+_EVENTS = kinds(events.Event)
+_DECISIONS = kinds(decisions.Decision)
 _BUFFER = 1 << 16
-"""Characters that wait for the next ``flush`` at most."""
+"""Bytes that wait for the next ``flush`` at most."""
 _SEGMENTS = 8
 """A bounded journal is cut into so many files."""
 _DIGITS = 5
 
 
-class JournalError(ValueError):
-    """A journal cannot be read; the message names the file and the line."""
-
-
-def encode(item: events.Event | decisions.Decision) -> dict[str, Any]:
-    """An event or a decision as a JSON object with its class name as ``kind``."""
-    return {"kind": type(item).__name__} | {
-        name: getattr(item, name) for name in _FIELDS[type(item)]
-    }
-
-
 def decode_event(data: dict[str, Any]) -> events.Event:
-    """The inverse of ``encode`` for events. Raises ``ValueError`` on an unknown kind."""
-    return _decode(data, _EVENTS)
+    """An event from its JSON object. Raises ``ValueError`` on an unknown kind."""
+    return cast(events.Event, load_tagged(data, _EVENTS))
 
 
 def decode_decision(data: dict[str, Any]) -> decisions.Decision:
-    """The inverse of ``encode`` for decisions. Raises ``ValueError`` on an unknown kind."""
-    return _decode(data, _DECISIONS)
-
-
-def _decode(data: dict[str, Any], classes: dict[str, type]) -> Any:
-    kind = data.get("kind")
-    if kind not in classes:
-        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(sorted(classes))}")
-    body = {key: value for key, value in data.items() if key != "kind"}
-    return _ADAPTERS[classes[kind]].validate_python(body)
-
-
-_PARTS: dict[type, tuple[str, ...]] = {}
-
-
-def _plain(value: object) -> object:
-    if is_dataclass(value):
-        names = _PARTS.get(type(value)) or _PARTS.setdefault(
-            type(value), tuple(f.name for f in fields(value))
-        )
-        return {name: getattr(value, name) for name in names}
-    raise TypeError(f"cannot write {type(value).__name__} to a journal")
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain, check_circular=False)
-
-
-def _dumps(data: dict[str, Any]) -> str:
-    return _ENCODER.encode(data)
+    """The same for decisions."""
+    return cast(decisions.Decision, load_tagged(data, _DECISIONS))
 
 
 class JournalWriter:
@@ -101,34 +55,33 @@ class JournalWriter:
     def _open(self) -> None:
         self._file: IO[bytes] = self._path.open("ab", buffering=0)
         self._good = self._file.seek(0, SEEK_END)
-        self._lines: list[str] = []
+        self._lines: list[bytes] = []
         self._waiting = 0
         self._lost = False
 
     def meta(self, policy: dict[str, Any]) -> None:
         """Write how to build the policy whose events follow: ``{"settings": …, "state": …}``."""
         self._lost = False
-        self._add({"meta": policy})
+        self._add({"meta": policy, "version": VERSION})
         self.flush()
 
     def record(self, now: float, event: events.Event, made: Sequence[decisions.Decision]) -> None:
         """Write one handled event."""
         if self._lost:
             return
-        line = {"t": round(now, 6), "event": encode(event), "decisions": [encode(d) for d in made]}
-        self._add(line)
+        self._add({"t": round(now, 6), "event": event, "decisions": made})
         if self._waiting >= _BUFFER:
             self.flush()
 
     def _add(self, line: dict[str, Any]) -> None:
-        self._lines.append(_dumps(line) + "\n")
+        self._lines.append(dumps(line) + b"\n")
         self._waiting += len(self._lines[-1])
 
     def flush(self) -> None:
         """Hand what waits to the operating system."""
         if not self._lines:
             return
-        data = "".join(self._lines).encode()
+        data = b"".join(self._lines)
         self._lines, self._waiting = [], 0
         try:
             if self._file.write(data) != len(data):
@@ -193,15 +146,21 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, object)``. Raises ``JournalError`` on a line that is not JSON."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                if not line.endswith("\n"):
-                    return
-                raise JournalError(f"{path}, line {number}: not JSON ({error.msg})") from error
+    """Yield ``(line number, object)``, lines of earlier versions as today's.
+
+    Raises ``ValueError`` that names the line: not JSON, or of a later version.
+    """
+    version = 1
+    for number, line in read_lines(path):
+        try:
+            if not isinstance(line, dict):
+                raise ValueError("expected a JSON object")
+            line = cast(dict[str, Any], line)
+            if "meta" in line:
+                version = line.get("version", 1)
+            yield number, upgrade(version, line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
 
 
 def read_all(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -263,7 +222,7 @@ def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
     """Feed a journal's events, those of its segments first, to the policy that ``build`` makes from
     each ``meta`` object.
 
-    Raises ``JournalError`` when the file is no journal.
+    Raises ``ValueError`` when the file is no journal.
     """
     result = Replay()
     policy: AnyPolicy | None = None
@@ -272,8 +231,11 @@ def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
             policy = build(line["meta"])
             continue
         if policy is None or "event" not in line:
-            raise JournalError(f"{part}, line {number}: expected a meta line first, then events")
-        event = decode_event(line["event"])
+            raise ValueError(f"{part}, line {number}: expected a meta line first, then events")
+        try:
+            event = decode_event(line["event"])
+        except ValueError as error:
+            raise ValueError(f"{part}, line {number}: {error}") from error
         try:
             made = list(policy.handle(float(line["t"]), event))
         except (AssertionError, LookupError) as error:
@@ -286,17 +248,17 @@ def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
         result.follow(event, made)
         _compare(result, _at(part, number), made, line["decisions"])
     if policy is None:
-        raise JournalError(f"{path}: empty, no meta line")
+        raise ValueError(f"{path}: empty, no meta line")
     return result
 
 
 def _compare(
     result: Replay,
     where: dict[str, Any],
-    made: Iterable[decisions.Decision],
+    made: Sequence[decisions.Decision],
     written: list[dict[str, Any]],
 ) -> None:
-    again = [json.loads(_dumps(encode(d))) for d in made]
+    again = loads(dumps(made))
     result.events += 1
     result.decisions += len(written)
     if again != written:

@@ -111,13 +111,9 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Objects of a JSON-lines file and where they are; a last line that was torn is left out."""
     try:
-        for where, line in journal.read_all(_need(path)):
-            if not isinstance(line, dict):
-                raise ReportError(f"{where}: expected a JSON object")
-            yield where, line
-    except (journal.JournalError, UnicodeDecodeError) as error:
-        message = _one_line(error)
-        raise ReportError(message if str(path) in message else f"{path}: {message}") from None
+        yield from journal.read_all(_need(path))
+    except ValueError as error:
+        raise ReportError(_one_line(error)) from None
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:

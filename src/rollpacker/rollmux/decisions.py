@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+from rollpacker.core.codec import Tagged
 from rollpacker.core.types import Phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcquireNodes:
+class AcquireNodes(Tagged, frozen=True, kw_only=True):
     """Take nodes from the provider; they cost money from now on."""
 
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseNodes:
+class ReleaseNodes(Tagged, frozen=True, kw_only=True):
     """Give nodes back: nothing is pinned on them."""
 
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Tagged, frozen=True, kw_only=True):
     """Load a new job on its nodes, where it stays in host memory.
 
     Args:
@@ -40,8 +37,7 @@ class Place:
     memory_gb: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permit:
+class Permit(Tagged, frozen=True, kw_only=True):
     """Let a job run one phase on its nodes of that pool.
 
     Args:
@@ -58,16 +54,14 @@ class Permit:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseTail:
+class ReleaseTail(Tagged, frozen=True, kw_only=True):
     """Move the unfinished responses to a quarter of the workers; the nodes go to the next job."""
 
     job: str
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Move(Tagged, frozen=True, kw_only=True):
     """Load a job, which is between iterations, on other nodes; report ``MoveFinished``.
 
     The state stays on the old nodes until then, unless they failed: then it comes from a
@@ -86,8 +80,7 @@ class Move:
     reason: Literal["repack", "guard", "failure"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rebase:
+class Rebase(Tagged, frozen=True, kw_only=True):
     """A group's membership changed: rounds count from zero again.
 
     Args:
@@ -99,8 +92,7 @@ class Rebase:
     order: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Depart:
+class Depart(Tagged, frozen=True, kw_only=True):
     """A job is gone, and its memory with it."""
 
     job: str

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rollpacker.core.codec import Tagged
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.jobs import JobSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobArrived:
+class JobArrived(Tagged, frozen=True, kw_only=True):
     """A job asks to be placed."""
 
     spec: JobSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermitRequested:
+class PermitRequested(Tagged, frozen=True, kw_only=True):
     """A job is ready for a phase; its first is a rollout, and phases alternate."""
 
     job: str
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailReached:
+class TailReached(Tagged, frozen=True, kw_only=True):
     """About 80% of the responses of a job's running rollout are done."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseFinished:
+class PhaseFinished(Tagged, frozen=True, kw_only=True):
     """A phase that held a permit is over.
 
     Args:
@@ -45,37 +40,32 @@ class PhaseFinished:
     token: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermitLost:
+class PermitLost(Tagged, frozen=True, kw_only=True):
     """A permit's lease ran out, or its process died: the phase has to be asked for again."""
 
     job: str
     token: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveFinished:
+class MoveFinished(Tagged, frozen=True, kw_only=True):
     """A job's state is loaded on the nodes it was moved to."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnded:
+class JobEnded(Tagged, frozen=True, kw_only=True):
     """A job is done, or was cancelled."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFailed:
+class NodeFailed(Tagged, frozen=True, kw_only=True):
     """A node is gone with all that was on it."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
+class TimePassed(Tagged, frozen=True, kw_only=True):
     """Nothing happened, but ``Scheduler.next_look`` has come, or there is time for repacking."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollpacker.core.journal import JournalError, prompts_in, read_all
+from rollpacker.core.journal import prompts_in, read_all
 from rollpacker.polytrace.formats.columns import pack, samples
 from rollpacker.polytrace.formats.lines import Record
 from rollpacker.polytrace.formats.reading import Reading
@@ -28,7 +28,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
         try:
             for where, line in read_all(path):
                 _tell(story, line, where)
-        except JournalError as error:
+        except ValueError as error:
             raise TraceError(str(error)) from error
         rows += story.rows(reading)
     return Trace(samples=samples(rows))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from json import dumps, loads
+from json import dumps
 from typing import Any
 
 from rollpacker import __version__
+from rollpacker.core.codec import loads
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.interleave import NEVER
 from rollpacker.rollmux.service import notes
@@ -97,7 +98,7 @@ class Core:
             key=key,
             request=request,
             event=notes.encode(event),
-            decisions=notes.encode_decisions(effects.decisions),
+            decisions=notes.encode(effects.decisions),
             status=status,
             answer=None if answer is None else dumps(answer()),
         ).sealed(self._digest)
@@ -169,10 +170,11 @@ class Core:
             event = notes.decode(entry.event)
             try:
                 effects = self.brain.apply(entry.seq, entry.t, event, entry.key)
-                made = notes.encode_decisions(effects.decisions)
+                made = notes.encode(effects.decisions)
+                same = loads(made) == loads(entry.decisions)
             except Exception as error:
-                made = f"{type(error).__name__}: {error}"
-            if made != entry.decisions:
+                made, same = f"{type(error).__name__}: {error}", False
+            if not same:
                 written = saved.get("version", "unknown")
                 raise StoreError(
                     f"entry {entry.seq} ({type(event).__name__}): the scheduler now decides "

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from rollpacker.config import RunConfig, WorkersConfig
 from rollpacker.core.types import WorkerId
-from rollpacker.reward.shield import shielded
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime import worker as worker_process
+from rollpacker.shield import shielded
 
 _CLOSE_S = 3.0
 """In which workers should have left; what they do then is of no use to anybody."""

@@ -289,7 +289,7 @@ def test_reward_code_can_use_a_service(service: Service, tmp_path: Path) -> None
     assert (scored.score, scored.run.level, scored.run.forgeable) == (1.0, "remote", True)
     assert service.tokens == ["Bearer sesame"]
     service.troubles = [404]
-    with pytest.raises(GradingError, match="^the remote sandbox at .* refuses requests"):
+    with pytest.raises(GradingError, match=r"^the remote sandbox at .* refuses requests"):
         reward(request)
 
 

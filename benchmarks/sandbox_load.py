@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from rollpacker.reward.sandbox import Sandbox, StdinTest
-from rollpacker.reward.sandbox.bench import measure
+from rollpacker.sandbox import Sandbox, StdinTest
+from rollpacker.sandbox.bench import measure
 
 HONEST = """
 total, count = 0, int(input())

@@ -13,7 +13,7 @@ from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.job import train
 from rollpacker.reward.code import last_program
-from rollpacker.reward.sandbox import Limits, Sandbox, read_tests
+from rollpacker.sandbox import Limits, Sandbox, read_tests
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "code"

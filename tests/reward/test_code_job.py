@@ -147,7 +147,7 @@ def test_between_steps_only_and_across_a_resume(folder: Path) -> None:
 
 LAUNCHER = """
 import os, struct, sys
-from rollpacker.reward.sandbox.guest import kernel
+from rollpacker.sandbox.guest import kernel
 program = ((0x20, 0, 0, 0), (0x15, 0, 1, 444), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000))
 kernel.no_new_privileges()
 kernel.SeccompFilter(b"".join(struct.pack("=HBBI", *each) for each in program)).install()

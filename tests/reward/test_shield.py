@@ -9,8 +9,8 @@ from pool_helpers import requests
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.reward.pool import GradingPool
-from rollpacker.reward.sandbox.zygote import Zygote
-from rollpacker.reward.shield import OUTSIDE, shielded
+from rollpacker.sandbox.zygote import Zygote
+from rollpacker.shield import OUTSIDE, shielded
 
 REWARD = """
 import multiprocessing, os, signal, subprocess, time

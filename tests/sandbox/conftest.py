@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollpacker.reward.sandbox import Level, Limits, Sandbox, strongest_level
+from rollpacker.sandbox import Level, Limits, Sandbox, strongest_level
 
 SMALL = Limits(memory_mb=256, output_mb=4, idle_s=0.5)
 

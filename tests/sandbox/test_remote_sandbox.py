@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.base import GradeRequest, GradingError
 from rollpacker.reward.code import CodeReward
-from rollpacker.reward.sandbox import (
+from rollpacker.sandbox import (
     AssertTest,
     CallTest,
     Level,
@@ -20,10 +20,10 @@ from rollpacker.reward.sandbox import (
     StdinTest,
     StoppedError,
 )
-from rollpacker.reward.sandbox.execution import execute
-from rollpacker.reward.sandbox.grade import encode_job
-from rollpacker.reward.sandbox.remote import RemoteSandbox
-from rollpacker.reward.sandbox.zygote import Zygote
+from rollpacker.sandbox.execution import execute
+from rollpacker.sandbox.grade import encode_job
+from rollpacker.sandbox.remote import RemoteSandbox
+from rollpacker.sandbox.zygote import Zygote
 
 ADD = "def add(a, b): return a + b\n"
 CALL = CallTest(call="add", args=[1, 2], expected=3)
@@ -288,6 +288,9 @@ def test_reward_code_can_use_a_service(service: Service, tmp_path: Path) -> None
     scored = reward(request)
     assert (scored.score, scored.run.level, scored.run.forgeable) == (1.0, "remote", True)
     assert service.tokens == ["Bearer sesame"]
+    service.troubles = [404]
+    with pytest.raises(GradingError, match=r"^the remote sandbox at .* refuses requests"):
+        reward(request)
 
 
 @pytest.mark.parametrize(

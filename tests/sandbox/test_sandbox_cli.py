@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rollpacker.cli.sandbox import sandbox_app
-from rollpacker.reward.sandbox import Level
+from rollpacker.sandbox import Level
 
 cli = CliRunner()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.reward.sandbox import Sandbox, read_tests
+from rollpacker.sandbox import Sandbox, read_tests
 
 LISTS = [[1, 2], [3, 4]]
 KODCODE = {

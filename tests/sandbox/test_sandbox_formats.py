@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.reward.sandbox import AssertTest, CallTest, Sandbox, StdinTest, read_tests
+from rollpacker.sandbox import AssertTest, CallTest, Sandbox, StdinTest, read_tests
 
 PAIRS = {"inputs": ["1 2\n", ["3 4", ""]], "outputs": ["3\n", ["7"]]}
 STDIN = [StdinTest(stdin="1 2\n", stdout="3\n"), StdinTest(stdin="3 4\n", stdout="7")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.reward.sandbox import (
+from rollpacker.sandbox import (
     LEVELS,
     AssertTest,
     Level,
@@ -16,10 +16,10 @@ from rollpacker.reward.sandbox import (
     SandboxUnavailableError,
     Verdict,
 )
-from rollpacker.reward.sandbox.hostile import Hostile, World, hostile_programs
-from rollpacker.reward.sandbox.hostile.suite import ESCAPED
-from rollpacker.reward.sandbox.selftest import quick_check, selftest
-from rollpacker.reward.sandbox.types import Limits, Outcome
+from rollpacker.sandbox.hostile import Hostile, World, hostile_programs
+from rollpacker.sandbox.hostile.suite import ESCAPED
+from rollpacker.sandbox.selftest import quick_check, selftest
+from rollpacker.sandbox.types import Limits, Outcome
 
 # They would harm the machine, need a program before them, or a kernel built for x32.
 NOT_OUTSIDE = {"mount", "write_compiled_module", "write_shared_memory", "kill_everyone"}

@@ -13,12 +13,12 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from rollpacker.reward.sandbox import LEVELS, Level, Sandbox, SandboxUnavailableError, StdinTest
-from rollpacker.reward.sandbox import sandbox as pool
-from rollpacker.reward.sandbox.execution import execute
-from rollpacker.reward.sandbox.grade import judge
-from rollpacker.reward.sandbox.types import Limits
-from rollpacker.reward.sandbox.zygote import Zygote, ZygoteDiedError
+from rollpacker.sandbox import LEVELS, Level, Sandbox, SandboxUnavailableError, StdinTest
+from rollpacker.sandbox import sandbox as pool
+from rollpacker.sandbox.execution import execute
+from rollpacker.sandbox.grade import judge
+from rollpacker.sandbox.types import Limits
+from rollpacker.sandbox.zygote import Zygote, ZygoteDiedError
 
 ADD = "print(sum(map(int, input().split())))"
 LOOP = "while True: pass"
@@ -191,7 +191,7 @@ def test_a_child_that_cannot_be_set_up_is_an_infrastructure_error(level: Level) 
 def test_limits_of_the_trainer_that_are_lower_are_kept(level: Level) -> None:
     code = (
         "import resource\n"
-        "from rollpacker.reward.sandbox import Limits, Sandbox, StdinTest\n"
+        "from rollpacker.sandbox import Limits, Sandbox, StdinTest\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         f"with Sandbox({level!r}, check=False) as s:\n"
         "    found = s.run('print(3)', [StdinTest(stdin='', stdout='3')], 1.0)\n"
@@ -222,7 +222,7 @@ def test_nothing_is_left_when_it_closes(level: Level) -> None:
 def test_nothing_is_left_when_the_trainer_is_killed(level: Level) -> None:
     code = (
         "import os, threading\n"
-        "from rollpacker.reward.sandbox import Sandbox, StdinTest\n"
+        "from rollpacker.sandbox import Sandbox, StdinTest\n"
         f"s = Sandbox({level!r}, check=False)\n"
         "t = threading.Timer(0.5, lambda: print('running', flush=True)); t.start()\n"
         f"s.run({LOOP!r}, [StdinTest(stdin='', stdout='')], 60.0)\n"
@@ -243,7 +243,7 @@ def test_a_stopped_zygote_is_not_left_when_the_trainer_is_killed(each: Level, le
     if LEVELS.index(each) < LEVELS.index(level):
         pytest.skip("does not work on this machine")
     code = (
-        "from rollpacker.reward.sandbox import Sandbox\n"
+        "from rollpacker.sandbox import Sandbox\n"
         f"s = Sandbox({each!r}, check=False)\n"
         "print('ready', flush=True)\n"
         "input()\n"
@@ -288,8 +288,8 @@ def test_a_zygote_knows_nothing_of_the_trainer(
 
 WITHOUT_A_CALL = """
 import os, struct
-from rollpacker.reward.sandbox import Sandbox, SandboxUnavailableError
-from rollpacker.reward.sandbox.guest import kernel
+from rollpacker.sandbox import Sandbox, SandboxUnavailableError
+from rollpacker.sandbox.guest import kernel
 number = {numbers}[os.uname().machine]
 program = ((0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000))
 kernel.no_new_privileges()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.reward.sandbox import AssertTest, Sandbox
+from rollpacker.sandbox import AssertTest, Sandbox
 
 PROGRAM = "def half(n):\n    if n < 0: raise ValueError('below zero')\n    return n / 2\n"
 HEAD = "import pytest\nimport unittest\nfrom solution import half\n"

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollpacker.reward.sandbox import CallTest, Level, Limits, Sandbox, StdinTest, Test
-from rollpacker.reward.sandbox.hostile import World, hostile_programs
+from rollpacker.sandbox import CallTest, Level, Limits, Sandbox, StdinTest, Test
+from rollpacker.sandbox.hostile import World, hostile_programs
 
 PROGRAM = (
     "def f(a, b): return a * b\nif __name__ == '__main__': print(f(*map(int, input().split())))"

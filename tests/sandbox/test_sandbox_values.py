@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.reward.sandbox.compare import same_output, same_value
-from rollpacker.reward.sandbox.decode import BadResultError, decode, read_report
-from rollpacker.reward.sandbox.guest.values import encode
+from rollpacker.sandbox.compare import same_output, same_value
+from rollpacker.sandbox.decode import BadResultError, decode, read_report
+from rollpacker.sandbox.guest.values import encode
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 KEYS = st.text() | st.integers() | st.booleans() | st.none()

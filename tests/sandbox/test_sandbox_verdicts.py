@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rollpacker.reward.sandbox import (
+from rollpacker.sandbox import (
     AssertTest,
     CallTest,
     Sandbox,

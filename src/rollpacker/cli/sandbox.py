@@ -13,7 +13,7 @@ import typer
 from rollpacker.cli.output import Json, print_json, print_note, print_plain
 
 if TYPE_CHECKING:
-    from rollpacker.reward.sandbox import Level, Test, Verdict
+    from rollpacker.sandbox import Level, Test, Verdict
 
 sandbox_app = typer.Typer(
     help="Run untrusted programs.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -41,8 +41,8 @@ def selftest(
 
     Example: rollpacker sandbox selftest --level strong
     """
-    from rollpacker.reward.sandbox import Limits, Sandbox
-    from rollpacker.reward.sandbox.selftest import selftest as run_selftest
+    from rollpacker.sandbox import Limits, Sandbox
+    from rollpacker.sandbox.selftest import selftest as run_selftest
 
     limits = Limits(memory_mb=256, output_mb=4, idle_s=0.5)
     with Sandbox(_level(level), limits=limits, check=False) as sandbox:
@@ -75,7 +75,7 @@ def run(
 
     Example: rollpacker sandbox run solution.py --tests tests.json --timeout 2
     """
-    from rollpacker.reward.sandbox import Sandbox
+    from rollpacker.sandbox import Sandbox
 
     parsed = _read_tests(tests)
     source = program.read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def bench(
 
     Example: rollpacker sandbox bench --executions 2000 --zygotes 2
     """
-    from rollpacker.reward.sandbox.bench import measure
+    from rollpacker.sandbox.bench import measure
 
     found = asdict(measure(_level(level), executions, zygotes))
     if as_json:
@@ -111,7 +111,7 @@ def bench(
 
 
 def _level(name: str) -> Level:
-    from rollpacker.reward.sandbox import LEVELS
+    from rollpacker.sandbox import LEVELS
 
     for level in LEVELS:
         if level == name:
@@ -120,7 +120,7 @@ def _level(name: str) -> Level:
 
 
 def _read_tests(path: Path) -> list[Test]:
-    from rollpacker.reward.sandbox import parse_test
+    from rollpacker.sandbox import parse_test
 
     try:
         rows: Any = json.loads(path.read_text(encoding="utf-8"))

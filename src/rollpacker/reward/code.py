@@ -12,12 +12,13 @@ from pydantic import Field
 
 from rollpacker.config import Config, parse_as
 from rollpacker.reward.base import NO_CODE, CodeRun, GradeRequest, GradingError, Scored
-from rollpacker.reward.sandbox import (
+from rollpacker.sandbox import (
     Level,
     Limits,
     RemoteSandbox,
     Sandbox,
     SandboxUnavailableError,
+    StoppedError,
     Verdict,
     read_tests,
 )
@@ -117,13 +118,13 @@ class CodeReward:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise GradingError(f"the row's tests cannot be read: {error}") from error
         timeouts = request.timeouts_s or (_LONGEST_S,) * len(tests)
-        verdict = self._sandbox.run(
-            program,
-            tests,
-            timeouts,
-            stop_early=not self._options.partial_credit,
-            stop=self._host.unwanted,
-        )
+        early = not self._options.partial_credit
+        try:
+            verdict = self._sandbox.run(
+                program, tests, timeouts, stop_early=early, stop=self._host.unwanted
+            )
+        except (SandboxUnavailableError, StoppedError) as error:
+            raise GradingError(str(error)) from error
         self._tell_deaths()
         if verdict.verdict == "infra":
             detail = next(test.detail for test in verdict.tests if test.verdict == "infra")

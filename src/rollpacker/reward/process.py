@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.shield import shielded
 from rollpacker.reward.wire import JOB, Channel, frame
+from rollpacker.shield import shielded
 
 Loaded = tuple[str, dict[str, Any], list[str] | None]
 """A function that a process is to load: its path, its options, and the columns of its rows."""

@@ -23,8 +23,8 @@ from rollpacker.reward.driver import Driver
 from rollpacker.reward.errors import told, way
 from rollpacker.reward.functions import Scorer, resolve
 from rollpacker.reward.process import Loaded
-from rollpacker.reward.shield import take_no_notice
 from rollpacker.reward.wire import JOB
+from rollpacker.shield import take_no_notice
 
 _PR_SET_PDEATHSIG = 1
 

@@ -163,7 +163,7 @@ def _sandbox() -> Check:
     """Runs hostile programs at each level; only reward ``code`` needs one that holds."""
     if sys.platform != "linux":
         return _check("code sandbox", True, "needs Linux (optional: for reward 'code')", "")
-    sandbox = importlib.import_module("rollpacker.reward.sandbox")
+    sandbox = importlib.import_module("rollpacker.sandbox")
     level = sandbox.strongest_level()
     detail = "no level works" if level is None else f"level {level} and weaker ones hold"
     fix = "use Linux 5.13 or later with seccomp and Landlock, or no reward 'code'"

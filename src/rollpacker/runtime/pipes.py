@@ -6,10 +6,10 @@ import multiprocessing
 from collections.abc import Sequence
 from multiprocessing import resource_tracker
 
-from rollpacker.reward.shield import shielded
 from rollpacker.runtime.channel import Channel
 from rollpacker.runtime.server import WorkerSpec
 from rollpacker.runtime.worker import main
+from rollpacker.shield import shielded
 
 _LEAVING_S = 5.0
 """In which a process that has closed its pipe is gone."""

@@ -255,7 +255,7 @@ def _check_tests(place: int, row: Row) -> None:
 
 
 def _tests_of(row: Row) -> int:
-    from rollpacker.reward.sandbox import read_tests
+    from rollpacker.sandbox import read_tests
 
     try:
         return len(read_tests(row.columns))

@@ -26,13 +26,13 @@ from pathlib import Path
 
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.core.types import Phase
-from rollpacker.reward.shield import shielded
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service import phase_guard
 from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
 from rollpacker.rollmux.service.link import MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire, patiently
 from rollpacker.runtime.phases import DisplacedError, StoppedError
+from rollpacker.shield import shielded
 
 _NAME = 48
 _PATIENCE_S = 5.0

@@ -6,10 +6,10 @@ import json
 import marshal
 import signal
 
-from rollpacker.reward.sandbox.compare import same_output, same_value
-from rollpacker.reward.sandbox.decode import BadResultError, decode, read_report
-from rollpacker.reward.sandbox.execution import Execution
-from rollpacker.reward.sandbox.types import (
+from rollpacker.sandbox.compare import same_output, same_value
+from rollpacker.sandbox.decode import BadResultError, decode, read_report
+from rollpacker.sandbox.execution import Execution
+from rollpacker.sandbox.types import (
     AssertTest,
     CallTest,
     Outcome,

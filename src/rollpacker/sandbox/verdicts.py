@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from rollpacker.reward.sandbox.types import Level, Outcome, Test, TestResult, Verdict
+from rollpacker.sandbox.types import Level, Outcome, Test, TestResult, Verdict
 
 
 def budgets_of(tests: Sequence[Test], timeout_s: float | Sequence[float]) -> Sequence[float]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rollpacker.reward.base import GradingError
-
 Level = Literal["strong", "standard", "basic"]
 LEVELS: tuple[Level, ...] = ("strong", "standard", "basic")
 """Strongest first."""
@@ -17,11 +15,11 @@ Outcome = Literal["pass", "fail", "tle_cpu", "tle_idle", "crash", "infra"]
 the sandbox's fault, not the program's, after retries."""
 
 
-class SandboxUnavailableError(GradingError):
+class SandboxUnavailableError(RuntimeError):
     """This machine cannot give the level that was asked for, or a sandbox cannot be kept up."""
 
 
-class StoppedError(GradingError):
+class StoppedError(RuntimeError):
     """The caller stopped a program that was running."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Hostile programs: what the self-test runs, and what the tests hold the sandbox to."""
 
-from rollpacker.reward.sandbox.hostile.suite import Hostile, hostile_programs
-from rollpacker.reward.sandbox.hostile.world import World
+from rollpacker.sandbox.hostile.suite import Hostile, hostile_programs
+from rollpacker.sandbox.hostile.world import World
 
 __all__ = ["Hostile", "World", "hostile_programs"]

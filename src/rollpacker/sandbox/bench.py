@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollpacker.reward.sandbox.sandbox import Sandbox
-from rollpacker.reward.sandbox.types import Level, StdinTest
+from rollpacker.sandbox.sandbox import Sandbox
+from rollpacker.sandbox.types import Level, StdinTest
 
 _PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 _TEST = StdinTest(stdin="20 22\n", stdout="42\n")

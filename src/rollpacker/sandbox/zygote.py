@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from rollpacker.reward.sandbox.guest.zygote import EXIT, REQUEST
-from rollpacker.reward.sandbox.types import Level, SandboxUnavailableError
-from rollpacker.reward.shield import shielded
+from rollpacker.sandbox.guest.zygote import EXIT, REQUEST
+from rollpacker.sandbox.types import Level, SandboxUnavailableError
+from rollpacker.shield import shielded
 
 _FOLDER = str(Path(__file__).parent)
 _CODE = "import sys; sys.path.append({!r}); from guest.zygote import main; main()"

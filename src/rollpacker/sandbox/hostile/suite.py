@@ -7,14 +7,14 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rollpacker.reward.sandbox.hostile.bombs import BOMBS
-from rollpacker.reward.sandbox.hostile.forging import FORGED_ASSERTS, FORGED_CALLS, FORGED_OUTPUT
-from rollpacker.reward.sandbox.hostile.network import NETWORK
-from rollpacker.reward.sandbox.hostile.processes import PROCESSES
-from rollpacker.reward.sandbox.hostile.reading import PLANT, PRELUDE, READING
-from rollpacker.reward.sandbox.hostile.world import World
-from rollpacker.reward.sandbox.hostile.writing import WRITING
-from rollpacker.reward.sandbox.types import AssertTest, CallTest, StdinTest, Test, Verdict
+from rollpacker.sandbox.hostile.bombs import BOMBS
+from rollpacker.sandbox.hostile.forging import FORGED_ASSERTS, FORGED_CALLS, FORGED_OUTPUT
+from rollpacker.sandbox.hostile.network import NETWORK
+from rollpacker.sandbox.hostile.processes import PROCESSES
+from rollpacker.sandbox.hostile.reading import PLANT, PRELUDE, READING
+from rollpacker.sandbox.hostile.world import World
+from rollpacker.sandbox.hostile.writing import WRITING
+from rollpacker.sandbox.types import AssertTest, CallTest, StdinTest, Test, Verdict
 
 ESCAPED = "ESCAPED"
 _WRONG = frozenset({"fail", "crash", "tle_cpu", "tle_idle"})

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollpacker.reward.sandbox.types import AssertTest, CallTest, StdinTest, Test, parse_test
+from rollpacker.sandbox.types import AssertTest, CallTest, StdinTest, Test, parse_test
 
 Row = Mapping[str, Any]
 

@@ -12,9 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 
-from rollpacker.reward.sandbox.execution import Execution, Stop, execute
-from rollpacker.reward.sandbox.grade import encode_job, judge
-from rollpacker.reward.sandbox.types import (
+from rollpacker.sandbox.execution import Execution, Stop, execute
+from rollpacker.sandbox.grade import encode_job, judge
+from rollpacker.sandbox.selftest import quick_check
+from rollpacker.sandbox.types import (
     LEVELS,
     AssertTest,
     Level,
@@ -25,8 +26,8 @@ from rollpacker.reward.sandbox.types import (
     TestResult,
     Verdict,
 )
-from rollpacker.reward.sandbox.verdicts import budgets_of, verdict_of
-from rollpacker.reward.sandbox.zygote import Zygote, ZygoteDiedError
+from rollpacker.sandbox.verdicts import budgets_of, verdict_of
+from rollpacker.sandbox.zygote import Zygote, ZygoteDiedError
 
 _RETRIES = 2
 _ALONE = 2
@@ -99,8 +100,6 @@ class Sandbox:
             raise
 
     def _check(self) -> None:
-        from rollpacker.reward.sandbox.selftest import quick_check
-
         escaped = quick_check(self)
         if escaped:
             raise SandboxUnavailableError(

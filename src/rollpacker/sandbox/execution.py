@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from rollpacker.reward.sandbox.clock import ChildClock
-from rollpacker.reward.sandbox.types import Limits, StoppedError
-from rollpacker.reward.sandbox.zygote import Exit, Zygote, ZygoteDiedError
+from rollpacker.sandbox.clock import ChildClock
+from rollpacker.sandbox.types import Limits, StoppedError
+from rollpacker.sandbox.zygote import Exit, Zygote, ZygoteDiedError
 
 End = Literal["exit", "signal", "tle_cpu", "tle_idle", "starved", "no_start"]
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from rollpacker.reward.sandbox.hostile import Hostile, World, hostile_programs
-from rollpacker.reward.sandbox.types import Level, StdinTest
-
-if TYPE_CHECKING:
-    from rollpacker.reward.sandbox.sandbox import Sandbox
+from rollpacker.sandbox.hostile import Hostile, World, hostile_programs
+from rollpacker.sandbox.types import Level, StdinTest, Test, Verdict
 
 _QUICK = (
     "read_secret",
@@ -34,6 +31,12 @@ _HONEST = StdinTest(stdin="20 22\n", stdout="42\n")
 _HONEST_PROGRAM = "print(sum(map(int, input().split())))"
 
 
+class _Sandbox(Protocol):
+    level: Level
+
+    def run(self, program: str, tests: Sequence[Test], timeout_s: float, /) -> Verdict: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
     """What a self-test found.
@@ -51,31 +54,24 @@ class SelfTest:
     escaped: tuple[str, ...]
 
 
-def quick_check(sandbox: Sandbox) -> list[str]:
+def quick_check(sandbox: _Sandbox) -> list[str]:
     """Names of those of some fast hostile programs that got through."""
     with World() as world:
         programs = [each for each in hostile_programs(world) if each.name in _QUICK]
         return _escaped(sandbox, programs, 2.0) + world.damage()
 
 
-def selftest(
-    sandbox: Sandbox, timeout_s: float = 0.3, progress: Callable[[str], None] | None = None
-) -> SelfTest:
+def selftest(sandbox: _Sandbox, timeout_s: float = 0.3) -> SelfTest:
     """Run every hostile program and, after each, an honest one.
 
     Args:
         sandbox: its limits should be small: ``idle_s`` is waited for often.
         timeout_s: CPU seconds of each program.
-        progress: called with the name of each program.
     """
     with World() as world:
         programs = hostile_programs(world)
         descriptors = _descriptors()
-        escaped: list[str] = []
-        for hostile in programs:
-            if progress:
-                progress(hostile.name)
-            escaped += _escaped(sandbox, [hostile], timeout_s)
+        escaped = _escaped(sandbox, programs, timeout_s)
         damage = world.damage()
         if _descriptors() > descriptors:
             damage.append("descriptors were leaked")
@@ -88,7 +84,7 @@ def selftest(
     )
 
 
-def _escaped(sandbox: Sandbox, programs: list[Hostile], timeout_s: float) -> list[str]:
+def _escaped(sandbox: _Sandbox, programs: list[Hostile], timeout_s: float) -> list[str]:
     escaped: list[str] = []
     for hostile in programs:
         if hostile.before is not None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from rollpacker.reward.sandbox.execution import Execution, Stop
-from rollpacker.reward.sandbox.grade import job_of, judge
-from rollpacker.reward.sandbox.types import (
+from rollpacker.sandbox.execution import Execution, Stop
+from rollpacker.sandbox.grade import job_of, judge
+from rollpacker.sandbox.types import (
     Limits,
     SandboxUnavailableError,
     StdinTest,
@@ -31,7 +31,7 @@ from rollpacker.reward.sandbox.types import (
     TestResult,
     Verdict,
 )
-from rollpacker.reward.sandbox.verdicts import budgets_of, verdict_of
+from rollpacker.sandbox.verdicts import budgets_of, verdict_of
 
 _GUEST = Path(__file__).parent / "guest"
 _SOURCES = {name: (_GUEST / f"{name}.py") for name in ("values", "perform", "pytests")}

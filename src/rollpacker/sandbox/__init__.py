@@ -1,9 +1,9 @@
 """The code sandbox: the boundary between a hostile program and the trainer."""
 
-from rollpacker.reward.sandbox.formats import read_tests
-from rollpacker.reward.sandbox.remote import RemoteSandbox
-from rollpacker.reward.sandbox.sandbox import Sandbox, strongest_level
-from rollpacker.reward.sandbox.types import (
+from rollpacker.sandbox.formats import read_tests
+from rollpacker.sandbox.remote import RemoteSandbox
+from rollpacker.sandbox.sandbox import Sandbox, strongest_level
+from rollpacker.sandbox.types import (
     LEVELS,
     AssertTest,
     CallTest,

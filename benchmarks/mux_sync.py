@@ -144,12 +144,12 @@ def run_rank(rank: int, folder: Path, total: int, training: int, rollout: int) -
     import torch
     import torch.distributed as dist
 
-    from rollpacker.rollmux.service.sync import rollout_group
-    from rollpacker.rollmux.sync_plan import plan_sync
+    from rollpacker.policy.publish import plan_publish
+    from rollpacker.runtime.weights import rollout_group
 
     world = training + rollout
     pools = range(training), range(training, world)
-    plan = plan_sync(total, *pools)
+    plan = plan_publish(total, *pools)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{HOST}:{PORT}",
@@ -183,7 +183,7 @@ def ways(
     import torch
     import torch.distributed as dist
 
-    from rollpacker.rollmux.service.sync import receive_weights, send_weights
+    from rollpacker.runtime.weights import receive_weights, send_weights
 
     trains = rank in pools[0]
     shards = [(each.start, each.stop) for each in plan.transfers if each.slow]

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from cluster_worlds import job, run, small
 
-from rollpacker.rollmux.baselines import colocated, gavel, greedy, random, solo
 from rollpacker.rollmux.event_log import EventLog
+from rollpacker.rollmux.policies import POLICIES, Run
 from rollpacker.rollmux.reproduce import rollmux_rows
+from rollpacker.rollmux.result import SimulationResult
 from rollpacker.rollmux.settings import PLAIN, Settings
-from rollpacker.rollmux.trace import Philly
+from rollpacker.rollmux.trace import Philly, TraceJob
 
-SILENT = EventLog(None)
+
+def simulated(policy: str, jobs: list[TraceJob]) -> SimulationResult:
+    return POLICIES[policy](Run(jobs, 0, EventLog(None), None))
 
 
 @pytest.mark.parametrize("nodes", ["1", "mixed"])
@@ -25,7 +28,7 @@ def test_every_rule_is_kept_and_every_promise(seed: int, permits: str, nodes: st
     assert len(result.jobs) == len(jobs)
     assert result.lower_bound < result.cost
     if (nodes, permits) == ("1", "earliest_deadline"):
-        assert result.cost < solo.simulate(jobs, Settings(), SILENT).cost
+        assert result.cost < simulated("solo", jobs).cost
 
 
 def test_the_published_algorithm_keeps_all_rules_but_not_all_promises() -> None:
@@ -126,16 +129,16 @@ def companions(text: str, name: str) -> set[str]:
 
 def test_baselines_are_ordered_as_they_must_be() -> None:
     jobs = small(0, jobs=16)
-    alone = solo.simulate(jobs, Settings(), SILENT)
-    together = colocated.simulate(jobs, Settings(), SILENT)
-    level = gavel.simulate(jobs, Settings(), SILENT)
+    alone = simulated("solo", jobs)
+    together = simulated("colocated", jobs)
+    level = simulated("gavel", jobs)
     assert alone.cost / together.cost == pytest.approx(57.04 / 42.24)
     assert level.cost <= together.cost + 1e-6
     for result in (alone, together, level):
         assert result.to_json()["slo_attained"] == 1.0
         assert result.cost > result.lower_bound
-    chance = random.simulate(jobs, np.random.default_rng(0), SILENT, None)
-    idle = greedy.simulate(jobs, SILENT, None)
+    chance = simulated("random", jobs)
+    idle = simulated("greedy", jobs)
     for result in (chance, idle):
         assert len(result.jobs) == len(jobs)
         assert result.cost < alone.cost
@@ -143,7 +146,7 @@ def test_baselines_are_ordered_as_they_must_be() -> None:
 
 def test_the_solo_bubble_is_the_other_phase() -> None:
     jobs = small(0)
-    bubble = solo.simulate(jobs, Settings(), SILENT).to_json()["bubble"]
+    bubble = simulated("solo", jobs).to_json()["bubble"]
     assert bubble["rollout"] + bubble["train"] == pytest.approx(1.0)
 
 

@@ -68,11 +68,6 @@ class JobSpec:
             if low is not None and not 1 <= low <= high:
                 raise ValueError(f"job {self.id}: a gang shrinks to 1..its size, got {low}")
 
-    @property
-    def worst_solo_s(self) -> float:
-        """Seconds of one iteration alone, at worst."""
-        return self.worst_rollout_s + self.worst_train_s
-
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)

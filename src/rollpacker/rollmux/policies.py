@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollpacker.rollmux.baselines import colocated, gavel, greedy, random, solo
+from rollpacker.rollmux.baselines.alone import colocated, gavel, simulate_alone, solo
+from rollpacker.rollmux.baselines.shared import at_random, most_idle, simulate_rule
 from rollpacker.rollmux.cluster_sim import Clock, ClusterSimulation
 from rollpacker.rollmux.event_log import EventLog
 from rollpacker.rollmux.result import SimulationResult
@@ -32,15 +33,16 @@ def scheduled(run: Run, settings: Settings) -> SimulationResult:
 
 
 def _random(run: Run) -> SimulationResult:
-    return random.simulate(run.jobs, np.random.default_rng(run.seed), run.log, run.clock)
+    rule = at_random(np.random.default_rng(run.seed))
+    return simulate_rule(run.jobs, rule, run.log, run.clock)
 
 
 POLICIES: dict[str, Callable[[Run], SimulationResult]] = {
-    "solo": lambda run: solo.simulate(run.jobs, Settings(), run.log),
-    "colocated": lambda run: colocated.simulate(run.jobs, Settings(), run.log),
-    "gavel": lambda run: gavel.simulate(run.jobs, Settings(), run.log),
+    "solo": lambda run: simulate_alone(run.jobs, solo, run.log),
+    "colocated": lambda run: simulate_alone(run.jobs, colocated, run.log),
+    "gavel": lambda run: simulate_alone(run.jobs, gavel, run.log),
     "random": _random,
-    "greedy": lambda run: greedy.simulate(run.jobs, run.log, run.clock),
+    "greedy": lambda run: simulate_rule(run.jobs, most_idle, run.log, run.clock),
     "rollmux": lambda run: scheduled(run, Settings()),
     "rollmux-plain": lambda run: scheduled(run, PLAIN),
 }

@@ -1,1 +1,1 @@
-"""Policies to compare with, one file each."""
+"""Policies to compare with: jobs on nodes of their own, and simple rules for sharing."""

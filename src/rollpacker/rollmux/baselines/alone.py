@@ -1,4 +1,14 @@
-"""What policies without sharing have in common: a job on nodes of its own, in closed form."""
+"""Policies without sharing: a job on nodes of its own, in closed form.
+
+- ``solo``, solo disaggregation: every job holds its own rollout and training nodes all its life.
+- ``colocated``, as veRL does: both phases on training nodes of its own. A rollout takes as long
+  there as on rollout nodes: an H800 decodes about as fast as an H20. The published ratio to solo
+  (936 / 704 = 1.33) is nearly that of the prices (1.35), so this takes nothing from co-location.
+- ``gavel``, a job-level scheduler that knows its hardware (after Narayanan et al., OSDI'20). It
+  takes a job as one thing: it picks the cheapest kind of allocation on which the job keeps its SLO
+  (its own two pools, training nodes only, rollout nodes only) and never interleaves phases. Sharing
+  in turns of whole iterations needs slowdowns of 2 and more, so it shares nothing here.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +19,11 @@ from typing import Any
 
 from rollpacker.rollmux.event_log import EventLog
 from rollpacker.rollmux.result import JobResult, Meter, SimulationResult, lower_bound, span_hours
-from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.settings import Prices, Settings
 from rollpacker.rollmux.trace import TraceJob
+
+TRAIN_ON_ROLLOUT_NODES = 989.0 / 148.0
+"""Dense bf16 TFLOP/s of an H800 over those of an H20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +48,43 @@ class Alone:
         return rollout, float(job.train_s.sum()) * self.train
 
 
+def solo(job: TraceJob, prices: Prices) -> Alone:
+    """Its gangs as asked for."""
+    del prices
+    return Alone((job.spec.rollout_nodes, job.spec.train_nodes))
+
+
+def colocated(job: TraceJob, prices: Prices) -> Alone:
+    """Its training nodes, or as many as its rollouts need."""
+    del prices
+    return Alone((0, max(job.spec.rollout_nodes, job.spec.train_nodes)), pools=(1, 1))
+
+
+def gavel(job: TraceJob, prices: Prices) -> Alone:
+    """The cheapest kind of allocation that keeps the SLO."""
+
+    def dollars(way: Alone) -> float:
+        per_hour = way.nodes[0] * prices.rollout + way.nodes[1] * prices.train
+        return per_hour * sum(way.seconds(job))
+
+    nodes = max(job.spec.rollout_nodes, job.spec.train_nodes)
+    cheap = Alone((nodes, 0), train=TRAIN_ON_ROLLOUT_NODES, pools=(0, 0))
+    ways = (cheap, colocated(job, prices), solo(job, prices))
+    kept = (way for way in ways if sum(way.seconds(job)) <= job.spec.slo * job.solo_s)
+    return min(kept, key=dollars)
+
+
 def simulate_alone(
     jobs: Sequence[TraceJob],
-    settings: Settings,
-    choose: Callable[[TraceJob], Alone],
+    choose: Callable[[TraceJob, Prices], Alone],
     log: EventLog,
 ) -> SimulationResult:
     """Every job from its arrival on nodes of its own, at once."""
+    settings = Settings()
     meter = Meter(since=jobs[0].arrival_s)
     changes: list[tuple[float, int, int]] = []
     done: list[tuple[float, JobResult]] = []
-    chosen = [choose(job) for job in jobs]
+    chosen = [choose(job, settings.prices) for job in jobs]
     if log.wanted:
         log.meta(settings, jobs)
         events = (_events(number, job, chosen[number]) for number, job in enumerate(jobs))

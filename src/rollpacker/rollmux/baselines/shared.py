@@ -1,11 +1,13 @@
-"""What random and greedy share: RollMux's groups and permits, a simple rule for where a job goes.
+"""RollMux's groups and permits, but a simple rule for where an arriving job goes.
 
-Neither looks at SLOs; host memory and the size of a group are respected.
+No rule looks at SLOs; host memory and the size of a group are respected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from rollpacker.rollmux.cluster import Cluster, Job
 from rollpacker.rollmux.cluster_sim import Clock, ClusterSimulation
@@ -14,10 +16,33 @@ from rollpacker.rollmux.placement import Site
 from rollpacker.rollmux.result import SimulationResult
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.settings import PLAIN
+from rollpacker.rollmux.table import node_loads
 from rollpacker.rollmux.trace import TraceJob
 
 Rule = Callable[[Sequence[Site], Cluster], Site | None]
 """Picks one of the sites on existing nodes; None for nodes of its own."""
+
+
+def most_idle(sites: Sequence[Site], cluster: Cluster) -> Site:
+    """Greedy: the site whose busiest node has the least to do."""
+
+    def busiest(site: Site) -> float:
+        assert site.group is not None
+        group = cluster.groups[site.group]
+        return max(node_loads(group, p)[name] for p in (0, 1) for name in site.nodes[p])
+
+    return min(sites, key=busiest)
+
+
+def at_random(rng: np.random.Generator) -> Rule:
+    """Any existing nodes, or its own, with equal chances."""
+
+    def rule(sites: Sequence[Site], cluster: Cluster) -> Site | None:
+        del cluster
+        number = int(rng.integers(len(sites) + 1))
+        return sites[number] if number < len(sites) else None
+
+    return rule
 
 
 def simulate_rule(

@@ -37,7 +37,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncPlan:
+class PublishPlan:
     """Transfers in order of their stages."""
 
     transfers: tuple[Transfer, ...]
@@ -47,23 +47,10 @@ class SyncPlan:
         """Bytes over the slow link: one copy of the model."""
         return sum(each.size * len(each.targets) for each in self.transfers if each.slow)
 
-    def seconds(self, *, slow_gb_s: float, fast_gb_s: float) -> float:
-        """Estimate: the slow link is shared, the fast one is each device's own.
 
-        A broadcast is pipelined, so its length counts once whatever the number of targets; every
-        rollout device takes in the whole model once.
-        """
-        received: dict[int, int] = {}
-        for each in self.transfers:
-            for target in () if each.slow else each.targets:
-                received[target] = received.get(target, 0) + each.size
-        fast = max(received.values(), default=0)
-        return self.slow_bytes / (slow_gb_s * 1e9) + fast / (fast_gb_s * 1e9)
-
-
-def plan_sync(
+def plan_publish(
     model_bytes: int, train: Sequence[int], rollout: Sequence[int], *, align: int = 2
-) -> SyncPlan:
+) -> PublishPlan:
     """Scatter one shard per training device across the slow link, then broadcast.
 
     Args:
@@ -94,15 +81,7 @@ def plan_sync(
             transfers.append(
                 Transfer(stage=1, source=root, targets=others, start=start, stop=stop, slow=False)
             )
-    return SyncPlan(transfers=tuple(sorted(transfers, key=lambda each: each.stage)))
-
-
-def plan_naive(model_bytes: int, train: Sequence[int], rollout: Sequence[int]) -> SyncPlan:
-    """What it is compared with: the first training device sends everybody a whole copy."""
-    whole = Transfer(
-        stage=0, source=train[0], targets=tuple(rollout), start=0, stop=model_bytes, slow=True
-    )
-    return SyncPlan(transfers=(whole,))
+    return PublishPlan(transfers=tuple(sorted(transfers, key=lambda each: each.stage)))
 
 
 def _shards(total: int, count: int, align: int) -> list[tuple[int, int]]:

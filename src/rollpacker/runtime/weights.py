@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rollpacker.rollmux.sync_plan import SyncPlan, Transfer
+from rollpacker.policy.publish import PublishPlan, Transfer
 
 CHUNK = 1 << 20
 """Bytes of a message; the same on every rank."""
@@ -25,7 +25,7 @@ def rollout_group(rollout: Sequence[int]) -> Any:
     return dist.new_group(list(rollout))
 
 
-def send_weights(plan: SyncPlan, rank: int, model: torch.Tensor, *, chunk: int = CHUNK) -> None:
+def send_weights(plan: PublishPlan, rank: int, model: torch.Tensor, *, chunk: int = CHUNK) -> None:
     """A training rank's part: its share of the model crosses the slow link once.
 
     Args:
@@ -47,7 +47,7 @@ def send_weights(plan: SyncPlan, rank: int, model: torch.Tensor, *, chunk: int =
 
 
 def receive_weights(
-    plan: SyncPlan, rank: int, model: torch.Tensor, pool: Any, *, chunk: int = CHUNK
+    plan: PublishPlan, rank: int, model: torch.Tensor, pool: Any, *, chunk: int = CHUNK
 ) -> None:
     """A rollout rank's part: take what is sent to it, give it to its pool, take the rest.
 
@@ -85,7 +85,7 @@ def _chunks(transfer: Transfer, chunk: int) -> Iterator[tuple[Transfer, int, int
         yield transfer, low, min(low + chunk, transfer.stop)
 
 
-def _check(plan: SyncPlan, model: torch.Tensor) -> None:
+def _check(plan: PublishPlan, model: torch.Tensor) -> None:
     if model.dtype != torch.uint8 or model.shape != (plan.slow_bytes,):
         raise ValueError(
             f"sync: the model must be {plan.slow_bytes} bytes (uint8, 1-D), got {model.dtype} of "

@@ -1,12 +1,27 @@
-"""The offline optimum: the same split by dynamic programming and by OR-tools."""
+"""The benchmark's offline optimum: the same split by dynamic programming and by OR-tools."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.offline import Optimum, best_cover, partitions
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.trace import Philly, philly
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "rollmux_optimum.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    spec = importlib.util.spec_from_file_location("rollmux_optimum", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def known_jobs(count: int, seed: int) -> list[Job]:
@@ -32,21 +47,26 @@ def by_or_tools(count: int, prices: dict[int, float]) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_both_solvers_agree_and_sharing_pays(seed: int) -> None:
-    optimum = Optimum(known_jobs(5, seed), Settings(), largest=3)
-    prices = optimum.group_prices()
-    best = best_cover(5, prices)
+def test_both_solvers_agree_and_sharing_pays(benchmark: Any, seed: int) -> None:
+    prices, best = benchmark.Optimum(known_jobs(5, seed), Settings(), largest=3).solve()
     assert best == pytest.approx(by_or_tools(5, prices), abs=1e-3)
     assert best < 5 * 57.04
     assert all(prices[1 << n] == pytest.approx(57.04) for n in range(5))
 
 
-def test_partitions_are_counted_by_the_bell_numbers() -> None:
-    assert [len(list(partitions(list(range(n))))) for n in range(6)] == [1, 1, 2, 5, 15, 52]
+def test_partitions_are_counted_by_the_bell_numbers(benchmark: Any) -> None:
+    assert [len(list(benchmark.partitions(list(range(n))))) for n in range(6)] == [
+        1,
+        1,
+        2,
+        5,
+        15,
+        52,
+    ]
 
 
-def test_only_gangs_of_one() -> None:
+def test_only_gangs_of_one(benchmark: Any) -> None:
     jobs = known_jobs(1, 0)
     wide = Job(jobs[0].spec.__class__(**(jobs[0].spec.to_json() | {"train_nodes": 2})), 0.0)
     with pytest.raises(ValueError, match="gangs of one"):
-        Optimum([wide], Settings())
+        benchmark.Optimum([wide], Settings())

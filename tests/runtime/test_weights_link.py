@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rollpacker.rollmux.service.sync import receive_weights, send_weights
-from rollpacker.rollmux.sync_plan import plan_sync
+from rollpacker.policy.publish import plan_publish
+from rollpacker.runtime.weights import receive_weights, send_weights
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mux_sync.py"
 
@@ -39,7 +39,7 @@ def test_one_copy_whatever_the_pools(training: int, rollout: int) -> None:
 
 
 def test_models_of_another_size_are_refused() -> None:
-    plan = plan_sync(100, [0, 1], [2, 3])
+    plan = plan_publish(100, [0, 1], [2, 3])
     with pytest.raises(ValueError, match="model must be 100 bytes"):
         send_weights(plan, 0, torch.zeros(50, dtype=torch.uint8))
     with pytest.raises(ValueError, match="model must be 100 bytes"):

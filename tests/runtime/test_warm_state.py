@@ -2,7 +2,7 @@
 
 import torch
 
-from rollpacker.rollmux.service.warm import WarmState, training_tensors
+from rollpacker.runtime.warm_state import WarmState, training_tensors
 
 
 def trained(offloads: bool) -> list[torch.Tensor]:

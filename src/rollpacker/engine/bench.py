@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 EngineKind = Literal["mini", "vllm", "hf"]
+_VLLM_KV_BYTES = 1 << 30
 
 
 def run(
@@ -41,9 +43,7 @@ def run(
         case "hf":
             result = _hf(model_path, ids, lengths, concurrency, dtype)
         case "vllm":
-            from rollpacker.engine.vllm import forced_lengths
-
-            result = forced_lengths(model_path, ids, lengths, concurrency, dtype)
+            result = _vllm(model_path, ids, lengths, concurrency, dtype)
         case _:
             raise ValueError(f"unknown engine {engine_kind!r}; known: mini, vllm, hf")
     return result | {"tokens_per_cpu_s": result["generated_tokens"] / result["cpu_s"]}
@@ -91,10 +91,58 @@ def _mini(
             ]
         )
 
+    def step() -> int:
+        return sum(len(output.tokens) for output in engine.step())
+
+    return _queued(lengths, submit, engine.busy, step)
+
+
+def _vllm(
+    model_path: str, ids: Sequence[int], lengths: list[int], concurrency: int, dtype: str
+) -> dict[str, float]:
+    """In this process, on the threads that it is given, with logprobs."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
+    from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
+    from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
+
+    arguments = EngineArgs(
+        model=model_path,
+        dtype=dtype,
+        enforce_eager=True,
+        block_size=32,
+        kv_cache_memory_bytes=_VLLM_KV_BYTES,
+        distributed_executor_backend="uni",
+        max_num_seqs=concurrency,
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+    )
+    engine: Any = LLMEngine.from_engine_args(arguments)
+
+    def submit(index: int, length: int) -> None:
+        params = SamplingParams(
+            max_tokens=length, ignore_eos=True, temperature=1.0, logprobs=0, detokenize=False
+        )
+        engine.add_request(str(index), TokensPrompt(prompt_token_ids=list(ids)), params)
+
+    def step() -> int:
+        return sum(len(o.outputs[0].token_ids) for o in engine.step() if o.finished)
+
+    return _queued(lengths, submit, engine.has_unfinished_requests, step)
+
+
+def _queued(
+    lengths: list[int],
+    submit: Callable[[int, int], None],
+    busy: Callable[[], bool],
+    step: Callable[[], int],
+) -> dict[str, float]:
+    """What it costs an engine that is given everything at once; ``step`` tells what has ended."""
+
     def drain() -> tuple[int, int]:
         steps = generated = 0
-        while engine.busy():
-            generated += sum(len(output.tokens) for output in engine.step())
+        while busy():
+            generated += step()
             steps += 1
         return steps, generated
 

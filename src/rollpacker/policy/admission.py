@@ -8,8 +8,8 @@ measured step latency.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -20,66 +20,10 @@ from rollpacker.config import TailBatchingConfig
 from rollpacker.core.groups import over_provision
 from rollpacker.policy.bias import Bias
 from rollpacker.policy.censoring import KaplanMeier
+from rollpacker.policy.latency import LatencyCurve, consolidation_threshold
 from rollpacker.policy.lengths import ENOUGH_GROUPS, LengthHistory
 
 Lengths = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyCurve:
-    """Seconds of one decode step of one worker, by batch size.
-
-    Piecewise linear through the measured ``points``, made non-decreasing; flat below the first,
-    the last slope continued above the last. Raises ``ValueError`` without a positive point.
-    """
-
-    points: Mapping[int, float]
-    _batch: NDArray[np.float64] = field(init=False, repr=False, compare=False)
-    _seconds: NDArray[np.float64] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not self.points or min(self.points) < 1 or min(self.points.values()) <= 0.0:
-            raise ValueError("a latency curve needs batch sizes >= 1 with times > 0")
-        batch = sorted(self.points)
-        seconds = np.maximum.accumulate([self.points[size] for size in batch])
-        object.__setattr__(self, "_batch", np.array(batch, np.float64))
-        object.__setattr__(self, "_seconds", np.asarray(seconds, np.float64))
-
-    @property
-    def largest(self) -> int:
-        """Largest batch measured."""
-        return max(self.points)
-
-    def at(self, batch: float) -> float:
-        """Seconds of a step with ``batch`` sequences; 0 with none."""
-        if batch <= 0.0:
-            return 0.0
-        beyond = batch - float(self._batch[-1])
-        if beyond > 0.0 and self._batch.size > 1:
-            slope = np.diff(self._seconds[-2:]) / np.diff(self._batch[-2:])
-            return float(self._seconds[-1] + slope[0] * beyond)
-        return float(np.interp(batch, self._batch, self._seconds))
-
-
-def consolidation_threshold(
-    latency: Callable[[int], float], workers: int, largest: int, slack: float = 0.25
-) -> int:
-    """Most running attempts that one worker decodes nearly as fast as all ``workers`` would.
-
-    The largest ``n <= largest`` with ``latency(n) <= (1 + slack) * latency(ceil(n / workers))``:
-    below it, moving the tail to one worker frees the others at ``slack`` of the tail's speed.
-    0 with a single worker.
-    """
-    if workers < 2:
-        return 0
-    return next(
-        (
-            n
-            for n in range(largest, 0, -1)
-            if latency(n) <= (1.0 + slack) * latency(math.ceil(n / workers))
-        ),
-        0,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from rollpacker.core.types import WorkerId
+from rollpacker.policy.latency import Floats, LatencyCurve
 from rollpacker.policy.layout import Layout
 from rollpacker.policy.parallelism import Devices, LengthForecast
 from rollpacker.policy.scaling import Tokens
@@ -23,13 +24,14 @@ _STRIDE = 64
 """Decode steps between the points at which a forecast is integrated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineProfile:
     """One engine at one tensor-parallel size.
 
     Args:
         kv_tokens: KV budget.
-        latency: seconds of a decode step by batch size, without context; a straight line between.
+        latency: seconds of a decode step by batch size (``LatencyCurve``), without context, up to
+            the most sequences that it decodes together.
         context_token_s: seconds that each context token adds to a step.
         prefill_token_s: seconds to prefill a token.
     """
@@ -39,12 +41,17 @@ class EngineProfile:
     context_token_s: float
     prefill_token_s: float
 
-    def step_s(self, batch: NDArray[np.float64], context: NDArray[np.float64]) -> Any:
-        """Seconds of decode steps of ``batch`` sequences with ``context`` tokens in all."""
-        sizes = sorted(self.latency)
-        fixed = np.interp(batch, sizes, [self.latency[size] for size in sizes])
-        over = np.maximum(1.0, batch / sizes[-1])
-        return fixed * over + self.context_token_s * context
+    @cached_property
+    def _curve(self) -> LatencyCurve:
+        return LatencyCurve(self.latency)
+
+    def step_s(self, batch: Floats, context: Floats) -> Floats:
+        """Seconds of decode steps of ``batch`` sequences with ``context`` tokens in all.
+
+        More than it decodes together take turns, so their steps take longer in proportion.
+        """
+        turns = np.maximum(1.0, batch / self._curve.largest)
+        return self._curve.within(batch) * turns + self.context_token_s * context
 
     def decode_s(self, contexts: Tokens, remaining: Tokens) -> float:
         """Seconds to decode sequences by ``remaining`` tokens each, all at once."""

@@ -12,8 +12,9 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, GroupPart, PromptId, RoundKind
-from rollpacker.policy.admission import Admission, LatencyCurve, Workload
+from rollpacker.policy.admission import Admission, Workload
 from rollpacker.policy.bias import Audited, Bias, BiasMeter, is_audit_step
+from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.race import Race
 from rollpacker.policy.rounds import Racing

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollpacker.config import RolloutConfig
-from rollpacker.policy.admission import LatencyCurve, consolidation_threshold
+from rollpacker.policy.latency import LatencyCurve, consolidation_threshold
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.streaming import StreamingRules
 from rollpacker.policy.tail_release import tail_workers

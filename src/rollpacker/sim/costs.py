@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rollpacker.policy.admission import LatencyCurve
+from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.parallelism import Devices
 from rollpacker.sim.hardware import Device, MeasuredDevice
 from rollpacker.sim.models import ModelShape

@@ -1,0 +1,73 @@
+"""Seconds of a decode step between and beyond the batch sizes at which they were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyCurve:
+    """Seconds of one decode step of one engine, by batch size.
+
+    Piecewise linear through the measured ``points``, made non-decreasing; flat below the first,
+    the last slope continued above the last. Raises ``ValueError`` without a positive point.
+    """
+
+    points: Mapping[int, float]
+    _batch: Floats = field(init=False, repr=False, compare=False)
+    _seconds: Floats = field(init=False, repr=False, compare=False)
+    _slope: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.points or min(self.points) < 1 or min(self.points.values()) <= 0.0:
+            raise ValueError("a latency curve needs batch sizes >= 1 with times > 0")
+        batch = np.array(sorted(self.points), np.float64)
+        seconds = np.maximum.accumulate([self.points[size] for size in sorted(self.points)])
+        rise = np.diff(seconds[-2:]) / np.diff(batch[-2:])
+        object.__setattr__(self, "_batch", batch)
+        object.__setattr__(self, "_seconds", seconds)
+        object.__setattr__(self, "_slope", float(rise[0]) if rise.size else 0.0)
+
+    @property
+    def largest(self) -> int:
+        """Largest batch measured."""
+        return max(self.points)
+
+    def at(self, batch: float) -> float:
+        """Seconds of a step with ``batch`` sequences; 0 with none."""
+        if batch <= 0.0:
+            return 0.0
+        beyond = max(0.0, batch - float(self._batch[-1]))
+        return float(np.interp(batch, self._batch, self._seconds)) + self._slope * beyond
+
+    def within(self, batch: Floats) -> Floats:
+        """Seconds of steps with 1 to ``largest`` sequences each; no more are reckoned with."""
+        return np.interp(batch, self._batch, self._seconds)
+
+
+def consolidation_threshold(
+    latency: Callable[[int], float], workers: int, largest: int, slack: float = 0.25
+) -> int:
+    """Most running attempts that one worker decodes nearly as fast as all ``workers`` would.
+
+    The largest ``n <= largest`` with ``latency(n) <= (1 + slack) * latency(ceil(n / workers))``:
+    below it, moving the tail to one worker frees the others at ``slack`` of the tail's speed.
+    0 with a single worker.
+    """
+    if workers < 2:
+        return 0
+    return next(
+        (
+            n
+            for n in range(largest, 0, -1)
+            if latency(n) <= (1.0 + slack) * latency(math.ceil(n / workers))
+        ),
+        0,
+    )

@@ -1,0 +1,288 @@
+"""The driver alone, at the size of a cluster: what scheduling, grading's path and the logs cost.
+
+    python benchmarks/driver.py
+    python benchmarks/driver.py --attempts 2048 --modes exact --workers 16
+
+One step with the real pump, policy, journal, grading processes, samples and metrics. The workers
+are stand-ins in this process: they answer the real messages (pickled and read as in a pipe) with
+responses of forced lengths (lognormal, about 2,000 tokens, at most 16,384) in simulated time, and
+their own CPU is taken out. All figures are CPU seconds, so they hold on a machine that is busy with
+other things; the grading processes' are shown apart. `longest` is the longest callback of the event
+loop; the shares of parts are sampled once a millisecond of CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import driver_workers
+import psutil
+from driver_workers import CAP, Simulated, StandIns, problems_of, tokenizer_and_corpus
+from rich.console import Console
+
+from rollpacker.config import RunConfig, parse
+from rollpacker.engine.base import SamplingParams
+from rollpacker.job.build import assemble
+from rollpacker.runtime.metrics import Tail
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.run_log import RunLog
+from rollpacker.runtime.texts import Texts
+
+GROUP = 16
+STAND_INS = driver_workers.__file__
+PARTS = {
+    "policy/": "policy",
+    "core/journal": "journal",
+    "runtime/pool": "messages",
+    "runtime/texts": "texts",
+    "runtime/samples": "samples",
+    "runtime/sample_table": "samples",
+    "runtime/run_log": "samples",
+    "runtime/metrics": "metrics",
+    "runtime/progress": "metrics",
+    "runtime/trackers": "metrics",
+    "runtime/bubble": "metrics",
+    "runtime/step": "metrics",
+    "runtime/graded_log": "graded log",
+    "runtime/grading": "grading's path",
+    "runtime/rewards": "grading's path",
+    "reward/": "grading's path",
+}
+SHOWN = (*dict.fromkeys(PARTS.values()), "the rest")
+
+
+class Meter:
+    """CPU seconds of this thread without the stand-ins', in total, by callback and by part."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin to count."""
+        self.apart_s = self.longest_s = 0.0
+        self.longest: dict[str, float] = {}
+        self.parts: dict[str, float] = defaultdict(float)
+        self._last = time.thread_time()
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is done here is not the driver's."""
+        began = time.thread_time()
+        yield
+        self.apart_s += time.thread_time() - began
+
+    def timed(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run one callback of the event loop."""
+        began, apart, parts = time.thread_time(), self.apart_s, dict(self.parts)
+        try:
+            return call(*args)
+        finally:
+            spent = time.thread_time() - began - (self.apart_s - apart)
+            if spent > self.longest_s:
+                self.longest_s = spent
+                self.longest = {p: s - parts.get(p, 0.0) for p, s in self.parts.items()}
+
+    def sample(self, _signal: int, frame: FrameType | None) -> None:
+        """Charge the CPU since the last sample to the part that is running."""
+        now = time.thread_time()
+        self.parts[part_of(frame)] += now - self._last
+        self._last = now
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        signal.signal(signal.SIGPROF, self.sample)
+        signal.setitimer(signal.ITIMER_PROF, 1e-3, 1e-3)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def part_of(frame: FrameType | None) -> str:
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file == STAND_INS:
+            return "messages" if name in ("_deliver", "send") else "apart"
+        _, ours, place = file.rpartition("/rollpacker/")
+        if ours:
+            return next((part for at, part in PARTS.items() if place.startswith(at)), "the rest")
+        frame = frame.f_back
+    return "the rest"
+
+
+class TimedLoop(asyncio.SelectorEventLoop):
+    """Knows how long each of its callbacks took."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        return super().call_soon(self._meter.timed, callback, *args, context=context)
+
+    def call_at(self, when: Any, callback: Any, *args: Any, context: Any = None) -> Any:
+        return super().call_at(when, self._meter.timed, callback, *args, context=context)
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        super().add_reader(fd, self._meter.timed, callback, *args)
+
+
+def config_of(folder: Path, mode: str, args: argparse.Namespace, attempts: int) -> RunConfig:
+    raced = 1.25**2 if mode == "race" else 1.0
+    return parse(
+        {
+            "output": str(folder),
+            "steps": 1,
+            "model": {"path": "stand-in"},
+            "data": {"path": "stand-in"},
+            "rewards": [{"function": f"{STAND_INS}:score"}],
+            "workers": {"count": args.workers, "device": "cpu"},
+            "grading": {"workers": args.graders},
+            "rollout": {
+                "prompts_per_step": round(attempts / GROUP / raced),
+                "num_generations": GROUP,
+                "max_completion_length": CAP,
+                "tail_batching": {"mode": mode},
+            },
+        },
+        source="benchmark",
+    )
+
+
+async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str, Any]) -> None:
+    """Build the run, make one step and fill ``out``."""
+    tokenizer, corpus = tokenizer_and_corpus()
+    problems = problems_of(2 * config.rollout.prompts_per_step, corpus)
+    clock = Simulated()
+    pool = StandIns(config, meter.apart, clock, corpus)
+    rewards = Rewards(
+        config.rewards, config.grading, tokenizer, rows=problems.rows.values(), max_steps=1
+    )
+    rewards.start(asyncio.get_running_loop())
+    progress = Progress(Console(file=open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
+    log = RunLog(
+        folder,
+        config,
+        last_step=-1,
+        max_length=CAP,
+        progress=progress,
+        texts=Texts(tokenizer),
+        trackers=(),
+    )
+    params = SamplingParams(max_tokens=CAP)
+    parts = assemble(config, CAP, pool, problems, rewards, params, log, clock, None)
+    serving = asyncio.create_task(pool.serve(rewards))
+    log.journal.meta({"settings": parts.settings.to_json(), "state": parts.policy.state_dict()})
+    log.graded.begin(0, "stand-in")
+    gc.collect()
+    gc.freeze()
+    await asyncio.sleep(0)
+    meter.reset()
+    began, wall, loading_s = time.process_time(), time.monotonic(), children_s()
+    with meter.sampling():
+        record = await parts.rollout.run_step(0)
+        log.step(
+            record,
+            parts.updates.groups,
+            epoch=0.0,
+            tail=Tail(round_kind=record.kind),
+            num_tokens=0,
+            extra={},
+        )
+        log.flush()
+    out["driver_s"] = time.process_time() - began - meter.apart_s
+    out["wall_s"], out["grading_s"] = time.monotonic() - wall, children_s() - loading_s
+    out["attempts"], out["responses"] = len(record.attempts), pool.responses
+    out["tokens"], out["sent_mb"] = pool.tokens, pool.sent / 1e6
+    serving.cancel()
+    parts.close()
+
+
+def children_s() -> float:
+    """CPU seconds of the grading processes so far."""
+    times = [child.cpu_times() for child in psutil.Process().children()]
+    return sum(each.user + each.system for each in times)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """One mode and size in this process; the grading processes are its only children."""
+    meter, out = Meter(), {"mode": args.modes[0], "longest_ms": 0.0}
+    with (
+        tempfile.TemporaryDirectory() as name,
+        asyncio.Runner(loop_factory=lambda: TimedLoop(meter)) as runner,
+    ):
+        config = config_of(Path(name), args.modes[0], args, args.attempts[0])
+        runner.run(run_step(meter, config, Path(name), out))
+    out |= {"longest_ms": 1e3 * meter.longest_s, "longest": meter.longest}
+    out["parts"] = {part: meter.parts[part] for part in SHOWN}
+    return out
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    head = ["mode", "attempts", "driver s", "us a response", "ratio", "longest ms", "grading s"]
+    print(" | ".join(["", *head, *SHOWN, ""]).strip())
+    print("|" + "---|" * (len(head) + len(SHOWN)))
+    before: dict[str, Any] = {}
+    for row in rows:
+        ratio = row["driver_s"] / before["driver_s"] if before.get("mode") == row["mode"] else None
+        each = 1e6 / row["responses"]
+        cells = [
+            row["mode"],
+            f"{row['attempts']:,}",
+            f"{row['driver_s']:.2f}",
+            f"{row['driver_s'] * each:.0f}",
+            "" if ratio is None else f"{ratio:.2f}",
+            f"{row['longest_ms']:.0f}",
+            f"{row['grading_s']:.1f}",
+            *(f"{row['parts'][part] * each:.0f}" for part in SHOWN),
+        ]
+        print(" | ".join(["", *cells, ""]).strip())
+        before = row
+    print("\nparts are in CPU us a response; where the longest callbacks are, in CPU ms:")
+    for row in rows:
+        most = sorted(row["longest"].items(), key=lambda item: -item[1])[:3]
+        spent = ", ".join(f"{part} {1e3 * seconds:.0f}" for part, seconds in most)
+        print(f"  {row['mode']} {row['attempts']:,}: {spent}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attempts", type=int, nargs="+", default=[8192, 16384])
+    parser.add_argument("--modes", nargs="+", default=["off", "exact", "race"])
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--graders", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="one measurement as JSON")
+    args = parser.parse_args()
+    if args.json:
+        print(json.dumps(measure(args)))
+        return
+    rows: list[dict[str, Any]] = []
+    for mode, attempts in itertools.product(args.modes, args.attempts):
+        # In a process of its own: no measurement inherits the heap of another.
+        command = [sys.executable, __file__, "--json", "--modes", mode]
+        command += ["--attempts", str(attempts), "--workers", str(args.workers)]
+        command += ["--graders", str(args.graders)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()

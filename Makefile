@@ -7,13 +7,15 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-peers lint docs clean
+.PHONY: help demo test test-slow test-gpu test-peers lint docs clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
 # also makes .venv anew where it is of another Python.
 PYTHON ?=
 # Passed on to the program behind the target: make test ARGS="tests/core -x"
 ARGS ?=
+# Of the slow tests: make test-slow PART=1/4
+PART ?= 1/1
 
 VENV := .venv
 # TRL and verl pin other versions than ours: they get an environment of their own.
@@ -30,10 +32,14 @@ demo: $(VENV)/.installed  ## train a small model on this machine and show the re
 	@$(BIN)/rollpacker demo $(ARGS)
 
 test: $(VENV)/.installed-dev  ## run the default test suite
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
-test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes
-	@$(BIN)/python -m pytest -m 'slow and not ray and not vllm and not gpu' $(ARGS)
+test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part: PART=1/4
+	@$(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu and not peers' \
+		--hypothesis-profile thorough --part $(PART) $(ARGS)
+
+test-gpu: $(VENV)/.installed-dev  ## run the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)

@@ -1,3 +1,4 @@
+import functools
 import sys
 from collections.abc import Iterator
 
@@ -15,10 +16,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="the code sandbox needs Linux"))
 
 
-@pytest.fixture(scope="session")
+@functools.cache
+def found_level() -> Level | None:
+    return strongest_level()
+
+
+@pytest.fixture
 def level() -> Level:
     """The strongest that this machine has."""
-    found = strongest_level()
+    found = found_level()
     assert found is not None, "no level works on this machine"
     return found
 

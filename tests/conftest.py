@@ -1,0 +1,60 @@
+"""How the suite runs: one core a process, shared fixtures on one worker, examples by profile."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+# Two pytest workers and what they start share the machine. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import HealthCheck, settings
+
+# The same examples every time, so that the default suite finds nothing by chance;
+# ``make test-slow`` looks further. Tests that cost more take a part of ``max_examples``.
+_ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("ci", max_examples=100, derandomize=True, **_ANY_SPEED)
+settings.register_profile("thorough", max_examples=1000, **_ANY_SPEED)
+settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="1/1", help="every n-th file from the k-th on: k/n")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    for item in items:
+        if place := shared(item):
+            item.add_marker(pytest.mark.xdist_group(place))
+    yield
+    keep_part(config, items)  # of what -m has left
+
+
+def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Only the files of this part."""
+    part, _, parts = config.getoption("--part").partition("/")
+    try:
+        chosen = int(part) - 1
+        files = sorted({item.path for item in items})[chosen :: int(parts)]
+        assert 0 <= chosen < int(parts)
+    except (ValueError, AssertionError):
+        raise pytest.UsageError("--part is k/n with 1 <= k <= n, for instance 2/4") from None
+    left_out = [item for item in items if item.path not in files]
+    items[:] = [item for item in items if item.path in files]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def shared(item: pytest.Item) -> str:
+    """File or folder whose tests share a fixture, often a real run, that one worker makes once."""
+    if not isinstance(item, pytest.Function):
+        return ""
+    found = [
+        definition.baseid
+        for definitions in item._fixtureinfo.name2fixturedefs.values()
+        for definition in definitions
+        if definition.scope in ("module", "session") and definition.baseid.startswith("tests/")
+    ]
+    return min(found, key=len, default="")

@@ -143,7 +143,10 @@ class Workshop:
         self.rewards.write_text(REWARDS, encoding="utf-8")
 
     def tree(self, name: str, mode: str = "exact", **changes: Any) -> dict[str, Any]:
-        """A job's configuration; ``changes`` are dotted keys with ``__`` for the dots."""
+        """A job's configuration; ``changes`` are dotted keys with ``__`` for the dots.
+
+        One worker, because the start of a worker is nearly all that such a small job costs.
+        """
         tree: dict[str, Any] = {
             "seed": 3,
             "output": str(self.folder / name),
@@ -158,7 +161,7 @@ class Workshop:
                 "tail_batching": {"mode": mode},
             },
             "train": {"learning_rate": 1e-2},
-            "workers": {"count": 2, "pin": False, "device": "cpu"},
+            "workers": {"count": 1, "pin": False, "device": "cpu"},
             "checkpoint": {"every": 0},
         }
         for key, value in changes.items():

@@ -35,7 +35,7 @@ def test_more_workers_than_places_are_refused() -> None:
 def test_a_run_on_the_cpu_has_no_workers_per_gpu(tmp_path: Path) -> None:
     shop = Workshop(tmp_path, rows=2)
     with pytest.raises(ValueError, match=r"workers\.per_gpu is 2 but the run is on the CPU"):
-        run(shop.config("two", workers__per_gpu=2))
+        run(shop.config("two", workers__count=2, workers__per_gpu=2))
 
 
 def test_a_sharer_finds_its_kv_budget_in_its_share(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def faulty(completions, prompts, **_):
         os.kill(os.getpid(), signal.SIGKILL)
     return ones(completions)
 
-def workers():
+def forked(parents):
     found = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -61,9 +61,12 @@ def workers():
             command = (folder / "cmdline").read_text()
         except OSError:
             continue
-        if parent == os.getppid() and "spawn_main" in command:
+        if parent in parents and "forkserver" in command:
             found.append(int(folder.name))
     return sorted(found)
+
+def workers():
+    return forked(forked([os.getppid()]))
 
 def assassin(completions, prompts, marker, victims, at=5, by="SIGKILL"):
     if int(prompts[0]) == at and not os.path.exists(marker):

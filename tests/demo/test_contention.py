@@ -1,7 +1,11 @@
 """What other processes took of the cores."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
+
+import psutil
 
 from rollpacker.demo.contention import Contention, warning
 from rollpacker.report.compare import NOISY
@@ -25,6 +29,22 @@ def test_the_time_of_others_is_a_share_of_all_cores(tmp_path: Path) -> None:
     assert contention.share() == 0.0
     write(stat, 1_000_000 + 10_000)  # 100 s
     assert contention.share() > 1.0
+
+
+def test_what_runs_below_a_child_is_ours(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    busy = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
+    write(stat, 1_000_000)
+    contention = Contention(stat)
+    below = subprocess.Popen([sys.executable, "-c", f"{busy}; input()"], stdin=subprocess.PIPE)
+    while psutil.Process(below.pid).cpu_times().children_user < 0.4:
+        time.sleep(0.02)
+    write(stat, 1_000_000 + 40)  # 0.4 s
+    assert contention.share() == 0.0
+    below.communicate(b"\n")
+
+
+BUSY = "import time\nwhile time.process_time() < 0.5: pass"
 
 
 def test_without_the_kernels_count_nothing_is_said(tmp_path: Path) -> None:

@@ -6,12 +6,9 @@ import pytest
 from runtime_jobs import Workshop, run, times_trained
 
 SIZES = """
-import time
-
 def sized(completions, log):
     with open(log, "a") as file:
         file.write(f"{len(completions)} ")
-    time.sleep(0.05)
     return [text.count("1") / 4 for text in completions]
 """
 
@@ -32,7 +29,12 @@ def test_responses_share_calls_unless_the_run_is_deterministic(
         "batch": 6,
     }
     config = shop.config(
-        f"batched-{deterministic}", epochs=1, rewards=[reward], deterministic=deterministic
+        f"batched-{deterministic}",
+        epochs=1,
+        rewards=[reward],
+        deterministic=deterministic,
+        rollout__max_completion_length=2,  # most of them end together
+        grading={"workers": 1},
     )
     folder, _ = run(config)
     assert set(times_trained(folder).values()) == {1}

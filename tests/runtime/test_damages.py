@@ -11,7 +11,7 @@ from runtime_jobs import Workshop, kept_samples, metrics, run, weights_digest
 FIXED = {"deterministic": True, "workers__count": 1, "checkpoint": {"every": 1, "keep": 2}}
 STOPPED, STEPS = 2, 3
 DAMAGES = 30
-FAST = 3
+FAST = 2
 
 
 def flip(data: bytes, rng: random.Random) -> bytes:

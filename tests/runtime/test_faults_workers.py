@@ -49,7 +49,7 @@ def test_a_faulty_reward_harms_only_its_own_prompts(shop: Workshop) -> None:
 
 
 def test_a_killed_worker_is_survived(shop: Workshop) -> None:
-    config = shop.config("survived", "race", rewards=assassin(shop, 1))
+    config = shop.config("survived", "race", rewards=assassin(shop, 1), workers__count=2)
     folder, said = run(config)
     assert (shop.folder / "killed-1-SIGKILL").exists()
     assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})
@@ -72,7 +72,8 @@ def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
 
 @pytest.mark.slow
 def test_all_workers_killed_ends_the_run(shop: Workshop) -> None:
-    config = shop.config("lost", rewards=assassin(shop, 2), checkpoint__every=1)
+    changes = {"rewards": assassin(shop, 2), "checkpoint__every": 1, "workers__count": 2}
+    config = shop.config("lost", **changes)
     with pytest.raises(WorkerError, match=r"worker [01] died: exit code -9") as caught:
         run(config)
     assert len(str(caught.value).splitlines()) == 1

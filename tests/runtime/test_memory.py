@@ -48,9 +48,9 @@ class Sampler:
     def _measure(self) -> dict[str, float]:
         driver = psutil.Process()
         sizes = {"driver": resident_mb(driver)}
-        for child in driver.children():
+        for child in driver.children(recursive=True):
             command = " ".join(child.cmdline())
-            if "--multiprocessing-fork" in command:
+            if "multiprocessing.forkserver" in command:
                 sizes[f"worker {child.pid}"] = resident_mb(child)
             elif "reward.worker" in command:
                 sizes[f"reward {child.pid}"] = resident_mb(child)

@@ -13,7 +13,7 @@ from rollpacker.runtime.updates import share_out
 RATIO = "trained_tokens/ratio"
 NUCLEUS = {"rollout__top_p": 0.7, "rollout__top_k": 9}
 SEVERAL: dict[str, dict[str, Any]] = {
-    "updates": {"train__updates_per_step": 2},
+    "updates": {"workers__count": 2, "train__updates_per_step": 2},
     "long_rounds": {
         "workers__count": 1,
         "rollout__prompts_per_step": 2,

@@ -171,9 +171,12 @@ def test_more_epochs_go_on_at_the_boundary(shop: Workshop) -> None:
 
 @pytest.mark.slow
 def test_two_workers_resume(shop: Workshop) -> None:
-    folder, _ = run(shop.config("two", checkpoint={"every": 1, "keep": 9}))
+    folder, _ = run(shop.config("two", workers__count=2, checkpoint={"every": 1, "keep": 9}))
     copy = crashed_copy(folder, "two-crashed", 2)
-    run(shop.config("two-crashed", checkpoint={"every": 1, "keep": 9}), resume=True)
+    run(
+        shop.config("two-crashed", workers__count=2, checkpoint={"every": 1, "keep": 9}),
+        resume=True,
+    )
     assert set(kept_groups(copy).values()) == {3}
     assert times_trained(copy) == Counter({f"p{i}": 2 for i in range(ROWS)})
     assert largest_difference(folder / "checkpoint-3", copy / "checkpoint-3") <= 1e-5

@@ -41,7 +41,9 @@ def rewards(shop: Workshop, *names: str, **settings: Any) -> list[dict[str, Any]
     return [first, *({"function": f"{shop.rewards}:{name}"} for name in names[1:])]
 
 
-@pytest.mark.parametrize("mode", ["off", "exact", "race"])
+@pytest.mark.parametrize(
+    "mode", ["race", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("off", "exact"))]
+)
 def test_a_reward_that_hangs_ends_the_run(shop: Workshop, mode: str) -> None:
     """Not after every response has timed out, several times: that is 12 * 3 * 2 * 3 calls."""
     config = shop.config(f"hangs-{mode}", mode, workers__count=1, rewards=rewards(shop, "hangs"))

@@ -98,21 +98,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_of_version_0_1_0_goes_on_as_it_began(
-    stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(stored)
-    assert journal.replay(Path("run/journal.jsonl"), from_journal).differences == []
-    folder, said = run(config.load(Path("job.yaml"), ["steps=8"]), resume=True)
-    assert "resumed after step 6" in said
-    kept = config.load(folder / "config.yaml")
-    assert kept.rollout.min_reward_range == 1e-3
-    assert not kept.train.kl_bias_correction
-    assert getattr(kept.train.algorithm, "scale_rewards", None) == "group"
-    assert len(metrics(folder)) == 8
-    assert journal.replay(Path("run/journal.jsonl"), from_journal).differences == []
-
-
 def test_what_a_file_asks_for_is_not_what_the_run_began_with(stored: Path) -> None:
     """Defaults that have changed stay as they were; a value of one's own is refused."""
     found = Checkpoints(stored / "run", keep=2).latest()

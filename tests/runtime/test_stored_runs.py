@@ -6,8 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from runtime_jobs import checkpoints, cli, kept_groups, metrics, times_trained
+from runtime_jobs import checkpoints, kept_groups, metrics, run, times_trained
 
+from rollpacker import config
 from rollpacker.core import journal
 from rollpacker.job.resume import as_of_now
 from rollpacker.policy.rollout import from_journal
@@ -26,10 +27,12 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of 0.1.0, killed in step 7 after checkpoint-6, gone on with to its end."""
     folder = tmp_path_factory.mktemp("stored") / "v0_1_0"
     shutil.copytree(STORED / "v0_1_0", folder)
-    done = cli("train", "job.yaml", "--resume", "auto", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "resumed after step 6" in done.stderr
-    assert json.loads(done.stdout)["steps"] == checkpoints(folder / "run")[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        _, said = run(config.load(Path("job.yaml"), []), resume=True)
+    assert "resumed after step 6" in said
+    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["steps"] == checkpoints(folder / "run")[-1]
     return folder / "run"
 
 
@@ -42,6 +45,13 @@ def test_a_stored_run_is_resumed(resumed: Path) -> None:
     assert settled(resumed, 6) == settled(before, 6)
     assert [row["step"] for row in metrics(resumed)] == list(range(checkpoints(resumed)[-1]))
     assert all("eval/sampled_accuracy" in row for row in metrics(resumed)[1::2])
+
+
+def test_it_goes_on_as_it_began(resumed: Path) -> None:
+    kept = config.load(resumed / "config.yaml")
+    assert kept.rollout.min_reward_range == 1e-3
+    assert not kept.train.kl_bias_correction
+    assert getattr(kept.train.algorithm, "scale_rewards", None) == "group"
 
 
 def test_its_journal_replays(resumed: Path) -> None:

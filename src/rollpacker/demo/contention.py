@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from rollpacker.report.compare import NOISY
 
@@ -25,7 +27,7 @@ class Contention:
     def share(self) -> float:
         """Share of the cores' time that other processes took; 0 where the kernel does not tell.
 
-        Counts as ours what ended before: this process and its children that were waited for.
+        Ours are this process, what comes from it, and whoever of that was waited for.
         """
         seconds = time.monotonic() - self._began
         now, before = self._others_s(), self._before
@@ -43,8 +45,17 @@ class Contention:
         counts = [int(each) for each in lines[0].split()[1:9]]
         busy = (sum(counts) - counts[3] - counts[4]) / os.sysconf("SC_CLK_TCK")
         cores = sum(line.startswith("cpu") for line in lines) - 1
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return busy - sum(each.ru_utime + each.ru_stime for each in used), cores
+        return busy - _used_s(), cores
+
+
+def _used_s() -> float:
+    """CPU seconds of this process and all below it."""
+    used = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            used += sum(process.cpu_times()[:4])  # user and system, own and of ended children
+    return used
 
 
 def warning(share: float) -> str | None:

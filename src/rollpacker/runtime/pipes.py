@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Sequence
 from multiprocessing import resource_tracker
 
@@ -11,6 +12,18 @@ from rollpacker.runtime.server import WorkerSpec
 from rollpacker.runtime.worker import main
 from rollpacker.shield import shielded
 
+# Workers are forked off a process that has imported what all of them need: half of the start's CPU
+# time with two of them, and no imports are waited for when a job that lost its nodes starts again.
+# The libraries of other systems are not made to be forked.
+_START = "forkserver" if sys.platform == "linux" else "spawn"
+PRELOADED = (
+    "rollpacker.engine.mini.engine",
+    "rollpacker.runtime.worker",
+    "rollpacker.train.local",
+    "rollpacker.train.model",
+    "transformers.modeling_utils",
+)
+"""Modules that ask for no device: a fork of a process that did could not use CUDA."""
 _LEAVING_S = 5.0
 """In which a process that has closed its pipe is gone."""
 
@@ -19,7 +32,7 @@ class LocalHost:
     """A worker process of this machine."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(_START)
         self.channel: Channel
         self.channel, theirs = context.Pipe()
         self._process = context.Process(
@@ -56,4 +69,5 @@ def start_local(specs: Sequence[WorkerSpec]) -> list[LocalHost]:
     with shielded():
         # It comes with the first process otherwise, and unblocks signals as it does.
         resource_tracker.ensure_running()
+    multiprocessing.set_forkserver_preload(list(PRELOADED))
     return [LocalHost(spec) for spec in specs]

@@ -70,8 +70,7 @@ def execute(
     Raises ``ZygoteDiedError`` and ``StoppedError``.
     """
     output = limits.output_mb << 20
-    kernel_limits = (limits.memory_mb << 20, math.ceil(_SLACK * budget_s) + 2, output)
-    request = (*kernel_limits, len(job))
+    request = (limits.memory_mb << 20, math.ceil(_SLACK * budget_s) + 2, output, len(job))
     with (
         _file(job) as job_fd,
         _file(stdin) as stdin_fd,

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_models import request
 
-from rollpacker.policy.rewards import JudgeBudget, JudgeModel
+from rollpacker.policy.rewards import JudgeBudget, JudgeModel, JudgePlan
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.judge.judge import Judge
 from rollpacker.reward.judge.options import JudgeOptions
-from rollpacker.reward.judge.plan import budgeted_plan, fixed_plan
+from rollpacker.reward.judge.plan import capped
 
 OPTIONS = {"mode": "generate", "template": "{completion}", "parser": "regex:(\\d+)$"}
 
@@ -152,20 +152,20 @@ MODEL = JudgeModel(
 
 
 def test_the_policy_decides_within_the_batch_cap():
-    plan = budgeted_plan(JudgeBudget(MODEL, most=9), lambda: 1e6, batch_tokens=10**6)
-    assert plan([10] * 20) == JudgeBudget(MODEL, most=9).decide([10] * 20, 1e6)
-    capped = budgeted_plan(JudgeBudget(MODEL, most=9), lambda: 1e6, batch_tokens=30)
-    decided = capped([10] * 20)
+    budget = JudgeBudget(MODEL, most=9)
+    plan = capped(lambda lengths: budget.decide(lengths, 1e6), 10**6)
+    assert plan([10] * 20) == budget.decide([10] * 20, 1e6)
+    decided = capped(lambda lengths: budget.decide(lengths, 1e6), 30)([10] * 20)
     assert decided is not None
     assert decided.concurrency <= 3
     assert plan([]) is None
-    assert budgeted_plan(JudgeBudget(MODEL), lambda: 10.0, batch_tokens=30)([10]) is None
+    assert capped(lambda lengths: budget.decide(lengths, 10.0), 30)([10]) is None
 
 
 def test_memory_decides_the_resident_layers():
     residents = []
     for free in (400, 600, 800, 2000):
-        decided = budgeted_plan(JudgeBudget(MODEL), lambda f=free: f, batch_tokens=10**6)([20, 30])
+        decided = JudgeBudget(MODEL).decide([20, 30], free)
         assert decided is not None
         residents.append(decided.resident)
     assert residents == sorted(residents)
@@ -173,6 +173,6 @@ def test_memory_decides_the_resident_layers():
 
 
 def test_a_batch_has_at_least_one():
-    plan = fixed_plan(3, most=4, batch_tokens=10)([99, 100])
-    assert plan is not None
-    assert (plan.concurrency, plan.resident) == (1, 3)
+    fixed = JudgePlan(concurrency=4, resident=3)
+    plan = capped(lambda _: fixed, 10)([99, 100])
+    assert plan == JudgePlan(concurrency=1, resident=3)

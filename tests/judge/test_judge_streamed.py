@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
@@ -98,7 +99,7 @@ def test_a_cache_gives_the_logits_of_the_whole_text(name):
     streamed.keep(1)
     ids, mask = batch("left")
     expected = alone(model, ids, mask)
-    cache = streamed.new_cache()
+    cache = DynamicCache(config=streamed.config)
     cut = ids.shape[1] - 1
     streamed.logits(ids[:, :cut], torch.full((len(ids),), cut - 1), mask[:, :cut], cache)
     got = streamed.logits(ids[:, cut:], torch.zeros(len(ids), dtype=torch.long), mask, cache)

@@ -70,9 +70,14 @@ def execute(
     Raises ``ZygoteDiedError`` and ``StoppedError``.
     """
     output = limits.output_mb << 20
-    kernel_limits = (limits.memory_mb << 20, math.ceil(_SLACK * budget_s) + 2, output)
-    request = (*kernel_limits, len(job))
-    with _file(job) as job_fd, _file(stdin) as stdin_fd, _outputs() as (out, err, result):
+    request = (limits.memory_mb << 20, math.ceil(_SLACK * budget_s) + 2, output, len(job))
+    with (
+        _file(job) as job_fd,
+        _file(stdin) as stdin_fd,
+        _memory() as out,
+        _memory() as err,
+        _memory() as result,
+    ):
         began = time.monotonic()
         pidfd = zygote.fork([job_fd, stdin_fd, out, err, result], request)
         try:
@@ -140,31 +145,25 @@ def _kill(zygote: Zygote, pidfd: int) -> Exit:
 
 
 @contextmanager
-def _file(content: bytes) -> Iterator[int]:
-    """A file in memory that nobody can write to any more."""
-    descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _memory(flags: int = 0) -> Iterator[int]:
+    """An empty file in memory; the child's file size limit bounds what it writes."""
+    descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | flags)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def _outputs() -> Iterator[list[int]]:
-    """Three empty files in memory; the child's file size limit bounds them."""
-    descriptors: list[int] = []
-    try:
-        for _ in range(3):
-            descriptors.append(os.memfd_create("sandbox", os.MFD_CLOEXEC))
-        yield descriptors
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+def _file(content: bytes) -> Iterator[int]:
+    """A file in memory that nobody can write to any more."""
+    with _memory(os.MFD_ALLOW_SEALING) as descriptor:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        yield descriptor
 
 
 def _read(descriptor: int, most: int) -> bytes:

@@ -25,30 +25,17 @@ def read_tests(row: Row) -> list[Test]:
     ``answer`` that is like ``input_output`` or ``tests`` (verl, PRIME). JSON may be given as text.
     """
     for column, read in _READERS.items():
-        if row.get(column):
-            tests = read(row)
-            if tests:
-                return tests
+        if row.get(column) and (tests := read(column, row)):
+            return tests
     raise ValueError(
         f"a row has no tests: expected one of the columns {', '.join(_READERS)}, "
         f"got {', '.join(sorted(row))}"
     )
 
 
-def _tests(row: Row) -> list[Test]:
-    return _any("tests", _json("tests", row["tests"]))
-
-
-def _input_output(row: Row) -> list[Test]:
-    return _pairs("input_output", _json("input_output", row["input_output"]))
-
-
-def _answer(row: Row) -> list[Test]:
-    return _any("answer", _json("answer", row["answer"]))
-
-
-def _any(column: str, data: Any) -> list[Test]:
-    if not isinstance(data, list):
+def _any(column: str, row: Row) -> list[Test]:
+    data = _json(column, row[column])
+    if not isinstance(data, list) or column == "input_output":
         return _pairs(column, data)
     return [_case(each, {}) if "input" in each else parse_test(each) for each in data]
 
@@ -79,7 +66,7 @@ def _args(column: str, given: Any) -> list[Any]:
     return given
 
 
-def _live_code_bench(row: Row) -> list[Test]:
+def _live_code_bench(_: str, row: Row) -> list[Test]:
     cases: list[Any] = []
     for column in ("public_test_cases", "private_test_cases"):
         if row.get(column):
@@ -113,36 +100,36 @@ def _case(case: Mapping[str, Any], metadata: Mapping[str, Any]) -> Test:
     return CallTest(call=name, args=_args("input", given), expected=expected)
 
 
-def _synthetic(row: Row) -> list[Test]:
-    info = _json("verification_info", row["verification_info"])
+def _synthetic(column: str, row: Row) -> list[Test]:
+    info = _json(column, row[column])
     if not isinstance(info, dict) or "test_cases" not in info:
-        raise ValueError("verification_info: expected 'test_cases'")
+        raise ValueError(f"{column}: expected 'test_cases'")
     return [_case(each, {}) for each in info["test_cases"]]
 
 
-def _assert_list(row: Row) -> list[Test]:
+def _assert_list(column: str, row: Row) -> list[Test]:
     setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
-    return [AssertTest(asserts=f"{setup}\n{each}") for each in _json("test_list", row["test_list"])]
+    return [AssertTest(asserts=f"{setup}\n{each}") for each in _json(column, row[column])]
 
 
-def _test_code(row: Row) -> list[Test]:
-    code, name = row.get("test") or row["test_code"], row.get("entry_point")
+def _test_code(column: str, row: Row) -> list[Test]:
+    code, name = row[column], row.get("entry_point")
     if not isinstance(code, str):
         raise ValueError(f"test: expected Python source, got {type(code).__name__}")
     call = f"\ncheck({name})\n" if name and "def check(" in code else ""
     return [AssertTest(asserts=code + call)]
 
 
-_READERS: dict[str, Callable[[Row], list[Test]]] = {
-    "tests": _tests,
-    "input_output": _input_output,
+_READERS: dict[str, Callable[[str, Row], list[Test]]] = {
+    "tests": _any,
+    "input_output": _any,
     "public_test_cases": _live_code_bench,
     "private_test_cases": _live_code_bench,
     "verification_info": _synthetic,
     "test_list": _assert_list,
     "test": _test_code,
     "test_code": _test_code,
-    "answer": _answer,
+    "answer": _any,
 }
 
 

@@ -11,7 +11,6 @@ import http.client
 import json
 import secrets
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -114,7 +113,8 @@ class RemoteSandbox:
                 f"{at_once}, {retries}, {start_s} and {wait_s}"
             )
         self.limits = limits or Limits()
-        self._secure = parts.scheme == "https"
+        secure = parts.scheme == "https"
+        self._connection = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._address = (parts.hostname, parts.port)
         self._path = parts.path.rstrip("/").removesuffix("/run_code") + "/run_code"
         self._headers = {"Content-Type": "application/json", **(headers or {})}
@@ -193,7 +193,7 @@ class RemoteSandbox:
         """
         # Its own bookkeeping and the network may take as long again.
         deadline = time.monotonic() + 2.0 * longest_s
-        connection = self._connection(2.0 * longest_s)
+        connection = self._connection(*self._address, timeout=2.0 * longest_s)
         # In a thread: connecting, TLS and reading block, and the caller must be heard meanwhile.
         exchange = self._threads.submit(self._exchange, connection, body, deadline)
         try:
@@ -217,13 +217,6 @@ class RemoteSandbox:
         connection.request("POST", self._path, body, self._headers)
         response = connection.getresponse()
         return response.status, self._read(response, connection, deadline)
-
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        host, port = self._address
-        if self._secure:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
-        return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
     def _read(
         self,

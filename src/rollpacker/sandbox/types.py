@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 Level = Literal["strong", "standard", "basic"]
 LEVELS: tuple[Level, ...] = ("strong", "standard", "basic")
@@ -59,20 +59,16 @@ class AssertTest:
 
 Test = StdinTest | CallTest | AssertTest
 
-_KINDS: tuple[tuple[type[Test], frozenset[str]], ...] = (
-    (StdinTest, frozenset({"stdin", "stdout"})),
-    (CallTest, frozenset({"call", "args", "expected"})),
-    (AssertTest, frozenset({"asserts"})),
-)
+_KINDS = {frozenset(f.name for f in fields(kind)): kind for kind in get_args(Test)}
 
 
-def parse_test(fields: Mapping[str, Any]) -> Test:
+def parse_test(data: Mapping[str, Any]) -> Test:
     """A test from its JSON object. Raises ``ValueError`` when it is of no known kind."""
-    for kind, names in _KINDS:
-        if set(fields) == names:
-            return kind(**fields)
-    expected = " or ".join("{" + ", ".join(sorted(names)) + "}" for _, names in _KINDS)
-    raise ValueError(f"a test has the keys {sorted(fields)}, expected {expected}")
+    kind = _KINDS.get(frozenset(data))
+    if kind is None:
+        expected = " or ".join("{" + ", ".join(sorted(names)) + "}" for names in _KINDS)
+        raise ValueError(f"a test has the keys {sorted(data)}, expected {expected}")
+    return kind(**data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
 
 from rollpacker.reward.judge.streamed import CausalModel
 
@@ -32,7 +33,7 @@ def greedy(
 ) -> list[list[int]]:
     """The likeliest token after each prompt, and again; ends before a ``stop`` token."""
     ids, mask = _padded(model, prompts, "left")
-    cache = model.new_cache()
+    cache = DynamicCache(config=model.config)
     answers: list[list[int]] = [[] for _ in prompts]
     running = set(range(len(prompts)))
     for _ in range(max_new_tokens):

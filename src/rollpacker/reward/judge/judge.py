@@ -14,7 +14,7 @@ from rollpacker.policy.rewards import JudgePlan
 from rollpacker.reward.base import GradeRequest, GradingError
 from rollpacker.reward.judge.options import JudgeOptions
 from rollpacker.reward.judge.parse import make_parser
-from rollpacker.reward.judge.plan import fixed_plan
+from rollpacker.reward.judge.plan import capped
 from rollpacker.reward.judge.template import load_template, prompt_text
 
 Generate = Callable[[Sequence[str]], Sequence[str]]
@@ -33,7 +33,7 @@ class Asker(Protocol):
         """The prompt's tokens."""
         ...
 
-    def plan(self, lengths: Sequence[int]) -> JudgePlan | None:
+    def plan(self, lengths: Sequence[int], /) -> JudgePlan | None:
         """How many of the shortest prompts to ask together; None when none fits."""
         ...
 
@@ -185,10 +185,8 @@ class _CallableAsker:
         self._generate = generate
         self._parse = make_parser(options.parser, options.low, options.high)
         self.max_tokens = options.max_tokens or 1 << 62
-        self._plan = fixed_plan(0, most=options.max_concurrency, batch_tokens=options.batch_tokens)
-
-    def plan(self, lengths: Sequence[int]) -> JudgePlan | None:
-        return self._plan(lengths)
+        most = JudgePlan(concurrency=options.max_concurrency, resident=0)
+        self.plan = capped(lambda _: most, options.batch_tokens)
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]

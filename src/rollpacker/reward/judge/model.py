@@ -18,7 +18,7 @@ from rollpacker.reward.judge.decode import greedy, logit_differences
 from rollpacker.reward.judge.measure import free_bytes, measure
 from rollpacker.reward.judge.options import JudgeOptions
 from rollpacker.reward.judge.parse import make_parser
-from rollpacker.reward.judge.plan import Planner, budgeted_plan, fixed_plan
+from rollpacker.reward.judge.plan import Planner, capped
 from rollpacker.reward.judge.streamed import SUPPORTED, CausalModel, StreamedModel, WholeModel
 from rollpacker.reward.judge.template import Template
 
@@ -46,7 +46,7 @@ class ModelAsker:
         self._answers = _answer_tokens(options, template, self._tokenizer)
         self._parse = make_parser(options.parser, options.low, options.high)
         self._model = _placed(loaded, device, options)
-        self._plan = _planner(self._model, options)
+        self._plan = capped(_planner(self._model, options), options.batch_tokens)
 
     def encode(self, text: str) -> list[int]:
         """The prompt's tokens, within the chat template if it is a chat turn."""
@@ -63,7 +63,7 @@ class ModelAsker:
 
     def plan(self, lengths: Sequence[int]) -> JudgePlan | None:
         """Concurrency and resident layers for waiting prompts of these lengths, ascending."""
-        return self._plan([length + self._new_tokens for length in lengths])
+        return self._plan([length + _new_tokens(self._options) for length in lengths])
 
     def ask(self, prompts: Sequence[list[int]], resident: int) -> list[float | None]:
         """Scores, one each; None where the judge's answer is no grade.
@@ -75,7 +75,7 @@ class ModelAsker:
             if self._options.mode == "logits":
                 yes, no = self._answers
                 differences = logit_differences(self._model, prompts, yes, no)
-                return [self._score(difference) for difference in differences]
+                return [difference_score(each, self._options) for each in differences]
             ids = greedy(
                 self._model,
                 prompts,
@@ -84,13 +84,6 @@ class ModelAsker:
             )
         texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [self._parse(text) for text in texts]
-
-    @property
-    def _new_tokens(self) -> int:
-        return self._options.max_new_tokens if self._options.mode == "generate" else 0
-
-    def _score(self, difference: float) -> float | None:
-        return difference_score(difference, self._options)
 
 
 def difference_score(difference: float, options: JudgeOptions) -> float | None:
@@ -143,10 +136,14 @@ def _stop_ids(model: Any, tokenizer: Any) -> set[int]:
     return {i for i in found | {tokenizer.eos_token_id} if i is not None}
 
 
+def _new_tokens(options: JudgeOptions) -> int:
+    return options.max_new_tokens if options.mode == "generate" else 0
+
+
 def _context(model: Any, options: JudgeOptions) -> int:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    new = options.max_new_tokens if options.mode == "generate" else 0
-    limits = [limit for limit in (options.max_tokens, context and context - new) if limit]
+    context = context and context - _new_tokens(options)
+    limits = [limit for limit in (options.max_tokens, context) if limit]
     if not limits or min(limits) < 1:
         raise ValueError(f"judge: model={options.model}: no context known; set max_tokens")
     return min(limits)
@@ -187,8 +184,7 @@ def _planner(model: CausalModel, options: JudgeOptions) -> Planner:
         budget = JudgeBudget(
             measure(model, cached=options.mode == "generate"), options.max_concurrency
         )
-        return budgeted_plan(
-            budget, lambda: free_bytes(model, most), batch_tokens=options.batch_tokens
-        )
+        return lambda lengths: budget.decide(lengths, free_bytes(model, most))
     resident = options.resident if isinstance(options.resident, int) else model.layers
-    return fixed_plan(resident, most=options.max_concurrency, batch_tokens=options.batch_tokens)
+    fixed = JudgePlan(concurrency=options.max_concurrency, resident=resident)
+    return lambda _: fixed

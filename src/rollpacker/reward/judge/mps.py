@@ -10,17 +10,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 _CONTROL = "nvidia-cuda-mps-control"
 _TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    code: int
-    output: str
 
 
 class MpsError(RuntimeError):
@@ -39,7 +32,7 @@ def environment(folder: Path | None) -> dict[str, str]:
 
 def is_running(folder: Path | None = None) -> bool:
     """Whether a daemon answers. Raises ``MpsError`` where MPS is not installed."""
-    return _call([_program()], folder, commands="get_server_list\n").code == 0
+    return _call([_program()], folder, commands="get_server_list\n").returncode == 0
 
 
 def start(folder: Path | None = None) -> bool:
@@ -52,9 +45,9 @@ def start(folder: Path | None = None) -> bool:
     for place in environment(folder).values():
         Path(place).mkdir(parents=True, exist_ok=True)
     done = _call([_program(), "-d"], folder)
-    if done.code != 0 or not is_running(folder):
+    if done.returncode != 0 or not is_running(folder):
         raise MpsError(
-            f"CUDA MPS cannot be started ({done.output}): it may need root or a GPU in default "
+            f"CUDA MPS cannot be started ({done.stdout}): it may need root or a GPU in default "
             "compute mode; go on without it, judge and actor then take turns on the GPU"
         )
     return True
@@ -63,8 +56,8 @@ def start(folder: Path | None = None) -> bool:
 def stop(folder: Path | None = None) -> None:
     """Stop the daemon. Raises ``MpsError`` when it does not answer."""
     done = _call([_program()], folder, commands="quit\n")
-    if done.code != 0:
-        raise MpsError(f"CUDA MPS cannot be stopped ({done.output}): is it another user's?")
+    if done.returncode != 0:
+        raise MpsError(f"CUDA MPS cannot be stopped ({done.stdout}): is it another user's?")
 
 
 def _program() -> str:
@@ -74,7 +67,9 @@ def _program() -> str:
     return program
 
 
-def _call(command: list[str], folder: Path | None, commands: str = "") -> _Done:
+def _call(
+    command: list[str], folder: Path | None, commands: str = ""
+) -> subprocess.CompletedProcess[str]:
     # The output goes to a file: the daemon would hold a pipe open, and we would wait for its end.
     with tempfile.TemporaryFile("w+") as output:
         try:
@@ -91,5 +86,5 @@ def _call(command: list[str], folder: Path | None, commands: str = "") -> _Done:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise MpsError(f"{_CONTROL} cannot be run: {error}") from error
         output.seek(0)
-        text = " ".join(output.read().split())[:300]
-    return _Done(done.returncode, text or f"exit code {done.returncode}")
+        done.stdout = " ".join(output.read().split())[:300] or f"exit code {done.returncode}"
+    return done

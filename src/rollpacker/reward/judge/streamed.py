@@ -26,6 +26,7 @@ class CausalModel(Protocol):
 
     layers: int
     device: torch.device
+    config: Any
 
     def keep(self, resident: int) -> None:
         """From now on so many layers stay on the device."""
@@ -45,10 +46,6 @@ class CausalModel(Protocol):
 
         Returns shape (B, V).
         """
-        ...
-
-    def new_cache(self) -> DynamicCache:
-        """An empty cache for ``logits``."""
         ...
 
 
@@ -89,10 +86,6 @@ class StreamedModel:
     def keep(self, resident: int) -> None:
         """From now on ``resident`` layers (at most all) stay on the device."""
         self.store.keep(min(resident, self.layers))
-
-    def new_cache(self) -> DynamicCache:
-        """An empty cache for ``logits``."""
-        return DynamicCache(config=self.config)
 
     @property
     def fixed_bytes(self) -> int:
@@ -157,16 +150,13 @@ class WholeModel:
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self.device = device
-        self.layers = model.config.get_text_config().num_hidden_layers
+        self.config: Any = model.config
+        self.layers = self.config.get_text_config().num_hidden_layers
         whole: Any = model.eval()
         self._model: Any = whole.to(device)
 
     def keep(self, resident: int) -> None:
         """Nothing: all layers are resident."""
-
-    def new_cache(self) -> DynamicCache:
-        """An empty cache for ``logits``."""
-        return DynamicCache(config=self._model.config)
 
     @torch.no_grad()
     def logits(

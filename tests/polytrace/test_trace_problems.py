@@ -16,6 +16,7 @@ from rollpacker.polytrace.schema import Trace, TraceError
 
 WRONG = [
     ("{", "not JSON"),
+    ("[" * 100_000, "not JSON (nested too deeply)"),
     ("[1]", "expected a JSON object"),
     (packed(step="0"), "step: expected a whole number"),
     (packed(step=True), "step: expected a whole number"),

@@ -187,7 +187,7 @@ def test_fitted_distributions_come_back(tmp_path: Path) -> None:
     found = distributions.read(path)
     assert found.math is not None
     assert found.tools is not None
-    assert found.math.output.scale == 400.25
+    assert found.math.output.parameters == (0.5, -3.0, 400.25)
     assert found.math.mixture.means[1] == (120.0, 9000.5)
     assert found.tools.sessions == {3: 10, 1: 4}
     assert found.tools.models[1].features == ("input_1", "output_1")

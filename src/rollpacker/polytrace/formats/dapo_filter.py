@@ -10,19 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
+from pydantic import BaseModel, model_validator
 
 from rollpacker.polytrace.formats import packed_lengths
 from rollpacker.polytrace.formats.columns import join, samples, split, unpack
-from rollpacker.polytrace.formats.lines import (
-    FieldError,
-    Note,
-    Record,
-    count_of,
-    integer,
-    integers,
-    optional,
-    records,
-)
+from rollpacker.polytrace.formats.lines import Count, Note, Record, records, same_count
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import FILTERS, Trace
 
@@ -33,27 +25,38 @@ _COLUMNS = {
 }
 
 
-def check(record: Record) -> None:
-    """Raise ``FieldError`` unless the record has this format."""
-    integer(record, "workload_step")
-    count = integer(record, "prompt_count")
-    for key in ("trainer_step", "gen_batch_index", "n_sampling", "train_batch_size"):
-        optional(record, key, integer)
-    for key in ("kept_prompt_indices", "used_prompt_indices"):
-        places = integers(record, key)
-        if places and max(places) >= count:
-            raise FieldError(f"{key}: {max(places)}, but prompt_count is {count}")
-        if len(set(places)) < len(places):
-            raise FieldError(f"{key}: an index appears twice")
-    count_of(record, "kept_prompt_count", "kept_prompt_indices")
-    count_of(record, "used_prompt_count", "used_prompt_indices")
+class Line(BaseModel):
+    """One generation batch."""
+
+    workload_step: Count
+    prompt_count: Count
+    trainer_step: Count | None = None
+    gen_batch_index: Count | None = None
+    n_sampling: Count | None = None
+    train_batch_size: Count | None = None
+    kept_prompt_indices: list[Count]
+    used_prompt_indices: list[Count]
+    kept_prompt_count: Count | None = None
+    used_prompt_count: Count | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Line:
+        kept, used = "kept_prompt_indices", "used_prompt_indices"
+        for key, places in ((kept, self.kept_prompt_indices), (used, self.used_prompt_indices)):
+            if places and max(places) >= self.prompt_count:
+                raise ValueError(f"{key}: {max(places)}, but prompt_count is {self.prompt_count}")
+            if len(set(places)) < len(places):
+                raise ValueError(f"{key}: an index appears twice")
+        same_count("kept_prompt_count", self.kept_prompt_count, kept, self.kept_prompt_indices)
+        same_count("used_prompt_count", self.used_prompt_count, used, self.used_prompt_indices)
+        return self
 
 
 def read(files: Sequence[Path], reading: Reading) -> Trace:
     """One row of ``filters`` a line. Raises ``TraceError``."""
     rows: list[Record] = []
     for path in files:
-        for _, record in records(path, check):
+        for _, record in records(path, Line):
             held, rest = split(record, _COLUMNS)
             rows.append({**held, "task": reading.task, "extra": json.dumps(rest)})
     columns = {name: [row[name] for row in rows] for name in FILTERS}

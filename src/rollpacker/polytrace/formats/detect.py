@@ -195,7 +195,7 @@ def _first_objects(path: Path) -> list[dict[str, Any]]:
         for _, raw in zip(range(_LINES_LOOKED_AT), file, strict=False):
             try:
                 value: object = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 found.append(cast(dict[str, Any], value))

@@ -1,13 +1,14 @@
-"""JSON lines: reading them with line-numbered problems, and checking their fields."""
+"""JSON lines: reading them with line-numbered problems, and the types of their fields."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, Field, InstanceOf, ValidationError
 
 from rollpacker.polytrace.schema import TraceError
 
@@ -18,6 +19,21 @@ Note = Callable[[str], None]
 
 MOST = 2**31 - 1
 """Counts are stored in 32 bits."""
+
+Count = Annotated[int, Field(strict=True, ge=0, le=MOST)]
+Number = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Text = InstanceOf[str]
+"""Lone surrogates too, which a ``str`` of pydantic's might not take."""
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "is_instance_of": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+}
+"""By pydantic's name of the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +52,17 @@ class Problem:
 Bad = Callable[[Problem], None]
 
 
-class FieldError(ValueError):
-    """A field of a line is missing or wrong; the message begins with the field's name."""
-
-
 def stop(problem: Problem) -> None:
     """The reaction of a reader to its first problem. Raises ``TraceError``."""
     raise TraceError(str(problem))
 
 
-def records(
-    path: Path, check: Callable[[Record], None], bad: Bad = stop
-) -> Iterator[tuple[int, Record]]:
+def records(path: Path, model: type[BaseModel], bad: Bad = stop) -> Iterator[tuple[int, Record]]:
     """Yield ``(line number, object)`` of each good line; ``bad`` is told of the others.
 
     Args:
         path: a file of JSON lines; blank lines are skipped.
-        check: raises ``FieldError`` when a field is wrong.
+        model: what a line must have; keys that it lacks are let through.
         bad: raises ``TraceError`` by default.
     """
     with path.open("rb") as file:
@@ -61,8 +71,10 @@ def records(
                 continue
             try:
                 record = _object(raw)
-                check(record)
-            except FieldError as error:
+                model.model_validate(record)
+            except ValidationError as error:
+                bad(Problem(path, number, _said(error)))
+            except ValueError as error:
                 bad(Problem(path, number, str(error)))
             else:
                 yield number, record
@@ -72,84 +84,40 @@ def _object(raw: bytes) -> Record:
     try:
         value: object = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise FieldError("not UTF-8 text") from error
+        raise ValueError("not UTF-8 text") from error
     except json.JSONDecodeError as error:
         torn = "" if raw.endswith(b"\n") else "; the file ends within this line"
-        raise FieldError(f"not JSON ({error.msg} at column {error.colno}{torn})") from error
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno}{torn})") from error
+    except RecursionError as error:
+        raise ValueError("not JSON (nested too deeply)") from error
     if not isinstance(value, dict):
-        raise FieldError(f"expected a JSON object, got {_short(value)}")
+        raise ValueError(f"expected a JSON object, got {_short(value)}")
     return cast(Record, value)
 
 
-def integer(record: Mapping[str, Any], key: str, *, least: int = 0) -> int:
-    """The whole number ``record[key]``, at least ``least``. Raises ``FieldError``."""
-    if key not in record:
-        raise FieldError(f"{key}: missing")
-    return _whole(record[key], key, least)
+def _said(error: ValidationError) -> str:
+    """The first problem: its field, what was expected there and what was found."""
+    first = error.errors(include_url=False)[0]
+    kind, value, about = first["type"], first["input"], first.get("ctx", {})
+    if kind == "value_error":
+        return str(about["error"])
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    name = "".join(parts).removeprefix(".")
+    if kind == "missing":
+        return f"{name}: missing"
+    if kind == "model_type":
+        return f"{name}: expected a JSON object"
+    if kind in _EXPECTED:
+        return f"{name}: expected {_EXPECTED[kind]}, got {_short(value)}"
+    least = about.get("ge", 0)
+    bounds = "0 or more" if isinstance(least, float) else f"{least} to {MOST}"
+    return f"{name}: expected {bounds}, got {value}"
 
 
-def integers(record: Mapping[str, Any], key: str) -> list[int]:
-    """The list of non-negative whole numbers ``record[key]``. Raises ``FieldError``."""
-    values = items(record, key)
-    return [_whole(value, f"{key}[{place}]", 0) for place, value in enumerate(values)]
-
-
-def items(record: Mapping[str, Any], key: str) -> list[Any]:
-    """The list ``record[key]``. Raises ``FieldError``."""
-    if key not in record:
-        raise FieldError(f"{key}: missing")
-    if not isinstance(record[key], list):
-        raise FieldError(f"{key}: expected a list, got {_short(record[key])}")
-    return cast(list[Any], record[key])
-
-
-def number(record: Mapping[str, Any], key: str) -> float:
-    """The finite number ``record[key]``, at least 0. Raises ``FieldError``."""
-    if key not in record:
-        raise FieldError(f"{key}: missing")
-    value = record[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FieldError(f"{key}: expected a number, got {_short(value)}")
-    if value < 0:
-        raise FieldError(f"{key}: expected 0 or more, got {value}")
-    return float(value)
-
-
-def text(record: Mapping[str, Any], key: str) -> str:
-    """The string ``record[key]``. Raises ``FieldError``."""
-    if key not in record:
-        raise FieldError(f"{key}: missing")
-    if not isinstance(record[key], str):
-        raise FieldError(f"{key}: expected text, got {_short(record[key])}")
-    return cast(str, record[key])
-
-
-def flag(record: Mapping[str, Any], key: str) -> bool:
-    """``record[key]``, false where it is missing. Raises ``FieldError``."""
-    value = record.get(key, False)
-    if not isinstance(value, bool):
-        raise FieldError(f"{key}: expected true or false, got {_short(value)}")
-    return value
-
-
-def optional(record: Mapping[str, Any], key: str, check: Callable[..., object]) -> None:
-    """Apply ``check`` to a field that may be missing or null. Raises ``FieldError``."""
-    if record.get(key) is not None:
-        check(record, key)
-
-
-def count_of(record: Mapping[str, Any], key: str, of: str) -> None:
-    """Where there is a count ``key``, it equals the length of the list ``of``."""
-    if record.get(key) is not None and integer(record, key) != len(record[of]):
-        raise FieldError(f"{key}: {record[key]}, but {of} has {len(record[of])} entries")
-
-
-def _whole(value: object, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise FieldError(f"{name}: expected a whole number, got {_short(value)}")
-    if not least <= value <= MOST:
-        raise FieldError(f"{name}: expected {least} to {MOST}, got {value}")
-    return value
+def same_count(name: str, told: int | None, of: str, entries: Sequence[object]) -> None:
+    """Raise ``ValueError`` where there is a count and the list ``of`` has another length."""
+    if told is not None and told != len(entries):
+        raise ValueError(f"{name}: {told}, but {of} has {len(entries)} entries")
 
 
 def _short(value: object) -> str:

@@ -9,19 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import BaseModel, Field, StrictBool, model_validator
+
 from rollpacker.polytrace.formats.columns import join, pack, samples, split, unpack
 from rollpacker.polytrace.formats.lines import (
     MOST,
-    FieldError,
+    Count,
+    Number,
     Record,
-    count_of,
-    flag,
-    integer,
-    items,
-    number,
-    optional,
+    Text,
     records,
-    text,
+    same_count,
 )
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import Trace
@@ -44,47 +42,49 @@ _TOOL = {
 _COLUMNS = {"step": "step", "prompt_len": "prompt_tokens"}
 
 
-def check(record: Record) -> None:
-    """Raise ``FieldError`` unless the record has this format."""
-    for key in ("step", "prompt_len"):
-        integer(record, key)
-    for key in ("max_response_len", "max_model_len", "prompt_group_id", "sample_id"):
-        optional(record, key, integer)
-    for place, turn in enumerate(items(record, "turns")):
-        _within(f"turns[{place}]", turn, _check_turn)
-    if sum(turn["completion_tokens"] for turn in record["turns"]) > MOST:
-        raise FieldError(f"turns: completion_tokens add up to more than {MOST}")
-    for place, call in enumerate(items(record, "tool_calls")):
-        _within(f"tool_calls[{place}]", call, _check_tool)
-    count_of(record, "turn_count", "turns")
-    count_of(record, "tool_call_count", "tool_calls")
-    optional(record, "finish_reason", text)
-    flag(record, "validate")
+class Turn(BaseModel):
+    """One request to the engine."""
+
+    completion_tokens: Count
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    finish_reason: Text | None = None
+    engine_latency_s: Number | None = None
 
 
-def _within(place: str, value: object, check_entry: Any) -> None:
-    if not isinstance(value, dict):
-        raise FieldError(f"{place}: expected a JSON object")
-    try:
-        check_entry(cast(Record, value))
-    except FieldError as error:
-        raise FieldError(f"{place}.{error}") from error
+class ToolCall(BaseModel):
+    """What a turn asked of a tool."""
+
+    tool_name: Text
+    turn: Count | None = None
+    response_token_len: Count | None = None
+    latency_s: Number | None = None
+    status: Text | None = None
 
 
-def _check_turn(turn: Record) -> None:
-    integer(turn, "completion_tokens")
-    for key in ("prompt_tokens", "cached_tokens"):
-        optional(turn, key, integer)
-    optional(turn, "finish_reason", text)
-    optional(turn, "engine_latency_s", number)
+class Line(BaseModel):
+    """One response."""
 
+    step: Count
+    prompt_len: Count
+    max_response_len: Count | None = None
+    max_model_len: Count | None = None
+    prompt_group_id: Count | None = None
+    sample_id: Count | None = None
+    turns: list[Turn]
+    tool_calls: list[ToolCall]
+    turn_count: Count | None = None
+    tool_call_count: Count | None = None
+    finish_reason: Text | None = None
+    is_validation: StrictBool = Field(False, alias="validate")
 
-def _check_tool(call: Record) -> None:
-    text(call, "tool_name")
-    for key in ("turn", "response_token_len"):
-        optional(call, key, integer)
-    optional(call, "latency_s", number)
-    optional(call, "status", text)
+    @model_validator(mode="after")
+    def _whole(self) -> Line:
+        if sum(turn.completion_tokens for turn in self.turns) > MOST:
+            raise ValueError(f"turns: completion_tokens add up to more than {MOST}")
+        same_count("turn_count", self.turn_count, "turns", self.turns)
+        same_count("tool_call_count", self.tool_call_count, "tool_calls", self.tool_calls)
+        return self
 
 
 def read(files: Sequence[Path], reading: Reading) -> Trace:
@@ -96,7 +96,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     rows: list[dict[str, Any]] = []
     alone = 0
     for path in files:
-        given = [record for _, record in records(path, check)]
+        given = [record for _, record in records(path, Line)]
         unnamed = sum(not _ids(record) for record in given)
         if not unnamed:
             given = reading.repeats.fresh(path, reading.task, given, reading.note)

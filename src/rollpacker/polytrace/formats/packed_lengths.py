@@ -7,20 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
+from pydantic import BaseModel, Field, StrictBool, model_validator
 
 from rollpacker.polytrace.formats.columns import pack, samples, unpack
-from rollpacker.polytrace.formats.lines import (
-    FieldError,
-    Record,
-    flag,
-    integer,
-    integers,
-    optional,
-    records,
-)
+from rollpacker.polytrace.formats.lines import Count, Record, records
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import Trace
 
@@ -31,16 +24,26 @@ _LEAST_CAP = 256
 _LEAST_DISTINCT = 8
 
 
-def check(record: Record) -> None:
-    """Raise ``FieldError`` unless the record has this format."""
-    for key in ("step", "rank", "dp_rank", "local_index", "input"):
-        integer(record, key)
-    optional(record, "tp_rank", integer)
-    flag(record, "validate")
-    lengths = integers(record, "output")
-    n_sampling = integer(record, "n_sampling", least=1)
-    if n_sampling != len(lengths):
-        raise FieldError(f"output: {len(lengths)} lengths, but n_sampling is {n_sampling}")
+class Line(BaseModel):
+    """One prompt."""
+
+    step: Count
+    rank: Count
+    dp_rank: Count
+    local_index: Count
+    input: Count
+    tp_rank: Count | None = None
+    is_validation: StrictBool = Field(False, alias="validate")
+    output: list[Count]
+    n_sampling: Annotated[Count, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Line:
+        if self.n_sampling != len(self.output):
+            raise ValueError(
+                f"output: {len(self.output)} lengths, but n_sampling is {self.n_sampling}"
+            )
+        return self
 
 
 def read(files: Sequence[Path], reading: Reading) -> Trace:
@@ -52,7 +55,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     """
     found: list[Record] = []
     for path in files:
-        given = [record for _, record in records(path, check)]
+        given = [record for _, record in records(path, Line)]
         found += reading.repeats.fresh(path, reading.task, given, reading.note)
     cap = _cap(found, reading)
     if validating := sum(record.get("validate", False) for record in found):

@@ -10,30 +10,35 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
+from pydantic import BaseModel, Field, StrictBool
 
 from rollpacker.polytrace.formats.columns import join, samples, split
-from rollpacker.polytrace.formats.lines import Record, flag, integer, number, optional, records
+from rollpacker.polytrace.formats.lines import Count, Number, Record, records
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import REWARD_BATCHES, Trace
 
 _COLUMNS = {name: name for name in ("step", "dp_rank", "batch_size", "reward_time_s")}
 
 
-def check(record: Record) -> None:
-    """Raise ``FieldError`` unless the record has this format."""
-    for key in ("step", "rank", "dp_rank", "batch_size"):
-        integer(record, key)
-    number(record, "reward_time_s")
-    for key in ("response_sum", "response_mean", "response_max"):
-        optional(record, key, number)
-    flag(record, "validate")
+class Line(BaseModel):
+    """One rank's rewards of a step."""
+
+    step: Count
+    rank: Count
+    dp_rank: Count
+    batch_size: Count
+    reward_time_s: Number
+    response_sum: Number | None = None
+    response_mean: Number | None = None
+    response_max: Number | None = None
+    is_validation: StrictBool = Field(False, alias="validate")
 
 
 def read(files: Sequence[Path], reading: Reading) -> Trace:
     """One row of ``reward_batches`` a line. Raises ``TraceError``."""
     rows: list[Record] = []
     for path in files:
-        given = [record for _, record in records(path, check)]
+        given = [record for _, record in records(path, Line)]
         fresh = reading.repeats.fresh(path, reading.task, given, reading.note, least=1)
         for record in fresh:
             held, rest = split(record, _COLUMNS)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
+from pydantic import BaseModel
 
 from rollpacker.polytrace import native
 from rollpacker.polytrace.formats import (
@@ -26,12 +26,12 @@ from rollpacker.polytrace.schema import TraceError
 
 __all__ = ["Problem", "problems"]
 
-_CHECKS: dict[str, Callable[[Record], None]] = {
-    "packed_lengths": packed_lengths.check,
-    "multiturn": multiturn.check,
-    "reward_timings": reward_timings.check,
-    "dapo_filter": dapo_filter.check,
-    "verl": verl.check,
+_MODELS: dict[str, type[BaseModel]] = {
+    "packed_lengths": packed_lengths.Line,
+    "multiturn": multiturn.Line,
+    "reward_timings": reward_timings.Line,
+    "dapo_filter": dapo_filter.Line,
+    "verl": verl.Line,
 }
 _READERS = {"run": runs.read, "journal": journal.read, "trl": trl.read}
 _STATES = ("kept", "filtered", "aborted")
@@ -58,10 +58,10 @@ def problems(path: Path, *, format: str | None = None) -> list[Problem]:
         lines = {
             kind: _lines(files, kind, found.append)
             for kind, files in source.files.items()
-            if kind in _CHECKS
+            if kind in _MODELS
         }
         for kind, files in source.files.items():
-            if kind not in _CHECKS:
+            if kind not in _MODELS:
                 found += _unreadable(files, kind, source.task)
         found += _disagreements(lines)
     return found
@@ -71,7 +71,7 @@ def _lines(files: list[Path], kind: str, bad: Bad) -> _Lines:
     found: _Lines = []
     for path in files:
         before = len(found)
-        found += [(path, number, line) for number, line in records(path, _CHECKS[kind], bad)]
+        found += [(path, number, line) for number, line in records(path, _MODELS[kind], bad)]
         if len(found) == before and not path.read_bytes().strip():
             bad(Problem(path, 0, "empty"))
     return found

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, field_validator
+
 from rollpacker.polytrace.formats import texts
 from rollpacker.polytrace.formats.columns import pack, samples
-from rollpacker.polytrace.formats.lines import FieldError, Record, integer, optional, records, text
+from rollpacker.polytrace.formats.lines import Count, Record, Text, records
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import Trace, TraceError
 
@@ -20,14 +22,20 @@ NAME = "verl"
 _HELD = ("input", "output", "score", "step")
 
 
-def check(record: Record) -> None:
-    """Raise ``FieldError`` unless the record has this format."""
-    text(record, "input")
-    text(record, "output")
-    optional(record, "step", integer)
-    score = record.get("score")
-    if score is not None and not isinstance(score, int | float):
-        raise FieldError("score: expected a number")
+class Line(BaseModel):
+    """One response."""
+
+    input: Text
+    output: Text
+    step: Count | None = None
+    score: object = None
+
+    @field_validator("score")
+    @classmethod
+    def _number(cls, score: object) -> object:
+        if score is not None and not isinstance(score, int | float):
+            raise ValueError("score: expected a number")
+        return score
 
 
 def read(files: Sequence[Path], reading: Reading) -> Trace:
@@ -39,7 +47,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     places: dict[tuple[int, str], int] = {}
     guessed = 0
     for path in files:
-        for number, record in records(path, check):
+        for number, record in records(path, Line):
             step = _step(record, path, number)
             prompt = texts.prompt_id(record["input"])
             place = places.get((step, prompt), 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rollpacker.config import RunConfig, WorkersConfig
 from rollpacker.core.types import WorkerId
+from rollpacker.engine.base import EngineInfo
 from rollpacker.reward.shield import shielded
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime import worker as worker_process
@@ -32,8 +33,10 @@ class WorkerPool:
     """Processes of one run, by worker id.
 
     ``on_report(worker, report)`` is called for every message, ``on_lost(worker, error)`` once for
-    a worker whose process has died.
+    a worker whose process has died. ``info`` is known once they have started.
     """
+
+    info: EngineInfo
 
     def __init__(self, config: RunConfig, *, max_length: int, total_updates: int) -> None:
         self._config = config
@@ -48,7 +51,6 @@ class WorkerPool:
         self._met: tuple[WorkerId, ...] = ()
         self.on_report: Callable[[WorkerId, msg.Report], None] = lambda _worker, _report: None
         self.on_lost: Callable[[WorkerId, str], None] = lambda _worker, _error: None
-        self.latency: dict[int, float] = {}
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -91,7 +93,7 @@ class WorkerPool:
             self._loop.add_reader(ours.fileno(), self._read, worker)
         ready, *_ = await asyncio.gather(*self._expect(self.workers).values())
         assert isinstance(ready, msg.Ready)
-        self.latency = ready.latency
+        self.info = ready.info
         self.meet()
 
     def meet(self) -> None:

@@ -90,7 +90,8 @@ class Worker:
         self._held = False
         self._stopped = False
         self._model, tokenizer = load_model(config.model, spec.device)
-        self._engine, latency = build_engine(config, _decoded(config, self._model), tokenizer)
+        self._engine = build_engine(config, _decoded(config, self._model), tokenizer)
+        info = self._engine.info()
         self._trainer = LocalTrainer(
             self._model,
             tokenizer,
@@ -101,7 +102,7 @@ class Worker:
             lora=config.model,
         )
         self._begin_work()
-        self._send(msg.Ready(latency=latency))
+        self._send(msg.Ready(info=info))
 
     def serve(self) -> None:
         """Answer commands; between them decode, or accumulate when nothing decodes."""
@@ -266,23 +267,21 @@ def _decoded(config: RunConfig, model: Any) -> Any:
     return engine_copy(model)
 
 
-def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> tuple[Engine, dict[int, float]]:
-    """The configured engine over ``model``, and its seconds a decode step by batch size."""
+def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> Engine:
+    """The configured engine over ``model``."""
     if isinstance(config.engine, MiniEngineConfig):
-        from rollpacker.engine.mini import MiniEngine, measure_latency
+        from rollpacker.engine.mini import MiniEngine
 
-        engine = MiniEngine(
+        return MiniEngine(
             model,
             config=config.engine,
             tokenizer=tokenizer,
             deterministic=config.deterministic,
             sharers=config.workers.per_gpu,
         )
-        context = min(128, model.config.max_position_embeddings // 2)
-        return engine, measure_latency(engine, (1, 4, 16, 32, 64), context)
     from rollpacker.engine.fake import FakeEngine
 
-    return FakeEngine(config.engine), {1: 1e-3, 64: 1e-3}
+    return FakeEngine(config.engine)
 
 
 def join(command: msg.Reform) -> Any:

@@ -37,6 +37,36 @@ def engine(request):
     return make(request.param)
 
 
+def test_it_says_what_it_can_do(engine):
+    info = engine.info()
+    assert not engine.busy()
+    assert 1 in info.tensor_parallel
+    assert info.latency
+    assert min(info.latency) == 1
+    assert all(seconds > 0.0 for seconds in info.latency.values())
+    assert info.max_length <= info.kv_tokens
+
+
+def test_the_longest_sequence_is_the_one_that_fits():
+    engine = make("mini")
+    longest = engine.info().max_length
+    engine.submit([request(0, prompt(5), max_tokens=longest - 5)])
+    with pytest.raises(ValueError, match=f"do not fit {longest}"):
+        engine.submit([request(1, prompt(5), max_tokens=longest - 4)])
+
+
+def test_an_engine_with_exact_seeds_does_not_care_what_runs_beside(engine):
+    if not engine.info().exact_seeds:
+        return
+    engine.submit([request(i, prompt(4 + i, i), group=str(i), seed=i) for i in range(9)])
+    together = drain(engine)
+    for i in range(9):
+        engine.submit([request(i, prompt(4 + i, i), group=str(i), seed=i)])
+        alone = drain(engine)[i]
+        assert alone.tokens.tobytes() == together[i].tokens.tobytes()
+        assert alone.logprobs.tobytes() == together[i].logprobs.tobytes()
+
+
 def test_every_attempt_finishes_once(engine):
     engine.submit([request(i, prompt(5, i % 3), group=str(i % 3), seed=i) for i in range(12)])
     seen = []

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.engine.mini import MiniEngine, measure_latency
+from rollpacker.engine.latency import measure_latency
+from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 

@@ -39,7 +39,7 @@ class InProcess:
     def __init__(self, config) -> None:
         model, tokenizer = load_model(config.model, "cpu")
         self.trainer = LocalTrainer(model, tokenizer, config.train, temperature=1.0)
-        self.engine, _ = build_engine(config, load_model(config.model, "cpu")[0], tokenizer)
+        self.engine = build_engine(config, load_model(config.model, "cpu")[0], tokenizer)
         self.tokenizer = tokenizer
         engine = EngineWorker(self.engine, self._from_engine, self.trainer.weights)
         self._roles = {"engine": engine, "replica": TrainWorker(self.trainer, self._from_replica)}
@@ -189,7 +189,7 @@ def test_a_step_needs_no_processes_and_no_shared_weights(tmp_path: Path) -> None
     assert list(second.work) == [EngineId(0)]
     # The engine has what the replica has made: it decodes as the trained model itself.
     again = replace(second.kept[0].request, attempt=10_000)
-    fresh, _ = build_engine(config, workers.trainer._model, workers.tokenizer)
+    fresh = build_engine(config, workers.trainer._model, workers.tokenizer)
     fresh.load_weights(None, 2)
     answers = []
     for engine in (workers.engine, fresh):

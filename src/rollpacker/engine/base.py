@@ -114,8 +114,31 @@ class EngineStats:
     prefill_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine is able to do, as it says itself once it is built.
+
+    Args:
+        kv_tokens: KV budget.
+        max_length: longest prompt and response together, tokens; more can never fit.
+        tensor_parallel: numbers of devices that it can span.
+        latency: seconds of a decode step by batch size, measured (``policy.latency``).
+        exact_seeds: the same seed gives the same response, bit by bit, whatever runs beside it.
+    """
+
+    kv_tokens: int
+    max_length: int
+    tensor_parallel: tuple[int, ...]
+    latency: dict[int, float]
+    exact_seeds: bool
+
+
 class Engine(Protocol):
     """Continuous batching over one device. Not thread-safe: its worker steps it."""
+
+    def info(self) -> EngineInfo:
+        """Its facts, by measurement; nothing may be held. Its counters move."""
+        ...
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Raises ``ValueError`` if one can never fit (context or KV budget)."""

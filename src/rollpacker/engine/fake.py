@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from rollpacker.config import FakeEngineConfig
 from rollpacker.core.types import AttemptId, FinishReason
-from rollpacker.engine.base import EngineStats, Output, Request
+from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
 
 if TYPE_CHECKING:
     import torch
 
 _VOCABULARY = 16
+_ENOUGH = 1 << 30
+"""Tokens: it keeps no KV."""
 
 
 def scripted_length(config: FakeEngineConfig, seed: int) -> int:
@@ -59,6 +61,16 @@ class FakeEngine:
         self._held: dict[AttemptId, _Scripted] = {}
         self._version = 0
         self._steps = self._generated = self._prefilled = 0
+
+    def info(self) -> EngineInfo:
+        """Its facts: as many tokens as one likes, all steps alike."""
+        return EngineInfo(
+            kv_tokens=_ENOUGH,
+            max_length=_ENOUGH,
+            tensor_parallel=(1,),
+            latency={1: 1e-3, 64: 1e-3},
+            exact_seeds=True,
+        )
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Raises ``ValueError`` on an id that is held or a finished response."""

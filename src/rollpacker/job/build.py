@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from rollpacker.config import DataConfig, EvalConfig, MiniEngineConfig, RunConfig
+from rollpacker.config import DataConfig, EvalConfig, RunConfig
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import Row
 from rollpacker.data.encode import encode_prompts
@@ -288,21 +288,19 @@ def rollout_settings(
         or config.train.updates_per_step > 1
         or config.rollout.tail_batching.censoring_weights
     )
-    machine = None
+    machine, info = None, pool.info
     if config.rollout.streaming.scaling != "consolidate":
-        machine = single_devices(
-            len(pool.engines), kv_tokens=kv_tokens(config, problems, cap), latency=pool.latency
-        )
+        machine = single_devices(len(pool.engines), kv_tokens=info.kv_tokens, latency=info.latency)
     return RolloutSettings(
         rollout=config.rollout,
         seed=config.seed,
         sizes=dict(problems.source.quotas),
         cap=cap,
-        latency=pool.latency,
+        latency=info.latency,
         asynchronous_grading=asynchronous_grading(config.rollout, config.grading.asynchronous),
         rules=streaming_rules(
             config.rollout,
-            latency=pool.latency,
+            latency=info.latency,
             workers=len(pool.engines),
             whole_batch=whole_batch,
             ordered=config.deterministic,
@@ -314,15 +312,6 @@ def rollout_settings(
         ),
         machine=machine,
     )
-
-
-def kv_tokens(config: RunConfig, problems: Problems, cap: int) -> int:
-    """KV tokens that an engine was sized for."""
-    engine = config.engine
-    given, running = (
-        (engine.kv_tokens, engine.max_running) if isinstance(engine, MiniEngineConfig) else (0, 256)
-    )
-    return given or running * (cap + problems.longest)
 
 
 def total_steps(config: RunConfig, problems: Problems) -> int:

@@ -32,7 +32,8 @@ class ColocatedWorker:
         torch.set_num_threads(config.workers.threads)
         torch.manual_seed(config.seed)
         model, tokenizer = load_model(config.model, spec.device)
-        engine, latency = build_engine(config, _decoded(config, model), tokenizer)
+        engine = build_engine(config, _decoded(config, model), tokenizer)
+        info = engine.info()
         trainer = LocalTrainer(
             model,
             tokenizer,
@@ -50,7 +51,7 @@ class ColocatedWorker:
         )
         self._trainer = TrainWorker(trainer, send)
         self.commands: Commands = {**self._engine.commands, **self._trainer.commands}
-        send(msg.Ready(latency=latency))
+        send(msg.Ready(info=info))
 
     @property
     def progress(self) -> int:
@@ -75,20 +76,18 @@ def _decoded(config: RunConfig, model: Any) -> Any:
     return engine_copy(model)
 
 
-def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> tuple[Engine, dict[int, float]]:
-    """The configured engine over ``model``, and its seconds a decode step by batch size."""
+def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> Engine:
+    """The configured engine over ``model``."""
     if isinstance(config.engine, MiniEngineConfig):
-        from rollpacker.engine.mini import MiniEngine, measure_latency
+        from rollpacker.engine.mini import MiniEngine
 
-        engine = MiniEngine(
+        return MiniEngine(
             model,
             config=config.engine,
             tokenizer=tokenizer,
             deterministic=config.deterministic,
             sharers=config.workers.per_gpu,
         )
-        context = min(128, model.config.max_position_embeddings // 2)
-        return engine, measure_latency(engine, (1, 4, 16, 32, 64), context)
     from rollpacker.engine.fake import FakeEngine
 
-    return FakeEngine(config.engine), {1: 1e-3, 64: 1e-3}
+    return FakeEngine(config.engine)

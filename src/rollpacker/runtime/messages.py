@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, Group, GroupPart
-from rollpacker.engine.base import Output, Request
+from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.runtime.faults import Fault
 from rollpacker.train.base import Partial, SampleId, Update
 
@@ -125,9 +125,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The worker has its model; ``latency`` is seconds of a decode step by batch size."""
+    """The worker has its model, and an engine that can do this."""
 
-    latency: dict[int, float]
+    info: EngineInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

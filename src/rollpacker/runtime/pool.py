@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, ReplicaId
+from rollpacker.engine.base import EngineInfo
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.channel import Host
 from rollpacker.runtime.devices import worker_devices
@@ -33,7 +34,11 @@ class WorkerPool:
         max_length: longest response in tokens.
         total_updates: of the whole run.
         start: starts a host for each worker.
+
+    ``info`` is known once they have started.
     """
+
+    info: EngineInfo
 
     def __init__(
         self,
@@ -64,7 +69,6 @@ class WorkerPool:
             lambda loss: self._unheard.append(loss.text),
         )
         self._listener = self._nobody
-        self.latency: dict[int, float] = {}
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
@@ -103,7 +107,7 @@ class WorkerPool:
             self._loop.add_reader(host.channel.fileno(), self._read, number)
         ready, *_ = await asyncio.gather(*self._expect(tuple(self._live)).values())
         assert isinstance(ready, msg.Ready)
-        self.latency = ready.latency
+        self.info = ready.info
         self.meet()
         self._watching = asyncio.create_task(self._watch(self._config.workers.heartbeat_s))
 

@@ -55,7 +55,7 @@ class MeasuredDevice:
     """A device known by measurement only: the CPU cores of one worker with one model.
 
     Args:
-        latency: seconds of a decode step by batch size, as ``engine.mini.latency`` measures.
+        latency: seconds of a decode step by batch size, as ``engine.latency`` measures.
         context: tokens of each sequence during that measurement.
         context_token_s: extra seconds of a step for each further context token of the batch.
         prefill_token_s: seconds to prefill one token.

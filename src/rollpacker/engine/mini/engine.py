@@ -1,21 +1,21 @@
-"""The built-in engine: schedule, run rows, book what was sampled."""
+"""The built-in engine: schedule, run rows, postprocess what was sampled."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.core.types import AttemptId, FinishReason, PromptId
-from rollpacker.engine.base import EngineStats, Output, Request
-from rollpacker.engine.mini.blocks import Blocks, Prefix
+from rollpacker.core.types import AttemptId, FinishReason
+from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
+from rollpacker.engine.latency import measure_latency
+from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.cpu import CpuRunner
 from rollpacker.engine.mini.limits import check_request
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
+from rollpacker.engine.mini.schedule import Admission, Held, Plan, Scheduler
 from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.slots import Slots
 from rollpacker.engine.mini.stops import StopWatcher
@@ -26,28 +26,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """A held request and, while it waits, its response so far."""
-
-    request: Request
-    prefix: Prefix
-    tokens: Ints
-    logprobs: Floats
-    slot: int = -1
-    blocks: list[int] = field(default_factory=list[int])
-    watcher: StopWatcher | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Admission:
-    """What this step runs for a sequence that joins: rows from ``start``, or nothing."""
-
-    sequence: _Sequence
-    start: int
-    leads: bool = False
-    follows: bool = False
+_MEASURED = (1, 4, 16, 32, 64)
+"""Batch sizes at which the latency of a step is measured."""
 
 
 class MiniEngine:
@@ -86,58 +66,48 @@ class MiniEngine:
         self._shape = shape_of(model)
         self._tokenizer = tokenizer
         self._runner = runner or _runner(model, self._shape, config.block_size, deterministic)
-        self._most_running = config.max_running
-        self._capacity = _capacity(config, self._runner, self._shape.context, sharers)
-        self._blocks = Blocks(self._capacity)
+        self._blocks = Blocks(_capacity(config, self._runner, self._shape.context, sharers))
         self._slots = Slots(config.max_running, self._shape.context, self._runner.block_size)
-        self._waiting: deque[_Sequence] = deque()
-        self._running: dict[int, _Sequence] = {}
-        self._free_slots = list(range(config.max_running - 1, -1, -1))
-        self._active = np.zeros(0, np.int32)
-        self._prefixes: dict[PromptId, Prefix] = {}
-        self._held: dict[AttemptId, _Sequence] = {}
-        self._version = 0
-        self._preemptions = self._steps = self._generated = self._prefilled = 0
-        self._runner.allocate(self._capacity)
+        self._scheduler = Scheduler(self._slots, self._blocks, self._runner.block_size)
+        self._version = self._steps = self._generated = self._prefilled = 0
+        self._runner.allocate(self._blocks.count)
+
+    def info(self) -> EngineInfo:
+        """Its facts, by measurement; nothing may be held. Its counters move."""
+        return EngineInfo(
+            kv_tokens=self._blocks.count * self._runner.block_size,
+            max_length=self._room,
+            tensor_parallel=(1,),
+            latency=measure_latency(self, _MEASURED, min(128, self._shape.context // 2)),
+            exact_seeds=self._runner.exact,
+        )
+
+    @property
+    def _room(self) -> int:
+        """Tokens of the longest sequence."""
+        return min(self._shape.context, self._blocks.count * self._runner.block_size)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Raises ``ValueError`` if one can never fit or has no tokenizer."""
         for request in requests:
             self._check(request)
         for request in requests:
-            prefix = self._prefixes.get(request.group)
-            if prefix is None:
-                prefix = self._prefixes[request.group] = Prefix(request.prompt)
-            prefix.members += 1
-            sequence = _Sequence(request, prefix, request.generated, request.logprobs)
-            if request.params.stop and not request.params.ignore_stop:
-                sequence.watcher = StopWatcher(self._tokenizer, request.params.stop)
-            self._held[request.attempt] = sequence
-            self._waiting.append(sequence)
+            stops = _stops(request)
+            self._scheduler.add(request, StopWatcher(self._tokenizer, stops) if stops else None)
 
     def step(self) -> list[Output]:
         """Admit what fits, decode one token for every running sequence, return what finished."""
-        if not self._held:
+        if not self.busy():
             return []
         self._runner.refresh()
-        decoding = self._grow()
-        hidden, slots, rows = self._forward(decoding, self._admit())
+        hidden, slots, rows = self._run(self._scheduler.schedule())
         tokens, logprobs = self._sample(hidden, slots, rows)
-        self._steps += 1
-        self._generated += len(slots)
-        stopped, full = self._slots.append(slots, tokens, logprobs)
-        outputs = [self._finish(self._running[int(slot)], "stop") for slot in stopped]
-        outputs += [self._finish(s, "stop") for s in self._watched()]
-        outputs += [
-            self._finish(self._running[int(slot)], "length")
-            for slot in full
-            if int(slot) in self._running
-        ]
-        return outputs
+        return self._postprocess(slots, tokens, logprobs)
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
         """Remove attempts and return their partial outputs; unknown ids are ignored."""
-        known = [self._held[a] for a in attempts if a in self._held]
+        held = self._scheduler.held
+        known = [held[a] for a in attempts if a in held]
         return [self._finish(sequence, "abort") for sequence in known]
 
     def load_weights(
@@ -147,7 +117,7 @@ class MiniEngine:
 
         Raises ``RuntimeError`` when attempts are held, ``ValueError`` on names not the model's.
         """
-        if self._held:
+        if self.busy():
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
         if weights is not None:
             copy_weights(self._model, weights)
@@ -156,135 +126,38 @@ class MiniEngine:
 
     def sleep(self) -> None:
         """Give the KV cache's memory back; nothing may be held."""
-        assert not self._held
+        assert not self.busy()
         self._runner.release()
 
     def wake(self) -> None:
         """Allocate the KV cache again."""
-        self._runner.allocate(self._capacity)
+        self._runner.allocate(self._blocks.count)
 
     def busy(self) -> bool:
         """Whether anything is running or waiting."""
-        return bool(self._held)
+        return bool(self._scheduler.held)
 
     def stats(self) -> EngineStats:
         """Counters and load."""
         return EngineStats(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            kv_used=1.0 - self._blocks.free / self._capacity,
-            preemptions=self._preemptions,
+            running=len(self._scheduler.running),
+            waiting=self._scheduler.waiting,
+            kv_used=1.0 - self._blocks.free / self._blocks.count,
+            preemptions=self._scheduler.preemptions,
             steps=self._steps,
             generated_tokens=self._generated,
             prefill_tokens=self._prefilled,
         )
 
     def _check(self, request: Request) -> None:
-        params = request.params
-        if request.attempt in self._held:
-            raise ValueError(f"attempt {request.attempt} is already held")
-        room = min(self._shape.context, self._capacity * self._runner.block_size)
-        check_request(request, room, self._shape.vocabulary)
-        if params.stop and not params.ignore_stop and self._tokenizer is None:
+        self._scheduler.check(request)
+        check_request(request, self._room, self._shape.vocabulary)
+        if _stops(request) and self._tokenizer is None:
             raise ValueError("rollout.stop needs the model's tokenizer")
-        prefix = self._prefixes.get(request.group)
-        if prefix is not None and not np.array_equal(prefix.prompt, request.prompt):
-            raise ValueError(f"group {request.group!r} has two different prompts")
 
-    def _grow(self) -> Ints:
-        """Give every running sequence a block for its next token; returns their slots."""
-        s, size = self._slots, self._runner.block_size
-        slots = self._active
-        at = s.prompt[slots] + s.count[slots] - 1
-        for slot in slots[at % size == 0]:
-            sequence = self._running.get(int(slot))
-            if sequence is not None and self._make_room(sequence):
-                self._give(sequence, self._blocks.take(1))
-        return self._active
-
-    def _make_room(self, sequence: _Sequence) -> bool:
-        """Free a block, preempting the latest admitted; whether ``sequence`` still runs."""
-        while not self._blocks.free:
-            if not self._evict():
-                self._preempt(next(reversed(self._running.values())))
-        return sequence.slot >= 0
-
-    def _evict(self) -> bool:
-        """Forget one cached prefix; whether there was one."""
-        for prefix in self._prefixes.values():
-            if prefix.cached:
-                prefix.forget(self._blocks)
-                return True
-        return False
-
-    def _preempt(self, sequence: _Sequence) -> None:
-        """Throw a sequence out; it is recomputed when there is room again."""
-        sequence.tokens, sequence.logprobs = self._slots.response(sequence.slot)
-        self._leave(sequence)
-        self._waiting.appendleft(sequence)
-        self._preemptions += 1
-
-    def _leave(self, sequence: _Sequence) -> None:
-        """Free a running sequence's slot and blocks."""
-        del self._running[sequence.slot]
-        self._free_slots.append(sequence.slot)
-        self._blocks.drop(sequence.blocks)
-        sequence.slot, sequence.blocks = -1, []
-        self._active = np.fromiter(self._running, np.int32, len(self._running))
-
-    def _give(self, sequence: _Sequence, blocks: list[int]) -> None:
-        held = len(sequence.blocks)
-        sequence.blocks += blocks
-        self._slots.tables[sequence.slot, held : len(sequence.blocks)] = blocks
-
-    def _admit(self) -> list[_Admission]:
-        """Move waiting sequences, in order, into free slots while their blocks fit."""
-        admitted: list[_Admission] = []
-        while self._waiting and self._free_slots:
-            admission = self._place(self._waiting[0])
-            if admission is None:
-                if self._running or not self._evict():
-                    break
-                continue
-            self._waiting.popleft()
-            admitted.append(admission)
-        if admitted:
-            self._active = np.fromiter(self._running, np.int32, len(self._running))
-        return admitted
-
-    def _place(self, sequence: _Sequence) -> _Admission | None:
-        """Give a waiting sequence a slot and its blocks; None when they do not fit."""
-        prefix, size = sequence.prefix, self._runner.block_size
-        length = len(prefix.prompt) + len(sequence.tokens)
-        fresh = len(sequence.tokens) == 0
-        shared = len(prefix.blocks)
-        # Each running sequence may want a block soon: admitting into those would only preempt.
-        if -(-length // size) - shared > self._blocks.free - len(self._running):
-            return None
-        slot = sequence.slot = self._free_slots.pop()
-        self._running[slot] = sequence
-        self._give(sequence, self._blocks.share(prefix.blocks))
-        self._give(sequence, self._blocks.take(-(-length // size) - shared))
-        self._slots.fill(slot, sequence.request, sequence.tokens, sequence.logprobs)
-        if fresh and prefix.tail is not None:
-            return _Admission(sequence, length, follows=True)
-        leads = not prefix.cached and prefix.members > 1
-        if leads:
-            self._cache(sequence, fresh)
-        return _Admission(sequence, shared * size, leads=leads and fresh)
-
-    def _cache(self, sequence: _Sequence, fresh: bool) -> None:
-        """Let the group share this sequence's prompt blocks, and a copy of their tail."""
-        prefix = sequence.prefix
-        full = (len(prefix.prompt) - 1) // self._runner.block_size
-        prefix.cached = True
-        prefix.blocks = self._blocks.share(sequence.blocks[:full])
-        if fresh and self._blocks.free:
-            prefix.tail = self._blocks.take(1)[0]
-
-    def _forward(self, decoding: Ints, admitted: list[_Admission]) -> tuple[Any, Ints, Ints]:
+    def _run(self, plan: Plan) -> tuple[Any, Ints, Ints]:
         """Run the step's rows: hidden states, the slots that sample, and the row of each."""
-        s = self._slots
+        s, (decoding, admitted) = self._slots, plan
         positions = s.prompt[decoding] + s.count[decoding] - 1
         every = np.arange(len(decoding), dtype=np.int32)
         if not admitted:
@@ -306,14 +179,14 @@ class MiniEngine:
             hidden = self._runner.forward(rows, s.tables)
         return self._spread(decoding, running, admitted, hidden)
 
-    def _prefill(self, admission: _Admission) -> tuple[Ints, Ints, Ints]:
+    def _prefill(self, admission: Admission) -> tuple[Ints, Ints, Ints]:
         sequence, start = admission.sequence, admission.start
         context = np.concatenate([sequence.request.prompt, sequence.tokens])[start:]
         positions = np.arange(start, start + len(context), dtype=np.int32)
         return context, positions, np.full(len(context), sequence.slot, np.int32)
 
     def _spread(
-        self, decoding: Ints, running: list[_Admission], admitted: list[_Admission], hidden: Any
+        self, decoding: Ints, running: list[Admission], admitted: list[Admission], hidden: Any
     ) -> tuple[Any, Ints, Ints]:
         """Hand prefilled prompts to their group: block copies and the prompt's hidden state."""
         first = len(decoding)
@@ -350,36 +223,41 @@ class MiniEngine:
         )
         return self._runner.sample(hidden, draws)
 
-    def _watched(self) -> list[_Sequence]:
+    def _postprocess(self, slots: Ints, tokens: Ints, logprobs: Floats) -> list[Output]:
+        """Book what was sampled and let go of what is finished."""
+        self._steps += 1
+        self._generated += len(slots)
+        stopped, full = self._slots.append(slots, tokens, logprobs)
+        running = self._scheduler.running
+        outputs = [self._finish(running[int(slot)], "stop") for slot in stopped]
+        outputs += [self._finish(sequence, "stop") for sequence in self._watched()]
+        outputs += [
+            self._finish(running[int(slot)], "length") for slot in full if int(slot) in running
+        ]
+        return outputs
+
+    def _watched(self) -> list[Held]:
         """Running sequences whose text now holds a stop string."""
         return [
             sequence
-            for slot, sequence in self._running.items()
+            for slot, sequence in self._scheduler.running.items()
             if sequence.watcher is not None
             and sequence.watcher.found(self._slots.tokens[slot, : self._slots.count[slot]])
         ]
 
-    def _finish(self, sequence: _Sequence, reason: FinishReason) -> Output:
-        """Let go of a sequence and make its output."""
-        tokens, logprobs = sequence.tokens, sequence.logprobs
-        if sequence.slot >= 0:
-            tokens, logprobs = self._slots.response(sequence.slot)
-            self._leave(sequence)
-        else:
-            self._waiting.remove(sequence)
-        request, prefix = sequence.request, sequence.prefix
-        del self._held[request.attempt]
-        prefix.members -= 1
-        if not prefix.members:
-            prefix.forget(self._blocks)
-            del self._prefixes[request.group]
+    def _finish(self, sequence: Held, reason: FinishReason) -> Output:
+        tokens, logprobs = self._scheduler.remove(sequence)
         return Output(
-            attempt=request.attempt,
+            attempt=sequence.request.attempt,
             tokens=tokens,
             logprobs=logprobs,
             finish_reason=reason,
             weights_version=self._version,
         )
+
+
+def _stops(request: Request) -> tuple[str, ...]:
+    return () if request.params.ignore_stop else request.params.stop
 
 
 def _runner(model: PreTrainedModel, shape: Shape, block_size: int, deterministic: bool) -> Runner:

@@ -52,6 +52,8 @@ class Runner(Protocol):
     """A model on a device with its KV blocks. Hidden states stay in the device's own arrays."""
 
     block_size: int
+    exact: bool
+    """A row's results do not depend on what runs beside it, bit by bit."""
 
     def kv_bytes(self) -> int:
         """Bytes of one block."""

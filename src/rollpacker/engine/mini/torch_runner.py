@@ -35,7 +35,7 @@ class TorchRunner:
         self._model: Any = model
         self._decoder: Any = model.get_decoder()
         self._shape = shape
-        self._alone = deterministic
+        self.exact = deterministic
         weight = next(model.parameters())
         self._dtype, self._device = weight.dtype, weight.device
         cos, sin = rope_tables(model, shape.context)
@@ -86,7 +86,7 @@ class TorchRunner:
     def _cuts(self, slots: Ints) -> list[tuple[int, int]]:
         """Ranges of rows that run together: all single tokens first, then prompts by themselves."""
         n = len(slots)
-        if self._alone:
+        if self.exact:
             return [(i, i + 1) for i in range(n)]
         edges = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), n]
         runs = list(pairwise(edges))
@@ -151,9 +151,9 @@ class TorchRunner:
     def sample(self, hidden: torch.Tensor, draws: Draws) -> tuple[Ints, Floats]:
         """Tokens and their logprobs, each (d,), by inverse CDF in float64."""
         head = self._model.get_output_embeddings()
-        pieces = hidden.split(1) if self._alone else (hidden,)
+        pieces = hidden.split(1) if self.exact else (hidden,)
         logits = torch.cat([head(piece) for piece in pieces]).float()
-        if self._alone:
+        if self.exact:
             single = [self._draw(logits, draws, slice(i, i + 1)) for i in range(len(draws.rows))]
             tokens, logprobs = (torch.cat(parts) for parts in zip(*single, strict=True))
         else:

@@ -8,15 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollpacker.core.types import AttemptId, PromptId
-from rollpacker.engine.base import Request, SamplingParams
-from rollpacker.engine.mini.engine import MiniEngine
+from rollpacker.engine.base import Engine, Request, SamplingParams
 
 _STEPS = 3
 
 
-def measure_latency(
-    engine: MiniEngine, batch_sizes: Sequence[int], context: int
-) -> dict[int, float]:
+def measure_latency(engine: Engine, batch_sizes: Sequence[int], context: int) -> dict[int, float]:
     """Seconds per decode step with each number of sequences of ``context`` tokens.
 
     The fastest of three steps, in process time. The engine must be idle; batch sizes above what

@@ -1,0 +1,208 @@
+"""Which sequences run in a step and which KV blocks they have: decided here, run by the engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.engine.base import Request
+from rollpacker.engine.mini.blocks import Blocks, Prefix
+from rollpacker.engine.mini.runner import Floats, Ints
+from rollpacker.engine.mini.slots import Slots
+from rollpacker.engine.mini.stops import StopWatcher
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request that the engine holds and, while it waits, its response so far."""
+
+    request: Request
+    prefix: Prefix
+    tokens: Ints
+    logprobs: Floats
+    watcher: StopWatcher | None = None
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True, eq=False)
+class Admission:
+    """What this step runs for a sequence that joins: rows from ``start``, or nothing.
+
+    One that ``leads`` leaves its prompt to its group; one that ``follows`` finds it there.
+    """
+
+    sequence: Held
+    start: int
+    leads: bool = False
+    follows: bool = False
+
+
+class Plan(NamedTuple):
+    """A step: the slots that decode a token, and the sequences that join."""
+
+    decoding: Ints
+    admitted: list[Admission]
+
+
+class Scheduler:
+    """First come, first served, as far as slots and blocks go.
+
+    A running sequence that finds no block for its next token takes that of a cached prefix, else
+    the latest admitted sequence is thrown out, and recomputed when there is room again.
+
+    Attributes:
+        held: everything that is neither finished nor aborted.
+        running: sequences by slot, in order of admission.
+        preemptions: sequences thrown out, since the beginning.
+    """
+
+    def __init__(self, slots: Slots, blocks: Blocks, block_size: int) -> None:
+        self._slots = slots
+        self._blocks = blocks
+        self._size = block_size
+        self._waiting: deque[Held] = deque()
+        self._free_slots = list(range(len(slots.tables) - 1, -1, -1))
+        self._active = np.zeros(0, np.int32)
+        self._prefixes: dict[PromptId, Prefix] = {}
+        self.held: dict[AttemptId, Held] = {}
+        self.running: dict[int, Held] = {}
+        self.preemptions = 0
+
+    @property
+    def waiting(self) -> int:
+        """Sequences not admitted yet, preempted ones included."""
+        return len(self._waiting)
+
+    def check(self, request: Request) -> None:
+        """Raise ``ValueError`` on an id that is held or a group of another prompt."""
+        if request.attempt in self.held:
+            raise ValueError(f"attempt {request.attempt} is already held")
+        prefix = self._prefixes.get(request.group)
+        if prefix is not None and not np.array_equal(prefix.prompt, request.prompt):
+            raise ValueError(f"group {request.group!r} has two different prompts")
+
+    def add(self, request: Request, watcher: StopWatcher | None) -> None:
+        """Queue a request."""
+        prefix = self._prefixes.get(request.group)
+        if prefix is None:
+            prefix = self._prefixes[request.group] = Prefix(request.prompt)
+        prefix.members += 1
+        sequence = Held(request, prefix, request.generated, request.logprobs, watcher)
+        self.held[request.attempt] = sequence
+        self._waiting.append(sequence)
+
+    def schedule(self) -> Plan:
+        """Room for the running sequences first, then whoever fits."""
+        return Plan(self._grow(), self._admit())
+
+    def remove(self, sequence: Held) -> tuple[Ints, Floats]:
+        """Let go of a sequence; its response tokens and logprobs."""
+        tokens, logprobs = sequence.tokens, sequence.logprobs
+        if sequence.slot >= 0:
+            tokens, logprobs = self._slots.response(sequence.slot)
+            self._leave(sequence)
+        else:
+            self._waiting.remove(sequence)
+        request, prefix = sequence.request, sequence.prefix
+        del self.held[request.attempt]
+        prefix.members -= 1
+        if not prefix.members:
+            prefix.forget(self._blocks)
+            del self._prefixes[request.group]
+        return tokens, logprobs
+
+    def _grow(self) -> Ints:
+        """Give every running sequence a block for its next token; returns their slots."""
+        s, size = self._slots, self._size
+        slots = self._active
+        at = s.prompt[slots] + s.count[slots] - 1
+        for slot in slots[at % size == 0]:
+            sequence = self.running.get(int(slot))
+            if sequence is not None and self._make_room(sequence):
+                self._give(sequence, self._blocks.take(1))
+        return self._active
+
+    def _make_room(self, sequence: Held) -> bool:
+        """Free a block, preempting the latest admitted; whether ``sequence`` still runs."""
+        while not self._blocks.free:
+            if not self._evict():
+                self._preempt(next(reversed(self.running.values())))
+        return sequence.slot >= 0
+
+    def _evict(self) -> bool:
+        """Forget one cached prefix; whether there was one."""
+        for prefix in self._prefixes.values():
+            if prefix.cached:
+                prefix.forget(self._blocks)
+                return True
+        return False
+
+    def _preempt(self, sequence: Held) -> None:
+        """Throw a sequence out; it is recomputed when there is room again."""
+        sequence.tokens, sequence.logprobs = self._slots.response(sequence.slot)
+        self._leave(sequence)
+        self._waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _leave(self, sequence: Held) -> None:
+        """Free a running sequence's slot and blocks."""
+        del self.running[sequence.slot]
+        self._free_slots.append(sequence.slot)
+        self._blocks.drop(sequence.blocks)
+        sequence.slot, sequence.blocks = -1, []
+        self._active = np.fromiter(self.running, np.int32, len(self.running))
+
+    def _give(self, sequence: Held, blocks: list[int]) -> None:
+        held = len(sequence.blocks)
+        sequence.blocks += blocks
+        self._slots.tables[sequence.slot, held : len(sequence.blocks)] = blocks
+
+    def _admit(self) -> list[Admission]:
+        """Move waiting sequences, in order, into free slots while their blocks fit."""
+        admitted: list[Admission] = []
+        while self._waiting and self._free_slots:
+            admission = self._place(self._waiting[0])
+            if admission is None:
+                if self.running or not self._evict():
+                    break
+                continue
+            self._waiting.popleft()
+            admitted.append(admission)
+        if admitted:
+            self._active = np.fromiter(self.running, np.int32, len(self.running))
+        return admitted
+
+    def _place(self, sequence: Held) -> Admission | None:
+        """Give a waiting sequence a slot and its blocks; None when they do not fit."""
+        prefix, size = sequence.prefix, self._size
+        length = len(prefix.prompt) + len(sequence.tokens)
+        fresh = len(sequence.tokens) == 0
+        shared = len(prefix.blocks)
+        # Each running sequence may want a block soon: admitting into those would only preempt.
+        if -(-length // size) - shared > self._blocks.free - len(self.running):
+            return None
+        slot = sequence.slot = self._free_slots.pop()
+        self.running[slot] = sequence
+        self._give(sequence, self._blocks.share(prefix.blocks))
+        self._give(sequence, self._blocks.take(-(-length // size) - shared))
+        self._slots.fill(slot, sequence.request, sequence.tokens, sequence.logprobs)
+        if fresh and prefix.tail is not None:
+            return Admission(sequence, length, follows=True)
+        leads = not prefix.cached and prefix.members > 1
+        if leads:
+            self._cache(sequence, fresh)
+        return Admission(sequence, shared * size, leads=leads and fresh)
+
+    def _cache(self, sequence: Held, fresh: bool) -> None:
+        """Let the group share this sequence's prompt blocks, and a copy of their tail."""
+        prefix = sequence.prefix
+        full = (len(prefix.prompt) - 1) // self._size
+        prefix.cached = True
+        prefix.blocks = self._blocks.share(sequence.blocks[:full])
+        if fresh and self._blocks.free:
+            prefix.tail = self._blocks.take(1)[0]

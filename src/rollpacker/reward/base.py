@@ -47,8 +47,9 @@ class GradeRequest:
     Args:
         attempt: what is graded.
         prompt: the prompt as the user gave it: text or chat messages.
-        completion: the decoded response, special tokens removed.
-        completion_ids: its token ids.
+        completion: the decoded response, special tokens removed; a pool with a tokenizer has its
+            processes fill it in.
+        completion_ids: its token ids; a list where rewards see it.
         row: the columns of the data row (``answer`` and any others).
         domain: the row's task domain: which rewards apply.
         timeouts_s: CPU seconds for each test of the row, read when the request is sent to a
@@ -59,8 +60,8 @@ class GradeRequest:
 
     attempt: AttemptId
     prompt: str | list[dict[str, str]]
-    completion: str
-    completion_ids: list[int]
+    completion: str = ""
+    completion_ids: Sequence[int]
     row: Mapping[str, Any]
     domain: str = "default"
     timeouts_s: Sequence[float] = ()

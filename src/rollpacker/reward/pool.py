@@ -10,9 +10,11 @@ behind it is sent again and not charged.
 from __future__ import annotations
 
 import asyncio
+import pickle
 import select
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
@@ -44,6 +46,7 @@ class GradingPool:
         config: processes and retries.
         join: whether responses may share a call, as rewards with ``batch`` ask for.
         columns: for each reward, those of the rows that it applies to; None if not known.
+        tokenizer: with it the processes decode what they grade; None: requests have their text.
 
     Raises ``ValueError`` when two rewards have one name.
     """
@@ -55,12 +58,14 @@ class GradingPool:
         *,
         join: bool = True,
         columns: Sequence[Collection[str]] | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self._rewards = tuple(rewards)
         known = [None] * len(rewards) if columns is None else [sorted(c) for c in columns]
         self._functions: list[Loaded] = [
             (r.function, r.options, c) for r, c in zip(rewards, known, strict=True)
         ]
+        self._tokenizer = pickle.dumps(tokenizer)
         self._ledger = Ledger(rewards)
         self._waiting = Waiting(rewards, self._ledger, config.retries, join=join)
         self._grouped = any(r.needs_group for r in rewards)
@@ -87,6 +92,8 @@ class GradingPool:
         assert self._loop is None, "the pool is attached already"
         self._loop = loop
         self._on_grades = on_grades
+        for process in self._processes:
+            self._flush_later(process)
         self._act()
 
     def wait_ready(self) -> None:
@@ -200,8 +207,8 @@ class GradingPool:
         return [p for p in self._processes if p.ready and not p.jobs]
 
     def _write(self, process: GradingProcess, frames: Sequence[bytes]) -> None:
-        if not process.send(frames):
-            self._flush_later(process)
+        process.send(frames)
+        self._flush_later(process)
 
     def _on_reply(self, process: GradingProcess, payload: bytes) -> None:
         job = process.jobs[0] if process.jobs else None
@@ -248,7 +255,9 @@ class GradingPool:
     # -- processes
 
     def _start(self) -> GradingProcess:
-        return start(self._functions, checked=self._loaded)
+        process = start(self._functions, self._tokenizer, self._loaded)
+        self._flush_later(process)
+        return process
 
     def _read(self, process: GradingProcess) -> None:
         replies, state = process.channel.receive()
@@ -354,7 +363,7 @@ class GradingPool:
             self._loop.remove_writer(process.channel)
 
     def _flush_later(self, process: GradingProcess) -> None:
-        if self._loop is not None:
+        if self._loop is not None and process.channel.unsent:
             self._loop.add_writer(process.channel, self._on_writable, process)
 
     def _on_writable(self, process: GradingProcess) -> None:

@@ -84,9 +84,9 @@ class GradingProcess:
     ready: bool = False
     start_s: float = 0.0
 
-    def send(self, jobs: Sequence[bytes]) -> bool:
-        """Write frames; false if ``channel.flush`` must follow."""
-        return self.channel.send(b"".join(jobs))
+    def send(self, jobs: Sequence[bytes]) -> None:
+        """Write frames; with ``channel.unsent``, ``flush`` must follow."""
+        self.channel.send(b"".join(jobs))
 
     def kill(self) -> str:
         """End the process and what it started, and say how it ended."""
@@ -98,10 +98,12 @@ class GradingProcess:
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
-def start(functions: Sequence[Loaded], checked: bool = False) -> GradingProcess:
-    """Start a process that loads these functions and then takes jobs.
+def start(functions: Sequence[Loaded], tokenizer: bytes, checked: bool) -> GradingProcess:
+    """Start a process that loads these functions and then takes jobs; ``channel.flush`` may have to
+    follow.
 
-    ``checked`` says that such a process has found its sandbox to hold on this machine.
+    ``tokenizer`` is pickled: what decodes responses, or None. ``checked`` says that such a process
+    has found its sandbox to hold on this machine.
     """
     ours, theirs = socket.socketpair()
     with theirs, shielded():
@@ -116,5 +118,5 @@ def start(functions: Sequence[Loaded], checked: bool = False) -> GradingProcess:
             start_new_session=True,
         )
     channel = Channel(ours)
-    channel.send(frame(pickle.dumps((list(functions), checked))))
+    channel.send(frame(pickle.dumps((list(functions), tokenizer, checked))))
     return GradingProcess(popen=popen, channel=channel, started=time.monotonic())

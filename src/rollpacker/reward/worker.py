@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +27,7 @@ from rollpacker.reward.wire import JOB
 from rollpacker.shield import take_no_notice
 
 _PR_SET_PDEATHSIG = 1
+Decode = Callable[..., str]
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -36,16 +37,17 @@ def main(descriptor: int, parent: int) -> None:
     with socket.socket(fileno=descriptor) as sock:
         driver = Driver(sock)
         functions: list[Loaded]
-        functions, driver.checked = pickle.loads(driver.next() or b"")
+        functions, tokenizer, driver.checked = pickle.loads(driver.next() or b"")
         try:
             scorers = _scorers(functions, driver)
+            decode = getattr(pickle.loads(tokenizer), "decode", None)
         except BaseException as error:  # the user's module may even exit
             text = str(error) if isinstance(error, ValueError) else told(error)
             driver.reply({"fatal": text})
             return
         driver.reply({"ready": True})
         while (payload := driver.next()) is not None:
-            _grade(driver, scorers, payload)
+            _grade(driver, scorers, decode, payload)
 
 
 def _die_with(parent: int) -> None:
@@ -66,12 +68,14 @@ def _scorers(functions: Sequence[Loaded], driver: Driver) -> Mapping[int, Scorer
     return scorers
 
 
-def _grade(driver: Driver, scorers: Mapping[int, Scorer], payload: bytes) -> None:
+def _grade(
+    driver: Driver, scorers: Mapping[int, Scorer], decode: Decode | None, payload: bytes
+) -> None:
     (job,) = JOB.unpack_from(payload)
     driver.begin(job)
     start = time.perf_counter()
     try:
-        functions, requests = _job(payload)
+        functions, requests = _job(payload, decode)
         for function in functions:
             start = time.perf_counter()
             scored = scorers[function](requests)
@@ -96,17 +100,18 @@ def _encode(scored: Sequence[float | Scored | None]) -> dict[str, Any]:
     return reply
 
 
-def _job(payload: bytes) -> tuple[Sequence[int], list[GradeRequest]]:
+def _job(payload: bytes, decode: Decode | None) -> tuple[Sequence[int], list[GradeRequest]]:
     functions, requests = pickle.loads(memoryview(payload)[JOB.size :])
     return functions, [
         GradeRequest(
             attempt=AttemptId(attempt),
             prompt=prompt,
-            completion=completion,
+            completion=decode(ids, skip_special_tokens=True) if decode else completion,
             completion_ids=ids,
             row=row,
             timeouts_s=timeouts,
             state=TrainerState(*state),
         )
-        for attempt, prompt, completion, ids, row, timeouts, state in requests
+        for attempt, prompt, completion, packed, row, timeouts, state in requests
+        for ids in [list(packed)]
     ]

@@ -49,8 +49,6 @@ class Attempt:
     reward: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """Every function's score; None where it is not applicable."""
-    completion: str | None = None
-    """The response as text, once it was decoded."""
     runs: Mapping[str, CodeRun] = field(default_factory=dict[str, CodeRun])
     """What became of its program, by reward."""
     extra: Mapping[str, str] = field(default_factory=dict[str, str])

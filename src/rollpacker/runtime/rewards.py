@@ -1,10 +1,11 @@
-"""From finished attempts to grades: decoding, timeouts, and the pool of reward processes."""
+"""From finished attempts to grades: timeouts, and the pool of reward processes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt
-from rollpacker.runtime.texts import Texts
+from rollpacker.runtime.texts import backend
 
 
 class Rewards:
@@ -26,7 +27,7 @@ class Rewards:
     Args:
         rewards: the functions.
         config: how they are run.
-        tokenizer: decodes responses.
+        tokenizer: decodes responses, in the grading processes.
         rows: all that will be graded: which columns functions can ask for. Without any, a function
             that asks for another fails when it is called.
         deterministic: timeouts of programs change between steps only, and responses share no
@@ -57,8 +58,13 @@ class Rewards:
         self._observed: dict[AttemptId, PromptId] = {}
         # A judge's scores differ in the last bits with what shares their batch.
         columns = _columns(rewards, rows) if rows else None
-        self._pool = GradingPool(rewards, config, join=not deterministic, columns=columns)
-        self._texts = Texts(tokenizer)
+        self._pool = GradingPool(
+            rewards,
+            config,
+            join=not deterministic,
+            columns=columns,
+            tokenizer=backend(tokenizer),
+        )
         self._listener: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> list[str]:
@@ -111,16 +117,13 @@ class Rewards:
 
     def _request(self, attempt: Attempt, row: Row, training: bool) -> GradeRequest:
         assert attempt.output is not None
-        completion = self._texts.completion(attempt)
-        assert completion is not None
         tests = self._count_tests(row) if self._code else 0
         if tests and training:
             self._observed[attempt.id] = row.id
         return GradeRequest(
             attempt=attempt.id,
             prompt=row.prompt,
-            completion=completion,
-            completion_ids=attempt.output.tokens.tolist(),
+            completion_ids=array("i", attempt.output.tokens.tobytes()),
             row=row.columns,
             domain=row.domain,
             timeouts_s=(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from rollpacker.config import RunConfig
@@ -57,6 +59,9 @@ class RunLog:
         self._journal_failed = False
         self.journal = JournalWriter(folder / "journal.jsonl", self._miss_journal)
         self.graded = GradedLog(folder / "graded.log", say=progress.note)
+        # One step's rows at most wait for it: a disk that is too slow slows the run.
+        self._writer = ThreadPoolExecutor(1, "samples")
+        self._written: Future[None] = self._writer.submit(lambda: None)
         programs = any(reward.runs_programs for reward in config.rewards)
         self._texts, self._kept = texts, config.samples
         self._samples = SampleLog(
@@ -85,7 +90,10 @@ class RunLog:
         num_tokens: int,
         extra: Metrics,
     ) -> Metrics:
-        """Write one step to every file; returns its metrics."""
+        """Write one step to every file; returns its metrics.
+
+        Its rows are written meanwhile: what is wrong with them is raised at the next step.
+        """
         metrics = step_metrics(
             step=record.step,
             epoch=epoch,
@@ -107,7 +115,8 @@ class RunLog:
             self.progress.note(line)
         for line in _troubles(record):
             self.progress.note(f"step {record.step}: {line}")
-        self._add_samples(record, groups)
+        self._written.result()
+        self._written = self._writer.submit(self._add_samples, record, groups)
         self._add_tasks(record)
         self._metrics.write(metrics)
         self.progress.step(metrics)
@@ -191,16 +200,17 @@ class RunLog:
 
     def flush(self) -> None:
         """Before a checkpoint: nothing that it counts on may be in memory only."""
+        self._written.result()
         self._samples.flush()
         self.journal.flush()
 
     def close(self) -> None:
         """Close every file; the samples' parts are merged."""
-        self._samples.close()
-        self._metrics.close()
-        self._tasks.close()
-        self.graded.close()
-        self.journal.close()
+        with contextlib.ExitStack() as stack:
+            for part in (self.journal, self.graded, self._tasks, self._metrics, self._samples):
+                stack.callback(part.close)
+            self._writer.shutdown()
+            self._written.result()
 
 
 def _troubles(record: StepRecord) -> list[str]:

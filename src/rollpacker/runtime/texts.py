@@ -8,16 +8,20 @@ from rollpacker.core.types import PromptId
 from rollpacker.runtime.attempts import Attempt
 
 
+def backend(tokenizer: Any) -> Any:
+    """What decodes: the wrapper of transformers costs more than the decoding itself."""
+    return getattr(tokenizer, "backend_tokenizer", tokenizer)
+
+
 class Texts:
-    """The texts of a step's attempts; each prompt is decoded once, each response at most once.
+    """The texts of a step's attempts; each prompt is decoded once.
 
     Args:
         tokenizer: of transformers.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        # The wrapper of transformers costs more than the decoding itself.
-        self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
+        self._decode = backend(tokenizer).decode
         self._prompts: dict[PromptId, str] = {}
 
     def begin(self) -> None:
@@ -34,7 +38,6 @@ class Texts:
 
     def completion(self, attempt: Attempt) -> str | None:
         """The response, as the rewards were given it; None of an attempt that gave nothing back."""
-        if attempt.completion is None and attempt.output is not None:
-            ids = attempt.output.tokens.tolist()
-            attempt.completion = self._decode(ids, skip_special_tokens=True)
-        return attempt.completion
+        if attempt.output is None:
+            return None
+        return self._decode(attempt.output.tokens.tolist(), skip_special_tokens=True)

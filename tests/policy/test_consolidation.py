@@ -61,7 +61,7 @@ def test_a_group_that_cannot_hold_the_tail_is_not_chosen():
     assert moved(consolidation(Roofline(), sizes=(4, 8)), where, active) is not None
 
 
-def test_a_second_move_waits_for_the_first_and_knows_where_it_went():
+def test_a_second_move_waits_for_the_first():
     where = layout(64, 4, 8)
     rules = {"sizes": (4, 8), "train_seconds_per_token": 1e-2}
     first = consolidation(**rules)
@@ -69,8 +69,8 @@ def test_a_second_move_waits_for_the_first_and_knows_where_it_went():
     made = moved(first, where, active)
     assert made is not None
     assert len(made.groups) > 1
-    by_group = {made.moves[one.attempt]: one for one in active}
-    left = list(by_group.values())
+    bound = [replace(one, worker=made.moves[one.attempt]) for one in active]
+    left = list({one.worker: one for one in bound}.values())
     assert first.observe(0.9, left, 5_000_000, 1.0) is None
     again = first.observe(0.9, left, 5_000_000, 1000.0)
     assert again is not None

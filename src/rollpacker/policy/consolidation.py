@@ -7,7 +7,7 @@ tensor-parallel group lowers, and the devices that it leaves have gradients to c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -110,7 +110,6 @@ class Consolidation:
         self._tp = tp
         self._looked: int | None = None
         self._until = -np.inf
-        self._moved: dict[AttemptId, WorkerId] = {}
 
     def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
         """A round starts on all of ``layout``; without ``lengths`` nothing moves in it."""
@@ -147,10 +146,9 @@ class Consolidation:
         return self._follow(best, now)
 
     def _present(self, active: Sequence[ActiveAttempt]) -> list[ActiveAttempt]:
-        """In order, where they will be; a dead worker's will come back under new ids."""
-        placed = [replace(one, worker=self._moved.get(one.attempt, one.worker)) for one in active]
+        """In order; what a dead worker's group ran will come back under new ids."""
         return sorted(
-            (one for one in placed if one.worker in self._groups), key=lambda one: one.attempt
+            (one for one in active if one.worker in self._groups), key=lambda one: one.attempt
         )
 
     def _due(self, count: int, now: float) -> bool:
@@ -166,7 +164,6 @@ class Consolidation:
         before = [member for group in self._groups.values() for member in group.members]
         self._groups, self._tp = plan.groups, plan.tp
         self._until = now + plan.moving
-        self._moved |= plan.moves
         groups = {lead: group.members for lead, group in plan.groups.items()}
         return ScaleDecision(
             freed=tuple(sorted(worker for worker in before if worker not in kept)),

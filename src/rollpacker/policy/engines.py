@@ -14,6 +14,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
 from rollpacker.policy.consolidation import Consolidation, ConsolidationSettings
+from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.parallelism import (
@@ -66,18 +67,25 @@ class Engines:
         config: the rollout's configuration.
         stream: whether devices may be freed from the tail at all.
         history: what is known of lengths.
+        ledger: what is running.
     """
 
     def __init__(
-        self, machine: Machine, config: RolloutConfig, stream: bool, history: LengthHistory
+        self,
+        machine: Machine,
+        config: RolloutConfig,
+        *,
+        stream: bool,
+        history: LengthHistory,
+        ledger: Ledger,
     ) -> None:
         self._machine = machine
         self._config = config
         self._history = history
+        self._ledger = ledger
         self._devices = 0
         self._planner = self._build_planner()
         self._scaling = self._build_scaling() if stream else None
-        self._kind = RoundKind.FULL
         self._tp = machine.worker_devices
         self._regroups: list[do.RegroupWorkers] = []
         self._retired: tuple[WorkerId, ...] = ()
@@ -86,11 +94,8 @@ class Engines:
         self._begin_round()
 
     def _begin_round(self) -> None:
-        self._at: dict[AttemptId, WorkerId] = {}
         self._base: dict[AttemptId, int] = {}
         self._progress: dict[WorkerId, int] = {}
-        self._prompt: dict[AttemptId, PromptId] = {}
-        self._started = 0
         self._started_tokens = 0
 
     def _build_planner(self) -> Planner | None:
@@ -131,7 +136,6 @@ class Engines:
     def lay_out(self, kind: RoundKind, workers: tuple[WorkerId, ...]) -> Sequence[WorkerId]:
         """Form the engines of a round; the workers that run one."""
         self._begin_round()
-        self._kind = kind
         self._devices = len(workers) * self._machine.worker_devices
         self._tp = self._machine.worker_devices
         if self._planner is not None:
@@ -154,57 +158,42 @@ class Engines:
         """How the engines of the round that was laid out are formed."""
         return self._regroups
 
-    def observe(self, decision: do.Decision) -> None:
-        """Follow what the rollout decided."""
-        match decision:
-            case do.StartAttempt():
-                self._at[decision.attempt] = decision.worker
-                self._base[decision.attempt] = -self._progress.get(decision.worker, 0)
-                self._prompt[decision.attempt] = decision.prompt
-                self._started += 1
-                self._started_tokens += self._prompt_tokens.get(decision.prompt, 0)
-            case do.AbortAttempt():
-                self._at.pop(decision.attempt, None)
-            case do.AcceptGroup() | do.DropGroup():
-                self._prompt_tokens.pop(decision.prompt, None)
-            case _:
-                pass
+    def drawn(self, event: ev.PromptsDrawn) -> None:
+        """Prompts may start from now on."""
+        self._prompt_tokens |= {prompt.id: prompt.tokens for prompt in event.prompts}
 
-    def handle(self, event: ev.Event) -> None:
-        """Take one event."""
-        match event:
-            case ev.PromptsDrawn():
-                self._prompt_tokens |= {prompt.id: prompt.tokens for prompt in event.prompts}
-            case ev.AttemptFinished():
-                self._finish(event)
-            case ev.AttemptMigrated():
-                if event.attempt in self._at:
-                    self._at[event.attempt] = event.worker
-                    start = event.tokens - self._progress.get(event.worker, 0)
-                    self._base[event.attempt] = start
-            case ev.AttemptFailed() | ev.AttemptAborted():
-                self._at.pop(event.attempt, None)
-            case ev.RoundMeasured():
-                self._report(event)
-            case ev.WorkerLost():
-                self._at = {a: w for a, w in self._at.items() if w != event.worker}
-                if self._scaling is not None:
-                    self._scaling.lose(event.worker)
-            case _:
-                pass
+    def started(self, decision: do.StartAttempt) -> None:
+        """An attempt begins."""
+        self._base[decision.attempt] = -self._progress.get(decision.worker, 0)
+        self._started_tokens += self._prompt_tokens.get(decision.prompt, 0)
 
-    def _finish(self, event: ev.AttemptFinished) -> None:
-        worker = self._at.pop(event.attempt, None)
-        if worker is not None:
-            steps = event.tokens - self._base[event.attempt]
-            self._progress[worker] = max(self._progress.get(worker, 0), steps)
+    def forget(self, decision: do.AcceptGroup | do.DropGroup) -> None:
+        """A prompt is done."""
+        self._prompt_tokens.pop(decision.prompt, None)
 
-    def _report(self, event: ev.RoundMeasured) -> None:
-        if self._planner is not None and self._started:
-            self._rounds[self._kind] = self._started, self._started_tokens / self._started
+    def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:
+        """A response is there."""
+        steps = event.tokens - self._base[of.id]
+        self._progress[of.bound] = max(self._progress.get(of.bound, 0), steps)
+
+    def migrated(self, event: ev.AttemptMigrated, of: Attempt) -> None:
+        """An attempt goes on elsewhere."""
+        self._base[of.id] = event.tokens - self._progress.get(event.worker, 0)
+
+    def lose(self, event: ev.WorkerLost) -> None:
+        """A worker has died."""
+        if self._scaling is not None:
+            self._scaling.lose(event.worker)
+
+    def measured(self, event: ev.RoundMeasured) -> None:
+        """What a round's engines went through."""
+        started = len(self._ledger.attempts)
+        if self._planner is not None and started:
+            kind = self._ledger.kind
+            self._rounds[kind] = started, self._started_tokens / started
             self._planner.observe(
                 RoundReport(
-                    kind=self._kind,
+                    kind=kind,
                     tp=self._tp,
                     preemptions=event.preemptions,
                     peak_kv=event.peak_kv,
@@ -214,10 +203,11 @@ class Engines:
 
     def decide(self, now: float, gradient_tokens: int) -> Iterable[do.Decision]:
         """Move the tail when the rule says so."""
-        if self._scaling is None or not self._at:
+        running = len(self._ledger.running)
+        if self._scaling is None or not running:
             return
-        finished = 1.0 - len(self._at) / self._started
-        active = _Running(len(self._at), self._active)
+        finished = 1.0 - running / len(self._ledger.attempts)
+        active = _Running(running, self._active)
         decision = self._scaling.observe(finished, active, gradient_tokens, now)
         if decision is not None:
             yield from self._follow(decision)
@@ -225,12 +215,12 @@ class Engines:
     def _active(self) -> list[ActiveAttempt]:
         return [
             ActiveAttempt(
-                attempt=attempt,
-                prompt_tokens=self._prompt_tokens.get(self._prompt[attempt], 0),
-                generated=max(0, self._base[attempt] + self._progress.get(worker, 0)),
-                worker=worker,
+                attempt=one.id,
+                prompt_tokens=self._prompt_tokens.get(one.prompt, 0),
+                generated=max(0, self._base[one.id] + self._progress.get(one.bound, 0)),
+                worker=one.bound,
             )
-            for attempt, worker in self._at.items()
+            for one in self._ledger.running.values()
         ]
 
     def retired(self) -> tuple[WorkerId, ...]:
@@ -246,11 +236,9 @@ class Engines:
                 yield do.RegroupWorkers(lead=lead, members=members)
         moves: dict[tuple[WorkerId, WorkerId], list[AttemptId]] = {}
         for attempt, target in decision.moves.items():
-            if attempt in self._at:
-                moves.setdefault((self._at[attempt], target), []).append(attempt)
+            source = self._ledger.running[attempt].bound
+            moves.setdefault((source, target), []).append(attempt)
         for (source, target), attempts in sorted(moves.items()):
-            for attempt in attempts:
-                self._at[attempt] = target
             yield do.MigrateAttempts(attempts=tuple(sorted(attempts)), source=source, target=target)
 
     def state_dict(self) -> dict[str, Any]:

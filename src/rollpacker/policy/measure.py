@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,12 @@ import numpy as np
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, GroupPart, PromptId, RoundKind
+from rollpacker.core.types import GroupPart, PromptId
 from rollpacker.policy.admission import Admission, Workload
 from rollpacker.policy.bias import Audited, Bias, BiasMeter, is_audit_step
 from rollpacker.policy.latency import LatencyCurve
+from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths import LengthHistory
-from rollpacker.policy.race import Race
 from rollpacker.policy.rounds import Racing
 
 UNBIASED = Bias(
@@ -28,38 +27,36 @@ UNBIASED = Bias(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How an attempt ended."""
-
-    tokens: int
-    truncated: bool
-
-
 class Measurements:
     """Follows a job's events and decisions.
 
     Args:
         config: the rollout's configuration.
+        ledger: the round's attempts.
         seed: of the synthetic rounds that mode ``auto`` predicts with.
         latency: seconds of a decode step by batch size.
         cap: longest response, tokens.
         streaming: workers that the tail has freed start gradients.
+        audited: prompts of this round that run without aborts.
     """
 
     def __init__(
         self,
         config: RolloutConfig,
+        ledger: Ledger,
         *,
         seed: int,
         latency: Mapping[int, float],
         cap: int,
         streaming: bool,
+        audited: Callable[[], Collection[PromptId]],
     ) -> None:
         self._config = config
+        self._ledger = ledger
         self._seed = seed
         self._latency = LatencyCurve(latency)
         self._streaming = streaming
+        self._audited = audited
         tail = config.tail_batching
         buckets = tail.mode == "exact" and tail.bucket_rounds > 1
         self.history = LengthHistory(cap, visits=3 if buckets else 0)
@@ -69,23 +66,12 @@ class Measurements:
         self.bias = UNBIASED
         self._train_s = 0.0
         self._train_tokens = 0
-        self._begin(0)
-
-    def _begin(self, step: int) -> None:
-        self._step = step
-        self._kind = RoundKind.FULL
-        self._audits = 0
-        self._prompt: dict[AttemptId, PromptId] = {}
-        self._ends: dict[AttemptId, _End] = {}
-        self._kept: dict[PromptId, tuple[AttemptId, ...]] = {}
 
     def start(self, event: ev.StepStarted) -> tuple[Racing, int]:
         """How far this step's short round over-provisions, and how many prompts it audits."""
-        self._begin(event.step)
         tail = self._config.tail_batching
-        if is_audit_step(event.step, tail.audit_every):
-            self._audits = tail.audit_prompts
-        return self._racing(event), self._audits
+        audits = tail.audit_prompts if is_audit_step(event.step, tail.audit_every) else 0
+        return self._racing(event), audits
 
     def _racing(self, event: ev.StepStarted) -> Racing:
         tail = self._config.tail_batching
@@ -116,66 +102,47 @@ class Measurements:
             streaming=self._streaming,
         )
 
-    def observe(self, decision: do.Decision) -> None:
-        """Follow what was decided."""
-        match decision:
-            case do.BeginRound():
-                self._kind = decision.round
-            case do.StartAttempt():
-                self._prompt[decision.attempt] = decision.prompt
-            case do.AcceptGroup():
-                self._kept[decision.prompt] = decision.attempts
-            case _:
-                pass
+    def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:
+        """A response is there."""
+        ledger = self._ledger
+        source = "audit" if of.prompt in self._audited() else ledger.kind
+        truncated = event.finish_reason == "length"
+        self.history.observe(of.prompt, event.tokens, False, source, ledger.step, truncated)
 
-    def handle(self, event: ev.Event, audited: Sequence[Race]) -> None:
-        """Take one event; ``audited`` are the prompts that run without aborts."""
-        match event:
-            case ev.AttemptFinished():
-                self._end(event.attempt, event.tokens, event.finish_reason == "length", audited)
-            case ev.AttemptAborted():
-                if event.attempt not in self._ends and event.attempt in self._prompt:
-                    prompt = self._prompt[event.attempt]
-                    self.history.observe(prompt, event.tokens, True, self._kind, self._step)
-            case ev.GradientsAccumulated():
-                self._train_s += event.seconds
-                self._train_tokens += sum(map(self._tokens, event.parts))
-            case _:
-                pass
+    def aborted(self, event: ev.AttemptAborted, of: Attempt) -> None:
+        """An attempt has stopped; it may have finished before."""
+        ledger = self._ledger
+        if of.finish_reason is None:
+            self.history.observe(of.prompt, event.tokens, True, ledger.kind, ledger.step)
 
-    def _end(
-        self, attempt: AttemptId, tokens: int, truncated: bool, audited: Sequence[Race]
-    ) -> None:
-        prompt = self._prompt.get(attempt)
-        if prompt is None:
-            return
-        self._ends[attempt] = _End(tokens, truncated)
-        is_audit = bool(audited) and any(race.prompt.id == prompt for race in audited)
-        source = "audit" if is_audit else self._kind
-        self.history.observe(prompt, tokens, False, source, self._step, truncated)
+    def accumulated(self, event: ev.GradientsAccumulated) -> None:
+        """Gradients have taken so long."""
+        self._train_s += event.seconds
+        self._train_tokens += sum(map(self._tokens, event.parts))
 
     def _tokens(self, part: GroupPart) -> int:
-        attempts = self._kept[part.prompt][part.start : part.stop]
-        return sum(self._ends[attempt].tokens for attempt in attempts)
+        kept = self._ledger.kept[part.prompt]
+        return sum(attempt.tokens for attempt in kept[part.start : part.stop])
 
-    def finish(self, audited: Sequence[Race]) -> None:
+    def finish(self, decision: do.FinishRollout) -> None:
         """The rollout is over: measure its bias."""
-        kept = [self._ends[a] for attempts in self._kept.values() for a in attempts]
+        del decision
+        kept = [attempt for group in self._ledger.kept.values() for attempt in group]
         if kept:
             self.bias = self._meter.measure(
-                self._kind,
-                [end.tokens for end in kept],
-                [end.truncated for end in kept],
-                [self._audit(race.prompt.id) for race in audited],
+                self._ledger.kind,
+                [attempt.tokens for attempt in kept],
+                [attempt.finish_reason == "length" for attempt in kept],
+                [self._audit(prompt) for prompt in self._audited()],
             )
 
     def _audit(self, prompt: PromptId) -> Audited:
-        ends = [self._ends[a] for a, p in self._prompt.items() if p == prompt and a in self._ends]
-        kept = self._kept.get(prompt)
+        ends = [one for one in self._ledger.groups[prompt] if one.finish_reason is not None]
+        kept = self._ledger.kept.get(prompt)
         return Audited(
-            lengths=tuple(end.tokens for end in ends),
-            truncated=tuple(end.truncated for end in ends),
-            kept=None if kept is None else tuple(self._ends[a].tokens for a in kept),
+            lengths=tuple(one.tokens for one in ends),
+            truncated=tuple(one.finish_reason == "length" for one in ends),
+            kept=None if kept is None else tuple(one.tokens for one in kept),
         )
 
     def predicted(self, prompt: PromptId) -> float | None:

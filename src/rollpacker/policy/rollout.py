@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.policy.bias import Bias
 from rollpacker.policy.engines import Engines
+from rollpacker.policy.ledger import Attempt, LedgerWriter
 from rollpacker.policy.measure import Measurements
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.policy.streaming import Streaming
@@ -16,71 +17,104 @@ from rollpacker.policy.tail_batching import TailBatching, every_worker
 
 
 class RolloutPolicy:
-    """Tail batching, streaming and what they know of lengths, as one policy."""
+    """Tail batching, streaming and what they know of lengths, as one policy.
+
+    It alone writes the ledger that the parts read.
+    """
 
     def __init__(self, settings: RolloutSettings) -> None:
-        self._streaming = Streaming(settings.rollout.streaming, settings.rules)
+        self._ledger = LedgerWriter()
+        self._streaming = Streaming(settings.rollout.streaming, settings.rules, self._ledger)
         self._measure = Measurements(
             settings.rollout,
+            self._ledger,
             seed=settings.seed,
             latency=settings.latency,
             cap=settings.cap,
             streaming=settings.rules.stream,
+            audited=lambda: self._tail.audited(),
         )
         self._engines: Engines | None = None
         if settings.machine is not None:
-            stream = settings.rules.stream
-            history = self._measure.history
-            self._engines = Engines(settings.machine, settings.rollout, stream, history)
+            self._engines = Engines(
+                settings.machine,
+                settings.rollout,
+                stream=settings.rules.stream,
+                history=self._measure.history,
+                ledger=self._ledger,
+            )
         self._tail = TailBatching(
             settings.rollout,
             settings.sizes,
             asynchronous_grading=settings.asynchronous_grading,
             predict=self._measure.predicted,
+            ledger=self._ledger,
             engines=every_worker if self._engines is None else self._engines.lay_out,
         )
+
+        self._wire()
+
+    def _wire(self) -> None:
+        """Who hears of what, besides the tail batching, which hears of every event."""
+        streaming, measure, engines = self._streaming, self._measure, self._engines
+        self._hears: dict[type, list[Callable[[Any], None]]] = {
+            ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
+            ev.TailReleased: [streaming.release_tail],
+            ev.UpdateApplied: [streaming.applied],
+            ev.WorkerLost: [streaming.lose],
+            do.AcceptGroup: [streaming.accept],
+            do.FinishRollout: [streaming.finish, measure.finish],
+        }
+        self._feels: dict[type, list[Callable[[Any, Attempt], None]]] = {
+            ev.AttemptAborted: [measure.aborted],
+            ev.AttemptFinished: [measure.finished],
+        }
+        if engines is not None:
+            self._hears[do.AcceptGroup].append(engines.forget)
+            self._hears[ev.WorkerLost].append(engines.lose)
+            self._hears[ev.PromptsDrawn] = [engines.drawn]
+            self._hears[ev.RoundMeasured] = [engines.measured]
+            self._hears[do.DropGroup] = [engines.forget]
+            self._hears[do.StartAttempt] = [engines.started]
+            self._feels[ev.AttemptFinished].append(engines.finished)
+            self._feels[ev.AttemptMigrated] = [engines.migrated]
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them."""
         made: list[do.Decision] = []
+        of = self._ledger.take(event)
         if isinstance(event, ev.StepStarted):
             self._streaming.start(event)
             racing, audits = self._measure.start(event)
             self._follow(made, self._tail.start(event, racing, audits))
         else:
-            self._streaming.handle(event)
-            self._measure.handle(event, self._tail.audited())
-            if self._engines is not None:
-                self._engines.handle(event)
-            self._follow(made, self._tail.handle(event))
+            for react in self._hears.get(type(event), ()):
+                react(event)
+            if of is not None:
+                for touch in self._feels.get(type(event), ()):
+                    touch(event, of)
+            self._follow(made, self._tail.handle(event, of))
         if self._engines is not None:
-            self._move_tail(made, self._engines, now)
-        made.extend(self._streaming.decide())
+            self._add(made, self._engines.decide(now, self._streaming.waiting))
+            for worker in self._engines.retired():
+                self._tail.retire(worker)
+        self._add(made, self._streaming.decide())
         return made
 
-    def _move_tail(self, made: list[do.Decision], engines: Engines, now: float) -> None:
-        for decision in engines.decide(now, self._streaming.waiting):
+    def _add(self, made: list[do.Decision], decisions: Iterable[do.Decision]) -> None:
+        """Decisions of which only the ledger has to know."""
+        for decision in decisions:
             made.append(decision)
-            self._streaming.observe(decision)
-        for worker in engines.retired():
-            self._tail.retire(worker)
+            self._ledger.follow(decision)
 
     def _follow(self, made: list[do.Decision], decisions: Iterable[do.Decision]) -> None:
         for decision in decisions:
             made.append(decision)
-            self._streaming.observe(decision)
-            self._measure.observe(decision)
-            if self._engines is not None:
-                self._engines.observe(decision)
-            if isinstance(decision, do.BeginRound):
-                self._form_engines(made)
-            if isinstance(decision, do.FinishRollout):
-                self._measure.finish(self._tail.audited())
-
-    def _form_engines(self, made: list[do.Decision]) -> None:
-        for group in [] if self._engines is None else self._engines.regroups():
-            made.append(group)
-            self._streaming.observe(group)
+            self._ledger.follow(decision)
+            for react in self._hears.get(type(decision), ()):
+                react(decision)
+            if self._engines is not None and isinstance(decision, do.BeginRound):
+                self._add(made, self._engines.regroups())
 
     @property
     def queue(self) -> int:

@@ -27,7 +27,7 @@ class ActiveAttempt:
         attempt: its id.
         prompt_tokens: of its prompt.
         generated: tokens so far.
-        worker: where it runs.
+        worker: where it runs, or will when it has moved.
     """
 
     attempt: AttemptId

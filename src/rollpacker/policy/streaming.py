@@ -7,13 +7,18 @@ the tail). The sum is divided once, at the end, so the update does not change.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, GroupPart, PromptId, WorkerId
+from rollpacker.core.types import GroupPart, PromptId, WorkerId
+from rollpacker.policy.ledger import Ledger
+from rollpacker.policy.replicas import Colocated
 from rollpacker.policy.tail_release import TailRelease
 
 
@@ -50,240 +55,150 @@ _SMALLEST_TASK = 512
 
 
 @dataclass(slots=True)
-class _Worker:
-    """What one worker is doing."""
+class _Sum:
+    """The gradient sum of one replica."""
 
-    running: set[AttemptId] = field(default_factory=set[AttemptId])
     tasks: int = 0
     """Gradient tasks in flight."""
     parts: list[GroupPart] = field(default_factory=list[GroupPart])
-    """What is in this worker's gradient sum or on its way into it."""
+    """What is in the sum or on its way into it."""
+
+
+_Ready = tuple[int, int, int, int, PromptId]
+"""Rank, place of the prompt, start, stop and prompt of a part whose gradients nobody has begun."""
+
+
+def _part(ready: _Ready) -> GroupPart:
+    return GroupPart(prompt=ready[4], start=ready[2], stop=ready[3])
 
 
 class Streaming:
-    """Assigns gradient work to workers and frees workers from the tail."""
+    """Assigns gradient work to replicas and frees engines from the tail.
 
-    def __init__(self, config: StreamingConfig, rules: StreamingRules) -> None:
+    Args:
+        config: of streaming.
+        rules: what it may do.
+        ledger: what is running and what was kept.
+    """
+
+    def __init__(self, config: StreamingConfig, rules: StreamingRules, ledger: Ledger) -> None:
         self._config = config
         self._rules = rules
-        self._step = 0
-        self._workers: dict[WorkerId, _Worker] = {}
-        self._replicas: dict[WorkerId, tuple[WorkerId, ...]] = {}
-        self._engine_of: dict[WorkerId, WorkerId] = {}
-        self._at: dict[AttemptId, WorkerId] = {}
-        self._tokens: dict[AttemptId, int] = {}
-        self._lengths: dict[PromptId, list[int]] = {}
-        self._order: dict[PromptId, int] = {}
-        self._ready: list[GroupPart] = []
+        self._ledger = ledger
+        self._replicas = Colocated(ledger, rules.replica)
+        self._tail = TailRelease(rules.tail_workers, ledger)
+        self._begin(())
+
+    def start(self, event: ev.StepStarted) -> None:
+        """Begin a step with all engines decoding."""
+        self._begin(event.workers)
+
+    def _begin(self, workers: tuple[WorkerId, ...]) -> None:
+        self._sums = {replica: _Sum() for replica in self._replicas.start(workers)}
+        self._tasks = 0
+        self._free: list[tuple[int, WorkerId]] = []
+        self._looked: int | None = None
+        self._reach: dict[PromptId, list[int]] = {}
+        """Tokens with a gradient of a kept group's first 0, 1, ... samples."""
+        self._ready: list[_Ready] = []
         self._waiting = 0
         self._later: list[list[GroupPart]] = []
         self._next: list[GroupPart] = []
-        self._updates = 1
         self._update = 0
         self._rollout_over = False
         self._applying = False
-        self._tail = TailRelease(rules.tail_workers)
-        self._none_below = 0
-        """No worker with fewer tasks than this may train now."""
-
-    def start(self, event: ev.StepStarted) -> None:
-        """Begin a step with all workers decoding."""
-        self._step = event.step
-        self._workers = {worker: _Worker() for worker in event.workers}
-        self._engine_of = {}
-        size = self._rules.replica
-        self._replicas = {
-            workers[0]: workers
-            for workers in (event.workers[i : i + size] for i in range(0, len(event.workers), size))
-        }
-        self._at, self._tokens, self._lengths, self._order = {}, {}, {}, {}
-        self._ready, self._later, self._next = [], [], []
-        self._updates = 1
-        self._waiting = 0
-        self._update = 0
-        self._rollout_over = False
-        self._applying = False
-        self._none_below = 0
         self._tail.start()
-
-    def observe(self, decision: do.Decision) -> None:
-        """Follow what the rollout decided."""
-        match decision:
-            case do.BeginRound():
-                self._updates = decision.updates
-            case do.StartAttempt():
-                self._workers[decision.worker].running.add(decision.attempt)
-                self._at[decision.attempt] = decision.worker
-                self._order.setdefault(decision.prompt, len(self._order))
-                self._tail.count()
-            case do.AbortAttempt():
-                self._end(decision.attempt)
-            case do.MigrateAttempts():
-                for attempt in decision.attempts:
-                    self._move(attempt, decision.target)
-            case do.RegroupWorkers():
-                self._regroup(decision)
-            case do.AcceptGroup():
-                self._accept(decision)
-            case do.FinishRollout():
-                self._rollout_over = True
-                self._none_below = 0
-                self._split_updates()
-            case _:
-                pass
-
-    def handle(self, event: ev.Event) -> None:
-        """Take one event, before the rollout's decisions about it are observed."""
-        match event:
-            case ev.AttemptFinished():
-                self._tokens[event.attempt] = event.tokens
-                self._end(event.attempt)
-            case ev.AttemptFailed() | ev.AttemptAborted():
-                self._end(event.attempt)
-            case ev.AttemptMigrated():
-                self._move(event.attempt, event.worker)
-            case ev.TailReleased():
-                self._tail.release()
-            case ev.GradientsAccumulated():
-                if event.worker in self._replicas:
-                    self._workers[event.worker].tasks -= 1
-                    self._none_below = 0
-            case ev.UpdateApplied():
-                self._next_update()
-            case ev.WorkerLost():
-                self._lose(event.worker)
-            case _:
-                pass
 
     @property
     def waiting(self) -> int:
         """Tokens of complete groups whose gradients nobody has begun."""
         return self._waiting
 
+    # What happened and what was decided -------------------------------------------------------
+
+    def release_tail(self, event: ev.TailReleased) -> None:
+        """Another job has the nodes."""
+        del event
+        self._tail.release()
+
+    def accumulated(self, event: ev.GradientsAccumulated) -> None:
+        """A task is done."""
+        replica = self._sums.get(event.worker)
+        if replica is not None:
+            replica.tasks -= 1
+            self._tasks -= 1
+            heappush(self._free, (replica.tasks, event.worker))
+
+    def applied(self, event: ev.UpdateApplied) -> None:
+        """An update is over; the next one begins if there is one."""
+        del event
+        for replica in self._sums.values():
+            replica.parts.clear()
+        self._update += 1
+        self._applying = not self._later
+        if self._later:
+            self._set_ready(self._later.pop(0))
+
+    def lose(self, event: ev.WorkerLost) -> None:
+        """The gradient sum of its replica is gone: others must repeat its groups."""
+        replica = self._replicas.lose(event.worker)
+        if replica is not None:
+            lost = self._sums.pop(replica)
+            self._tasks -= lost.tasks
+            self._set_ready([*lost.parts, *self._parts()])
+
+    def accept(self, decision: do.AcceptGroup) -> None:
+        """A group is complete: it has gradients to sum."""
+        kept = self._ledger.kept
+        counts = decision.informative or self._rules.train_all
+        lengths = [attempt.tokens if counts else 0 for attempt in kept[decision.prompt]]
+        self._reach[decision.prompt] = list(accumulate(lengths, initial=0))
+        part = GroupPart(prompt=decision.prompt, start=0, stop=len(lengths))
+        if self._ledger.updates > 1 and len(kept) > self._rules.prompts:
+            self._next.append(part)
+            return
+        self._add(part)
+        self._waiting += sum(lengths)
+
+    def finish(self, decision: do.FinishRollout) -> None:
+        """The rollout is over: every replica may sum, and the updates are laid out."""
+        del decision
+        self._rollout_over = True
+        self._looked = None
+        size = self._rules.prompts
+        if self._ledger.updates > 1:
+            self._later = [self._next[i : i + size] for i in range(0, len(self._next), size)]
+            return
+        parts = sorted(self._parts(), key=self._place)
+        size = -(-len(parts) // self._rules.updates) or 1
+        self._set_ready(parts[:size])
+        self._later = [parts[i : i + size] for i in range(size, len(parts), size)]
+
+    # What is due ------------------------------------------------------------------------------
+
     def decide(self) -> Iterable[do.Decision]:
         """Consolidate the tail, hand out gradients, end the update: whatever is due now."""
         if self._applying:
             return
         if not self._rollout_over:
-            if self._rules.tail_workers:
-                yield from self._share_tail()
+            yield from self._tail.decide()
             yield from self._consolidate()
         yield from self._dispatch()
-        if self._rollout_over and not self._busy():
+        if self._rollout_over and not self._ready and not self._tasks:
             self._applying = True
-            yield do.ApplyUpdate(step=self._step, update=self._update, last=not self._later)
-
-    def _busy(self) -> bool:
-        return bool(self._ready) or any(worker.tasks for worker in self._workers.values())
-
-    def _accept(self, decision: do.AcceptGroup) -> None:
-        counts = decision.informative or self._rules.train_all
-        lengths = [self._tokens[attempt] if counts else 0 for attempt in decision.attempts]
-        self._lengths[decision.prompt] = lengths
-        part = GroupPart(prompt=decision.prompt, start=0, stop=len(lengths))
-        if self._updates > 1 and len(self._lengths) > self._rules.prompts:
-            self._next.append(part)
-            return
-        self._ready.append(part)
-        self._waiting += sum(lengths)
-
-    def _set_ready(self, parts: list[GroupPart]) -> None:
-        self._ready = parts
-        self._waiting = sum(map(self._cost, parts))
-
-    def _cost(self, part: GroupPart) -> int:
-        """Tokens that have a gradient."""
-        return sum(self._lengths[part.prompt][part.start : part.stop])
-
-    def _place(self, part: GroupPart) -> tuple[int, int]:
-        return self._order[part.prompt], part.start
-
-    def _end(self, attempt: AttemptId) -> None:
-        worker = self._at.pop(attempt, None)
-        if worker is not None:
-            running = self._workers[worker].running
-            running.discard(attempt)
-            if not running:
-                self._none_below = 0
-
-    def _move(self, attempt: AttemptId, target: WorkerId) -> None:
-        if attempt in self._at and target in self._workers:
-            self._end(attempt)
-            self._at[attempt] = target
-            self._workers[target].running.add(attempt)
-
-    def _regroup(self, decision: do.RegroupWorkers) -> None:
-        self._none_below = 0
-        for member in decision.members:
-            self._engine_of[member] = decision.lead
-
-    def _decodes(self, worker: WorkerId) -> bool:
-        """Whether its devices decode, for itself or in another worker's engine."""
-        lead = self._engine_of.get(worker, worker)
-        return lead in self._workers and bool(self._workers[lead].running)
-
-    def _lose(self, worker: WorkerId) -> None:
-        """The gradient sum of its replica is gone: others must repeat its groups."""
-        self._none_below = 0
-        lead = next((one for one, members in self._replicas.items() if worker in members), None)
-        if lead is not None:
-            del self._replicas[lead]
-            self._set_ready([*self._workers[lead].parts, *self._ready])
-            self._workers[lead].parts.clear()
-            self._workers[lead].tasks = 0
-        lost = self._workers.pop(worker, None)
-        if lost is not None:
-            for attempt in lost.running:
-                self._at.pop(attempt, None)
-
-    def _split_updates(self) -> None:
-        if self._updates > 1:
-            size = self._rules.prompts
-            self._later = [self._next[i : i + size] for i in range(0, len(self._next), size)]
-            return
-        self._ready.sort(key=self._place)
-        count = self._rules.updates
-        if count > 1 and self._ready:
-            size = -(-len(self._ready) // count)
-            parts = [self._ready[i : i + size] for i in range(0, len(self._ready), size)]
-            self._set_ready(parts[0])
-            self._later = parts[1:]
-
-    def _next_update(self) -> None:
-        self._applying = False
-        for worker in self._workers.values():
-            worker.parts.clear()
-        self._update += 1
-        if self._later:
-            self._set_ready(self._later.pop(0))
-        else:
-            self._applying = True
-
-    def _share_tail(self) -> Iterable[do.Decision]:
-        running = {worker: state.running for worker, state in self._workers.items()}
-        for decision in list(self._tail.decide(running)):
-            if isinstance(decision, do.MigrateAttempts):
-                for attempt in decision.attempts:
-                    self._move(attempt, decision.target)
-            yield decision
+            yield do.ApplyUpdate(step=self._ledger.step, update=self._update, last=not self._later)
 
     def _consolidate(self) -> Iterable[do.MigrateAttempts]:
-        """Free the emptiest decoding worker when the others can take its attempts for free."""
-        if not self._rules.stream or len(self._at) > self._rules.consolidate_below:
+        """Free the emptiest decoding engine when the others can take its attempts for free."""
+        ledger = self._ledger
+        if not self._rules.stream or len(ledger.running) > self._rules.consolidate_below:
             return
-        if self._waiting < self._config.group_tokens:
+        if self._waiting < self._config.group_tokens or ledger.busy < 2:
             return
-        decoding = sorted(
-            (w for w, state in self._workers.items() if state.running),
-            key=lambda w: (len(self._workers[w].running), -w),
-        )
-        if len(decoding) < 2:
-            return
-        source, target = decoding[0], decoding[-1]
-        moved = tuple(sorted(self._workers[source].running))
-        for attempt in moved:
-            self._move(attempt, target)
-        yield do.MigrateAttempts(attempts=moved, source=source, target=target)
+        running = ledger.by_engine()
+        order = sorted(running, key=lambda engine: (len(running[engine]), -engine))
+        source, target = order[0], order[-1]
+        yield do.MigrateAttempts(attempts=running[source], source=source, target=target)
 
     def _dispatch(self) -> Iterable[do.AccumulateGradients]:
         if self._rules.ordered:
@@ -295,77 +210,102 @@ class Streaming:
         while self._ready:
             if not self._waiting and not self._rollout_over:
                 return
-            # The last tasks go to workers that have none, or one would end late.
-            scarce = self._waiting < 2 * _SMALLEST_TASK * len(self._replicas)
-            worker = self._free_worker(1 if scarce else self._config.lookahead)
-            if worker is None:
+            # The last tasks go to replicas that have none, or one would end late.
+            scarce = self._waiting < 2 * _SMALLEST_TASK * len(self._sums)
+            replica = self._idlest(1 if scarce else self._config.lookahead)
+            if replica is None:
                 return
-            yield self._assign(worker, self._take())
+            yield self._assign(replica, self._take())
 
-    def _free_worker(self, most: int) -> WorkerId | None:
-        """Of those that may train, the one with the fewest tasks if these are fewer than ``most``.
-
-        Asked at every event: where there was none, there is none until something changes.
-        """
-        if most <= self._none_below:
-            return None
-        free = [
-            (self._workers[worker].tasks, worker)
-            for worker in self._replicas
-            if self._workers[worker].tasks < most and self._may_train(worker)
-        ]
-        if not free:
-            self._none_below = most
-            return None
-        return min(free)[1]
-
-    def _may_train(self, worker: WorkerId) -> bool:
+    def _may_train(self, replica: WorkerId) -> bool:
         if self._rollout_over:
             return True
         if self._tail.released or not self._rules.stream:
             return False
-        return not any(map(self._decodes, self._replicas[worker]))
+        return self._replicas.free(replica)
+
+    def _idlest(self, most: int) -> WorkerId | None:
+        """Of those that may train, the one with the fewest tasks if these are fewer than ``most``.
+
+        Looks at all only when an engine has run out of attempts since.
+        """
+        if self._looked != self._ledger.idled:
+            self._looked = self._ledger.idled
+            self._free = [(s.tasks, one) for one, s in self._sums.items() if self._may_train(one)]
+            heapify(self._free)
+        while self._free:
+            tasks, replica = self._free[0]
+            known = self._sums.get(replica)
+            if known is not None and tasks == known.tasks and self._may_train(replica):
+                return replica if tasks < most else None
+            heappop(self._free)
+        return None
 
     def _dispatch_in_order(self) -> Iterable[do.AccumulateGradients]:
-        """A fixed share for each worker: the k-th group goes to worker k modulo workers."""
-        workers = sorted(self._replicas)
-        for place, worker in enumerate(workers):
-            share = tuple(self._ready[place :: len(workers)])
-            if share:
-                yield self._assign(worker, share)
+        """A fixed share for each replica: the k-th group goes to replica k modulo replicas."""
+        parts = self._parts()
         self._set_ready([])
+        replicas = sorted(self._sums)
+        for place, replica in enumerate(replicas):
+            share = tuple(parts[place :: len(replicas)])
+            if share:
+                yield self._assign(replica, share)
 
-    def _assign(self, worker: WorkerId, parts: tuple[GroupPart, ...]) -> do.AccumulateGradients:
-        self._workers[worker].tasks += 1
-        self._workers[worker].parts.extend(parts)
-        return do.AccumulateGradients(worker=worker, parts=parts)
+    def _assign(self, replica: WorkerId, parts: tuple[GroupPart, ...]) -> do.AccumulateGradients:
+        known = self._sums[replica]
+        known.tasks += 1
+        known.parts.extend(parts)
+        self._tasks += 1
+        heappush(self._free, (known.tasks, replica))
+        return do.AccumulateGradients(worker=replica, parts=parts)
+
+    # What waits -------------------------------------------------------------------------------
+
+    def _parts(self) -> list[GroupPart]:
+        return list(map(_part, self._ready))
+
+    def _set_ready(self, parts: list[GroupPart]) -> None:
+        self._ready = []
+        for part in parts:
+            self._add(part)
+        self._waiting = sum(map(self._cost, parts))
+
+    def _add(self, part: GroupPart) -> None:
+        """The largest go first; in order, whoever came first."""
+        place = self._place(part)[0]
+        rank = len(self._ready) if self._rules.ordered else -self._cost(part)
+        heappush(self._ready, (rank, place, part.start, part.stop, part.prompt))
+
+    def _cost(self, part: GroupPart) -> int:
+        """Tokens that have a gradient."""
+        reach = self._reach[part.prompt]
+        return reach[part.stop] - reach[part.start]
+
+    def _place(self, part: GroupPart) -> tuple[int, int]:
+        return self._ledger.groups[part.prompt][0].place, part.start
 
     def _take(self) -> tuple[GroupPart, ...]:
         """The next task: small groups together, large ones cut; the largest go first.
 
-        Tasks shrink with what is left, so that all workers end together (guided
+        Tasks shrink with what is left, so that all replicas end together (guided
         self-scheduling).
         """
-        self._ready.sort(key=lambda part: (-self._cost(part), self._place(part)))
-        share = max(_SMALLEST_TASK, self._waiting // (2 * len(self._replicas)))
+        share = max(_SMALLEST_TASK, self._waiting // (2 * len(self._sums)))
         budget = min(self._config.group_tokens, share)
-        self._cut_first(budget)
-        taken = [self._ready.pop(0)]
-        tokens = self._cost(taken[0])
-        while self._ready and tokens + self._cost(self._ready[0]) <= budget:
-            tokens += self._cost(self._ready[0])
-            taken.append(self._ready.pop(0))
+        first = self._cut(_part(heappop(self._ready)), budget)
+        taken = [first]
+        tokens = self._cost(first)
+        while self._ready and tokens - self._ready[0][0] <= budget:
+            tokens -= self._ready[0][0]
+            taken.append(_part(heappop(self._ready)))
         self._waiting -= tokens
         return tuple(taken)
 
-    def _cut_first(self, budget: int) -> None:
-        """Cut the first part where it reaches ``budget`` tokens, between samples."""
-        first = self._ready[0]
-        tokens = 0
-        for place in range(first.start, first.stop - 1):
-            tokens += self._lengths[first.prompt][place]
-            if tokens >= budget:
-                head = GroupPart(prompt=first.prompt, start=first.start, stop=place + 1)
-                rest = GroupPart(prompt=first.prompt, start=place + 1, stop=first.stop)
-                self._ready[0:1] = [head, rest]
-                return
+    def _cut(self, part: GroupPart, budget: int) -> GroupPart:
+        """The start of a part that reaches ``budget`` tokens, between samples; the rest waits."""
+        reach = self._reach[part.prompt]
+        stop = bisect_left(reach, reach[part.start] + budget, part.start + 1, part.stop)
+        if stop == part.stop:
+            return part
+        self._add(GroupPart(prompt=part.prompt, start=stop, stop=part.stop))
+        return GroupPart(prompt=part.prompt, start=part.start, stop=stop)

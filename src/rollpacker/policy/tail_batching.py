@@ -6,15 +6,16 @@ The same machine runs plain synchronous rounds: a full round is one in which not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
 from rollpacker.policy.buckets import Buckets, Predict
+from rollpacker.policy.ledger import Attempt, Ledger, Stage
 from rollpacker.policy.placement import Placement
 from rollpacker.policy.race import Race
 from rollpacker.policy.rounds import Racing, RoundPlan, domain_quotas, plan_round
@@ -40,22 +41,20 @@ class _Round:
     step: int
     plan: RoundPlan
     races: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
-    owner: dict[AttemptId, Race] = field(default_factory=dict[AttemptId, Race])
-    audited: list[Race] = field(default_factory=list[Race])
-    aborting: set[AttemptId] = field(default_factory=set[AttemptId])
+    undecided: int = 0
+    """Races that are not done."""
+    audited: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
+    waiting: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
+    """Finished attempts that are graded when the whole round has finished."""
     accepted: dict[str, int] = field(default_factory=dict[str, int])
     waiting_for_prompts: bool = False
     draws: int = 0
     finished: bool = False
 
-    def done(self) -> bool:
-        """Every race is decided and every told-to-stop attempt has stopped."""
-        if self.aborting or self.waiting_for_prompts:
-            return False
-        return not any(
-            not race.done or race.decoding or race.waiting or race.grading
-            for race in self.races.values()
-        )
+    def end(self, race: Race) -> None:
+        """A race is decided."""
+        race.done = True
+        self.undecided -= 1
 
 
 class TailBatching:
@@ -66,6 +65,7 @@ class TailBatching:
         sizes: prompts of each domain in the data.
         asynchronous_grading: grade each response when it finishes, else all at the end.
         predict: expected lengths, for length-bucketed rounds.
+        ledger: the round's attempts.
         engines: which workers run an engine in a round.
     """
 
@@ -76,9 +76,11 @@ class TailBatching:
         *,
         asynchronous_grading: bool,
         predict: Predict,
+        ledger: Ledger,
         engines: Engines = every_worker,
     ) -> None:
         self._config = config
+        self._ledger = ledger
         self._engines = engines
         self._sizes = dict(sizes)
         self._asynchronous = asynchronous_grading
@@ -86,7 +88,7 @@ class TailBatching:
         self.queue: deque[Prompt] = deque()
         tail = config.tail_batching
         self._buckets = Buckets(tail.bucket_rounds if tail.mode == "exact" else 1, predict)
-        self._placement = Placement(())
+        self._placement = Placement(ledger, ())
         self._remaining: dict[str, int] = {}
         self._audits = 0
         self._round: _Round | None = None
@@ -110,9 +112,9 @@ class TailBatching:
         """Prompts that were drawn and wait for a later round."""
         return len(self.queue) + sum(self._buckets.held().values())
 
-    def audited(self) -> list[Race]:
+    def audited(self) -> Collection[PromptId]:
         """Prompts of this round that run without aborts."""
-        return [] if self._round is None else self._round.audited
+        return () if self._round is None else self._round.audited
 
     def retire(self, worker: WorkerId) -> None:
         """A worker runs no engine for the rest of the round."""
@@ -134,7 +136,7 @@ class TailBatching:
             remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
             long_steps=self._config.tail_batching.long_round_steps,
         )
-        self._placement = Placement(self._engines(plan.kind, event.workers))
+        self._placement = Placement(self._ledger, self._engines(plan.kind, event.workers))
         self._round = _Round(step=event.step, plan=plan)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
         yield do.BeginRound(step=event.step, round=plan.kind, updates=plan.updates)
@@ -146,31 +148,22 @@ class TailBatching:
         else:
             yield from self._start_prompts(self._round, self._buckets.take(plan.draws))
 
-    def handle(self, event: ev.Event) -> Iterable[do.Decision]:
-        """Take one event of the round in progress."""
+    def handle(self, event: ev.Event, of: Attempt | None) -> Iterable[do.Decision]:
+        """Take one event of the round in progress, and the attempt that it happened to, if any."""
         if isinstance(event, ev.EpochEnded):
             self.queue.clear()
             self._buckets.clear()
         current = self._round
         if current is None or current.finished:
             return
-        match event:
-            case ev.PromptsDrawn():
-                yield from self._start_drawn(current, event.prompts)
-            case ev.AttemptFinished():
-                yield from self._finish_attempt(current, event.attempt)
-            case ev.AttemptGraded():
-                yield from self._grade(current, event)
-            case ev.AttemptAborted():
-                current.aborting.discard(event.attempt)
-            case ev.AttemptFailed() | ev.GradingFailed():
-                yield from self._retry(current, event)
-            case ev.AttemptMigrated():
-                self._placement.moved(event.attempt, event.worker)
-            case ev.WorkerLost():
-                yield from self._restart(current, event.worker)
-            case _:
-                return
+        if of is not None:
+            react = self._REACTIONS.get(type(event))
+            if react is not None:
+                yield from react(self, current, of, event)
+        elif isinstance(event, ev.PromptsDrawn):
+            yield from self._start_drawn(current, event.prompts)
+        elif isinstance(event, ev.WorkerLost):
+            yield from self._restart(current, event.worker)
         yield from self._settle(current)
 
     def _settle(self, current: _Round) -> Iterable[do.Decision]:
@@ -178,9 +171,21 @@ class TailBatching:
             yield from self._grade_all(current)
         if self._config.dynamic_sampling.enabled:
             yield from self._top_up(current)
-        if current.done():
+        if self._over(current):
             current.finished = True
             yield do.FinishRollout(step=current.step, round=current.plan.kind)
+
+    def _over(self, current: _Round) -> bool:
+        """Every race is decided and every told-to-stop attempt has stopped."""
+        ledger = self._ledger
+        return not (
+            current.undecided
+            or ledger.running
+            or ledger.grading
+            or ledger.stopping
+            or current.waiting
+            or current.waiting_for_prompts
+        )
 
     def _draw(self, current: _Round, counts: dict[str, int]) -> do.DrawPrompts:
         current.waiting_for_prompts = True
@@ -198,65 +203,59 @@ class TailBatching:
     def _start_prompts(
         self, current: _Round, prompts: Sequence[Prompt]
     ) -> Iterable[do.StartAttempt]:
-        whole_groups = len(prompts) >= self._placement.workers
+        engines = self._placement.choose() if prompts else iter(())
+        whole_groups = len(prompts) >= len(self._placement.engines)
         for prompt in prompts:
             race = Race(prompt, wanted=self._config.num_generations, audit=self._audits > 0)
             if race.audit:
                 self._audits -= 1
-                current.audited.append(race)
+                current.audited[prompt.id] = race
             current.races[prompt.id] = race
-            worker = self._placement.choose() if whole_groups else None
-            for _ in range(current.plan.responses):
-                yield self._start(current, race, race.next_index, worker)
-                race.next_index += 1
+            current.undecided += 1
+            engine = next(engines)
+            for index in range(current.plan.responses):
+                yield self._start(race, index, engine if whole_groups else next(engines))
+            race.next_index = current.plan.responses
 
-    def _start(
-        self, current: _Round, race: Race, index: int, worker: WorkerId | None = None
-    ) -> do.StartAttempt:
+    def _start(self, race: Race, index: int, engine: WorkerId | None = None) -> do.StartAttempt:
         attempt = AttemptId(self._next_attempt)
         self._next_attempt += 1
-        race.decoding[attempt] = index
-        current.owner[attempt] = race
-        chosen = self._placement.choose() if worker is None else worker
-        self._placement.started(attempt, chosen)
-        return do.StartAttempt(attempt=attempt, prompt=race.prompt.id, index=index, worker=chosen)
+        if engine is None:
+            engine = next(self._placement.choose())
+        return do.StartAttempt(attempt=attempt, prompt=race.prompt.id, index=index, worker=engine)
 
-    def _finish_attempt(self, current: _Round, attempt: AttemptId) -> Iterable[do.Decision]:
-        race = current.owner.get(attempt)
-        if race is None or attempt not in race.decoding:
-            return
-        self._placement.ended(attempt)
-        index = race.decoding.pop(attempt)
-        if race.done:
+    def _finish_attempt(
+        self, current: _Round, of: Attempt, event: ev.AttemptFinished
+    ) -> Iterable[do.Decision]:
+        del event
+        if current.races[of.prompt].done:
             return
         if self._asynchronous:
-            race.grading[attempt] = index
-            yield do.GradeAttempt(attempt=attempt)
+            yield do.GradeAttempt(attempt=of.id)
         else:
-            race.waiting[attempt] = index
+            current.waiting[of.id] = of
 
     def _grade_all(self, current: _Round) -> Iterable[do.GradeAttempt]:
         """Synchronous grading: when nothing decodes any more, everything is graded."""
-        if current.waiting_for_prompts or any(race.decoding for race in current.races.values()):
+        if current.waiting_for_prompts or self._ledger.running or not current.waiting:
             return
-        for race in current.races.values():
-            for attempt in sorted(race.waiting):
-                race.grading[attempt] = race.waiting.pop(attempt)
-                yield do.GradeAttempt(attempt=attempt)
+        waiting, current.waiting = current.waiting, {}
+        for of in sorted(waiting.values(), key=lambda of: (of.place, of.id)):
+            yield do.GradeAttempt(attempt=of.id)
 
-    def _grade(self, current: _Round, event: ev.AttemptGraded) -> Iterable[do.Decision]:
-        race = current.owner.get(event.attempt)
-        if race is None or event.attempt not in race.grading:
-            return
-        index = race.grading.pop(event.attempt)
+    def _grade(
+        self, current: _Round, of: Attempt, event: ev.AttemptGraded
+    ) -> Iterable[do.Decision]:
+        del event
+        race = current.races[of.prompt]
         if race.done:
             return
-        race.graded[event.attempt] = (index, event.reward)
+        race.graded.append(of)
         if race.complete:
             yield from self._complete(current, race)
 
     def _complete(self, current: _Round, race: Race) -> Iterable[do.Decision]:
-        race.done = True
+        current.end(race)
         if not race.audit:
             yield from self._abort(current, race)
         informative = race.informative(self._config.min_reward_range)
@@ -278,69 +277,72 @@ class TailBatching:
         for race in races:
             if race.done:
                 continue
-            race.done = True
+            current.end(race)
             if not race.audit:
                 yield from self._abort(current, race)
             self.queue.append(race.prompt)
             yield do.DeferPrompt(prompt=race.prompt)
 
+    def _live(self, race: Race) -> Iterator[Attempt]:
+        """Attempts of a race in progress that may still count, oldest first."""
+        return (of for of in self._ledger.groups[race.prompt.id] if of.stage in _LIVE)
+
     def _abort(self, current: _Round, race: Race) -> Iterable[do.AbortAttempt]:
-        for attempt in race.live:
-            race.forget(attempt)
-            current.owner.pop(attempt)
-            current.aborting.add(attempt)
-            self._placement.ended(attempt)
-            yield do.AbortAttempt(attempt=attempt)
+        for of in self._live(race):
+            current.waiting.pop(of.id, None)
+            yield do.AbortAttempt(attempt=of.id)
 
     def _retry(
-        self, current: _Round, event: ev.AttemptFailed | ev.GradingFailed
+        self, current: _Round, of: Attempt, event: ev.AttemptFailed | ev.GradingFailed
     ) -> Iterable[do.Decision]:
         """Replace an attempt: the same sample if its engine failed, another if its reward did."""
-        attempt = event.attempt
-        race = current.owner.pop(attempt, None)
-        current.aborting.discard(attempt)
-        if race is None:
-            return
-        self._placement.ended(attempt)
-        index = race.forget(attempt)
-        if race.done or index is None:
+        race = current.races[of.prompt]
+        if race.done:
             return
         race.failures += 1
         if race.failures <= self._config.max_retries * self._config.num_generations:
+            index = of.index
             if isinstance(event, ev.GradingFailed):
                 index, race.next_index = race.next_index, race.next_index + 1
-            yield self._start(current, race, index)
+            yield self._start(race, index)
             return
         yield from self._shrink(current, race, event.error)
 
     def _shrink(self, current: _Round, race: Race, error: str) -> Iterable[do.Decision]:
         """A response cannot be had: the group goes on with fewer, and ends when too few remain."""
-        race.wanted = min(race.wanted, len(race.graded) + len(race.live))
+        race.wanted = min(race.wanted, len(race.graded) + sum(1 for _ in self._live(race)))
         if race.wanted < min(2, self._config.num_generations):
-            race.done = True
+            current.end(race)
             yield from self._abort(current, race)
             yield do.DropGroup(prompt=race.prompt.id, attempts=(), reason=error)
         elif race.complete:
             yield from self._complete(current, race)
 
     def _restart(self, current: _Round, worker: WorkerId) -> Iterable[do.Decision]:
-        lost = self._placement.lose(worker)
-        for attempt in lost:
-            race = current.owner.pop(attempt)
-            index = race.decoding.pop(attempt)
+        for of in self._ledger.lost_with(worker):
+            race = current.races[of.prompt]
             if not race.done or race.audit:
-                yield self._start(current, race, index)
+                yield self._start(race, of.index)
 
     def _top_up(self, current: _Round) -> Iterable[do.Decision]:
         """Dynamic sampling: draw again when the prompts in play cannot fill the quotas."""
         if current.waiting_for_prompts:
             return
         accepted = sum(current.accepted.values())
-        open_ = sum(not race.done for race in current.races.values())
-        missing = self._config.prompts_per_step - accepted - open_
+        missing = self._config.prompts_per_step - accepted - current.undecided
         if missing <= 0 or current.draws >= self._config.dynamic_sampling.max_draws:
             return
         counts = domain_quotas(missing, self._sizes, self._remaining)
         if counts:
             current.draws += 1
             yield self._draw(current, counts)
+
+    _REACTIONS: ClassVar[dict[type, Callable[..., Iterable[do.Decision]]]] = {
+        ev.AttemptFinished: _finish_attempt,
+        ev.AttemptGraded: _grade,
+        ev.AttemptFailed: _retry,
+        ev.GradingFailed: _retry,
+    }
+
+
+_LIVE = (Stage.RUNNING, Stage.FINISHED, Stage.GRADING)

@@ -1,0 +1,282 @@
+"""The round's one record: its attempts, where each of them runs, and what became of it.
+
+The parts of a policy are given a ``Ledger`` and read it. Only their composer (``RolloutPolicy``)
+holds the ``LedgerWriter``: it enters every event before a part hears of it, and every decision as
+it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, ClassVar
+
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.types import AttemptId, FinishReason, PromptId, RoundKind, WorkerId
+
+
+class Stage(Enum):
+    """How far an attempt has come."""
+
+    RUNNING = auto()
+    """It decodes, or is on its way to another engine."""
+    FINISHED = auto()
+    """Its response is there, and nobody has asked for its reward."""
+    GRADING = auto()
+    GRADED = auto()
+    STOPPING = auto()
+    """It was told to stop and has not confirmed it."""
+    LOST = auto()
+    """Its engine died with it."""
+    OVER = auto()
+    """It has stopped, or has failed."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt of the round.
+
+    Args:
+        id: the attempt.
+        prompt: that it answers.
+        index: of its sample in the group.
+        place: of its prompt in the order in which prompts were started.
+        engine: where it decodes, or did last.
+        bound: where it will decode when every move is done; else its ``engine``.
+        stage: how far it has come.
+        tokens: of its response, once that is there.
+        finish_reason: of its response; None before.
+        reward: None before it is graded, and where no function applies.
+    """
+
+    id: AttemptId
+    prompt: PromptId
+    index: int
+    place: int
+    engine: WorkerId
+    bound: WorkerId
+    stage: Stage = Stage.RUNNING
+    tokens: int = 0
+    finish_reason: FinishReason | None = None
+    reward: float | None = None
+
+
+class Ledger:
+    """What the parts of a policy may know of the round.
+
+    Attributes:
+        step: the one in progress.
+        kind: its round's.
+        updates: that its round's prompts are for.
+        attempts: all that were started, in order.
+        groups: the same by prompt, in the order in which prompts were started.
+        running: those that decode.
+        kept: groups that were accepted, by sample index.
+        grading: how many are being graded.
+        stopping: how many were told to stop and have not confirmed it.
+        loads: how many each live engine runs, those among them that are to move away.
+        bound: how many each live engine runs when every move is done.
+        busy: how many engines then run any.
+        idled: how often an engine has run out of attempts, or engines have changed.
+    """
+
+    def __init__(self) -> None:
+        self._begin(-1, ())
+
+    def _begin(self, step: int, engines: tuple[WorkerId, ...]) -> None:
+        self.step = step
+        self.kind = RoundKind.FULL
+        self.updates = 1
+        self.attempts: dict[AttemptId, Attempt] = {}
+        self.groups: dict[PromptId, list[Attempt]] = {}
+        self.running: dict[AttemptId, Attempt] = {}
+        self.kept: dict[PromptId, tuple[Attempt, ...]] = {}
+        self.grading = 0
+        self.stopping = 0
+        self.loads: dict[WorkerId, int] = dict.fromkeys(engines, 0)
+        self.bound: dict[WorkerId, int] = dict.fromkeys(engines, 0)
+        self.busy = 0
+        self.idled = 0
+        self._lead: dict[WorkerId, WorkerId] = {}
+
+    def decodes(self, worker: WorkerId) -> bool:
+        """Whether its devices decode, for its own engine or in the one that it was put into."""
+        return self.bound.get(self._lead.get(worker, worker), 0) > 0
+
+    def by_engine(self) -> dict[WorkerId, tuple[AttemptId, ...]]:
+        """What each engine runs when every move is done, oldest first; idle ones are left out."""
+        found: dict[WorkerId, list[AttemptId]] = {}
+        for attempt in sorted(self.running):
+            found.setdefault(self.running[attempt].bound, []).append(attempt)
+        return {engine: tuple(attempts) for engine, attempts in found.items()}
+
+    def lost_with(self, engine: WorkerId) -> list[Attempt]:
+        """What died with an engine, oldest first."""
+        lost = (one for one in self.attempts.values() if one.stage is Stage.LOST)
+        return [attempt for attempt in lost if attempt.engine == engine]
+
+
+class LedgerWriter(Ledger):
+    """The ledger as its one writer has it."""
+
+    def take(self, event: ev.Event) -> Attempt | None:
+        """Enter what happened.
+
+        Returns the attempt that it happened to; None where it is about none, or about one that
+        has gone on without waiting for it.
+        """
+        enter = self._EVENTS.get(type(event))
+        return None if enter is None else enter(self, event)
+
+    def follow(self, decision: do.Decision) -> None:
+        """Enter what was decided."""
+        enter = self._DECISIONS.get(type(decision))
+        if enter is not None:
+            enter(self, decision)
+
+    # What happened ----------------------------------------------------------------------------
+
+    def _step_started(self, event: ev.StepStarted) -> None:
+        self._begin(event.step, event.workers)
+
+    def _finished(self, event: ev.AttemptFinished) -> Attempt | None:
+        attempt = self.running.get(event.attempt)
+        if attempt is not None:
+            self._leave(attempt, Stage.FINISHED)
+            attempt.tokens, attempt.finish_reason = event.tokens, event.finish_reason
+        return attempt
+
+    def _graded(self, event: ev.AttemptGraded) -> Attempt | None:
+        attempt = self.attempts.get(event.attempt)
+        if attempt is None or attempt.stage is not Stage.GRADING:
+            return None
+        self._leave(attempt, Stage.GRADED)
+        attempt.reward = event.reward
+        return attempt
+
+    def _failed(self, event: ev.AttemptFailed | ev.GradingFailed) -> Attempt | None:
+        attempt = self.attempts.get(event.attempt)
+        if attempt is None or attempt.stage in _ENDED:
+            return None
+        self._leave(attempt, Stage.OVER)
+        return attempt
+
+    def _stopped(self, event: ev.AttemptAborted) -> Attempt | None:
+        attempt = self.attempts.get(event.attempt)
+        if attempt is None or attempt.stage is not Stage.STOPPING:
+            return None
+        self._leave(attempt, Stage.OVER)
+        return attempt
+
+    def _arrived(self, event: ev.AttemptMigrated) -> Attempt | None:
+        attempt = self.running.get(event.attempt)
+        if attempt is None or event.worker not in self.loads:
+            return None
+        self.loads[attempt.engine] -= 1
+        self.loads[event.worker] += 1
+        attempt.engine = event.worker
+        self._bind(attempt, event.worker)
+        return attempt
+
+    def _lost(self, event: ev.WorkerLost) -> None:
+        """What ran there is lost; what was on its way there is still where it was."""
+        for attempt in list(self.running.values()):
+            if attempt.engine == event.worker:
+                self._leave(attempt, Stage.LOST)
+            elif attempt.bound == event.worker:
+                self._bind(attempt, attempt.engine)
+        self.loads.pop(event.worker, None)
+        self.bound.pop(event.worker, None)
+        self.idled += 1
+
+    # What was decided -------------------------------------------------------------------------
+
+    def _round_begun(self, decision: do.BeginRound) -> None:
+        self.kind, self.updates = decision.round, decision.updates
+
+    def _started(self, decision: do.StartAttempt) -> None:
+        id_, prompt, engine = decision.attempt, decision.prompt, decision.worker
+        group = self.groups.get(prompt)
+        if group is None:
+            group = self.groups[prompt] = []
+        place = group[0].place if group else len(self.groups) - 1
+        attempt = Attempt(id_, prompt, decision.index, place, engine, engine)
+        group.append(attempt)
+        self.attempts[id_] = self.running[id_] = attempt
+        self.loads[engine] += 1
+        self.bound[engine] += 1
+        if self.bound[engine] == 1:
+            self.busy += 1
+
+    def _told_to_stop(self, decision: do.AbortAttempt) -> None:
+        self._leave(self.attempts[decision.attempt], Stage.STOPPING)
+        self.stopping += 1
+
+    def _given_to_grade(self, decision: do.GradeAttempt) -> None:
+        self.attempts[decision.attempt].stage = Stage.GRADING
+        self.grading += 1
+
+    def _moved(self, decision: do.MigrateAttempts) -> None:
+        for attempt in decision.attempts:
+            self._bind(self.running[attempt], decision.target)
+
+    def _regrouped(self, decision: do.RegroupWorkers) -> None:
+        for member in decision.members:
+            self._lead[member] = decision.lead
+        self.idled += 1
+
+    def _accepted(self, decision: do.AcceptGroup) -> None:
+        self.kept[decision.prompt] = tuple(map(self.attempts.__getitem__, decision.attempts))
+
+    # Both -------------------------------------------------------------------------------------
+
+    def _leave(self, attempt: Attempt, stage: Stage) -> None:
+        """An attempt goes from the stage that it is in to the next one."""
+        before, attempt.stage = attempt.stage, stage
+        if before is Stage.RUNNING:
+            del self.running[attempt.id]
+            self.loads[attempt.engine] -= 1
+            self._unbind(attempt.bound)
+        elif before is Stage.GRADING:
+            self.grading -= 1
+        elif before is Stage.STOPPING:
+            self.stopping -= 1
+
+    def _bind(self, attempt: Attempt, engine: WorkerId) -> None:
+        self.bound[engine] += 1
+        if self.bound[engine] == 1:
+            self.busy += 1
+        self._unbind(attempt.bound)
+        attempt.bound = engine
+
+    def _unbind(self, engine: WorkerId) -> None:
+        self.bound[engine] -= 1
+        if self.bound[engine] == 0:
+            self.busy -= 1
+            self.idled += 1
+
+    _EVENTS: ClassVar[dict[type, Callable[[Any, Any], Attempt | None]]] = {
+        ev.StepStarted: _step_started,
+        ev.AttemptFinished: _finished,
+        ev.AttemptGraded: _graded,
+        ev.AttemptFailed: _failed,
+        ev.GradingFailed: _failed,
+        ev.AttemptAborted: _stopped,
+        ev.AttemptMigrated: _arrived,
+        ev.WorkerLost: _lost,
+    }
+
+    _DECISIONS: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        do.BeginRound: _round_begun,
+        do.StartAttempt: _started,
+        do.AbortAttempt: _told_to_stop,
+        do.GradeAttempt: _given_to_grade,
+        do.MigrateAttempts: _moved,
+        do.RegroupWorkers: _regrouped,
+        do.AcceptGroup: _accepted,
+    }
+
+
+_ENDED = (Stage.GRADED, Stage.LOST, Stage.OVER)

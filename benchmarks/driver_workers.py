@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import Prompt, PromptId, WorkerId
+from rollpacker.core.types import Prompt, PromptId, EngineId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import Output, Request
@@ -60,20 +60,20 @@ class StandIns(WorkerPool):
 
     def __init__(self, config: RunConfig, apart: Apart, clock: Simulated, corpus: Any) -> None:
         super().__init__(config, max_length=CAP, total_updates=1)
-        self._ids = tuple(map(WorkerId, range(config.workers.count or 1)))
+        self._ids = tuple(map(EngineId, range(config.workers.count or 1)))
         self.latency = {size: TOKEN_S * (1 + size / 256) for size in (1, 16, 64, 256)}
         self._apart, self._clock, self._corpus = apart, clock, corpus
-        self._agenda: list[tuple[float, int, WorkerId, Any]] = []
+        self._agenda: list[tuple[float, int, EngineId, Any]] = []
         self._order = itertools.count()
         self._running: dict[int, tuple[Request, float]] = {}
         self._free_s = dict.fromkeys(self._ids, 0.0)
         self.responses = self.tokens = self.sent = 0
 
     @property
-    def workers(self) -> tuple[WorkerId, ...]:
+    def workers(self) -> tuple[EngineId, ...]:
         return self._ids
 
-    def send(self, worker: WorkerId, command: msg.Command) -> None:
+    def send(self, worker: EngineId, command: msg.Command) -> None:
         size = len(ForkingPickler.dumps(command))
         with self._apart():
             self.sent += size
@@ -82,7 +82,7 @@ class StandIns(WorkerPool):
     def close(self) -> None:
         self._meetings.cleanup()
 
-    def _take(self, worker: WorkerId, command: msg.Command) -> None:
+    def _take(self, worker: EngineId, command: msg.Command) -> None:
         now = self._clock.now
         match command:
             case msg.Submit():
@@ -121,7 +121,7 @@ class StandIns(WorkerPool):
             case _:
                 pass
 
-    def _later(self, when: float, worker: WorkerId, what: Any) -> None:
+    def _later(self, when: float, worker: EngineId, what: Any) -> None:
         heapq.heappush(self._agenda, (when, next(self._order), worker, what))
 
     async def serve(self, rewards: Rewards) -> None:
@@ -138,7 +138,7 @@ class StandIns(WorkerPool):
                 self._loop.call_soon(self._deliver, worker, data)
             await asyncio.sleep(0)
 
-    def _deliver(self, worker: WorkerId, data: Any) -> None:
+    def _deliver(self, worker: EngineId, data: Any) -> None:
         self._dispatch(worker, pickle.loads(data))
 
     def _report(self, what: Any, when: float) -> Any:

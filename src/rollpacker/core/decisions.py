@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from rollpacker.core.codec import Tagged
-from rollpacker.core.types import AttemptId, GroupPart, Prompt, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import (
+    AttemptId,
+    EngineId,
+    GroupPart,
+    Prompt,
+    PromptId,
+    ReplicaId,
+    RoundKind,
+)
 
 
 class DrawPrompts(Tagged, frozen=True, kw_only=True):
@@ -24,12 +32,12 @@ class BeginRound(Tagged, frozen=True, kw_only=True):
 
 
 class StartAttempt(Tagged, frozen=True, kw_only=True):
-    """Sample response ``index`` of ``prompt`` on ``worker``."""
+    """Sample response ``index`` of ``prompt`` on ``engine``."""
 
     attempt: AttemptId
     prompt: PromptId
     index: int
-    worker: WorkerId
+    engine: EngineId
 
 
 class AbortAttempt(Tagged, frozen=True, kw_only=True):
@@ -70,31 +78,31 @@ class DeferPrompt(Tagged, frozen=True, kw_only=True):
 
 
 class MigrateAttempts(Tagged, frozen=True, kw_only=True):
-    """Move running attempts to another worker; answered by one ``AttemptMigrated`` each."""
+    """Move running attempts to another engine; answered by one ``AttemptMigrated`` each."""
 
     attempts: tuple[AttemptId, ...]
-    source: WorkerId
-    target: WorkerId
+    source: EngineId
+    target: EngineId
 
 
 class OfferTail(Tagged, frozen=True, kw_only=True):
     """Most responses are there: whoever shares the nodes may have them; ``TailReleased`` if so."""
 
 
-class RegroupWorkers(Tagged, frozen=True, kw_only=True):
-    """The devices of ``members`` become one engine, run by ``lead``, one of them.
+class FormEngine(Tagged, frozen=True, kw_only=True):
+    """The devices of ``members`` become one engine, ``engine``; answered by ``EngineFormed``.
 
-    Whatever they decode stops where it is and is migrated, to ``lead`` itself too.
+    Whatever they decode stops where it is and is migrated, to ``engine`` itself too, one of them.
     """
 
-    lead: WorkerId
-    members: tuple[WorkerId, ...]
+    engine: EngineId
+    members: tuple[EngineId, ...]
 
 
 class AccumulateGradients(Tagged, frozen=True, kw_only=True):
-    """Add these parts' gradients on ``worker``; answered by ``GradientsAccumulated``."""
+    """Add these parts' gradients on ``replica``; answered by ``GradientsAccumulated``."""
 
-    worker: WorkerId
+    replica: ReplicaId
     parts: tuple[GroupPart, ...]
 
 
@@ -108,12 +116,21 @@ class FinishRollout(Tagged, frozen=True, kw_only=True):
 class ApplyUpdate(Tagged, frozen=True, kw_only=True):
     """All gradients of this update are summed: divide once, reduce and change the weights.
 
-    A step has one update, or several over mini-batches of its groups; ``last`` ends the step.
+    A step has one update, or several over mini-batches of its groups; ``last`` is its last one.
     """
 
     step: int
     update: int
     last: bool
+
+
+class PublishWeights(Tagged, frozen=True, kw_only=True):
+    """Bring the weights to all engines, for the step ``version``; ends the step.
+
+    Answered by ``WeightsPublished``.
+    """
+
+    version: int
 
 
 Decision = (
@@ -127,8 +144,9 @@ Decision = (
     | DeferPrompt
     | MigrateAttempts
     | OfferTail
-    | RegroupWorkers
+    | FormEngine
     | AccumulateGradients
     | FinishRollout
     | ApplyUpdate
+    | PublishWeights
 )

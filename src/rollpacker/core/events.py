@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from rollpacker.core.codec import Tagged
-from rollpacker.core.types import AttemptId, FinishReason, GroupPart, Prompt, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, FinishReason, GroupPart, Prompt, ReplicaId
 
 
 class StepStarted(Tagged, frozen=True, kw_only=True):
-    """All workers hold the weights of ``step``; a rollout round may begin.
+    """All engines hold the weights of ``step``; a rollout round may begin.
 
     ``remaining`` counts the fresh prompts of each domain that this epoch still has.
     """
 
     step: int
-    workers: tuple[WorkerId, ...]
+    engines: tuple[EngineId, ...]
+    replicas: tuple[ReplicaId, ...]
     remaining: dict[str, int]
 
 
@@ -60,21 +61,21 @@ class GradingFailed(Tagged, frozen=True, kw_only=True):
 
 
 class AttemptMigrated(Tagged, frozen=True, kw_only=True):
-    """A running attempt continues on another worker, with ``tokens`` generated so far."""
+    """A running attempt continues on another engine, with ``tokens`` generated so far."""
 
     attempt: AttemptId
-    worker: WorkerId
+    engine: EngineId
     tokens: int
 
 
 class TailReleased(Tagged, frozen=True, kw_only=True):
-    """Another job has the nodes: what still decodes is to leave most workers."""
+    """Another job has the nodes: what still decodes is to leave most engines."""
 
 
 class GradientsAccumulated(Tagged, frozen=True, kw_only=True):
-    """A worker has added the gradients of these parts to its sum, in ``seconds``."""
+    """A replica has added the gradients of these parts to its sum, in ``seconds``."""
 
-    worker: WorkerId
+    replica: ReplicaId
     parts: tuple[GroupPart, ...]
     seconds: float
 
@@ -84,6 +85,18 @@ class UpdateApplied(Tagged, frozen=True, kw_only=True):
 
     step: int
     update: int
+
+
+class WeightsPublished(Tagged, frozen=True, kw_only=True):
+    """Answer to ``PublishWeights``: all engines hold them; the step is over."""
+
+    version: int
+
+
+class EngineFormed(Tagged, frozen=True, kw_only=True):
+    """Answer to ``FormEngine``: it takes attempts."""
+
+    engine: EngineId
 
 
 class RoundMeasured(Tagged, frozen=True, kw_only=True):
@@ -104,10 +117,11 @@ class EpochEnded(Tagged, frozen=True, kw_only=True):
     epoch: int
 
 
-class WorkerLost(Tagged, frozen=True, kw_only=True):
-    """A worker process died; what it ran must run elsewhere."""
+class DevicesLost(Tagged, frozen=True, kw_only=True):
+    """Devices are gone: what the engines ran must run elsewhere, the replicas' sums are lost."""
 
-    worker: WorkerId
+    engines: tuple[EngineId, ...]
+    replicas: tuple[ReplicaId, ...]
 
 
 Event = (
@@ -122,7 +136,9 @@ Event = (
     | TailReleased
     | GradientsAccumulated
     | UpdateApplied
+    | WeightsPublished
+    | EngineFormed
     | RoundMeasured
     | EpochEnded
-    | WorkerLost
+    | DevicesLost
 )

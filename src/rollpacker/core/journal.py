@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 from rollpacker.core import decisions, events
 from rollpacker.core.codec import dumps, kinds, load_tagged, loads, read_lines
 from rollpacker.core.policy import Policy
-from rollpacker.core.upgrade import VERSION, upgrade
+from rollpacker.core.upgrade import VERSION, Upgrade
 
 _EVENTS = kinds(events.Event)
 _DECISIONS = kinds(decisions.Decision)
@@ -150,17 +150,18 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     Raises ``ValueError`` that names the line: not JSON, or of a later version.
     """
-    version = 1
+    upgrade = Upgrade()
     for number, line in read_lines(path):
         try:
             if not isinstance(line, dict):
                 raise ValueError("expected a JSON object")
-            line = cast(dict[str, Any], line)
-            if "meta" in line:
-                version = line.get("version", 1)
-            yield number, upgrade(version, line)
+            upgraded = upgrade.line(cast(dict[str, Any], line))
+        except (AttributeError, KeyError, TypeError) as error:
+            problem = f"not a line of a journal ({error!r})"
+            raise ValueError(f"{path}, line {number}: {problem}") from error
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
+        yield number, upgraded
 
 
 def read_all(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,11 +15,9 @@ AttemptId = NewType("AttemptId", int)
 """One try at one response of one prompt; never reused within a run."""
 PromptId = NewType("PromptId", str)
 """Stable across epochs and restarts."""
-WorkerId = NewType("WorkerId", int)
-"""A worker owns one device and holds an engine and a training replica."""
-EngineId = WorkerId
+EngineId = NewType("EngineId", int)
 """An engine decodes on some devices of one node."""
-ReplicaId = WorkerId
+ReplicaId = NewType("ReplicaId", int)
 """A set of devices that shards one copy of the trained model, and sums gradients.
 
 Where engines and replicas cover the same devices (colocated), theirs have one number.

@@ -7,12 +7,72 @@ from typing import Any
 VERSION = 2
 """Of the lines that are written, named in every ``meta`` line; version 1 named none."""
 
+_RENAMED = {
+    "AttemptMigrated": ("worker", "engine"),
+    "GradientsAccumulated": ("worker", "replica"),
+    "StartAttempt": ("worker", "engine"),
+    "AccumulateGradients": ("worker", "replica"),
+    "RegroupWorkers": ("lead", "engine"),
+}
+"""Version 1 knew workers, each with an engine and a replica (or a part of one)."""
 
-def upgrade(version: int, line: dict[str, Any]) -> dict[str, Any]:
-    """A line of a journal of ``version`` as this one would write it.
 
-    Raises ``ValueError`` when it was written by a later rollpacker.
-    """
-    if version > VERSION:
-        raise ValueError(f"written by a later rollpacker, in version {version} of the journal")
-    return line
+class Upgrade:
+    """Takes a journal's lines in order."""
+
+    def __init__(self) -> None:
+        self._version = 1
+        self._size = 1
+        self._replicas: list[int] = []
+        self._last: int | None = None
+
+    def line(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The line as this version would write it.
+
+        Raises ``ValueError`` when it was written by a later rollpacker.
+        """
+        if "meta" in line:
+            self._version = line.get("version", 1)
+            if self._version > VERSION:
+                version = f"version {self._version} of the journal"
+                raise ValueError(f"written by a later rollpacker, in {version}")
+            if self._version == 1:
+                self._size = line["meta"].get("settings", {}).get("rules", {}).get("replica", 1)
+        elif self._version == 1 and "event" in line:
+            event = self._event(line["event"])
+            return line | {"event": event, "decisions": self._decisions(event, line["decisions"])}
+        return line
+
+    def _event(self, event: dict[str, Any]) -> dict[str, Any]:
+        match event.get("kind"):
+            case "StepStarted":
+                event = dict(event)
+                engines = event.pop("workers")
+                self._replicas, self._last = engines[:: self._size], None
+                return event | {"engines": engines, "replicas": self._replicas}
+            case "WorkerLost":
+                worker = event["worker"]
+                lost = [max((r for r in self._replicas if r <= worker), default=worker)]
+                self._replicas = [r for r in self._replicas if r not in lost]
+                return {"kind": "DevicesLost", "engines": [worker], "replicas": lost}
+            case _:
+                return _renamed(event)
+
+    def _decisions(self, event: dict[str, Any], made: list[Any]) -> list[dict[str, Any]]:
+        """Version 1 published weights without saying so."""
+        for decision in made:
+            if decision["kind"] == "ApplyUpdate" and decision["last"]:
+                self._last = decision["update"]
+        made = [_renamed(decision) for decision in made]
+        if event["kind"] == "UpdateApplied" and event["update"] == self._last:
+            made.append({"kind": "PublishWeights", "version": event["step"] + 1})
+        return made
+
+
+def _renamed(record: dict[str, Any]) -> dict[str, Any]:
+    kind = record["kind"]
+    if kind not in _RENAMED:
+        return record
+    old, new = _RENAMED[kind]
+    kind = "FormEngine" if kind == "RegroupWorkers" else kind
+    return {new if k == old else k: v for k, v in record.items()} | {"kind": kind}

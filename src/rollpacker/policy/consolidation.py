@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rollpacker.core.types import AttemptId, WorkerId
+from rollpacker.core.types import AttemptId, EngineId
 from rollpacker.policy.censoring import KaplanMeier
 from rollpacker.policy.layout import Layout
 from rollpacker.policy.scaling import (
@@ -68,10 +68,10 @@ class _Group:
     """Devices that decode together, and the workers that they come from."""
 
     devices: tuple[int, ...]
-    members: tuple[WorkerId, ...]
+    members: tuple[EngineId, ...]
 
 
-_Groups = dict[WorkerId, _Group]
+_Groups = dict[EngineId, _Group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class _Plan:
 
     tp: int
     groups: _Groups
-    moves: dict[AttemptId, WorkerId]
+    moves: dict[AttemptId, EngineId]
     merged: bool
     seconds: float
     """Until the step's last gradient is summed, as far as is known now."""
@@ -172,7 +172,7 @@ class Consolidation:
             groups=groups if plan.merged else {},
         )
 
-    def lose(self, worker: WorkerId) -> None:
+    def lose(self, worker: EngineId) -> None:
         """A worker has died, and with it the group that it was in."""
         self._layout = self._layout and self._layout.without(worker)
         self._groups = {
@@ -213,9 +213,9 @@ class _View:
                 if plan is not None:
                     yield plan
 
-    def _ranked(self, blocks: _Groups) -> list[tuple[WorkerId, _Group]]:
+    def _ranked(self, blocks: _Groups) -> list[tuple[EngineId, _Group]]:
         """The fullest first, those of one training replica together: others become free."""
-        at: dict[WorkerId, int] = {}
+        at: dict[EngineId, int] = {}
         for one in self.active:
             at[one.worker] = at.get(one.worker, 0) + one.context
         load = {
@@ -231,7 +231,7 @@ class _View:
             key=lambda pair: (-total[home[pair[0]]], home[pair[0]], -load[pair[0]], pair[0]),
         )
 
-    def _moves(self, groups: _Groups, chosen: _Groups) -> dict[AttemptId, WorkerId]:
+    def _moves(self, groups: _Groups, chosen: _Groups) -> dict[AttemptId, EngineId]:
         """Those of groups that go on as they are stay where they are."""
         stays = {lead for lead, group in chosen.items() if groups.get(lead) == group}
         loads = dict.fromkeys(chosen, 0)
@@ -244,11 +244,11 @@ class _View:
         return spread(moved, loads)
 
     def _plan(
-        self, before: _Groups, groups: _Groups, tp: int, moves: dict[AttemptId, WorkerId]
+        self, before: _Groups, groups: _Groups, tp: int, moves: dict[AttemptId, EngineId]
     ) -> _Plan | None:
         """The cost of a choice; None if its KV does not fit."""
         targets = [moves.get(one.attempt, one.worker) for one in self.active]
-        places: dict[WorkerId, list[int]] = {}
+        places: dict[EngineId, list[int]] = {}
         for place, target in enumerate(targets):
             places.setdefault(target, []).append(place)
         contexts = np.array([one.context for one in self.active], np.int64)
@@ -271,20 +271,20 @@ class _View:
             moving=moving,
         )
 
-    def _fits(self, places: Mapping[WorkerId, list[int]], contexts: Tokens, tp: int) -> bool:
+    def _fits(self, places: Mapping[EngineId, list[int]], contexts: Tokens, tp: int) -> bool:
         most = self.settings.headroom * self.cost.kv_tokens(tp)
         return all(
             peak_tokens(contexts[mine], self.remaining[mine]) <= most for mine in places.values()
         )
 
-    def _slowest(self, places: Mapping[WorkerId, list[int]], contexts: Tokens) -> set[WorkerId]:
+    def _slowest(self, places: Mapping[EngineId, list[int]], contexts: Tokens) -> set[EngineId]:
         """The groups that can be last: the one of the longest response and the fullest one."""
         longest = max(places, key=lambda lead: int(self.remaining[places[lead]].max()))
         fullest = max(places, key=lambda lead: int(contexts[places[lead]].sum()))
         return {longest, fullest}
 
     def _step_seconds(
-        self, groups: _Groups, places: Mapping[WorkerId, list[int]], rollout: float
+        self, groups: _Groups, places: Mapping[EngineId, list[int]], rollout: float
     ) -> float:
         """Freed devices work on gradients during the rollout, all devices afterwards."""
         busy = {device for lead in places for device in groups[lead].devices}

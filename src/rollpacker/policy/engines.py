@@ -12,7 +12,7 @@ from typing import Any, overload
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.policy.consolidation import Consolidation, ConsolidationSettings
 from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths import LengthHistory
@@ -87,15 +87,15 @@ class Engines:
         self._planner = self._build_planner()
         self._scaling = self._build_scaling() if stream else None
         self._tp = machine.worker_devices
-        self._regroups: list[do.RegroupWorkers] = []
-        self._retired: tuple[WorkerId, ...] = ()
+        self._regroups: list[do.FormEngine] = []
+        self._retired: tuple[EngineId, ...] = ()
         self._prompt_tokens: dict[PromptId, int] = {}
         self._rounds: dict[RoundKind, tuple[int, float]] = {}
         self._begin_round()
 
     def _begin_round(self) -> None:
         self._base: dict[AttemptId, int] = {}
-        self._progress: dict[WorkerId, int] = {}
+        self._progress: dict[EngineId, int] = {}
         self._started_tokens = 0
 
     def _build_planner(self) -> Planner | None:
@@ -133,7 +133,7 @@ class Engines:
         attempts, prompt_tokens = self._rounds.get(kind, (0, 0.0))
         return occupancy(self._history, kind, attempts, prompt_tokens) if attempts else None
 
-    def lay_out(self, kind: RoundKind, workers: tuple[WorkerId, ...]) -> Sequence[WorkerId]:
+    def lay_out(self, kind: RoundKind, workers: tuple[EngineId, ...]) -> Sequence[EngineId]:
         """Form the engines of a round; the workers that run one."""
         self._begin_round()
         self._devices = len(workers) * self._machine.worker_devices
@@ -143,8 +143,8 @@ class Engines:
         layout = self._machine.layout(workers, self._tp)
         size = self._tp // self._machine.worker_devices
         self._regroups = [
-            do.RegroupWorkers(
-                lead=lead, members=tuple(WorkerId(lead + place) for place in range(size))
+            do.FormEngine(
+                engine=lead, members=tuple(EngineId(lead + place) for place in range(size))
             )
             for lead in layout.workers
             if size > 1
@@ -154,7 +154,7 @@ class Engines:
             self._scaling.begin(layout, known)
         return tuple(layout.workers)
 
-    def regroups(self) -> list[do.RegroupWorkers]:
+    def regroups(self) -> list[do.FormEngine]:
         """How the engines of the round that was laid out are formed."""
         return self._regroups
 
@@ -164,7 +164,7 @@ class Engines:
 
     def started(self, decision: do.StartAttempt) -> None:
         """An attempt begins."""
-        self._base[decision.attempt] = -self._progress.get(decision.worker, 0)
+        self._base[decision.attempt] = -self._progress.get(decision.engine, 0)
         self._started_tokens += self._prompt_tokens.get(decision.prompt, 0)
 
     def forget(self, decision: do.AcceptGroup | do.DropGroup) -> None:
@@ -178,12 +178,13 @@ class Engines:
 
     def migrated(self, event: ev.AttemptMigrated, of: Attempt) -> None:
         """An attempt goes on elsewhere."""
-        self._base[of.id] = event.tokens - self._progress.get(event.worker, 0)
+        self._base[of.id] = event.tokens - self._progress.get(event.engine, 0)
 
-    def lose(self, event: ev.WorkerLost) -> None:
+    def lose(self, event: ev.DevicesLost) -> None:
         """A worker has died."""
         if self._scaling is not None:
-            self._scaling.lose(event.worker)
+            for engine in event.engines:
+                self._scaling.lose(engine)
 
     def measured(self, event: ev.RoundMeasured) -> None:
         """What a round's engines went through."""
@@ -223,7 +224,7 @@ class Engines:
             for one in self._ledger.running.values()
         ]
 
-    def retired(self) -> tuple[WorkerId, ...]:
+    def retired(self) -> tuple[EngineId, ...]:
         """Workers that run no engine any more, since the last call."""
         retired, self._retired = self._retired, ()
         return retired
@@ -233,8 +234,8 @@ class Engines:
         self._retired = (*self._retired, *decision.freed, *inside)
         for lead, members in decision.groups.items():
             if len(members) > 1:
-                yield do.RegroupWorkers(lead=lead, members=members)
-        moves: dict[tuple[WorkerId, WorkerId], list[AttemptId]] = {}
+                yield do.FormEngine(engine=lead, members=members)
+        moves: dict[tuple[EngineId, EngineId], list[AttemptId]] = {}
         for attempt, target in decision.moves.items():
             source = self._ledger.running[attempt].bound
             moves.setdefault((source, target), []).append(attempt)

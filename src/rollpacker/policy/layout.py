@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from rollpacker.core.types import WorkerId
+from rollpacker.core.types import EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Layout:
         ValueError: a group leaves its node, does not divide it, overlaps or differs in size.
     """
 
-    workers: Mapping[WorkerId, tuple[int, ...]]
+    workers: Mapping[EngineId, tuple[int, ...]]
     node_size: int
     training_replica_devices: int
 
@@ -63,9 +63,9 @@ class Layout:
         whole = {one for one, n in count.items() if n == self.training_replica_devices}
         return tuple(sorted(device for device in devices if self.replica(device) in whole))
 
-    def units(self) -> list[tuple[WorkerId, ...]]:
+    def units(self) -> list[tuple[EngineId, ...]]:
         """Smallest sets of workers that share no training replica with another set."""
-        found: list[tuple[set[int], list[WorkerId]]] = []
+        found: list[tuple[set[int], list[EngineId]]] = []
         for worker in sorted(self.workers):
             replicas = {self.replica(device) for device in self.workers[worker]}
             members = [worker]
@@ -76,7 +76,7 @@ class Layout:
             found.append((replicas, members))
         return sorted(tuple(sorted(members)) for _, members in found)
 
-    def without(self, worker: WorkerId) -> Layout | None:
+    def without(self, worker: EngineId) -> Layout | None:
         """The layout after a worker's death; None if it was the last."""
         left = {one: devices for one, devices in self.workers.items() if one != worker}
         if not left:
@@ -88,7 +88,7 @@ class Layout:
         )
 
 
-def cheapest_half(layout: Layout, load: Mapping[WorkerId, int]) -> tuple[WorkerId, ...] | None:
+def cheapest_half(layout: Layout, load: Mapping[EngineId, int]) -> tuple[EngineId, ...] | None:
     """Workers with exactly half of the devices, in whole groups and whole training replicas.
 
     Of all such halves, one with the least ``load`` to move, later workers first. None where
@@ -97,7 +97,7 @@ def cheapest_half(layout: Layout, load: Mapping[WorkerId, int]) -> tuple[WorkerI
     half, odd = divmod(len(layout.devices), 2)
     if odd:
         return None
-    best: dict[int, tuple[int, tuple[WorkerId, ...]]] = {0: (0, ())}
+    best: dict[int, tuple[int, tuple[EngineId, ...]]] = {0: (0, ())}
     for unit in reversed(layout.units()):
         devices = [device for worker in unit for device in layout.workers[worker]]
         if layout.trainable(devices) != tuple(sorted(devices)):

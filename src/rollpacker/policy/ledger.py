@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, FinishReason, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, FinishReason, PromptId, RoundKind
 
 
 class Stage(Enum):
@@ -55,8 +55,8 @@ class Attempt:
     prompt: PromptId
     index: int
     place: int
-    engine: WorkerId
-    bound: WorkerId
+    engine: EngineId
+    bound: EngineId
     stage: Stage = Stage.RUNNING
     tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -85,7 +85,7 @@ class Ledger:
     def __init__(self) -> None:
         self._begin(-1, ())
 
-    def _begin(self, step: int, engines: tuple[WorkerId, ...]) -> None:
+    def _begin(self, step: int, engines: tuple[EngineId, ...]) -> None:
         self.step = step
         self.kind = RoundKind.FULL
         self.updates = 1
@@ -95,24 +95,24 @@ class Ledger:
         self.kept: dict[PromptId, tuple[Attempt, ...]] = {}
         self.grading = 0
         self.stopping = 0
-        self.loads: dict[WorkerId, int] = dict.fromkeys(engines, 0)
-        self.bound: dict[WorkerId, int] = dict.fromkeys(engines, 0)
+        self.loads: dict[EngineId, int] = dict.fromkeys(engines, 0)
+        self.bound: dict[EngineId, int] = dict.fromkeys(engines, 0)
         self.busy = 0
         self.idled = 0
-        self._lead: dict[WorkerId, WorkerId] = {}
+        self._lead: dict[EngineId, EngineId] = {}
 
-    def decodes(self, worker: WorkerId) -> bool:
-        """Whether its devices decode, for its own engine or in the one that it was put into."""
-        return self.bound.get(self._lead.get(worker, worker), 0) > 0
+    def decodes(self, engine: EngineId) -> bool:
+        """Whether its devices decode, for itself or for the engine that it was put into."""
+        return self.bound.get(self._lead.get(engine, engine), 0) > 0
 
-    def by_engine(self) -> dict[WorkerId, tuple[AttemptId, ...]]:
+    def by_engine(self) -> dict[EngineId, tuple[AttemptId, ...]]:
         """What each engine runs when every move is done, oldest first; idle ones are left out."""
-        found: dict[WorkerId, list[AttemptId]] = {}
+        found: dict[EngineId, list[AttemptId]] = {}
         for attempt in sorted(self.running):
             found.setdefault(self.running[attempt].bound, []).append(attempt)
         return {engine: tuple(attempts) for engine, attempts in found.items()}
 
-    def lost_with(self, engine: WorkerId) -> list[Attempt]:
+    def lost_with(self, engine: EngineId) -> list[Attempt]:
         """What died with an engine, oldest first."""
         lost = (one for one in self.attempts.values() if one.stage is Stage.LOST)
         return [attempt for attempt in lost if attempt.engine == engine]
@@ -139,7 +139,7 @@ class LedgerWriter(Ledger):
     # What happened ----------------------------------------------------------------------------
 
     def _step_started(self, event: ev.StepStarted) -> None:
-        self._begin(event.step, event.workers)
+        self._begin(event.step, event.engines)
 
     def _finished(self, event: ev.AttemptFinished) -> Attempt | None:
         attempt = self.running.get(event.attempt)
@@ -172,23 +172,24 @@ class LedgerWriter(Ledger):
 
     def _arrived(self, event: ev.AttemptMigrated) -> Attempt | None:
         attempt = self.running.get(event.attempt)
-        if attempt is None or event.worker not in self.loads:
+        if attempt is None or event.engine not in self.loads:
             return None
         self.loads[attempt.engine] -= 1
-        self.loads[event.worker] += 1
-        attempt.engine = event.worker
-        self._bind(attempt, event.worker)
+        self.loads[event.engine] += 1
+        attempt.engine = event.engine
+        self._bind(attempt, event.engine)
         return attempt
 
-    def _lost(self, event: ev.WorkerLost) -> None:
+    def _lost(self, event: ev.DevicesLost) -> None:
         """What ran there is lost; what was on its way there is still where it was."""
         for attempt in list(self.running.values()):
-            if attempt.engine == event.worker:
+            if attempt.engine in event.engines:
                 self._leave(attempt, Stage.LOST)
-            elif attempt.bound == event.worker:
+            elif attempt.bound in event.engines:
                 self._bind(attempt, attempt.engine)
-        self.loads.pop(event.worker, None)
-        self.bound.pop(event.worker, None)
+        for engine in event.engines:
+            self.loads.pop(engine, None)
+            self.bound.pop(engine, None)
         self.idled += 1
 
     # What was decided -------------------------------------------------------------------------
@@ -197,7 +198,7 @@ class LedgerWriter(Ledger):
         self.kind, self.updates = decision.round, decision.updates
 
     def _started(self, decision: do.StartAttempt) -> None:
-        id_, prompt, engine = decision.attempt, decision.prompt, decision.worker
+        id_, prompt, engine = decision.attempt, decision.prompt, decision.engine
         group = self.groups.get(prompt)
         if group is None:
             group = self.groups[prompt] = []
@@ -222,9 +223,9 @@ class LedgerWriter(Ledger):
         for attempt in decision.attempts:
             self._bind(self.running[attempt], decision.target)
 
-    def _regrouped(self, decision: do.RegroupWorkers) -> None:
+    def _regrouped(self, decision: do.FormEngine) -> None:
         for member in decision.members:
-            self._lead[member] = decision.lead
+            self._lead[member] = decision.engine
         self.idled += 1
 
     def _accepted(self, decision: do.AcceptGroup) -> None:
@@ -244,14 +245,14 @@ class LedgerWriter(Ledger):
         elif before is Stage.STOPPING:
             self.stopping -= 1
 
-    def _bind(self, attempt: Attempt, engine: WorkerId) -> None:
+    def _bind(self, attempt: Attempt, engine: EngineId) -> None:
         self.bound[engine] += 1
         if self.bound[engine] == 1:
             self.busy += 1
         self._unbind(attempt.bound)
         attempt.bound = engine
 
-    def _unbind(self, engine: WorkerId) -> None:
+    def _unbind(self, engine: EngineId) -> None:
         self.bound[engine] -= 1
         if self.bound[engine] == 0:
             self.busy -= 1
@@ -265,7 +266,7 @@ class LedgerWriter(Ledger):
         ev.GradingFailed: _failed,
         ev.AttemptAborted: _stopped,
         ev.AttemptMigrated: _arrived,
-        ev.WorkerLost: _lost,
+        ev.DevicesLost: _lost,
     }
 
     _DECISIONS: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
@@ -274,7 +275,7 @@ class LedgerWriter(Ledger):
         do.AbortAttempt: _told_to_stop,
         do.GradeAttempt: _given_to_grade,
         do.MigrateAttempts: _moved,
-        do.RegroupWorkers: _regrouped,
+        do.FormEngine: _regrouped,
         do.AcceptGroup: _accepted,
     }
 

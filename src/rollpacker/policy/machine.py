@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from rollpacker.core.types import WorkerId
+from rollpacker.core.types import EngineId
 from rollpacker.policy.latency import Floats, LatencyCurve
 from rollpacker.policy.layout import Layout
 from rollpacker.policy.parallelism import Devices, LengthForecast
@@ -102,7 +102,7 @@ class Machine:
             heads=self.heads,
         )
 
-    def layout(self, workers: tuple[WorkerId, ...], tp: int) -> Layout:
+    def layout(self, workers: tuple[EngineId, ...], tp: int) -> Layout:
         """Engines of ``tp`` devices over all workers; the lowest worker runs each."""
         size = tp // self.worker_devices
         base = self.worker_devices

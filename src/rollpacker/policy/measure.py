@@ -84,7 +84,7 @@ class Measurements:
                 choice = self._admission.choose(
                     event.step,
                     self.history,
-                    self._workload(len(event.workers)),
+                    self._workload(len(event.engines)),
                     np.random.default_rng([self._seed, event.step]),
                     self.bias if self.bias.censored else None,
                 )

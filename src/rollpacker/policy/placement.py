@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heapreplace
 
-from rollpacker.core.types import WorkerId
+from rollpacker.core.types import EngineId
 from rollpacker.policy.ledger import Ledger
 
 
@@ -17,21 +17,21 @@ class Placement:
         engines: those of the round.
     """
 
-    def __init__(self, ledger: Ledger, engines: Sequence[WorkerId]) -> None:
+    def __init__(self, ledger: Ledger, engines: Sequence[EngineId]) -> None:
         self._ledger = ledger
         self._engines = engines
-        self._retired: set[WorkerId] = set()
+        self._retired: set[EngineId] = set()
 
     @property
-    def engines(self) -> list[WorkerId]:
+    def engines(self) -> list[EngineId]:
         """Those that live."""
         return [engine for engine in self._engines if engine in self._ledger.loads]
 
-    def retire(self, engine: WorkerId) -> None:
+    def retire(self, engine: EngineId) -> None:
         """Start nothing there any more; what it runs is moving, but may die with it."""
         self._retired.add(engine)
 
-    def choose(self) -> Iterator[WorkerId]:
+    def choose(self) -> Iterator[EngineId]:
         """The least loaded engine of each moment, a retired one only when there is no other.
 
         Good for as long as attempts are only started. Raises ``RuntimeError`` when none is left.

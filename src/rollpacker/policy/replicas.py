@@ -1,39 +1,58 @@
-"""Where gradients are summed, and when that may begin."""
+"""When the devices of a training replica are free to sum gradients."""
 
 from __future__ import annotations
 
-from rollpacker.core.types import WorkerId
+from bisect import bisect_left
+from typing import Literal, Protocol
+
+from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.policy.ledger import Ledger
+
+Layout = Literal["colocated", "separate"]
+"""Whether engines and replicas cover the same devices, or have devices of their own."""
+
+
+class Replicas(Protocol):
+    """Of one step."""
+
+    def start(self, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]) -> None:
+        """A step begins with these."""
+        ...
+
+    def free(self, replica: ReplicaId) -> bool:
+        """Whether it may sum gradients while the rollout goes on."""
+        ...
 
 
 class Colocated:
-    """Training replicas on the devices of the engines: one is free while none of them decodes.
+    """Replicas on the devices of the engines: one is free while none of its own decodes.
 
-    Args:
-        ledger: what the engines run.
-        size: neighbouring workers that make one replica; the first of them is given its work.
+    A replica has the number of its first engine, and lies on those up to the next replica's.
     """
 
-    def __init__(self, ledger: Ledger, size: int) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._size = size
-        self._members: dict[WorkerId, tuple[WorkerId, ...]] = {}
+        self._members: dict[ReplicaId, tuple[EngineId, ...]] = {}
 
-    def start(self, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
-        """A step begins: its replicas."""
-        size = self._size
-        members = [workers[i : i + size] for i in range(0, len(workers), size)]
-        self._members = {each[0]: each for each in members}
-        return list(self._members)
+    def start(self, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]) -> None:
+        """A step begins with these."""
+        ends = [*(bisect_left(engines, replica) for replica in replicas), len(engines)]
+        self._members = {
+            replica: engines[ends[place] : ends[place + 1]]
+            for place, replica in enumerate(replicas)
+        }
 
-    def free(self, replica: WorkerId) -> bool:
-        """Whether it may sum gradients while the rollout goes on."""
+    def free(self, replica: ReplicaId) -> bool:
+        """Whether none of its devices decodes."""
         return not any(map(self._ledger.decodes, self._members[replica]))
 
-    def lose(self, worker: WorkerId) -> WorkerId | None:
-        """A worker has died; the replica that died with it, if it was in one."""
-        for replica, members in self._members.items():
-            if worker in members:
-                del self._members[replica]
-                return replica
-        return None
+
+class Separate:
+    """Replicas on devices of their own: always free, from the first complete group on."""
+
+    def start(self, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]) -> None:
+        """Nothing to know."""
+
+    def free(self, replica: ReplicaId) -> bool:  # noqa: ARG002 - the protocol's
+        """Always."""
+        return True

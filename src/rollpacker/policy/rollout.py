@@ -61,7 +61,7 @@ class RolloutPolicy:
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
             ev.TailReleased: [streaming.release_tail],
             ev.UpdateApplied: [streaming.applied],
-            ev.WorkerLost: [streaming.lose],
+            ev.DevicesLost: [streaming.lose],
             do.AcceptGroup: [streaming.accept],
             do.FinishRollout: [streaming.finish, measure.finish],
         }
@@ -71,7 +71,7 @@ class RolloutPolicy:
         }
         if engines is not None:
             self._hears[do.AcceptGroup].append(engines.forget)
-            self._hears[ev.WorkerLost].append(engines.lose)
+            self._hears[ev.DevicesLost].append(engines.lose)
             self._hears[ev.PromptsDrawn] = [engines.drawn]
             self._hears[ev.RoundMeasured] = [engines.measured]
             self._hears[do.DropGroup] = [engines.forget]
@@ -82,6 +82,8 @@ class RolloutPolicy:
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them."""
         made: list[do.Decision] = []
+        if isinstance(event, ev.WeightsPublished | ev.EngineFormed):
+            return made  # known for the record: nothing depends on it
         of = self._ledger.take(event)
         if isinstance(event, ev.StepStarted):
             self._streaming.start(event)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.core.types import AttemptId, WorkerId
+from rollpacker.core.types import AttemptId, EngineId
 from rollpacker.policy.censoring import KaplanMeier
 from rollpacker.policy.layout import Layout, cheapest_half
 
@@ -33,7 +33,7 @@ class ActiveAttempt:
     attempt: AttemptId
     prompt_tokens: int
     generated: int
-    worker: WorkerId
+    worker: EngineId
 
     @property
     def context(self) -> int:
@@ -54,11 +54,11 @@ class ScaleDecision:
             the groups that go on are as before.
     """
 
-    freed: tuple[WorkerId, ...]
-    moves: dict[AttemptId, WorkerId]
+    freed: tuple[EngineId, ...]
+    moves: dict[AttemptId, EngineId]
     tp: int
-    groups: dict[WorkerId, tuple[WorkerId, ...]] = field(
-        default_factory=dict[WorkerId, tuple[WorkerId, ...]]
+    groups: dict[EngineId, tuple[EngineId, ...]] = field(
+        default_factory=dict[EngineId, tuple[EngineId, ...]]
     )
 
 
@@ -82,7 +82,7 @@ class Scaling(Protocol):
         """
         ...
 
-    def lose(self, worker: WorkerId) -> None:
+    def lose(self, worker: EngineId) -> None:
         """A worker has died."""
         ...
 
@@ -118,11 +118,11 @@ def peak_tokens(contexts: Tokens, remaining: Tokens) -> int:
 
 
 def spread(
-    moved: Iterable[ActiveAttempt], loads: Mapping[WorkerId, int]
-) -> dict[AttemptId, WorkerId]:
+    moved: Iterable[ActiveAttempt], loads: Mapping[EngineId, int]
+) -> dict[AttemptId, EngineId]:
     """Longest first, each to the worker with the fewest tokens (Graham, 1969)."""
     load = dict(loads)
-    found: dict[AttemptId, WorkerId] = {}
+    found: dict[AttemptId, EngineId] = {}
     for one in sorted(moved, key=lambda one: (-one.context, one.attempt)):
         target = min(load, key=lambda worker: (load[worker], worker))
         load[target] += one.context
@@ -132,9 +132,9 @@ def spread(
 
 def contexts_by_worker(
     layout: Layout, active: Iterable[ActiveAttempt]
-) -> dict[WorkerId, list[ActiveAttempt]]:
+) -> dict[EngineId, list[ActiveAttempt]]:
     """The attempts of each worker of a layout; a dead worker's are left out."""
-    found: dict[WorkerId, list[ActiveAttempt]] = {worker: [] for worker in layout.workers}
+    found: dict[EngineId, list[ActiveAttempt]] = {worker: [] for worker in layout.workers}
     for one in active:
         if one.worker in found:
             found[one.worker].append(one)
@@ -224,7 +224,7 @@ class PaperScaling:
             for worker in set(targets.tolist())
         )
 
-    def lose(self, worker: WorkerId) -> None:
+    def lose(self, worker: EngineId) -> None:
         """A worker has died."""
         self._layout = self._layout and self._layout.without(worker)
 
@@ -265,7 +265,7 @@ class FixedScaling:
         self._done = True
         return halve(self._layout, active)
 
-    def lose(self, worker: WorkerId) -> None:
+    def lose(self, worker: EngineId) -> None:
         """A worker has died."""
         self._layout = self._layout and self._layout.without(worker)
 

@@ -102,7 +102,6 @@ def streaming_rules(
         train_all=train_all,
         prompts=rollout.prompts_per_step,
         tail_workers=tail_workers(workers) if shared and machine is None else 0,
-        replica=1 if machine is None else machine.replica_devices // machine.worker_devices,
     )
 
 

@@ -1,4 +1,4 @@
-"""When gradients start, where, and when the tail moves to fewer workers.
+"""When gradients start, where, and when the tail moves to fewer engines.
 
 Works in every mode: in ``exact`` nothing is discarded, so a group that is complete is final and
 its gradients may be summed while the tail still decodes (RollPacker, section 5; ours also moves
@@ -16,9 +16,9 @@ from itertools import accumulate
 from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import GroupPart, PromptId, WorkerId
+from rollpacker.core.types import GroupPart, PromptId, ReplicaId
 from rollpacker.policy.ledger import Ledger
-from rollpacker.policy.replicas import Colocated
+from rollpacker.policy.replicas import Colocated, Layout, Replicas, Separate
 from rollpacker.policy.tail_release import TailRelease
 
 
@@ -28,16 +28,15 @@ class StreamingRules:
 
     Args:
         stream: gradients may start before the rollout ends.
-        consolidate_below: running attempts at which the tail moves to fewer workers; 0 never.
+        consolidate_below: running attempts at which the tail moves to fewer engines; 0 never.
         ordered: gradients are summed in the order in which prompts were started, so that the
             sum is the same to the bit in every run.
         updates: updates of a step; more than one needs all groups first.
         train_all: groups whose advantages are zero have a gradient too (that of a KL term).
         prompts: groups of an update, where a round may have several updates' worth of them.
-        tail_workers: of nodes that other jobs share: workers that keep the tail when one of them
+        tail_workers: of nodes that other jobs share: engines that keep the tail when one of them
             takes the nodes; 0 offers none.
-        replica: neighbouring workers that make one training replica; the first of them is given
-            its gradient work.
+        layout: where replicas are.
     """
 
     stream: bool
@@ -45,7 +44,7 @@ class StreamingRules:
     ordered: bool = False
     updates: int = 1
     train_all: bool = False
-    replica: int = 1
+    layout: Layout = "colocated"
     prompts: int = 0
     tail_workers: int = 0
 
@@ -85,18 +84,19 @@ class Streaming:
         self._config = config
         self._rules = rules
         self._ledger = ledger
-        self._replicas = Colocated(ledger, rules.replica)
+        self._replicas: Replicas = Separate() if rules.layout == "separate" else Colocated(ledger)
         self._tail = TailRelease(rules.tail_workers, ledger)
         self._begin(())
 
     def start(self, event: ev.StepStarted) -> None:
         """Begin a step with all engines decoding."""
-        self._begin(event.workers)
+        self._replicas.start(event.engines, event.replicas)
+        self._begin(event.replicas)
 
-    def _begin(self, workers: tuple[WorkerId, ...]) -> None:
-        self._sums = {replica: _Sum() for replica in self._replicas.start(workers)}
+    def _begin(self, replicas: tuple[ReplicaId, ...]) -> None:
+        self._sums = {replica: _Sum() for replica in replicas}
         self._tasks = 0
-        self._free: list[tuple[int, WorkerId]] = []
+        self._free: list[tuple[int, ReplicaId]] = []
         self._looked: int | None = None
         self._reach: dict[PromptId, list[int]] = {}
         """Tokens with a gradient of a kept group's first 0, 1, ... samples."""
@@ -106,7 +106,7 @@ class Streaming:
         self._next: list[GroupPart] = []
         self._update = 0
         self._rollout_over = False
-        self._applying = False
+        self._applying = self._updated = False
         self._tail.start()
 
     @property
@@ -123,11 +123,11 @@ class Streaming:
 
     def accumulated(self, event: ev.GradientsAccumulated) -> None:
         """A task is done."""
-        replica = self._sums.get(event.worker)
+        replica = self._sums.get(event.replica)
         if replica is not None:
             replica.tasks -= 1
             self._tasks -= 1
-            heappush(self._free, (replica.tasks, event.worker))
+            heappush(self._free, (replica.tasks, event.replica))
 
     def applied(self, event: ev.UpdateApplied) -> None:
         """An update is over; the next one begins if there is one."""
@@ -135,15 +135,15 @@ class Streaming:
         for replica in self._sums.values():
             replica.parts.clear()
         self._update += 1
-        self._applying = not self._later
         if self._later:
+            self._applying = False
             self._set_ready(self._later.pop(0))
+        else:
+            self._updated = True
 
-    def lose(self, event: ev.WorkerLost) -> None:
-        """The gradient sum of its replica is gone: others must repeat its groups."""
-        replica = self._replicas.lose(event.worker)
-        if replica is not None:
-            lost = self._sums.pop(replica)
+    def lose(self, event: ev.DevicesLost) -> None:
+        """Gradient sums are gone: others must repeat their groups."""
+        for lost in (self._sums.pop(one) for one in event.replicas if one in self._sums):
             self._tasks -= lost.tasks
             self._set_ready([*lost.parts, *self._parts()])
 
@@ -177,7 +177,10 @@ class Streaming:
     # What is due ------------------------------------------------------------------------------
 
     def decide(self) -> Iterable[do.Decision]:
-        """Consolidate the tail, hand out gradients, end the update: whatever is due now."""
+        """Consolidate the tail, hand out gradients, end the update, publish: what is due now."""
+        if self._updated:
+            self._updated = False
+            yield do.PublishWeights(version=self._ledger.step + 1)
         if self._applying:
             return
         if not self._rollout_over:
@@ -217,14 +220,14 @@ class Streaming:
                 return
             yield self._assign(replica, self._take())
 
-    def _may_train(self, replica: WorkerId) -> bool:
+    def _may_train(self, replica: ReplicaId) -> bool:
         if self._rollout_over:
             return True
         if self._tail.released or not self._rules.stream:
             return False
         return self._replicas.free(replica)
 
-    def _idlest(self, most: int) -> WorkerId | None:
+    def _idlest(self, most: int) -> ReplicaId | None:
         """Of those that may train, the one with the fewest tasks if these are fewer than ``most``.
 
         Looks at all only when an engine has run out of attempts since.
@@ -251,13 +254,13 @@ class Streaming:
             if share:
                 yield self._assign(replica, share)
 
-    def _assign(self, replica: WorkerId, parts: tuple[GroupPart, ...]) -> do.AccumulateGradients:
+    def _assign(self, replica: ReplicaId, parts: tuple[GroupPart, ...]) -> do.AccumulateGradients:
         known = self._sums[replica]
         known.tasks += 1
         known.parts.extend(parts)
         self._tasks += 1
         heappush(self._free, (known.tasks, replica))
-        return do.AccumulateGradients(worker=replica, parts=parts)
+        return do.AccumulateGradients(replica=replica, parts=parts)
 
     # What waits -------------------------------------------------------------------------------
 

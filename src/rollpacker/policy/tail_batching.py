@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.policy.buckets import Buckets, Predict
 from rollpacker.policy.ledger import Attempt, Ledger, Stage
 from rollpacker.policy.placement import Placement
@@ -24,11 +24,11 @@ NO_VARIANCE = "no reward variance"
 """Why dynamic sampling drops a group."""
 
 
-Engines = Callable[[RoundKind, tuple[WorkerId, ...]], Sequence[WorkerId]]
+Engines = Callable[[RoundKind, tuple[EngineId, ...]], Sequence[EngineId]]
 """Which of the live workers run an engine in a round of this kind."""
 
 
-def every_worker(kind: RoundKind, workers: tuple[WorkerId, ...]) -> Sequence[WorkerId]:
+def every_worker(kind: RoundKind, workers: tuple[EngineId, ...]) -> Sequence[EngineId]:
     """Each has an engine of its own."""
     del kind
     return workers
@@ -116,7 +116,7 @@ class TailBatching:
         """Prompts of this round that run without aborts."""
         return () if self._round is None else self._round.audited
 
-    def retire(self, worker: WorkerId) -> None:
+    def retire(self, worker: EngineId) -> None:
         """A worker runs no engine for the rest of the round."""
         self._placement.retire(worker)
 
@@ -136,7 +136,7 @@ class TailBatching:
             remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
             long_steps=self._config.tail_batching.long_round_steps,
         )
-        self._placement = Placement(self._ledger, self._engines(plan.kind, event.workers))
+        self._placement = Placement(self._ledger, self._engines(plan.kind, event.engines))
         self._round = _Round(step=event.step, plan=plan)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
         yield do.BeginRound(step=event.step, round=plan.kind, updates=plan.updates)
@@ -162,8 +162,9 @@ class TailBatching:
                 yield from react(self, current, of, event)
         elif isinstance(event, ev.PromptsDrawn):
             yield from self._start_drawn(current, event.prompts)
-        elif isinstance(event, ev.WorkerLost):
-            yield from self._restart(current, event.worker)
+        elif isinstance(event, ev.DevicesLost):
+            for engine in event.engines:
+                yield from self._restart(current, engine)
         yield from self._settle(current)
 
     def _settle(self, current: _Round) -> Iterable[do.Decision]:
@@ -217,12 +218,12 @@ class TailBatching:
                 yield self._start(race, index, engine if whole_groups else next(engines))
             race.next_index = current.plan.responses
 
-    def _start(self, race: Race, index: int, engine: WorkerId | None = None) -> do.StartAttempt:
+    def _start(self, race: Race, index: int, engine: EngineId | None = None) -> do.StartAttempt:
         attempt = AttemptId(self._next_attempt)
         self._next_attempt += 1
         if engine is None:
             engine = next(self._placement.choose())
-        return do.StartAttempt(attempt=attempt, prompt=race.prompt.id, index=index, worker=engine)
+        return do.StartAttempt(attempt=attempt, prompt=race.prompt.id, index=index, engine=engine)
 
     def _finish_attempt(
         self, current: _Round, of: Attempt, event: ev.AttemptFinished
@@ -318,7 +319,7 @@ class TailBatching:
         elif race.complete:
             yield from self._complete(current, race)
 
-    def _restart(self, current: _Round, worker: WorkerId) -> Iterable[do.Decision]:
+    def _restart(self, current: _Round, worker: EngineId) -> Iterable[do.Decision]:
         for of in self._ledger.lost_with(worker):
             race = current.races[of.prompt]
             if not race.done or race.audit:

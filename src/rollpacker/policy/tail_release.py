@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from rollpacker.core import decisions as do
-from rollpacker.core.types import AttemptId, WorkerId
+from rollpacker.core.types import AttemptId, EngineId
 from rollpacker.policy.ledger import Ledger
 
 TAIL_AT = 0.8
@@ -61,7 +61,7 @@ class TailRelease:
             yield do.OfferTail()
 
     def _moves(
-        self, decoding: Mapping[WorkerId, tuple[AttemptId, ...]]
+        self, decoding: Mapping[EngineId, tuple[AttemptId, ...]]
     ) -> Iterator[do.MigrateAttempts]:
         """Off the emptiest workers, to whichever of the kept ones has least."""
         fullest = sorted(decoding, key=lambda worker: (-len(decoding[worker]), worker))

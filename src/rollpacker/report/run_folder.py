@@ -193,12 +193,12 @@ class _JournalReader:
             self.started[self.step] = 0
         elif event["kind"] == "AttemptMigrated":
             attempt = event["attempt"]
-            self.routes[attempt].append((attempt, self.step, event["worker"], now))
+            self.routes[attempt].append((attempt, self.step, event["engine"], now))
         for decision in line["decisions"]:
             if decision["kind"] == "StartAttempt":
                 attempt = decision["attempt"]
                 self.started[self.step] += 1
-                self.routes[attempt] = [(attempt, self.step, decision["worker"], now)]
+                self.routes[attempt] = [(attempt, self.step, decision["engine"], now)]
             elif decision["kind"] == "FinishRollout":
                 self.rounds[self.step][1] = now
 

@@ -79,13 +79,13 @@ class Decoding:
             id=decision.attempt,
             prompt=decision.prompt,
             index=decision.index,
-            engine=decision.worker,
+            engine=decision.engine,
             request=request,
             start_s=self._clock(),
         )
         known = self._graded.find(decision.prompt, decision.index)
         if known is None:
-            self._outbox[decision.worker].append(request)
+            self._outbox[decision.engine].append(request)
         else:
             self._post(self._finished(known.of(decision.attempt).output))
 
@@ -184,7 +184,7 @@ class Decoding:
         attempt.move(target, self._clock())
         moved = replace(attempt.request, generated=output.tokens, logprobs=output.logprobs)
         self._outbox[target].append(moved)
-        return ev.AttemptMigrated(attempt=attempt.id, worker=target, tokens=len(output.tokens))
+        return ev.AttemptMigrated(attempt=attempt.id, engine=target, tokens=len(output.tokens))
 
     def _failed(self, id_: AttemptId, error: str) -> ev.Event:
         attempt = self._record.attempts[id_]

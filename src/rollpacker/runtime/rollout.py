@@ -106,6 +106,7 @@ class Rollout:
             do.AccumulateGradients: self._accumulate,
             do.FinishRollout: self._finish_rollout,
             do.ApplyUpdate: updates.apply,
+            do.PublishWeights: self._publish,
         }
         self._milestones: list[asyncio.Future[None]] = []
         self._publishing: Publishing | None = None
@@ -146,7 +147,8 @@ class Rollout:
         self._pump.post(
             ev.StepStarted(
                 step=self.record.step,
-                workers=self._workers.engines,
+                engines=self._workers.engines,
+                replicas=self._workers.replicas,
                 remaining=self._problems.remaining(),
             )
         )
@@ -219,7 +221,7 @@ class Rollout:
         self.record.deferred.append(decision.prompt.id)
 
     def _accumulate(self, decision: do.AccumulateGradients) -> None:
-        self._updates.accumulate(decision.worker, decision.parts)
+        self._updates.accumulate(decision.replica, decision.parts)
 
     def _offer_tail(self, _decision: do.OfferTail) -> None:
         if self._phases is not None:
@@ -254,15 +256,15 @@ class Rollout:
         self._pump.post(ev.UpdateApplied(step=self.record.step, update=update))
         if last and not self._trained.done():
             self._trained.set_result(None)
-            self._publish(self.record.step + 1)
 
-    def _publish(self, version: int) -> None:
+    def _publish(self, decision: do.PublishWeights) -> None:
         def done(work: dict[EngineId, msg.Work]) -> None:
             self.record.work = work
+            self._pump.post(ev.WeightsPublished(version=decision.version))
             if not self._published.done():
                 self._published.set_result(None)
 
-        self._publishing = Publishing(self._workers, version, done)
+        self._publishing = Publishing(self._workers, decision.version, done)
 
     # What happened ----------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class Rollout:
                 self._summed.set()
                 seconds = round(report.end_s - report.start_s, 6)
                 self._pump.post(
-                    ev.GradientsAccumulated(worker=replica, parts=report.parts, seconds=seconds)
+                    ev.GradientsAccumulated(replica=replica, parts=report.parts, seconds=seconds)
                 )
             case msg.Scored():
                 self._updates.scored(replica, report)
@@ -324,7 +326,8 @@ class Rollout:
         self._workers.meet()
         stopping = [event for engine in loss.engines for event in self._decoding.lose(engine)]
         # First what was lost: a round that ends must know which gradients are gone.
-        self._pump.post(ev.WorkerLost(worker=loss.engines[0]), *stopping)
+        lost = ev.DevicesLost(engines=loss.engines, replicas=loss.replicas)
+        self._pump.post(lost, *stopping)
         self._settle()
         if self._publishing is not None:
             for engine in loss.engines:

@@ -52,7 +52,7 @@ class Tried:
 
     prompt: PromptId
     index: int
-    worker: int
+    engine: int
     base: int = 0
     """Tokens that it had when it came to its worker."""
     join: float = 0.0
@@ -176,11 +176,11 @@ class _Reader:
             self._decided(step, now, decision)
 
     def _start(self, now: float, event: Mapping[str, Any]) -> None:
-        number, workers = event["step"], tuple(event["workers"])
-        self._step = self.steps[number] = RunStep(number, now, workers, dict(event["remaining"]))
+        number, engines = event["step"], tuple(event["engines"])
+        self._step = self.steps[number] = RunStep(number, now, engines, dict(event["remaining"]))
         self._previous = {}
-        self._begun = {worker: [] for worker in workers}
-        self._free = dict.fromkeys(workers, now)
+        self._begun = {replica: [] for replica in event["replicas"]}
+        self._free = dict.fromkeys(event["replicas"], now)
 
     def _happened(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
         match event["kind"]:
@@ -204,7 +204,7 @@ class _Reader:
                 self._accumulated(step, now, event)
             case "UpdateApplied":
                 step.end_s = now
-            case "WorkerLost":
+            case "DevicesLost":
                 self._previous.clear()
             case _:
                 pass
@@ -212,7 +212,7 @@ class _Reader:
     def _decided(self, step: RunStep, now: float, decision: Mapping[str, Any]) -> None:
         match decision["kind"]:
             case "StartAttempt":
-                tried = Tried(decision["prompt"], decision["index"], decision["worker"], join=now)
+                tried = Tried(decision["prompt"], decision["index"], decision["engine"], join=now)
                 step.attempts[decision["attempt"]] = tried
             case "MigrateAttempts":
                 self._previous[decision["source"]] = None
@@ -221,24 +221,24 @@ class _Reader:
                 if decision["informative"] or self._train_all:
                     step.trained.add(decision["prompt"])
             case "AccumulateGradients":
-                self._begun[decision["worker"]].append(now)
+                self._begun[decision["replica"]].append(now)
             case "FinishRollout":
                 step.rollout_end_s = now
             case _:
                 pass
 
-    def _running(self, step: RunStep, worker: int) -> list[Tried]:
-        return [t for t in step.attempts.values() if t.worker == worker and t.decoding]
+    def _running(self, step: RunStep, engine: int) -> list[Tried]:
+        return [t for t in step.attempts.values() if t.engine == engine and t.decoding]
 
     def _finished(self, step: RunStep, now: float, attempt: int, tokens: int) -> None:
         tried = step.attempts[attempt]
-        running = self._running(step, tried.worker)
+        running = self._running(step, tried.engine)
         tried.tokens, tried.end_s, tried.decoding = tokens, now, False
         step.last_end_s = now
         batch = len(running)
-        known = tried.worker in self._previous
-        previous = self._previous.get(tried.worker)
-        self._previous[tried.worker] = (now, tried)
+        known = tried.engine in self._previous
+        previous = self._previous.get(tried.engine)
+        self._previous[tried.engine] = (now, tried)
         prompts = sum(self.prompt_tokens[each.prompt] for each in running)
         if not known and tried.base == 0:
             prefill = {each.prompt for each in running}
@@ -257,7 +257,7 @@ class _Reader:
         since, other = previous
         steps = (tokens - tried.base) - (other.tokens - other.base)
         if steps <= 0:
-            self._previous[tried.worker] = (since, other)
+            self._previous[tried.engine] = (since, other)
             return
         # Those that came together have decoded as many tokens as this one.
         context = prompts + sum(each.base for each in running)
@@ -269,18 +269,18 @@ class _Reader:
         if tried.decoding:
             tried.decoding = False
             tried.tokens = event.get("tokens", 0)
-            self._previous[tried.worker] = None
+            self._previous[tried.engine] = None
 
     def _migrated(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
         tried = step.attempts[event["attempt"]]
-        self._previous[tried.worker] = None
-        tried.worker, tried.base, tried.join = event["worker"], event["tokens"], now
-        self._previous[tried.worker] = None
+        self._previous[tried.engine] = None
+        tried.engine, tried.base, tried.join = event["engine"], event["tokens"], now
+        self._previous[tried.engine] = None
 
     def _accumulated(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
-        worker = event["worker"]
-        began = max(self._begun[worker].pop(0), self._free[worker])
-        self._free[worker] = step.last_gradient_s = now
+        replica = event["replica"]
+        began = max(self._begun[replica].pop(0), self._free[replica])
+        self._free[replica] = step.last_gradient_s = now
         lengths: list[int] = []
         for part in event["parts"]:
             group = [step.attempts[a] for a in step.groups[part["prompt"]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.sim.result import StepResult
 from rollpacker.sim.turns import Course
 from rollpacker.sim.worker import Work
@@ -17,12 +17,12 @@ class Attempt:
 
     prompt: PromptId
     index: int
-    worker: WorkerId
+    worker: EngineId
     course: Course
     reward: float = 0.0
     decoding: bool = True
     stopping: bool = False
-    target: WorkerId | None = None
+    target: EngineId | None = None
     """Where a migrating attempt goes."""
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollpacker.core.types import AttemptId, GroupPart, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, GroupPart
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import EngineCosts
 from rollpacker.sim.decoder import Decoder, ToolKv
@@ -61,16 +61,16 @@ class SimWorker:
 
     def __init__(
         self,
-        id: WorkerId,
+        id: EngineId,
         agenda: Agenda,
         costs: EngineCosts,
         *,
         devices: int,
         max_running: int,
         tool_kv: ToolKv = "cached",
-        on_ended: Callable[[WorkerId, Sequence[AttemptId], Mapping[AttemptId, int]], None],
-        on_turn: Callable[[WorkerId], None],
-        on_accumulated: Callable[[WorkerId, Task], None],
+        on_ended: Callable[[EngineId, Sequence[AttemptId], Mapping[AttemptId, int]], None],
+        on_turn: Callable[[EngineId], None],
+        on_accumulated: Callable[[EngineId, Task], None],
     ) -> None:
         self.id = id
         self._agenda = agenda

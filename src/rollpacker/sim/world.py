@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
-from rollpacker.core.types import AttemptId, GroupPart, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, GroupPart, ReplicaId, RoundKind
 from rollpacker.policy.rewards import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
@@ -20,7 +20,7 @@ from rollpacker.sim.turns import Course, at_most
 from rollpacker.sim.worker import SimWorker, Task
 from rollpacker.sim.workload import Workload
 
-_Stopping = defaultdict[WorkerId, list[AttemptId]]
+_Stopping = defaultdict[EngineId, list[AttemptId]]
 """Attempts to stop, by the worker that decodes them."""
 
 
@@ -57,8 +57,8 @@ class World:
         self._pump = Pump(policy, self._perform, lambda: self._agenda.now, record)
         self._engine = costs.engine(costs.worker_devices)
         self._workers = {
-            WorkerId(number): SimWorker(
-                WorkerId(number),
+            EngineId(number): SimWorker(
+                EngineId(number),
                 self._agenda,
                 self._engine,
                 devices=costs.worker_devices,
@@ -79,9 +79,9 @@ class World:
             on_graded=self._graded,
         )
         self._now = Step(number=-1, start_s=0.0)
-        self._touched: set[WorkerId] = set()
+        self._touched: set[EngineId] = set()
         self._settling = False
-        self._forming: dict[WorkerId, tuple[WorkerId, ...]] = {}
+        self._forming: dict[EngineId, tuple[EngineId, ...]] = {}
         self._true = Counter[str]()
         self._kept = Counter[str]()
 
@@ -113,7 +113,8 @@ class World:
         self._post(
             ev.StepStarted(
                 step=step.number,
-                workers=tuple(self._workers),
+                engines=tuple(self._workers),
+                replicas=tuple(map(ReplicaId, self._workers))[:: self._costs.replica],
                 remaining=self._workload.remaining(),
             )
         )
@@ -132,7 +133,7 @@ class World:
             self._workers[worker].settle()
         self._grading.reload()
 
-    def _worker(self, id_: WorkerId) -> SimWorker:
+    def _worker(self, id_: EngineId) -> SimWorker:
         """A worker that is about to change; it plans anew when this instant is over."""
         self._touched.add(id_)
         return self._workers[id_]
@@ -172,12 +173,14 @@ class World:
                 self._workload.forget(decision.prompt)
             case do.DeferPrompt():
                 pass
-            case do.RegroupWorkers():
+            case do.FormEngine():
                 self._regroup(decision)
             case do.FinishRollout():
                 self._end_rollout(step)
             case do.ApplyUpdate():
                 self._apply(decision)
+            case do.PublishWeights():
+                self._publish(decision)
             case _:
                 raise AssertionError(f"unknown decision {decision!r}")
 
@@ -192,11 +195,11 @@ class World:
         self._now.attempts[decision.attempt] = Attempt(
             decision.prompt,
             decision.index,
-            decision.worker,
+            decision.engine,
             course,
             reward=self._workload.reward(self._now.number, decision.prompt, decision.index),
         )
-        self._worker(decision.worker).submit(course)
+        self._worker(decision.engine).submit(course)
 
     def _abort(self, attempt: AttemptId, stopping: _Stopping) -> None:
         known = self._now.attempts[attempt]
@@ -237,7 +240,7 @@ class World:
         gate = 0.0
         if self._costs.reward_phase_s is not None:
             gate = self._now.rollout_end_s + self._costs.reward_phase_s
-        self._worker(decision.worker).accumulate(task, gate)
+        self._worker(EngineId(decision.replica)).accumulate(task, gate)
 
     def _gradient_s(self, parts: Iterable[GroupPart]) -> float:
         """Groups that the policy calls uninformative have no gradient."""
@@ -263,12 +266,12 @@ class World:
             )
         )
 
-    def _regroup(self, decision: do.RegroupWorkers) -> None:
+    def _regroup(self, decision: do.FormEngine) -> None:
         """The engine is there when all that its members decode has stopped."""
-        self._forming[decision.lead] = decision.members
+        self._forming[decision.engine] = decision.members
         self._form()
-        if decision.lead in self._forming:
-            self._workers[decision.lead].form()
+        if decision.engine in self._forming:
+            self._workers[decision.engine].form()
 
     def _form(self) -> None:
         """Form the engines whose members are all idle."""
@@ -279,6 +282,7 @@ class World:
             del self._forming[lead]
             devices = len(members) * self._costs.worker_devices
             self._worker(lead).set_engine(self._costs.engine(devices), devices)
+            self._pump.post(ev.EngineFormed(engine=lead))
 
     def _migrate(self, decision: do.MigrateAttempts, stopping: _Stopping) -> None:
         for attempt in decision.attempts:
@@ -299,7 +303,7 @@ class World:
     # What happened ----------------------------------------------------------------------------
 
     def _ended(
-        self, worker: WorkerId, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]
+        self, worker: EngineId, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]
     ) -> None:
         """A decode step has ended, and with it these attempts."""
         self._touched.add(worker)
@@ -310,7 +314,7 @@ class World:
             self._form()
         self._post()
 
-    def _turned(self, worker: WorkerId) -> None:
+    def _turned(self, worker: EngineId) -> None:
         """A turn of an attempt has ended, or tools have answered."""
         self._touched.add(worker)
         self._post()
@@ -336,21 +340,27 @@ class World:
             return ev.AttemptAborted(attempt=attempt, tokens=tokens)
         known.worker, known.target = known.target, None
         self._worker(known.worker).submit(known.course)
-        return ev.AttemptMigrated(attempt=attempt, worker=known.worker, tokens=tokens)
+        return ev.AttemptMigrated(attempt=attempt, engine=known.worker, tokens=tokens)
 
     def _graded(self, attempt: AttemptId) -> None:
         reward = self._now.attempts[attempt].reward
         self._post(ev.AttemptGraded(attempt=attempt, reward=reward))
 
-    def _accumulated(self, worker: WorkerId, task: Task) -> None:
+    def _accumulated(self, worker: EngineId, task: Task) -> None:
         self._touched.add(worker)
         seconds = round(task.seconds, 6)
         self._now.summed = True
-        self._post(ev.GradientsAccumulated(worker=worker, parts=task.parts, seconds=seconds))
+        self._post(
+            ev.GradientsAccumulated(replica=ReplicaId(worker), parts=task.parts, seconds=seconds)
+        )
 
     def _applied(self, decision: do.ApplyUpdate) -> None:
         self._post(ev.UpdateApplied(step=decision.step, update=decision.update))
-        self._now.over = decision.last
+
+    def _publish(self, decision: do.PublishWeights) -> None:
+        """What it costs is part of the next step, which waits for it."""
+        self._pump.post(ev.WeightsPublished(version=decision.version))
+        self._now.over = True
 
     def _busy_share(self) -> float:
         """Of the devices; the judge is as slow beside gradients as beside decoding."""

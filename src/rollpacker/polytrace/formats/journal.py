@@ -77,7 +77,7 @@ class _Story:
             case "AttemptGraded":
                 self._grade(now, event)
             case "AttemptMigrated":
-                self.attempts[event["attempt"]]["dp_rank"] = event["worker"]
+                self.attempts[event["attempt"]]["dp_rank"] = event["engine"]
             case _:
                 pass
         for decision in decisions:
@@ -122,7 +122,7 @@ class _Story:
             "prompt_tokens": prompt.get("tokens"),
             "cap": self.cap,
             "state": "aborted",
-            "dp_rank": decision["worker"],
+            "dp_rank": decision["engine"],
             "start_s": now,
             "end_s": None,
             "round_kind": self.round,

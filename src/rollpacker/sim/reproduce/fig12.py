@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollpacker.core.decisions import Decision, RegroupWorkers
+from rollpacker.core.decisions import Decision, FormEngine
 from rollpacker.core.events import Event, StepStarted
 from rollpacker.core.pump import Record
 from rollpacker.sim.config import SimulationConfig
@@ -39,7 +39,7 @@ class _Sizes:
         """Take an event with its decisions."""
         del now
         if isinstance(event, StepStarted):
-            groups = [len(d.members) for d in decisions if isinstance(d, RegroupWorkers)]
+            groups = [len(d.members) for d in decisions if isinstance(d, FormEngine)]
             self.of_steps.append(max(groups, default=1))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core import decisions, events, journal
-from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId, RoundKind
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
@@ -149,7 +149,12 @@ def write_run(path: Path, policy: Echo, moments: list[tuple[float, events.Event]
 
 
 MOMENTS: list[tuple[float, events.Event]] = [
-    (0.0, events.StepStarted(step=1, workers=(WorkerId(0),), remaining={"math": 3})),
+    (
+        0.0,
+        events.StepStarted(
+            step=1, engines=(EngineId(0),), replicas=(ReplicaId(0),), remaining={"math": 3}
+        ),
+    ),
     (0.5, events.PromptsDrawn(prompts=(Prompt(id=PromptId("p"), domain="math", tokens=7),))),
     (1.0, finished(1)),
     (2.0, finished(2)),

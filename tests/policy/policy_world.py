@@ -7,7 +7,7 @@ from collections import Counter, deque
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, GroupPart, Prompt, PromptId, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, GroupPart, Prompt, PromptId, ReplicaId
 from rollpacker.policy.machine import Machine, single_devices
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
@@ -55,7 +55,7 @@ class World:
     def __init__(self, given: RolloutSettings, workers: int = 2) -> None:
         self.settings = given
         self.policy = RolloutPolicy(given)
-        self.workers = [WorkerId(i) for i in range(workers)]
+        self.workers = [EngineId(i) for i in range(workers)]
         self.fresh = {d: deque(self._prompts(d, n)) for d, n in given.sizes.items()}
         self.now = 0.0
         self.step = -1
@@ -67,14 +67,15 @@ class World:
         self.clear()
 
     def clear(self) -> None:
-        self.running: dict[AttemptId, WorkerId] = {}
+        self.running: dict[AttemptId, EngineId] = {}
         self.index: dict[AttemptId, tuple[PromptId, int]] = {}
         self.grading: set[AttemptId] = set()
         self.graded: dict[AttemptId, float] = {}
         self.stopping: dict[AttemptId, int] = {}
-        self.moving: dict[AttemptId, WorkerId] = {}
-        self.gradients: list[tuple[WorkerId, tuple[GroupPart, ...]]] = []
-        self.summed: dict[tuple[PromptId, int], WorkerId] = {}
+        self.moving: dict[AttemptId, EngineId] = {}
+        self.published: list[int] = []
+        self.gradients: list[tuple[EngineId, tuple[GroupPart, ...]]] = []
+        self.summed: dict[tuple[PromptId, int], EngineId] = {}
         self.accepted: dict[PromptId, tuple[AttemptId, ...]] = {}
         self.deferred: list[PromptId] = []
         self.rollout_over = False
@@ -102,7 +103,12 @@ class World:
         self.clear()
         self.over = False
         self.tell(
-            ev.StepStarted(step=self.step, workers=tuple(self.workers), remaining=self.remaining())
+            ev.StepStarted(
+                step=self.step,
+                engines=tuple(self.workers),
+                replicas=tuple(map(ReplicaId, self.workers)),
+                remaining=self.remaining(),
+            )
         )
 
     def tell(self, event: ev.Event) -> None:
@@ -155,6 +161,10 @@ class World:
                 self.rollout_over = True
             case do.ApplyUpdate():
                 self._apply(decision)
+            case do.PublishWeights():
+                assert self.over, "published before the last update"
+                assert decision.version == self.step + 1
+                self.published.append(decision.version)
             case do.OfferTail():
                 assert not self.offered, "offered twice"
                 assert not self.rollout_over
@@ -171,9 +181,9 @@ class World:
 
     def _start(self, decision: do.StartAttempt) -> None:
         assert decision.attempt not in self.used, "an attempt id came twice"
-        assert decision.worker in self.workers, "started on a dead worker"
+        assert decision.engine in self.workers, "started on a dead worker"
         self.used.add(decision.attempt)
-        self.running[decision.attempt] = decision.worker
+        self.running[decision.attempt] = decision.engine
         self.index[decision.attempt] = (decision.prompt, decision.index)
 
     def _abort(self, attempt: AttemptId) -> None:
@@ -197,17 +207,17 @@ class World:
         self.epoch_trained[decision.prompt] += 1
 
     def _accumulate(self, decision: do.AccumulateGradients) -> None:
-        assert decision.worker in self.workers
+        assert decision.replica in self.workers
         for part in decision.parts:
             assert part.prompt in self.accepted, "gradients of a group that was not accepted"
             for place in range(part.start, part.stop):
                 sample = (part.prompt, place)
                 assert sample not in self.summed, "gradients summed twice"
                 assert sample not in self.updated
-                self.summed[sample] = decision.worker
+                self.summed[sample] = decision.replica
         if not self.settings.rules.stream:
             assert self.rollout_over, "streamed although streaming is off"
-        self.gradients.append((decision.worker, decision.parts))
+        self.gradients.append((decision.replica, decision.parts))
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
         assert self.rollout_over
@@ -236,11 +246,11 @@ class World:
     def confirm_move(self, attempt: AttemptId) -> None:
         target = self.moving.pop(attempt)
         self.running[attempt] = target
-        self.tell(ev.AttemptMigrated(attempt=attempt, worker=target, tokens=2))
+        self.tell(ev.AttemptMigrated(attempt=attempt, engine=target, tokens=2))
 
     def sum_gradients(self, place: int) -> None:
         worker, parts = self.gradients.pop(place)
-        self.tell(ev.GradientsAccumulated(worker=worker, parts=parts, seconds=0.01))
+        self.tell(ev.GradientsAccumulated(replica=ReplicaId(worker), parts=parts, seconds=0.01))
 
     def apply(self) -> None:
         assert self.applying is not None
@@ -248,15 +258,16 @@ class World:
         self.summed.clear()
         self.over = done.last
         self.tell(ev.UpdateApplied(step=self.step, update=done.update))
+        assert (self.step + 1 in self.published) == self.over, "the last update publishes, no other"
 
-    def lose(self, worker: WorkerId) -> None:
+    def lose(self, worker: EngineId) -> None:
         self.workers.remove(worker)
         for attempt in [a for a, w in self.running.items() if w == worker]:
             del self.running[attempt]
             self.moving.pop(attempt, None)
         self.gradients = [task for task in self.gradients if task[0] != worker]
         self.summed = {p: w for p, w in self.summed.items() if w != worker}
-        self.tell(ev.WorkerLost(worker=worker))
+        self.tell(ev.DevicesLost(engines=(worker,), replicas=(ReplicaId(worker),)))
 
     def idle(self) -> bool:
         return not (

@@ -8,18 +8,18 @@ from policy_world import World, settings
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, PromptId, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.policy.ledger import LedgerWriter, Stage
 
 
 def ledger(*engines: int) -> LedgerWriter:
     """Two attempts on each engine, all of one prompt."""
     book = LedgerWriter()
-    workers = tuple(map(WorkerId, engines))
-    book.take(ev.StepStarted(step=3, workers=workers, remaining={}))
+    workers = tuple(map(EngineId, engines))
+    book.take(ev.StepStarted(step=3, engines=workers, replicas=(), remaining={}))
     for attempt, worker in enumerate(sorted(workers * 2)):
         start = do.StartAttempt(
-            attempt=AttemptId(attempt), prompt=PromptId("p"), index=attempt, worker=worker
+            attempt=AttemptId(attempt), prompt=PromptId("p"), index=attempt, engine=worker
         )
         book.follow(start)
     return book
@@ -35,9 +35,9 @@ def check(book: LedgerWriter) -> None:
 
 
 def move(book: LedgerWriter, source: int, target: int) -> None:
-    attempts = book.by_engine()[WorkerId(source)]
+    attempts = book.by_engine()[EngineId(source)]
     book.follow(
-        do.MigrateAttempts(attempts=attempts, source=WorkerId(source), target=WorkerId(target))
+        do.MigrateAttempts(attempts=attempts, source=EngineId(source), target=EngineId(target))
     )
 
 
@@ -47,8 +47,8 @@ def test_a_move_changes_where_attempts_are_bound_at_once_and_where_they_run_when
     check(book)
     assert book.loads == {0: 2, 1: 2}
     assert book.bound == {0: 0, 1: 4}
-    assert not book.decodes(WorkerId(0))
-    arrived = ev.AttemptMigrated(attempt=AttemptId(0), worker=WorkerId(1), tokens=5)
+    assert not book.decodes(EngineId(0))
+    arrived = ev.AttemptMigrated(attempt=AttemptId(0), engine=EngineId(1), tokens=5)
     assert book.take(arrived) is book.attempts[AttemptId(0)]
     check(book)
     assert book.loads == {0: 1, 1: 3}
@@ -57,18 +57,18 @@ def test_a_move_changes_where_attempts_are_bound_at_once_and_where_they_run_when
 def test_what_dies_with_its_engine_is_on_no_other():
     book = ledger(0, 1)
     move(book, 0, 1)
-    book.take(ev.WorkerLost(worker=WorkerId(0)))
+    book.take(ev.DevicesLost(engines=(EngineId(0),), replicas=()))
     check(book)
-    assert [one.id for one in book.lost_with(WorkerId(0))] == [0, 1]
+    assert [one.id for one in book.lost_with(EngineId(0))] == [0, 1]
     assert book.bound == {1: 2}
 
 
 def test_what_is_on_its_way_to_an_engine_that_dies_is_where_it_was():
     book = ledger(0, 1)
     move(book, 0, 1)
-    book.take(ev.WorkerLost(worker=WorkerId(1)))
+    book.take(ev.DevicesLost(engines=(EngineId(1),), replicas=()))
     check(book)
-    assert book.by_engine() == {WorkerId(0): (0, 1)}
+    assert book.by_engine() == {EngineId(0): (0, 1)}
 
 
 def test_an_event_counts_once():
@@ -98,7 +98,7 @@ def test_an_attempt_that_died_before_it_moved_does_not_keep_its_new_engine_from_
     for attempt in (0, 1):
         world.grade(AttemptId(attempt), float(attempt))
     assert world.moving == {3: 2}
-    world.lose(WorkerId(1))
+    world.lose(EngineId(1))
     for attempt in (4, 5):
         world.finish(AttemptId(attempt), 100)
         world.grade(AttemptId(attempt), float(attempt))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.core.types import AttemptId, WorkerId
+from rollpacker.core.types import AttemptId, EngineId
 from rollpacker.policy.censoring import KaplanMeier, Observations
 from rollpacker.policy.consolidation import Consolidation, ConsolidationSettings, TailCost
 from rollpacker.policy.layout import Layout, cheapest_half
@@ -37,7 +37,7 @@ LENGTHS = curve([int(x) for x in np.exp(np.random.default_rng(0).normal(6, 1, 50
 
 
 def layout(devices: int, tp: int, replica: int, node: int = 8) -> Layout:
-    workers = {WorkerId(w): tuple(range(w * tp, (w + 1) * tp)) for w in range(devices // tp)}
+    workers = {EngineId(w): tuple(range(w * tp, (w + 1) * tp)) for w in range(devices // tp)}
     return Layout(workers=workers, node_size=node, training_replica_devices=replica)
 
 
@@ -96,7 +96,7 @@ class Round:
     def __init__(self, policy: Scaling, where: Layout, attempts: int, rng: random.Random):
         self.policy, self.layout, self.rng = policy, where, rng
         self.groups = {w: tuple(sorted(devices)) for w, devices in where.workers.items()}
-        self.freed: set[WorkerId] = set()
+        self.freed: set[EngineId] = set()
         self.total = attempts
         workers = sorted(where.workers)
         self.active = {
@@ -144,7 +144,7 @@ class Round:
             assert target not in made.freed
             assert target not in self.freed
 
-    def members(self) -> dict[WorkerId, tuple[WorkerId, ...]]:
+    def members(self) -> dict[EngineId, tuple[EngineId, ...]]:
         owner = {d: w for w, devices in self.layout.workers.items() for d in devices}
         return {
             lead: tuple(sorted({owner[d] for d in devices}))
@@ -219,7 +219,7 @@ def test_a_half_is_half_of_the_devices_in_whole_groups_and_replicas(where, seed)
 
 
 def test_a_single_group_or_replica_cannot_be_halved():
-    load = dict.fromkeys(map(WorkerId, range(8)), 0)
+    load = dict.fromkeys(map(EngineId, range(8)), 0)
     assert cheapest_half(layout(8, 8, 1), load) is None
     assert cheapest_half(layout(8, 1, 8), load) is None
     assert cheapest_half(layout(8, 2, 4), load) == (2, 3)
@@ -227,13 +227,13 @@ def test_a_single_group_or_replica_cannot_be_halved():
 
 
 def test_a_replica_that_lost_a_device_is_not_freed():
-    load = dict.fromkeys(map(WorkerId, range(16)), 9) | {WorkerId(15): 0}
-    left = layout(16, 1, 4).without(WorkerId(15))
-    left = left and left.without(WorkerId(0))
+    load = dict.fromkeys(map(EngineId, range(16)), 9) | {EngineId(15): 0}
+    left = layout(16, 1, 4).without(EngineId(15))
+    left = left and left.without(EngineId(0))
     assert left is not None
     assert cheapest_half(left, load) is None
-    left = layout(16, 2, 2).without(WorkerId(7))
-    left = left and left.without(WorkerId(0))
+    left = layout(16, 2, 2).without(EngineId(7))
+    left = left and left.without(EngineId(0))
     assert left is not None
     assert cheapest_half(left, load) == (4, 5, 6)
     odd = replace(left, training_replica_devices=4)

@@ -6,7 +6,7 @@ from policy_world import World, local_machine, settings
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import WorkerId
+from rollpacker.core.types import EngineId
 from rollpacker.policy.tail_release import tail_workers
 
 ROLLOUT = {"prompts_per_step": 4, "num_generations": 2, "streaming": {"group_tokens": 1024}}
@@ -29,7 +29,7 @@ def finish_worker(world: World, worker: int, tokens: int, leave: int = 0) -> Non
 def test_a_worker_that_the_tail_has_freed_starts_gradients() -> None:
     world = started(consolidate_below=0)
     finish_worker(world, 0, tokens=50)
-    assert {worker for worker, _ in world.gradients} == {WorkerId(0)}
+    assert {worker for worker, _ in world.gradients} == {EngineId(0)}
     assert world.running
 
 
@@ -57,7 +57,7 @@ def test_long_groups_are_cut_so_that_both_workers_share_the_last_one() -> None:
     while world.gradients:
         world.sum_gradients(0)
     finish_worker(world, 1, tokens=2000)
-    assert {worker for worker, _ in world.gradients} == {WorkerId(0), WorkerId(1)}
+    assert {worker for worker, _ in world.gradients} == {EngineId(0), EngineId(1)}
     assert all(part.stop - part.start == 1 for _, parts in world.gradients for part in parts)
 
 
@@ -85,7 +85,7 @@ def test_at_a_fixed_fraction_one_of_two_workers_is_freed_and_starts_gradients() 
         assert not world.moving
     world.finish(min(world.running), 50)
     (target,) = set(world.moving.values())
-    freed = WorkerId(1 - target)
+    freed = EngineId(1 - target)
     assert freed not in {w for a, w in world.running.items() if a not in world.moving}
     for attempt in sorted(world.moving):
         world.confirm_move(attempt)

@@ -11,7 +11,7 @@ from trace_lines import dump
 from rollpacker.core import decisions as d
 from rollpacker.core import events as e
 from rollpacker.core.journal import JournalWriter
-from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.schema import SAMPLES, TraceError
@@ -20,8 +20,12 @@ from rollpacker.runtime.samples import Row, SampleLog
 
 def start(attempt: int, prompt: str, index: int = 0, worker: int = 0) -> d.StartAttempt:
     return d.StartAttempt(
-        attempt=AttemptId(attempt), prompt=PromptId(prompt), index=index, worker=WorkerId(worker)
+        attempt=AttemptId(attempt), prompt=PromptId(prompt), index=index, engine=EngineId(worker)
     )
+
+
+def begin(step: int) -> e.StepStarted:
+    return e.StepStarted(step=step, engines=(EngineId(0),), replicas=(), remaining={})
 
 
 def finished(attempt: int, tokens: int) -> e.AttemptFinished:
@@ -39,12 +43,12 @@ def write_journal(folder: Path) -> None:
     journal = JournalWriter(folder / "journal.jsonl")
     journal.meta({"settings": {"cap": 50}, "state": {"tail": {"queue": []}}})
     begun = d.BeginRound(step=4, round=RoundKind.SHORT)
-    journal.record(1.0, e.StepStarted(step=4, workers=(WorkerId(0),), remaining={}), [begun])
+    journal.record(1.0, begin(4), [begun])
     drawn = tuple(Prompt(id=PromptId(each), domain="math", tokens=7) for each in "pq")
     started = [start(0, "p"), start(1, "p", 1, 1), start(2, "q")]
     journal.record(2.0, e.PromptsDrawn(prompts=drawn), started)
     journal.record(3.0, finished(0, 20), [])
-    moved = e.AttemptMigrated(attempt=AttemptId(1), worker=WorkerId(0), tokens=8)
+    moved = e.AttemptMigrated(attempt=AttemptId(1), engine=EngineId(0), tokens=8)
     journal.record(3.1, moved, [])
     aborting = [accepted("p", 0), d.AbortAttempt(attempt=AttemptId(1))]
     journal.record(3.5, e.AttemptGraded(attempt=AttemptId(0), reward=0.5), aborting)
@@ -55,7 +59,7 @@ def write_journal(folder: Path) -> None:
     journal.record(3.75, late, [])
     journal.record(3.8, e.AttemptGraded(attempt=AttemptId(2), reward=0.0), [dropped])
     journal.meta({"settings": {"cap": 50}, "state": {"tail": {"queue": [deferred]}}})
-    journal.record(5.0, e.StepStarted(step=5, workers=(WorkerId(0),), remaining={}), [])
+    journal.record(5.0, begin(5), [])
     journal.record(5.1, e.PromptsDrawn(prompts=()), [start(3, "r"), start(4, "r", 1)])
     failed = e.AttemptFailed(attempt=AttemptId(3), error="out of memory")
     journal.record(6.0, failed, [])
@@ -99,7 +103,7 @@ def write_samples(folder: Path, *states: str) -> None:
             sample_index=attempt,
             step=4,
             round_kind=RoundKind.SHORT,
-            worker=WorkerId(1),
+            engine=EngineId(1),
             weights_version=4,
             prompt_tokens=7,
             tokens=20 + attempt,

@@ -19,7 +19,7 @@ import yaml
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter
-from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 
 MODES = ("off", "exact", "race")
 P0, R0, CAP = 16, 8, 600
@@ -85,8 +85,8 @@ class Maker:
         return [f"p{i:04d}" for i in range(first, first + count)]
 
     def start(self, step: int, kind: RoundKind, chosen: list[str], responses: int) -> list[Attempt]:
-        workers = (WorkerId(0), WorkerId(1))
-        started = ev.StepStarted(step=step, workers=workers, remaining={"gcd": 1000})
+        workers = (EngineId(0), EngineId(1))
+        started = ev.StepStarted(step=step, engines=workers, replicas=(), remaining={"gcd": 1000})
         self.record(started, do.DrawPrompts(counts={"gcd": len(chosen)}))
         attempts: list[Attempt] = []
         for i, prompt in enumerate(chosen):
@@ -99,7 +99,7 @@ class Maker:
                 attempt=AttemptId(a.id),
                 prompt=PromptId(a.prompt),
                 index=a.index,
-                worker=WorkerId(a.worker),
+                engine=EngineId(a.worker),
             )
             for a in attempts
         ]
@@ -201,7 +201,7 @@ class Maker:
                 a.worker = 0
                 self.record(
                     ev.AttemptMigrated(
-                        attempt=AttemptId(a.id), worker=WorkerId(0), tokens=int(a.done)
+                        attempt=AttemptId(a.id), engine=EngineId(0), tokens=int(a.done)
                     )
                 )
         return self.now

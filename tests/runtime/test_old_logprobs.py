@@ -7,7 +7,7 @@ import pytest
 from runtime_jobs import Workshop, metrics, run
 
 from rollpacker.config import RolloutConfig
-from rollpacker.core.types import AttemptId, Group, PromptId, Sample, WorkerId
+from rollpacker.core.types import AttemptId, Group, PromptId, ReplicaId, Sample
 from rollpacker.runtime.updates import share_out
 
 RATIO = "trained_tokens/ratio"
@@ -58,12 +58,12 @@ def test_which_samplers_know_the_whole_softmax() -> None:
 
 def test_shares_are_alike_in_tokens_and_hold_every_group_once() -> None:
     groups = [_group(n, length) for n, length in enumerate((5, 9, 1, 7, 3, 3))]
-    shares = share_out(groups, [WorkerId(0), WorkerId(2)])
+    shares = share_out(groups, [ReplicaId(0), ReplicaId(2)])
     loads = {w: sum(len(s.tokens) for g in share for s in g.samples) for w, share in shares.items()}
     assert loads == {0: 15, 2: 13}
     names = sorted(g.prompt for share in shares.values() for g in share)
     assert names == [f"p{n}" for n in range(6)]
-    assert list(share_out(groups[:1], [WorkerId(3), WorkerId(1)])) == [1]
+    assert list(share_out(groups[:1], [ReplicaId(3), ReplicaId(1)])) == [1]
 
 
 def _group(number: int, length: int) -> Group:

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from rollpacker.config import SamplesConfig
-from rollpacker.core.types import AttemptId, PromptId, RoundKind, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.runtime import sample_table as table
 from rollpacker.runtime import samples as module
 from rollpacker.runtime.sample_table import NUMBERS, TEXTS, VERDICTS, merge, read
@@ -26,7 +26,7 @@ def add(log, attempt, step, **other):
         "sample_index": attempt % 4,
         "step": step,
         "round_kind": RoundKind.SHORT,
-        "worker": WorkerId(attempt % 2),
+        "worker": EngineId(attempt % 2),
         "weights_version": step,
         "prompt_tokens": 17,
         "tokens": 100 + attempt,

@@ -10,7 +10,7 @@ from scripted_job import Script, ScriptedWorkload
 from test_world import Run, check_once, check_step
 
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, Prompt, PromptId, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import BLOCK_SLACK, TrainCosts
@@ -156,7 +156,7 @@ class Bench:
         self.stopped: list[tuple[float, int, dict]] = []
         self.workers = [
             SimWorker(
-                WorkerId(n),
+                EngineId(n),
                 self.agenda,
                 Flat(),
                 devices=1,

@@ -71,7 +71,7 @@ class Step:
                     self.tokens[event.attempt] = event.tokens
             case ev.AttemptMigrated():
                 self.stays[event.attempt][-1][2] = now
-                self.stays[event.attempt].append([event.worker, now, None])
+                self.stays[event.attempt].append([event.engine, now, None])
             case ev.AttemptGraded():
                 assert event.attempt not in self.gone, "graded although it was aborted"
                 assert event.attempt not in self.rewards, "graded twice"
@@ -83,7 +83,7 @@ class Step:
         match decision:
             case do.StartAttempt():
                 self.prompt[decision.attempt] = decision.prompt
-                self.stays[decision.attempt].append([decision.worker, now, None])
+                self.stays[decision.attempt].append([decision.engine, now, None])
             case do.AbortAttempt():
                 self.gone.add(decision.attempt)
             case do.AcceptGroup():
@@ -126,7 +126,7 @@ def check_gradients(step: Step) -> None:
             for stays in step.stays.values():
                 for worker, since, until in stays:
                     holds = since < begun - SLACK and until > begun + SLACK
-                    assert not (worker == event.worker and holds), "trained while it decoded"
+                    assert not (worker == event.replica and holds), "trained while it decoded"
             parts.update((p.prompt, i) for p in event.parts for i in range(p.start, p.stop))
     kept = Counter((g.prompt, i) for g in step.groups for i in range(len(g.attempts)))
     assert parts == kept
@@ -181,7 +181,7 @@ def test_a_worker_that_sums_gradients_takes_new_attempts_afterwards() -> None:
     for step in Run(given).steps():
         check_step(step)
         tasks = [
-            (event.worker, now - event.seconds, now)
+            (event.replica, now - event.seconds, now)
             for now, event, _ in step.lines
             if isinstance(event, ev.GradientsAccumulated)
         ]

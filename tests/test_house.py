@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -151,14 +152,21 @@ def test_configurations_in_the_documentation_are_valid() -> None:
         config.parse(smallest | yaml.safe_load(block))
 
 
+def contract(name: str) -> dict[str, Any]:
+    """The import contract whose name holds ``name``."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (found,) = (each for each in linter["contracts"] if name in each["name"])
+    return found
+
+
+def test_contributing_shows_the_layers_of_the_import_contract() -> None:
+    layers = "\n".join(layer.strip("()") for layer in contract("layers:")["layers"])
+    assert f"```\n{layers}\n```" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def test_every_pure_file_of_rollmux_is_held_to_be_pure() -> None:
     """A new file is named in the import contract, or it could use a clock unnoticed."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    pure = next(
-        set(contract["source_modules"])
-        for contract in contracts["contracts"]
-        if "the cluster scheduler" in contract["name"]
-    )
+    pure = set(contract("the cluster scheduler")["source_modules"])
     folder = SOURCE / "rollmux"
     files = {path.stem for path in folder.iterdir() if path.stem not in ("__init__", "service")}
     assert pure == {f"rollpacker.rollmux.{name}" for name in files - {"__pycache__"}}

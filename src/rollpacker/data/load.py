@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,7 +43,7 @@ def load_rows(config: DataConfig) -> Loaded:
     if not rows:
         raise DataError(f"data.path: '{records.name}' has no rows")
     schema = detect([record for _, record in rows], config, records.name)
-    excluded = _exclusions(config) if config.exclude else _Exclusions(frozenset(), frozenset())
+    excluded = _excluded(config)
     taken = _Taken()
     for where, record in rows:
         if config.size and len(taken.rows) == config.size:
@@ -75,13 +75,15 @@ class _Taken:
     cut: int = 0
     dropped: int = 0
 
-    def add(self, record: Record, schema: Schema, where: str, excluded: _Exclusions) -> None:
+    def add(
+        self, record: Record, schema: Schema, where: str, excluded: Callable[[Row], bool]
+    ) -> None:
         try:
             row, cut = _row(record, schema, where)
         except MissingError as error:
             self.missing.append(str(error))
             return
-        if excluded.holds(row):
+        if excluded(row):
             self.dropped += 1
             return
         self.rows.append(row)
@@ -151,13 +153,12 @@ def _domain(record: Record, schema: Schema, where: str) -> str:
 def _identity(record: Record, prompt: Any, answer: Any, where: str) -> PromptId:
     if record.get("id") is not None:
         return PromptId(whole_text(str(record["id"]), f"{where}: the id"))
-    text = f"{canonical(prompt)}\n{canonical(answer)}"
-    data = text.encode(errors="surrogatepass")
+    data = _content(prompt, answer).encode(errors="surrogatepass")
     return PromptId(hashlib.blake2b(data, digest_size=8).hexdigest())
 
 
-def _content(row: Row) -> str:
-    return f"{canonical(row.prompt)}\n{canonical(row.answer)}"
+def _content(prompt: Any, answer: Any) -> str:
+    return f"{canonical(prompt)}\n{canonical(answer)}"
 
 
 def canonical(value: Any) -> str:
@@ -177,7 +178,7 @@ def _unique(rows: Sequence[Row], source: str) -> tuple[list[Row], int]:
         if original is row:
             result.append(row)
             continue
-        if _content(original) != _content(row):
+        if _content(original.prompt, original.answer) != _content(row.prompt, row.answer):
             raise DataError(f"{source}: two different rows have the id '{row.id}'")
         copies[row.id] = copies.get(row.id, 1) + 1
         result.append(replace(row, id=PromptId(f"{row.id}#{copies[row.id]}")))
@@ -186,17 +187,10 @@ def _unique(rows: Sequence[Row], source: str) -> tuple[list[Row], int]:
     return result, sum(copies.values()) - len(copies)
 
 
-@dataclass(frozen=True, slots=True)
-class _Exclusions:
-    ids: frozenset[str]
-    prompts: frozenset[str]
-
-    def holds(self, row: Row) -> bool:
-        return row.id in self.ids or canonical(row.prompt) in self.prompts
-
-
-def _exclusions(config: DataConfig) -> _Exclusions:
-    assert config.exclude is not None
+def _excluded(config: DataConfig) -> Callable[[Row], bool]:
+    """Whether a row is to be left out."""
+    if not config.exclude:
+        return lambda _: False
     update: Mapping[str, Any] = {"path": config.exclude, "exclude": None, "size": 0}
     other = config.model_copy(update=update)
     ids: set[str] = set()
@@ -211,4 +205,4 @@ def _exclusions(config: DataConfig) -> _Exclusions:
             ids.add(str(record["id"]))
         elif prompt is None:
             raise DataError(f"data.exclude: {where} has neither an id nor a prompt")
-    return _Exclusions(frozenset(ids), frozenset(prompts))
+    return lambda row: row.id in ids or canonical(row.prompt) in prompts

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from rollpacker.reward.base import GradeRequest, GradingError
 from rollpacker.reward.errors import one_line
+from rollpacker.reward.find import Parameters
 
 
 class Classifier:
@@ -111,12 +112,7 @@ def _made(function: str, model: Any, chosen: _Options, folder: str | Path) -> Cl
 
 
 def _read(function: str, options: Mapping[str, Any]) -> _Options:
-    unknown = sorted(set(options) - {*_Options._fields})
-    if unknown:
-        raise ValueError(
-            f"rewards: '{function}' takes no option '{unknown[0]}'; "
-            f"it takes {sorted(_Options._fields)}"
-        )
+    Parameters(function, _Options).check_options(options)
     chosen = _Options(**options)
     if not isinstance(getattr(torch, str(chosen.dtype), None), torch.dtype):
         raise ValueError(f"rewards: '{function}': '{chosen.dtype}' is no dtype (options.dtype)")

@@ -259,10 +259,7 @@ def _result(
     exchange: Future[tuple[int, bytes]], deadline: float, stop: Stop | None
 ) -> tuple[int, bytes]:
     """Wait for a reply, asking now and then whether it is still wanted."""
-    while not exchange.done():
-        wait([exchange], timeout=_ASK_S)
-        if exchange.done():
-            break
+    while not wait([exchange], _ASK_S).done:
         if stop is not None and stop():
             raise StoppedError
         if time.monotonic() > deadline:

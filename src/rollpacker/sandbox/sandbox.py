@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rollpacker.sandbox.execution import Execution, Stop, execute
 from rollpacker.sandbox.grade import encode_job, judge
@@ -186,13 +186,10 @@ class Sandbox:
     def _zygotes(self, count: int) -> Iterator[list[Zygote]]:
         taken: list[Zygote] = []
         try:
-            if count == 1:
-                taken.append(self._free.get())
-            else:
-                # Two that wait for all would wait for each other.
-                with self._alone:
-                    for _ in range(count):
-                        taken.append(self._free.get())
+            # Two that wait for all would wait for each other.
+            with self._alone if count > 1 else nullcontext():
+                for _ in range(count):
+                    taken.append(self._free.get())
             yield taken
         finally:
             for zygote in taken:

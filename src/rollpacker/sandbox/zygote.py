@@ -13,7 +13,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +120,8 @@ class Zygote:
         """End it and what runs in it."""
         self._sock.close()
         # It ends by itself when its socket closes, and so kills its child first.
-        deadline = time.monotonic() + 1.0
-        while self._popen.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(1.0)
         self._popen.kill()
         self._popen.wait()
 

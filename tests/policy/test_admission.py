@@ -231,7 +231,7 @@ def test_between_decisions_it_costs_nothing_and_on_average_little():
     assert (time.process_time() - start) / 50 < 0.025
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=settings().max_examples // 20)
 @given(st.integers(0, 50))
 def test_a_restored_admission_goes_on_the_same(seed):
     history = full_rounds(FITS["8k"], prompts=32, steps=2, seed=seed)

@@ -1,7 +1,9 @@
 """How the suite runs: one core a process, shared fixtures on one worker, examples by profile."""
 
 import os
-from collections.abc import Generator
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -16,6 +18,22 @@ _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", max_examples=100, derandomize=True, **_ANY_SPEED)
 settings.register_profile("thorough", max_examples=1000, **_ANY_SPEED)
 settings.load_profile("ci")
+
+
+@pytest.fixture
+def calls() -> Callable[[Callable[[], object]], int]:
+    """``calls(act)``: how many functions ``act`` calls. A cost that other work does not change."""
+
+    def count(act: Callable[[], object]) -> int:
+        found = Counter()
+        sys.setprofile(lambda _frame, event, _arg: found.update([event]))
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+        return found["call"] + found["c_call"]
+
+    return count
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,9 @@
-"""How the suite runs: one core a process, shared fixtures on one worker, examples by profile."""
+"""How the suite runs: one core a process, examples by profile, in parts."""
 
 import os
-from collections.abc import Generator
+import sys
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -18,23 +20,29 @@ settings.register_profile("thorough", max_examples=1000, **_ANY_SPEED)
 settings.load_profile("ci")
 
 
+@pytest.fixture
+def calls() -> Callable[[Callable[[], object]], int]:
+    """``calls(act)``: how many functions ``act`` calls. A cost that other work does not change."""
+
+    def count(act: Callable[[], object]) -> int:
+        found = Counter()
+        sys.setprofile(lambda _frame, event, _arg: found.update([event]))
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+        return found["call"] + found["c_call"]
+
+    return count
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", default="1/1", help="every n-th file from the k-th on: k/n")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, None, None]:
-    for item in items:
-        if place := shared(item):
-            item.add_marker(pytest.mark.xdist_group(place))
-    yield
-    keep_part(config, items)  # of what -m has left
-
-
-def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Only the files of this part."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Only the files of this part, of those that -m has left."""
     part, _, parts = config.getoption("--part").partition("/")
     try:
         chosen = int(part) - 1
@@ -45,16 +53,3 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [item for item in items if item.path not in files]
     items[:] = [item for item in items if item.path in files]
     config.hook.pytest_deselected(items=left_out)
-
-
-def shared(item: pytest.Item) -> str:
-    """File or folder whose tests share a fixture, often a real run, that one worker makes once."""
-    if not isinstance(item, pytest.Function):
-        return ""
-    found = [
-        definition.baseid
-        for definitions in item._fixtureinfo.name2fixturedefs.values()
-        for definition in definitions
-        if definition.scope in ("module", "session") and definition.baseid.startswith("tests/")
-    ]
-    return min(found, key=len, default="")

@@ -53,7 +53,7 @@ def through_json(item: events.Event | decisions.Decision) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cls", EVENTS, ids=lambda cls: cls.__name__)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 5)
 @given(data=st.data())
 def test_every_event_survives_a_write_and_a_read(cls: type, data: st.DataObject) -> None:
     event = data.draw(_instances(cls))
@@ -61,7 +61,7 @@ def test_every_event_survives_a_write_and_a_read(cls: type, data: st.DataObject)
 
 
 @pytest.mark.parametrize("cls", DECISIONS, ids=lambda cls: cls.__name__)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 5)
 @given(data=st.data())
 def test_every_decision_survives_a_write_and_a_read(cls: type, data: st.DataObject) -> None:
     decision = data.draw(_instances(cls))
@@ -73,7 +73,7 @@ def test_events_and_decisions_share_no_name() -> None:
     assert len(names) == len(set(names))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(records=st.lists(record, max_size=6))
 def test_a_whole_journal_reads_back_in_order(
     records: list[tuple[float, events.Event, list[decisions.Decision]]],

@@ -73,9 +73,7 @@ LIKELY = st.fixed_dictionaries(
     {"prompt": TEXT | GOOD, "answer": TEXT},
     optional={name: VALUES for name in ("tools", "chat_template_kwargs", "id", "datasource")},
 )
-MANY = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

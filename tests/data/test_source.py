@@ -76,7 +76,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert len(self.drawn) + left == len(self.prompts)
 
 
-ExactlyOnce.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+ExactlyOnce.TestCase.settings = settings(stateful_step_count=25)
 TestExactlyOnce = ExactlyOnce.TestCase
 
 

@@ -83,7 +83,7 @@ def run_schedule(engine: MiniEngine, order, gaps, migrate) -> dict:
     return outputs | drain(engine)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings().max_examples // 5)
 @given(
     order=st.permutations(range(16)),
     gaps=st.lists(st.integers(0, 6), min_size=16, max_size=16),

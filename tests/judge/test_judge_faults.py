@@ -69,6 +69,8 @@ def test_a_job_whose_judge_runs_out_of_memory_invents_no_score(tmp_path):
     }
     said = StringIO()
     run = job.train(config.parse(tree), progress=Progress(Console(file=said, width=400)))
+    steps = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    assert all(0.0 < step["rewards/judge/mean"] < 1.0 for step in steps)
     table = samples.read(run)
     kept = table.filter(pl.col("state") == "kept")
     trained = kept.select("step", "prompt").unique()

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -35,7 +35,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.booleans(), st.lists(STEPS, max_size=12))
 def test_a_layer_in_use_is_always_the_right_one(pipelined, steps):
     layers = make_layers()

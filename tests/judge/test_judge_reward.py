@@ -56,17 +56,16 @@ def test_a_grading_process_judges_a_group(options):
 def test_batches_change_no_score(options):
     texts = ["2", "3", "two", "no idea", "2 of course", "1", "22", "no", "4", "five?"]
     requests = [request(i, text) for i, text in enumerate(texts)]
-    grades = {}
-    for batch in (1, 4):
-        reward = RewardConfig(function="judge", options=options, batch=batch)
-        pool = GradingPool([reward], GradingConfig())
-        try:
-            pool.wait_ready()
-            grades[batch] = [grade.reward for grade in pool.grade_now(requests)]
-        finally:
-            pool.close()
-    assert len({round(score, 4) for score in grades[1]}) > 5
-    assert grades[4] == pytest.approx(grades[1], abs=1e-5)
+    judge = Judge(JudgeOptions(**options))
+    alone = [judge.grade([each])[0] for each in requests]
+    pool = GradingPool([RewardConfig(function="judge", options=options, batch=4)], GradingConfig())
+    try:
+        pool.wait_ready()
+        grades = [grade.reward for grade in pool.grade_now(requests)]
+    finally:
+        pool.close()
+    assert len({round(score, 4) for score in alone}) > 5
+    assert grades == pytest.approx(alone, abs=1e-5)
 
 
 def test_a_response_that_cannot_be_judged_harms_no_other(options):
@@ -96,6 +95,7 @@ def test_a_missing_model_stops_the_job_before_it_starts(options):
         pool.close()
 
 
+@pytest.mark.slow
 def test_a_job_trains_on_a_judges_scores(options, tmp_path):
     rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

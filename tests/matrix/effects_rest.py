@@ -36,11 +36,8 @@ described("loose", PROBED | {"workers.pin": False}, slow=True)
 described("wide", PROBED | {"workers.pin": True, "workers.threads": 2}, slow=True)
 described("accelerated", {"workers.device": "cuda"}, slow=True, refused=True)
 described("crowded", {"workers.per_gpu": 2}, slow=True, refused=True)
-described(
-    "frozen",
-    {"workers.count": 2, "workers.heartbeat_s": 1.0, "rewards.0.options": {"freezes": "003"}},
-    slow=True,
-)
+FROZEN = {"workers.count": 2, "rewards.0.options": {"freezes": "003"}}
+described("frozen", FROZEN | {"workers.heartbeat_s": 1.0}, slow=True)
 
 
 def cores(ran: Ran) -> set[int]:

@@ -320,7 +320,6 @@ described(
         "train.max_skipped_updates": 2,
         "epochs": 2,
     },
-    slow=True,
     refused=True,
 )
 

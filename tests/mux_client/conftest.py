@@ -6,7 +6,7 @@ import pytest
 from mux_real_daemon import Daemon
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     running = Daemon(tmp_path_factory.mktemp("mux"))
     yield running

@@ -162,8 +162,7 @@ class ServiceMachine(RuleBasedStateMachine):
 
 TestService = ServiceMachine.TestCase
 TestService.settings = settings(
-    max_examples=40,
+    max_examples=settings().max_examples // 2,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )

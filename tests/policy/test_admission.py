@@ -1,6 +1,5 @@
 import itertools
 import json
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -216,7 +215,8 @@ def test_an_alarm_turns_it_off_for_a_while():
     assert choose(admission, history, step=113) != Choice()
 
 
-def test_between_decisions_it_costs_nothing_and_on_average_little():
+def test_between_decisions_it_costs_nothing_and_on_average_little(calls):
+    """About 10 ms of CPU a step."""
     history = full_rounds(FITS["8k"], prompts=128, steps=10)
     work = replace(WORK, prompts=128)
     admission = Admission(AUTO)
@@ -225,13 +225,15 @@ def test_between_decisions_it_costs_nothing_and_on_average_little():
     state = rng.bit_generator.state
     admission.choose(7, history, work, rng)
     assert rng.bit_generator.state == state
-    start = time.process_time()
-    for step in range(10, 60):
-        choose(admission, history, work, step)
-    assert (time.process_time() - start) / 50 < 0.025
+
+    def act():
+        for step in range(10, 60):
+            choose(admission, history, work, step)
+
+    assert calls(act) / 50 < 10_000
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=settings().max_examples // 20)
 @given(st.integers(0, 50))
 def test_a_restored_admission_goes_on_the_same(seed):
     history = full_rounds(FITS["8k"], prompts=32, steps=2, seed=seed)

@@ -202,7 +202,7 @@ def test_measuring_nothing_is_no_bias():
     assert bias.truncated_kept == 0.0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 5)
 @given(st.integers(1, 29))
 def test_a_restored_meter_measures_the_same(cut):
     rng = np.random.default_rng(cut)

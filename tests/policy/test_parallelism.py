@@ -106,7 +106,7 @@ def forecast_planner(**rules: float) -> ForecastPlanner:
 
 @pytest.mark.parametrize("build", [paper, forecast_planner])
 @given(history=reports, cut=st.integers(0, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 def test_same_reports_same_sizes_and_the_state_says_it_all(build, history, cut):
     first, second = build(), build()
     for place, (kind, preemptions, seconds, peak) in enumerate(history):
@@ -151,7 +151,7 @@ times = st.fixed_dictionaries({tp: st.floats(50, 200) for tp in NODE.sizes()})
 
 
 @given(times=times, start=st.sampled_from(NODE.sizes()), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 def test_bounded_noise_never_makes_a_size_come_back(times, start, data):
     """Each switch lowers the true time when (1 + a)^6 < 1 / (1 - margin), whatever the noise."""
     draws = data.draw(st.lists(st.sampled_from([1 / 1.017, 1.0, 1.017]), min_size=7, max_size=40))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollpacker.policy.rewards import (
@@ -93,7 +93,6 @@ queues = st.lists(st.integers(1, 2000), max_size=20)
 
 
 @given(models, queues, st.floats(0, 1.2), st.integers(1, 8))
-@settings(max_examples=200)
 def test_a_budget_is_never_exceeded_and_has_a_resident_layer(model, waiting, share, most):
     free = share * model.bytes_needed(model.layers, sum(waiting))
     plan = JudgeBudget(model, most).decide(waiting, free)
@@ -109,7 +108,6 @@ def test_a_budget_is_never_exceeded_and_has_a_resident_layer(model, waiting, sha
 
 
 @given(models, queues, st.lists(st.floats(0, 1.2), min_size=2, max_size=6))
-@settings(max_examples=200)
 def test_more_memory_never_means_fewer_layers_or_sequences(model, waiting, shares):
     budget, whole = JudgeBudget(model), model.bytes_needed(model.layers, sum(waiting))
     plans = [budget.decide(waiting, share * whole) for share in sorted(shares)]

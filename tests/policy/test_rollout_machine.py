@@ -238,9 +238,7 @@ def finish_all(world: World) -> None:
 
 
 RolloutMachine.TestCase.settings = settings(
-    max_examples=150,
     stateful_step_count=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestRolloutMachine = RolloutMachine.TestCase

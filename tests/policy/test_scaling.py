@@ -177,7 +177,7 @@ class Round:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(where=layouts, attempts=st.integers(1, 150), seed=st.integers(0, 999), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 def test_decisions_keep_groups_whole_and_some_devices_decoding(name, where, attempts, seed, data):
     lose_at = data.draw(st.sampled_from([None, 2, 5]))
     runs = []

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.groups import intraclass_correlation
@@ -92,7 +92,6 @@ def test_hill_finds_the_exponent_of_a_power_law_even_when_it_is_cut_off() -> Non
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=40))
-@settings(deadline=None)
 def test_area_is_the_share_of_pairs_in_order(pairs: list[tuple[int, bool]]) -> None:
     positive = [score for score, label in pairs if label]
     negative = [score for score, label in pairs if not label]

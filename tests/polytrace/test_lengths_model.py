@@ -72,7 +72,7 @@ def test_traits_stay_with_a_prompt() -> None:
 
 
 @given(seed=st.integers(0, 2**32), prompts=st.integers(1, 20), responses=st.integers(1, 9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 def test_a_seed_decides_everything(seed: int, prompts: int, responses: int) -> None:
     for model in (
         PAPER["16k"],
@@ -89,7 +89,7 @@ def test_a_seed_decides_everything(seed: int, prompts: int, responses: int) -> N
     values=st.lists(st.integers(1, 30_000), min_size=30, max_size=300),
     icc=st.floats(0.0, 0.95),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 5)
 def test_the_copula_keeps_any_marginal(values: list[int], icc: float) -> None:
     model = CopulaLengths.matching(values, icc, icc)
     levels = (np.arange(4000) + 0.5) / 4000

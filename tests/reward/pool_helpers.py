@@ -1,4 +1,5 @@
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -35,6 +36,22 @@ async def collect(pool: GradingPool, feed: Callable[[], None], count: int) -> li
     feed()
     await asyncio.wait_for(enough.wait(), 60)
     return grades
+
+
+def grading_processes() -> list[int]:
+    """Of this process, oldest first; it may have other children."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        pids = [int(child) for child in file.read().split()]
+    return [pid for pid in pids if "reward.worker" in command(pid)]
+
+
+def command(pid: int) -> str:
+    """Of a process; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:

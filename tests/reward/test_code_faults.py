@@ -11,6 +11,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from pool_helpers import grading_processes
 from program_jobs import (
     IDLE,
     LOOP,
@@ -84,17 +85,6 @@ def test_each_fault_is_mended_and_named_once(folder: Path) -> None:
         assert sum(fault in line for line in faults) == 1, said
     assert len(faults) == 4
     assert all(line.endswith("it is called again") for line in faults)
-
-
-def grading_processes() -> list[int]:
-    found: list[int] = []
-    for pid in children(os.getpid()):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found += [pid] if "reward.worker" in command else []
-    return found
 
 
 def zygotes() -> list[int]:

@@ -6,10 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from pool_helpers import wait_until
+from pool_helpers import grading_processes, wait_until
 from program_jobs import LOOP, RIGHT, WRONG, children, fenced, seconds_old
 
 from rollpacker.config import RewardConfig
@@ -41,7 +40,7 @@ def programs(*texts: str, first: int = 0, timeout: float = 30.0, **row) -> list[
 
 
 def zygotes() -> list[int]:
-    return [pid for process in children(os.getpid()) for pid in children(process)]
+    return [pid for process in grading_processes() for pid in children(process)]
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -76,7 +75,7 @@ def test_a_program_may_take_longer_than_a_silent_process(pool_of) -> None:
 def test_a_cancelled_program_is_stopped_and_its_process_lives_on(pool_of) -> None:
     pool = pool_of(CODE)
     pool.wait_ready()
-    processes, first_zygotes = children(os.getpid()), zygotes()
+    processes, first_zygotes = grading_processes(), zygotes()
 
     async def run() -> list[Grade]:
         grades: list[Grade] = []
@@ -92,7 +91,7 @@ def test_a_cancelled_program_is_stopped_and_its_process_lives_on(pool_of) -> Non
 
     (grade,) = asyncio.run(run())
     assert (grade.attempt, grade.reward) == (1, 1.0)
-    assert (children(os.getpid()), zygotes()) == (processes, first_zygotes)
+    assert (grading_processes(), zygotes()) == (processes, first_zygotes)
     assert pool.said() == []
 
 
@@ -164,12 +163,6 @@ def test_sandboxes_come_before_what_the_user_imports(pool_of, tmp_path) -> None:
     pool = pool_of(RewardConfig(function=f"{path}:found"), CODE)
     (grade,) = pool.grade_now(programs(RIGHT))
     assert grade.rewards == {"found": 1.0, "code": 1.0}
-
-
-def grading_processes() -> list[int]:
-    """Others, such as a resource tracker, may be children too."""
-    found = children(os.getpid())
-    return [pid for pid in found if b"reward.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.slow

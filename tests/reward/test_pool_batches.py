@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from pool_helpers import collect, requests
+from pool_helpers import collect, grading_processes, requests
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
@@ -223,8 +223,7 @@ def test_kill_9_during_shared_calls_loses_nothing(calls) -> None:
             pool.submit(calls.requests(["sleep 0.03"], first=i))
         for _ in range(3):
             await asyncio.sleep(0.3)
-            with open(f"/proc/self/task/{os.getpid()}/children") as file:
-                os.kill(int(file.read().split()[0]), signal.SIGKILL)
+            os.kill(grading_processes()[0], signal.SIGKILL)
         await calls.until(lambda: len(grades) == 40)
         return grades
 

@@ -6,7 +6,7 @@ import sys
 import textwrap
 
 import pytest
-from pool_helpers import collect, requests, wait_until
+from pool_helpers import collect, grading_processes, requests, wait_until
 
 from rollpacker.reward.process import Job
 from rollpacker.reward.replies import read_reply
@@ -75,11 +75,6 @@ def counted(completions, **_):
     assert log.read_text() == "x"
 
 
-def children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
-
-
 def test_kill_9_at_any_time_loses_nothing(pool_of):
     pool = pool_of("act", workers=2, retries=4)
     pool.wait_ready()
@@ -91,7 +86,7 @@ def test_kill_9_at_any_time_loses_nothing(pool_of):
             pool.submit(requests(["sleep 0.02"], first=i))
         for _ in range(4):
             await asyncio.sleep(0.3)
-            os.kill(children(os.getpid())[0], signal.SIGKILL)
+            os.kill(grading_processes()[0], signal.SIGKILL)
         while len(grades) < 120:
             await asyncio.sleep(0.02)
         return grades
@@ -103,7 +98,7 @@ def test_kill_9_at_any_time_loses_nothing(pool_of):
 
 def test_a_stopped_process_is_replaced(pool_of):
     pool = pool_of("act", retries=1)
-    (process,) = pool.grade_now(requests(["1"])) and children(os.getpid())[-1:]
+    (process,) = pool.grade_now(requests(["1"])) and grading_processes()
     os.kill(process, signal.SIGSTOP)
     assert pool.grade_now(requests(["3"]))[0].reward == 3.0
 

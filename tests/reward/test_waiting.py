@@ -134,4 +134,4 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestQueue.settings = settings(stateful_step_count=50)

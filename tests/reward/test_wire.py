@@ -1,12 +1,11 @@
 import socket
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.reward.wire import LARGEST_REPLY, Channel, State, frame
 
 
-@settings(deadline=None)
 @given(
     payloads=st.lists(st.binary(max_size=40), max_size=8),
     sizes=st.lists(st.integers(1, 30), max_size=30),

@@ -70,7 +70,7 @@ def run(seats: list[Seat], durations: list[list[tuple[float, float]]], rounds: i
     return [ends[n, k] for n in range(len(seats)) for k in range(rounds)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(groups(overlap=True, most=4))
 def test_round_robin_without_noise_runs_at_the_max_plus_cycle(seats: list[Seat]) -> None:
     cycle = il.cycle(seats)
@@ -83,7 +83,7 @@ def test_round_robin_without_noise_runs_at_the_max_plus_cycle(seats: list[Seat])
     assert max(last) / (rounds / 2) == pytest.approx(cycle, rel=0.08)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.data())
 def test_shorter_phases_never_end_anything_later(data: st.DataObject) -> None:
     """Durations up to the worst case imply completion up to the plan."""

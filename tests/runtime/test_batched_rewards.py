@@ -13,6 +13,14 @@ def sized(completions, log):
 """
 
 
+WHOLE = """
+def whole(completions, **_):
+    if len(completions) != 3:
+        raise ValueError(f"a group of {len(completions)}")
+    return [text.count("1") / 4 for text in completions]
+"""
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("batched"), rows=8)
@@ -41,3 +49,18 @@ def test_responses_share_calls_unless_the_run_is_deterministic(
     sizes = [int(size) for size in (tmp_path / "log").read_text().split()]
     assert max(sizes) <= 6
     assert (max(sizes) > 1) == (not deterministic)
+
+
+def test_a_group_is_whole_where_all_end_in_one_step_of_the_engine(shop: Workshop) -> None:
+    (shop.folder / "whole.py").write_text(WHOLE)
+    reward = {"function": f"{shop.folder / 'whole.py'}:whole", "needs_group": True}
+    config = shop.config(
+        "whole",
+        epochs=1,
+        rewards=[reward],
+        grading={"retries": 0},
+        rollout__max_completion_length=1,
+    )
+    folder, said = run(config)
+    assert "a group of" not in said
+    assert set(times_trained(folder).values()) == {1}

@@ -63,7 +63,8 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
 
 def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
     """It lives and its pipe is open, but it gives no sign of life."""
-    config = shop.config("frozen", rewards=assassin(shop, 1, "SIGSTOP"), workers__heartbeat_s=1.0)
+    changes = {"workers__count": 2, "workers__heartbeat_s": 2.0}
+    config = shop.config("frozen", rewards=assassin(shop, 1, "SIGSTOP"), **changes)
     folder, said = run(config)
     assert "worker 1 died: it gave no sign of life" in said
     assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})

@@ -119,7 +119,6 @@ answers = st.builds(
 groups = st.lists(st.lists(answers, min_size=1, max_size=3).map(tuple), min_size=1, max_size=4)
 
 
-@settings(max_examples=80, deadline=None)
 @given(groups=groups, concurrency=st.integers(1, 5))
 def test_any_plan_is_replayed_exactly(groups: list[Any], concurrency: int) -> None:
     step = step_of(*groups)
@@ -242,7 +241,7 @@ def test_a_context_that_shrinks_is_a_prompt_of_its_own(checkpoint: Path) -> None
     assert (found.generated_tokens, found.prefill_tokens) == (8, 49)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings().max_examples // 5)
 @given(groups=groups, concurrency=st.integers(1, 5))
 def test_the_built_in_engine_keeps_to_any_plan(
     checkpoint: Path, groups: list[Any], concurrency: int

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.sim.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts, GpuCosts
@@ -222,7 +222,6 @@ def workloads(draw: st.DrawFn, longest: int = 60, aborts: bool = True) -> list[A
     return sorted(actions, key=lambda action: action[0])
 
 
-@settings(max_examples=300, deadline=None)
 @given(workloads(), st.integers(1, 16))
 def test_equals_the_naive_decoder_under_races_and_aborts(
     actions: list[Action], max_running: int
@@ -230,7 +229,6 @@ def test_equals_the_naive_decoder_under_races_and_aborts(
     assert_same(drive(Affine(), max_running, actions), naive(Affine(), max_running, actions))
 
 
-@settings(max_examples=300, deadline=None)
 @given(workloads(), st.integers(1, 16), st.integers(118, 900))
 def test_equals_the_naive_decoder_under_preemption(
     actions: list[Action], max_running: int, capacity: int

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given, reject, settings
 from job_scripts import MODES, script, scripts
 from msgspec.structs import replace
 from scripted_job import Script, simulate
@@ -141,7 +141,7 @@ def test_one_worker() -> None:
     assert_same(script("race", workers=1))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 4)
 @given(scripts())
 def test_any_job(script: Script) -> None:
     assert_same(script, ties=True)

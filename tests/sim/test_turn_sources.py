@@ -40,7 +40,7 @@ def test_recorded_turns_say_what_tools_put_in() -> None:
 
 
 @given(st.integers(0, 99))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=settings().max_examples // 10)
 def test_drawn_turns_sum_to_the_length(seed: int) -> None:
     model = load_model("search")
     assert model.turns is not None

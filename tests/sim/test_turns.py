@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from job_scripts import script, scripts
 from scripted_job import Script, ScriptedWorkload
 from test_world import Run, check_once, check_step
@@ -302,7 +302,7 @@ class SplitRun(Run):
     workload = Split
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 4)
 @given(scripts())
 def test_any_job_with_tools_keeps_its_promises(given_script: Script) -> None:
     run = SplitRun(given_script)

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from job_scripts import MODES, script, scripts
 from scripted_job import PROMPT_TOKENS, Script, ScriptedWorkload, next_epoch
 
@@ -158,7 +158,7 @@ def check_once(run: Run) -> None:
     assert sum((drawn - done).values()) == run.policy.held
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 2)
 @given(scripts())
 def test_any_job_keeps_its_promises(script: Script) -> None:
     run = Run(script)

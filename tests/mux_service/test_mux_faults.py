@@ -167,15 +167,15 @@ def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> Non
     """The rest of its batch is kept; the brain is built again without it."""
     import asyncio
 
-    from rollpacker.rollmux.service import commands
+    from rollpacker.rollmux.service import bodies, commands
     from rollpacker.rollmux.service.commands import Answer
     from rollpacker.rollmux.service.core import Core
     from rollpacker.rollmux.service.refused import Refused
     from rollpacker.rollmux.service.writer import Writer
 
     def submit(name: str) -> commands.Command:
-        asked = commands.Request(name, name, SPEC | {"id": name})
-        return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked))
+        asked, body = bodies.Asked(name, name), bodies.NewJob(id=name, **SPEC)
+        return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked, body))
 
     def poison(core: Core) -> Answer:
         core.record(ev.PermitRequested(job="nobody", phase="rollout"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from rollpacker.core.codec import loads
@@ -69,14 +69,8 @@ def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
         raise Refused(409, f"id: there {text}", code="exists")
     if core.brain.draining:
         raise Refused(409, "the cluster is draining: no new jobs", code="draining")
-    seq = core.brain.seq + 1
-    entry = core.record(
-        ev.JobArrived(spec=spec),
-        **request.known(),
-        status=201,
-        answer=lambda: {"id": spec.id, "seq": seq},
-    )
-    return Answer(201, loads(entry.answer or "{}"))
+    told = {"id": spec.id, "seq": core.brain.seq + 1}
+    return _recorded(core, request, ev.JobArrived(spec=spec), lambda: told, status=201)
 
 
 def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
@@ -329,8 +323,3 @@ def _over_if_fenced(core: Core, token: int) -> Lease:
         core.brain.over(token)
         core.release_fences()
     return _lease(core, token)
-
-
-def spec_json(record: JobRecord) -> dict[str, Any]:
-    """A job's specification."""
-    return asdict(record.spec)

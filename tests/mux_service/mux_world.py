@@ -1,11 +1,12 @@
 """The core with a clock that the test turns, and requests without HTTP."""
 
-import json
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from rollpacker.rollmux.service import commands, parse
+from pydantic import ValidationError
+
+from rollpacker.rollmux.service import bodies, commands
 from rollpacker.rollmux.service.commands import Answer, Wait
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.refused import Refused
@@ -48,13 +49,18 @@ class World:
         """Status and body; 0 where it has to wait."""
         self.core.expire()
         path = f"/{act.__name__}/{what}"
-        text = b"" if body is None else json.dumps(body).encode()
-        asked = parse.post("POST", path, {"idempotency-key": key or self.key()}, text)
+        asked = bodies.asked(key or self.key(), f"POST {path}", body or {})
+        kind = bodies.Ask if act is commands.permit else get_type_hints(act).get("body")
+        try:
+            args = [] if what is None else [what]
+            if kind is not None:
+                asks = kind.model_validate(body or {})
+                args.append(asks.phase if kind is bodies.Ask else asks)
+        except ValidationError as error:
+            return 400, {"error": bodies.problem(error.errors())}
 
         def run() -> Any:
-            if act is commands.permit:
-                return commands.permit(self.core, asked, what, asked.body["phase"])
-            return act(self.core, asked) if what is None else act(self.core, asked, what)
+            return act(self.core, asked, *args)
 
         try:
             outcome = commands.once(self.core, asked, run)

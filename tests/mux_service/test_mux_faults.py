@@ -1,5 +1,6 @@
 """Full disks, damaged files, a daemon that stands still, a second daemon, a job too many."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,10 @@ from mux_world import World
 
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.store import chained
+from rollpacker.rollmux.service.store import Grant, chained
 
 COMMAND = "from rollpacker.cli import main; main()"
+TEXTS = ("event", "decisions")
 SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
 
 
@@ -167,15 +170,15 @@ def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> Non
     """The rest of its batch is kept; the brain is built again without it."""
     import asyncio
 
-    from rollpacker.rollmux.service import commands
+    from rollpacker.rollmux.service import bodies, commands
     from rollpacker.rollmux.service.commands import Answer
     from rollpacker.rollmux.service.core import Core
     from rollpacker.rollmux.service.refused import Refused
     from rollpacker.rollmux.service.writer import Writer
 
     def submit(name: str) -> commands.Command:
-        asked = commands.Request(name, name, SPEC | {"id": name})
-        return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked))
+        asked, body = bodies.Asked(name, name), bodies.NewJob(id=name, **SPEC)
+        return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked, body))
 
     def poison(core: Core) -> Answer:
         core.record(ev.PermitRequested(job="nobody", phase="rollout"))
@@ -222,3 +225,29 @@ def test_reading_again_gives_the_same(tmp_path: Path) -> None:
     }
     world.store.close()
     assert os.path.exists(tmp_path / "mux.sqlite")
+
+
+def test_a_database_whose_numbers_were_written_otherwise_is_read(tmp_path: Path) -> None:
+    """Earlier versions wrote 1e-07 and escapes; the decisions are compared, not their text."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    world = World(tmp_path / "new")
+    world.submit("a", rollout_memory_gb=1e-07)
+    world.run("a", "rollout")
+    old, digest = SqliteStore(tmp_path / "old" / "mux.sqlite"), ""
+    old.set_meta(world.store.meta())
+    permits = world.store._db.run("SELECT token, job, phase, seq, ended FROM permits")
+    made = []
+    for entry in world.store.entries():
+        texts = {name: json.dumps(json.loads(getattr(entry, name))) for name in TEXTS}
+        made.append(replace(entry, **texts).sealed(digest))
+        digest = made[-1].digest
+    assert "1e-07" in made[0].decisions != world.store.find(made[0].key).decisions
+    old.append(made, [Grant(*row[:4]) for row in permits], {row[0]: row[4] for row in permits})
+    old.close()
+    world.store.close()
+    world.folder = tmp_path / "old"
+    world.open()
+    assert world.core.brain.jobs["a"].spec.rollout_memory_gb == 1e-07
+    world.run("a", "train")
+    world.store.close()

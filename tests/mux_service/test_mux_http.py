@@ -75,11 +75,31 @@ def test_without_the_token_nothing_is_told(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/jobs", "/v1/jobs/a", "/metrics", "/v1/metrics", "/v1/events", "/v1/journal"]
+    "path",
+    [
+        "/v1/jobs",
+        "/v1/jobs/a",
+        "/v1/openapi.json",
+        "/metrics",
+        "/v1/metrics",
+        "/v1/events",
+        "/v1/journal",
+    ],
 )
 def test_every_view_needs_the_token(daemon: Daemon, path: str) -> None:
     assert Link(daemon.port, "wrong-wrong-wrong").once("GET", path)[0] == 401
     assert Link(daemon.port, daemon.token).once("GET", path)[0] in (200, 404)
+
+
+def test_the_api_describes_itself(link: Link) -> None:
+    status, told = link.once("GET", "/v1/openapi.json")
+    assert status == 200
+    bodies = told["components"]["schemas"]
+    assert set(bodies["NewJob"]["required"]) == {"id", "worst_rollout_s", "worst_train_s"}
+    assert bodies["Ask"]["properties"]["wait_s"]["maximum"] == 60
+    posts = [path["post"] for path in told["paths"].values() if "post" in path]
+    keys = [one["name"] for post in posts for one in post["parameters"] if one["in"] == "header"]
+    assert keys == ["Idempotency-Key"] * len(posts) != []
 
 
 def test_the_page_and_health_need_none(daemon: Daemon) -> None:

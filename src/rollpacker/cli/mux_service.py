@@ -66,17 +66,15 @@ def serve(
 
 
 def _settings(text: str) -> Any:
-    from pydantic import TypeAdapter, ValidationError
-
+    from rollpacker.core.codec import load
     from rollpacker.rollmux.settings import Prices, Settings
 
     try:
-        found = TypeAdapter(Settings).validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise ValueError(f"--settings: {where}{first['msg']}") from error
-    data = json.loads(text)
+        data = json.loads(text)
+        found = load(data, Settings)
+    except ValueError as error:
+        kind = "not JSON: " if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"--settings: {kind}{error}") from error
     for given, kind in ((data, Settings), (data.get("prices", {}), Prices)):
         unknown = sorted(set(given) - {field.name for field in fields(kind)})
         if unknown:
@@ -104,10 +102,7 @@ def submit(
     except ValueError as error:
         raise ValueError(f"{spec}: no JSON: {error}") from error
     found = _Daemon(url, state, token_file, cafile).post("/v1/jobs", body, key)
-    if as_json:
-        print_json(found)
-    else:
-        print_plain(f"job {found['id']} submitted")
+    _tell(found, as_json, f"job {found['id']} submitted")
 
 
 def status(
@@ -158,10 +153,7 @@ def drain(
     """
     daemon = _Daemon(url, state, token_file, cafile)
     found = daemon.post("/v1/drain", {"draining": not undo}, None)
-    if as_json:
-        print_json(found)
-    else:
-        print_plain(f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
+    _tell(found, as_json, f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
 
 
 def end(
@@ -178,10 +170,14 @@ def end(
     """
     daemon = _Daemon(url, state, token_file, cafile)
     found = daemon.post(f"/v1/jobs/{urllib.parse.quote(job, safe='')}/end", {}, None)
+    _tell(found, as_json, f"job {job}: {found['state']}")
+
+
+def _tell(found: dict[str, Any], as_json: bool, text: str) -> None:
     if as_json:
         print_json(found)
     else:
-        print_plain(f"job {job}: {found['state']}")
+        print_plain(text)
 
 
 class _Daemon:

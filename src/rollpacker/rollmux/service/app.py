@@ -6,25 +6,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from rollpacker.core.finite import finite
-from rollpacker.rollmux.service import commands, dashboard, history, parse, views
+from rollpacker.rollmux.service import bodies, commands, dashboard, history, views
+from rollpacker.rollmux.service.bodies import Asked, Key
 from rollpacker.rollmux.service.commands import Outcome
-from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.metrics import Metrics
 from rollpacker.rollmux.service.refused import Refused
 from rollpacker.rollmux.service.writer import Writer
 
-Act = Callable[[Core, commands.Request], Outcome]
+_EMPTY, _WHY, _DRAIN = bodies.Empty(), bodies.Failed(), bodies.Drain()
 
 
 def make_app(writer: Writer, metrics: Metrics) -> FastAPI:
     """The application; it has no guard of its own."""
-    app = FastAPI(title="RollMux", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="RollMux", docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
     _add_errors(app)
     _add_jobs(app, writer)
     _add_permits(app, writer)
@@ -39,7 +39,9 @@ def _json(status: int, body: dict[str, Any] | None) -> Response:
     if body is None:
         return Response(status_code=status)
     headers = {"retry-after": "1"} if status == 503 else None
-    return JSONResponse(finite(body), status_code=status, headers=headers)
+    # What is not finite is null to msgspec, as JSON wants it.
+    text = msgspec.json.encode(body)
+    return Response(text, status, headers, "application/json")
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -49,8 +51,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return _json(400, {"error": f"{first['loc'][-1]}: {first['msg']}"})
+        return _json(400, {"error": bodies.problem(error.errors())})
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:
@@ -59,26 +60,23 @@ def _add_errors(app: FastAPI) -> None:
 
 async def _post(
     writer: Writer,
-    request: Request,
-    act: Act,
-    *fields: str,
-    wait: bool = False,
+    asked: Asked,
+    act: Callable[..., Outcome],
+    *what: object,
+    wait_s: float | None = None,
 ) -> Response:
-    """Read, carry out once, answer after the commit. Without ``fields`` any body is taken."""
-    asked = parse.post(request.method, request.url.path, request.headers, await request.body())
-    if fields != ("*",):
-        parse.only(asked.body, *fields)
-    # A lease counts from when it was asked for: an answer that is late would be worth nothing.
-    wait_s = min(parse.wait_s(asked.body), writer.core.ttl / 3) if wait else None
-    command = lambda core: commands.once(core, asked, lambda: act(core, asked))  # noqa: E731
+    """Carry out once, answer after the commit."""
+    command = lambda core: commands.once(core, asked, lambda: act(core, asked, *what))  # noqa: E731
     answer = await writer.call(command, wait_s)
     return _json(204, None) if answer is None else _json(answer.status, answer.body)
 
 
 def _add_jobs(app: FastAPI, writer: Writer) -> None:
+    post = partial(_post, writer)
+
     @app.post("/v1/jobs")
-    async def submit(request: Request) -> Response:
-        return await _post(writer, request, commands.submit, "*")
+    async def submit(body: bodies.NewJob, asked: Key) -> Response:
+        return await post(asked, commands.submit, body)
 
     @app.get("/v1/jobs")
     async def jobs() -> Response:
@@ -89,63 +87,60 @@ def _add_jobs(app: FastAPI, writer: Writer) -> None:
         return _json(200, await writer.read(lambda core: views.job(core, job)))
 
     @app.post("/v1/jobs/{job}/permits")
-    async def permits(job: str, request: Request) -> Response:
-        def act(core: Core, asked: commands.Request) -> Outcome:
-            return commands.permit(core, asked, job, parse.phase(asked.body))
-
-        return await _post(writer, request, act, "phase", "wait_s", wait=True)
+    async def permits(job: str, body: bodies.Ask, asked: Key) -> Response:
+        # A lease counts from when it was asked for: a late answer would be worth nothing.
+        wait_s = min(body.wait_s, writer.core.ttl / 3)
+        return await post(asked, commands.permit, job, body.phase, wait_s=wait_s)
 
     @app.post("/v1/jobs/{job}/tail")
-    async def tail(job: str, request: Request) -> Response:
-        return await _post(writer, request, partial(_on, commands.tail, job), "token")
+    async def tail(job: str, body: bodies.Tail, asked: Key) -> Response:
+        return await post(asked, commands.tail, job, body)
 
     @app.post("/v1/jobs/{job}/moved")
-    async def moved(job: str, request: Request) -> Response:
-        return await _post(writer, request, partial(_on, commands.moved, job), "move")
+    async def moved(job: str, body: bodies.Moved, asked: Key) -> Response:
+        return await post(asked, commands.moved, job, body)
 
     @app.post("/v1/jobs/{job}/end")
-    async def end(job: str, request: Request) -> Response:
-        return await _post(writer, request, partial(_on, commands.end, job))
-
-
-def _on(act: Callable[..., Outcome], what: object, core: Core, asked: commands.Request) -> Outcome:
-    return act(core, asked, what)
+    async def end(job: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        return await post(asked, commands.end, job)
 
 
 def _add_permits(app: FastAPI, writer: Writer) -> None:
+    post = partial(_post, writer)
+
     @app.post("/v1/permits/{token}/heartbeat")
-    async def heartbeat(token: int, request: Request) -> Response:
-        asked = parse.post("POST", request.url.path, request.headers, await request.body())
-        parse.only(asked.body)
+    async def heartbeat(token: int, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
         answer = await writer.call(lambda core: commands.heartbeat(core, token, asked.key))
         assert answer is not None
         return _json(answer.status, answer.body)
 
     @app.post("/v1/permits/{token}/finish")
-    async def finish(token: int, request: Request) -> Response:
-        return await _post(writer, request, partial(_on, commands.finish, token), "seconds")
+    async def finish(token: int, body: bodies.Finished, asked: Key) -> Response:
+        return await post(asked, commands.finish, token, body)
 
     @app.post("/v1/permits/{token}/abandon")
-    async def abandon(token: int, request: Request) -> Response:
-        return await _post(writer, request, partial(_on, commands.abandon, token))
+    async def abandon(token: int, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        return await post(asked, commands.abandon, token)
 
 
 def _add_nodes(app: FastAPI, writer: Writer) -> None:
+    post = partial(_post, writer)
+
     @app.get("/v1/nodes/{node}")
     async def node_of(node: str) -> Response:
         return _json(200, await writer.read(lambda core: views.node(core, node)))
 
     @app.post("/v1/nodes/{node}/heartbeat")
-    async def heartbeat(node: str, request: Request) -> Response:
-        return await _post(writer, request, partial(_on, commands.node_heartbeat, node))
+    async def heartbeat(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        return await post(asked, commands.node_heartbeat, node)
 
     @app.post("/v1/nodes/{node}/failed")
-    async def failed(node: str, request: Request) -> Response:
-        return await _post(writer, request, partial(_on, commands.node_failed, node), "reason")
+    async def failed(node: str, asked: Key, _: bodies.Failed = _WHY) -> Response:
+        return await post(asked, commands.node_failed, node)
 
     @app.post("/v1/drain")
-    async def drain(request: Request) -> Response:
-        return await _post(writer, request, commands.drain, "draining")
+    async def drain(asked: Key, body: bodies.Drain = _DRAIN) -> Response:
+        return await post(asked, commands.drain, body)
 
 
 def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from json import dumps, loads
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
-from pydantic import TypeAdapter, ValidationError
-
+from rollpacker.core.codec import loads
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.service import notes
+from rollpacker.rollmux.service import bodies, notes
+from rollpacker.rollmux.service.bodies import Asked
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Lease
 from rollpacker.rollmux.service.refused import Refused
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SPEC = TypeAdapter(JobSpec)
 _MAX_GANG = 1024
 _MAX_OWNER = 64
 _MAX_ITERATIONS = 10**9
-_FIELDS = frozenset(JobSpec.__slots__)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A POST: its idempotency key, a fingerprint of what it asks, and its body."""
-
-    key: str
-    fingerprint: str
-    body: Mapping[str, Any]
-
-    def known(self) -> dict[str, Any]:
-        """What is recorded of it."""
-        return {"key": self.key, "request": self.fingerprint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +43,7 @@ Outcome = Answer | Wait
 Command = Callable[[Core], Outcome]
 
 
-def once(core: Core, request: Request, act: Callable[[], Outcome]) -> Outcome:
+def once(core: Core, request: Asked, act: Callable[[], Outcome]) -> Outcome:
     """Carry out a request unless its key is known: then it gets the answer of the first time."""
     entry = core.find(request.key)
     if entry is None:
@@ -72,9 +56,9 @@ def once(core: Core, request: Request, act: Callable[[], Outcome]) -> Outcome:
     return Answer(entry.status, loads(entry.answer))
 
 
-def submit(core: Core, request: Request) -> Outcome:
+def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
     """Place a new job."""
-    spec = _spec(request.body, core.settings.memory_cap_gb)
+    spec = _spec(body, core.settings.memory_cap_gb)
     if spec.id in core.brain.jobs:
         over = core.brain.jobs[spec.id].ended is not None
         text = (
@@ -85,26 +69,15 @@ def submit(core: Core, request: Request) -> Outcome:
         raise Refused(409, f"id: there {text}", code="exists")
     if core.brain.draining:
         raise Refused(409, "the cluster is draining: no new jobs", code="draining")
-    seq = core.brain.seq + 1
-    entry = core.record(
-        ev.JobArrived(spec=spec),
-        **request.known(),
-        status=201,
-        answer=lambda: {"id": spec.id, "seq": seq},
-    )
-    return Answer(201, loads(entry.answer or "{}"))
+    told = {"id": spec.id, "seq": core.brain.seq + 1}
+    return _recorded(core, request, ev.JobArrived(spec=spec), lambda: told, status=201)
 
 
-def _spec(body: Mapping[str, Any], cap_gb: float) -> JobSpec:
-    unknown = sorted(set(body) - _FIELDS)
-    if unknown:
-        raise Refused(400, f"{unknown[0][:64]!a}: unknown field of a job")
+def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
     try:
-        spec = _SPEC.validate_json(dumps(body), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Refused(400, f"{where}: {first['msg']}" if where else first["msg"]) from error
+        spec = JobSpec(**body.model_dump())
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
     if not _ID.fullmatch(spec.id):
         raise Refused(400, "id: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
     if len(spec.owner) > _MAX_OWNER:
@@ -120,7 +93,7 @@ def _spec(body: Mapping[str, Any], cap_gb: float) -> JobSpec:
     return spec
 
 
-def permit(core: Core, request: Request, job: str, phase: str) -> Outcome:
+def permit(core: Core, request: Asked, job: str, phase: Phase) -> Outcome:
     """Ask for a permit."""
     record = _job(core, job)
     if record.ended is not None or record.ending:
@@ -142,7 +115,7 @@ def permit(core: Core, request: Request, job: str, phase: str) -> Outcome:
         raise Refused(409, f"job {job} has done all its iterations", code="complete", next=None)
     if phase != wanted:
         raise Refused(409, f"phase: job {job} is to ask for {wanted}", code="order", next=wanted)
-    core.record(ev.PermitRequested(job=job, phase=cast(Phase, phase)), **request.known())
+    core.record(ev.PermitRequested(job=job, phase=phase), **request.known())
     return poll(core, job, request.key)
 
 
@@ -211,13 +184,8 @@ def heartbeat(core: Core, token: int, key: str) -> Outcome:
     return Answer(200, {"ttl_s": left, "lease_s": core.ttl, "release_tail": lease.tail})
 
 
-def finish(core: Core, request: Request, token: int) -> Outcome:
+def finish(core: Core, request: Asked, token: int, body: bodies.Finished) -> Outcome:
     """A phase is over."""
-    seconds = request.body.get("seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise Refused(400, "seconds: a number is needed")
-    if not 1e-6 <= seconds < 1e9:
-        raise Refused(400, f"seconds: must be positive and below 1e9, got {seconds}")
     lease = _over_if_fenced(core, token)
     job, phase = lease.job, lease.phase
 
@@ -228,12 +196,12 @@ def finish(core: Core, request: Request, token: int) -> Outcome:
     spec = core.brain.jobs[job].spec
     gang = spec.rollout_nodes if phase == "rollout" else spec.train_nodes
     # On a gang that shrank it took longer; the scheduler stretches what the whole gang takes.
-    alone = float(seconds) * len(lease.nodes) / gang
+    alone = body.seconds * len(lease.nodes) / gang
     event = ev.PhaseFinished(job=job, phase=phase, seconds=alone, token=token)
     return _recorded(core, request, event, answer)
 
 
-def abandon(core: Core, request: Request, token: int) -> Outcome:
+def abandon(core: Core, request: Asked, token: int) -> Outcome:
     """A phase was given up: it has to be asked for again."""
     lease = _over_if_fenced(core, token)
     job = lease.job
@@ -244,28 +212,25 @@ def abandon(core: Core, request: Request, token: int) -> Outcome:
     return _recorded(core, request, ev.PermitLost(job=job, token=token), answer)
 
 
-def tail(core: Core, request: Request, job: str) -> Outcome:
+def tail(core: Core, request: Asked, job: str, body: bodies.Tail) -> Outcome:
     """Most responses of a running rollout are there."""
-    record = _job(core, job)
-    token = request.body.get("token")
-    if isinstance(token, bool) or not isinstance(token, int):
-        raise Refused(400, "token: the permit's number is needed")
+    record, token = _job(core, job), body.token
     lease = _lease(core, token)
     if record.token != token or lease.phase != "rollout":
         raise Refused(409, f"token: {token} is no running rollout of job {job}", code="lost")
     return _recorded(core, request, ev.TailReached(job=job), lambda: {"release_tail": lease.tail})
 
 
-def moved(core: Core, request: Request, job: str) -> Outcome:
+def moved(core: Core, request: Asked, job: str, body: bodies.Moved) -> Outcome:
     """A job is loaded on its new nodes."""
     record = _job(core, job)
-    if record.move is None or record.move.id != request.body.get("move"):
+    if record.move is None or record.move.id != body.move:
         current = None if record.move is None else record.move.id
         raise Refused(409, f"move: the current move of job {job} is {current}", move=current)
     return _recorded(core, request, ev.MoveFinished(job=job), dict)
 
 
-def end(core: Core, request: Request, job: str) -> Outcome:
+def end(core: Core, request: Asked, job: str) -> Outcome:
     """A job is done, or cancelled."""
     record = _job(core, job)
     if record.ended is not None:
@@ -278,7 +243,7 @@ def end(core: Core, request: Request, job: str) -> Outcome:
     return _recorded(core, request, note, lambda: {"state": "ending"}, status=202)
 
 
-def node_heartbeat(core: Core, request: Request, node: str) -> Outcome:
+def node_heartbeat(core: Core, request: Asked, node: str) -> Outcome:
     """A node's agent lives."""
     _node(core, node)
     body = {"ttl_s": core.ttl}
@@ -288,7 +253,7 @@ def node_heartbeat(core: Core, request: Request, node: str) -> Outcome:
     return Answer(200, body)
 
 
-def node_failed(core: Core, request: Request, node: str) -> Outcome:
+def node_failed(core: Core, request: Asked, node: str) -> Outcome:
     """A node is gone with all that was on it."""
     if node in core.brain.failed:
         return Answer(200, {"state": "failed", "jobs": []})
@@ -305,22 +270,19 @@ def node_failed(core: Core, request: Request, node: str) -> Outcome:
     return Answer(entry.status, loads(entry.answer or "{}"))
 
 
-def drain(core: Core, request: Request) -> Outcome:
+def drain(core: Core, request: Asked, body: bodies.Drain) -> Outcome:
     """Turn new jobs away, or no longer."""
-    draining = request.body.get("draining", True)
-    if not isinstance(draining, bool):
-        raise Refused(400, "draining: true or false is needed")
 
     def answer() -> dict[str, Any]:
         live = sum(record.ended is None for record in core.brain.jobs.values())
-        return {"draining": draining, "jobs": live}
+        return {"draining": body.draining, "jobs": live}
 
-    return _recorded(core, request, notes.DrainSet(draining=draining), answer)
+    return _recorded(core, request, notes.DrainSet(draining=body.draining), answer)
 
 
 def _recorded(
     core: Core,
-    request: Request,
+    request: Asked,
     event: notes.Recorded,
     answer: Callable[[], dict[str, Any]],
     status: int = 200,
@@ -361,8 +323,3 @@ def _over_if_fenced(core: Core, token: int) -> Lease:
         core.brain.over(token)
         core.release_fences()
     return _lease(core, token)
-
-
-def spec_json(record: JobRecord) -> dict[str, Any]:
-    """A job's specification."""
-    return asdict(record.spec)

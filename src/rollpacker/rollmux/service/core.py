@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from json import dumps
 from typing import Any
 
 from rollpacker import __version__
-from rollpacker.core.codec import loads
+from rollpacker.core.codec import dumps, load, loads
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.interleave import NEVER
 from rollpacker.rollmux.service import notes
@@ -24,7 +22,7 @@ from rollpacker.rollmux.service.store import (
     StoreError,
     chained,
 )
-from rollpacker.rollmux.settings import Prices, Settings
+from rollpacker.rollmux.settings import Settings
 
 
 class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
@@ -100,7 +98,7 @@ class Core:
             event=notes.encode(event),
             decisions=notes.encode(effects.decisions),
             status=status,
-            answer=None if answer is None else dumps(answer()),
+            answer=None if answer is None else dumps(answer()).decode(),
         ).sealed(self._digest)
         self._digest = entry.digest
         self._entries.append(entry)
@@ -198,13 +196,12 @@ def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str
     saved = store.meta()
     if not saved:
         settings = wanted or Settings()
-        first = {"format": FORMAT, "version": __version__, "settings": dumps(asdict(settings))}
+        first = {"format": FORMAT, "version": __version__, "settings": dumps(settings).decode()}
         store.set_meta(first)
         return settings, first
     if saved.get("format") != FORMAT:
         raise StoreError(f"the database has format {saved.get('format')!r}, expected {FORMAT!r}")
-    data = loads(saved["settings"])
-    settings = Settings(**(data | {"prices": Prices(**data["prices"])}))
+    settings = load(loads(saved["settings"]), Settings)
     if wanted is not None and wanted != settings:
         raise StoreError(
             "the database was made with other scheduler settings; start without any, or drain "

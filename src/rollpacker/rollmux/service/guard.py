@@ -80,6 +80,9 @@ class Guard:
             self._check(scope)
             async with asyncio.timeout(self.body_s):
                 body = await _whole(receive)
+            # Every body is JSON, whatever its sender calls it.
+            headers = [each for each in scope["headers"] if each[0] != b"content-type"]
+            scope["headers"] = [*headers, (b"content-type", b"application/json")]
             await self._app(scope, _replay(body, receive), sent)
         except _Stop as stop:
             await _error(sent, stop.status, str(stop))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from rollpacker.core.codec import loads
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux.event_log import Line, head, line, lines_of
 from rollpacker.rollmux.service import notes
@@ -41,9 +42,7 @@ def event_log(store: Store, settings: Settings) -> Iterator[str]:
         for entry in store.entries():
             if entry.seq > last:
                 return
-            made = lines.of(
-                entry.t, json.loads(entry.event), notes.decode_decisions(entry.decisions)
-            )
+            made = lines.of(entry.t, loads(entry.event), notes.decode_decisions(entry.decisions))
             if made:
                 yield "".join(json.dumps(each) + "\n" for each in made)
 
@@ -54,7 +53,7 @@ def _jobs(store: Store) -> tuple[list[dict[str, Any]], int]:
     last = 0
     for entry in store.entries():
         last = entry.seq
-        event = json.loads(entry.event)
+        event = loads(entry.event)
         if event["kind"] == "JobArrived":
             spec = event["spec"]
             more = {"arrival_s": entry.t, "rollout_s": [], "train_s": [], "solo_s": []}

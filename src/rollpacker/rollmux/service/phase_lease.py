@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -171,16 +172,8 @@ class Lease:
     def _extend(self) -> None:
         if self.lost:
             raise LeaseLostError("its lease ran out")
-        permit = self.permit
-        stop_at, released = self._client.heartbeat(
-            Permit(
-                token=permit.token,
-                phase=permit.phase,
-                nodes=permit.nodes,
-                stop_at=self._stop_at,
-                lease_s=permit.lease_s,
-            )
-        )
+        now = replace(self.permit, stop_at=self._stop_at)
+        stop_at, released = self._client.heartbeat(now)
         self._stop_at = stop_at
         self._on_extended(stop_at)
         self._tail(released)

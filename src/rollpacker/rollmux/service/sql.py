@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, Protocol
 
 from rollpacker.rollmux.service.store import Entry, Grant
@@ -18,7 +20,9 @@ TABLES = (
     " phase TEXT NOT NULL, seq BIGINT NOT NULL, ended BIGINT)",
     "CREATE INDEX IF NOT EXISTS live_permits ON permits (token) WHERE ended IS NULL",
 )
-_COLUMNS = "seq, t, wall_s, key, request, event, decisions, status, answer, digest"
+_NAMES = tuple(each.name for each in fields(Entry))
+_COLUMNS = ", ".join(_NAMES)
+_ROW = attrgetter(*_NAMES)
 _PAGE = 2000
 
 
@@ -79,9 +83,9 @@ class SqlStore:
         self, entries: Sequence[Entry], grants: Sequence[Grant], ends: Mapping[int, int]
     ) -> None:
         """Entries, permits issued and permits ended, in one transaction."""
-        marks = ", ".join("?" * 10)
+        marks = ", ".join("?" * len(_NAMES))
         with self._db.transaction():
-            rows = [_row(entry) for entry in entries]
+            rows = [_ROW(entry) for entry in entries]
             self._db.run_many(f"INSERT INTO entries ({_COLUMNS}) VALUES ({marks})", rows)
             self._db.run_many(
                 "INSERT INTO permits (token, job, phase, seq) VALUES (?, ?, ?, ?)",
@@ -110,32 +114,5 @@ class SqlStore:
         return dict(self._db.run("SELECT token, job FROM permits WHERE ended IS NULL"))
 
 
-def _row(entry: Entry) -> tuple[Any, ...]:
-    return (
-        entry.seq,
-        entry.t,
-        entry.wall_s,
-        entry.key,
-        entry.request,
-        entry.event,
-        entry.decisions,
-        entry.status,
-        entry.answer,
-        entry.digest,
-    )
-
-
 def _entry(row: Sequence[Any]) -> Entry:
-    seq, t, wall_s, key, request, event, decisions, status, answer, digest = row
-    return Entry(
-        seq=seq,
-        t=t,
-        wall_s=wall_s,
-        key=key,
-        request=request,
-        event=event,
-        decisions=decisions,
-        status=status,
-        answer=answer,
-        digest=digest,
-    )
+    return Entry(**dict(zip(_NAMES, row, strict=True)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from rollpacker.core.codec import plain
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.service.commands import move_body, permit_body, spec_json
+from rollpacker.rollmux.service.commands import move_body, permit_body
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Stretch
 from rollpacker.rollmux.service.refused import Refused
@@ -37,7 +38,7 @@ def _job(core: Core, name: str, record: JobRecord) -> dict[str, Any]:
         "id": name,
         "number": record.number,
         "state": brain.state(name),
-        "spec": spec_json(record),
+        "spec": plain(record.spec),
         "arrived_s": record.arrived,
         "ended_s": record.ended,
         "elapsed_s": (core.now() if record.ended is None else record.ended) - record.arrived,
@@ -153,17 +154,8 @@ def timeline(core: Core, window_s: float, most: int = 5000) -> dict[str, Any]:
             break
         found.append(stretch)
     found.sort(key=lambda stretch: stretch.start)
-    return {"now": core.now(), "phases": [_stretch(core, stretch) for stretch in found]}
+    return {"now": core.now(), "phases": [_stretch(core, each) for each in found]}
 
 
 def _stretch(core: Core, stretch: Stretch) -> dict[str, Any]:
-    return {
-        "job": stretch.job,
-        "number": core.brain.jobs[stretch.job].number,
-        "phase": stretch.phase,
-        "nodes": list(stretch.nodes),
-        "start": stretch.start,
-        "end": stretch.end,
-        "token": stretch.token,
-        "outcome": stretch.outcome,
-    }
+    return plain(stretch) | {"number": core.brain.jobs[stretch.job].number}

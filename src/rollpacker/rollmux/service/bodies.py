@@ -1,0 +1,113 @@
+"""What a request may carry: its key, and the bodies of the POSTs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from hashlib import blake2b
+from typing import Annotated, Any, get_type_hints
+
+from fastapi import Depends, Header, Request
+from pydantic import BaseModel, Field, create_model
+
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.jobs import JobSpec
+
+
+class Empty(BaseModel, extra="forbid", strict=True):
+    """An object without fields."""
+
+
+_HINTS = get_type_hints(JobSpec)
+_SPEC: Any = {
+    each.name: (_HINTS[each.name], ... if each.default is MISSING else each.default)
+    for each in fields(JobSpec)
+}
+
+
+class NewJob(create_model("NewJob", __base__=Empty, **_SPEC)):
+    """A job's specification, field by field that of ``JobSpec``."""
+
+
+class Ask(Empty):
+    """Of a permit; ``wait_s`` seconds the request may wait for its answer."""
+
+    phase: Phase
+    wait_s: float = Field(20.0, ge=0, le=60)
+
+
+class Finished(Empty):
+    """A phase that took ``seconds`` on its nodes."""
+
+    seconds: float = Field(ge=1e-6, lt=1e9)
+
+
+class Tail(Empty):
+    """Of the rollout with this permit."""
+
+    token: int
+
+
+class Moved(Empty):
+    """The number of the move that is done."""
+
+    move: int
+
+
+class Failed(Empty):
+    """A node, for people: why."""
+
+    reason: str = ""
+
+
+class Drain(Empty):
+    """Turn new jobs away, or no longer."""
+
+    draining: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A POST: its idempotency key, and a fingerprint of what it asks."""
+
+    key: str
+    fingerprint: str
+
+    def known(self) -> dict[str, Any]:
+        """What is recorded of it."""
+        return {"key": self.key, "request": self.fingerprint}
+
+
+async def _asked(
+    request: Request,
+    key: Annotated[str, Header(alias="Idempotency-Key", pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
+) -> Asked:
+    data = await request.json() if await request.body() else {}
+    return asked(key, f"{request.method} {request.url.path}", data)
+
+
+Key = Annotated[Asked, Depends(_asked)]
+
+
+def asked(key: str, line: str, body: object) -> Asked:
+    """A POST of ``body``; how long it may wait for its answer is not what it asks."""
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if name != "wait_s"}
+    text = f"{line} {json.dumps(body, sort_keys=True)}"
+    return Asked(key, blake2b(text.encode(), digest_size=16).hexdigest())
+
+
+def problem(errors: Sequence[Any]) -> str:
+    """What is wrong with a request, in one line, by what pydantic found."""
+    first = errors[0]
+    where = first["loc"][-1] if first["loc"] else "body"
+    match first["type"]:
+        case "extra_forbidden":
+            return f"{where[:64]!a}: unknown field"
+        case "string_unicode" if where == "body":
+            return "body: unknown field, its name is no Unicode"
+        case "json_invalid":
+            return f"body: no JSON: {first['ctx']['error']}"
+        case _:
+            return f"{where}: {first['msg']}"

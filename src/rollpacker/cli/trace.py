@@ -12,7 +12,7 @@ import typer
 from rollpacker.cli import trace_tables as tables
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
 from rollpacker.cli.trace_replay import replay
-from rollpacker.cli.trace_source import chosen_task, meant, read_responses
+from rollpacker.cli.trace_source import at_least, chosen_task, meant, read_responses
 
 if TYPE_CHECKING:
     from rollpacker.polytrace.schema import Trace
@@ -138,8 +138,8 @@ def characterize(
     Example: rollpacker trace characterize demo.parquet --html demo.html
     """
     from rollpacker.polytrace.characterize import characterize as describe
-    from rollpacker.polytrace.layout import Layout
     from rollpacker.polytrace.sentences import sentences
+    from rollpacker.polytrace.synchronous_round import Layout
 
     layout = Layout(workers=workers, slots=slots)
     write_page = None if html is None else _page_writer()
@@ -230,14 +230,8 @@ def generate(
     from rollpacker.polytrace import formats
     from rollpacker.polytrace.generate import generate as make
 
-    for name, value, least in (
-        ("--steps", steps, 1),
-        ("--prompts", prompts, 1),
-        ("--responses", responses, 1),
-        ("--seed", seed, 0),
-    ):
-        if value is not None and value < least:
-            raise ValueError(f"{name} {value}: must be at least {least}")
+    at_least(1, steps=steps, prompts=prompts, responses=responses)
+    at_least(0, seed=seed)
     notes: list[str] = []
     trace = make(_model(model), steps=steps, prompts=prompts, responses=responses, seed=seed)
     files = formats.write(trace, out, format, note=notes.append)

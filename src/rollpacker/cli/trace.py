@@ -15,7 +15,6 @@ from rollpacker.cli.trace_replay import replay
 from rollpacker.cli.trace_source import at_least, chosen_task, meant, read_responses
 
 if TYPE_CHECKING:
-    from rollpacker.polytrace.schema import Trace
     from rollpacker.polytrace.workload import WorkloadModel
 
 trace_app = typer.Typer(
@@ -191,7 +190,7 @@ def fit(
     notes: list[str] = []
     trace = read_responses(path, format, None, notes)
     name = chosen_task(path, trace.tasks, task)
-    found = fitting.fit(_only(trace, name), lengths)[name]
+    found = fitting.fit(trace.only(name), lengths)[name]
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(found.model, out)
     if as_json:
@@ -319,17 +318,6 @@ def _page_writer() -> Callable[..., Path]:
     except ImportError as error:
         raise ValueError(f"--html: {error}") from None
     return write_trace_report
-
-
-def _only(trace: Trace, task: str) -> Trace:
-    import polars as pl
-
-    from rollpacker.polytrace.schema import Trace as Table
-
-    mine = pl.col("task") == task
-    return Table(
-        samples=trace.samples.filter(mine), reward_batches=trace.reward_batches.filter(mine)
-    )
 
 
 def _model(name: str) -> WorkloadModel:

@@ -24,9 +24,10 @@ from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.generate import generate, load_model
-from rollpacker.polytrace.replay_plan import Response, Scale, StepPlan, Turn, plan
 from rollpacker.polytrace.schema import Trace
-from rollpacker.runtime.replay import Replayer
+from rollpacker.polytrace.turns import Response, Scale, Turn
+from rollpacker.trace_replay.plan import StepPlan, plan
+from rollpacker.trace_replay.replayer import Replayer
 
 LONGEST = {"cuda": 768, "cpu": 48}
 SHAPE = {"cuda": "0.5B", "cpu": "tiny"}

@@ -13,8 +13,7 @@ from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.bootstrap import intervals
 from rollpacker.polytrace.characterize import characterize
 from rollpacker.polytrace.generate import generate, load_model
-from rollpacker.polytrace.layout import Layout, imbalance, synchronous_round
-from rollpacker.polytrace.lengths import PAPER
+from rollpacker.polytrace.length_model import PAPER
 from rollpacker.polytrace.prediction import tail_prediction
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
 from rollpacker.polytrace.sentences import sentences
@@ -24,6 +23,7 @@ from rollpacker.polytrace.statistics import (
     known_cap,
     tail_index,
 )
+from rollpacker.polytrace.synchronous_round import Layout, imbalance, synchronous_round
 
 FOLDER = os.environ.get("ROLLPACKER_POLYTRACE")
 public = pytest.mark.skipif(FOLDER is None, reason="ROLLPACKER_POLYTRACE is not set")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rollpacker.polytrace.fit import fit, goodness_of_fit
 from rollpacker.polytrace.fit_mixture import fit_mixture
 from rollpacker.polytrace.generate import generate
-from rollpacker.polytrace.lengths import PAPER, LengthModel
+from rollpacker.polytrace.length_model import PAPER, LengthModel
 from rollpacker.polytrace.quantiles import QuantileTable
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
 from rollpacker.polytrace.workload import (

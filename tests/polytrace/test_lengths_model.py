@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.copula import CopulaLengths
-from rollpacker.polytrace.lengths import PAPER, LengthModel
+from rollpacker.polytrace.length_model import PAPER, LengthModel
 from rollpacker.polytrace.quantiles import QuantileTable
 from rollpacker.polytrace.redrawn import Redrawn
 

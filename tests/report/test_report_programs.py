@@ -2,9 +2,9 @@
 
 import polars as pl
 
+from rollpacker.core.sample_columns import PROGRAM
 from rollpacker.report.programs import SHOWN, program_section
 from rollpacker.report.programs import test_times as times_of
-from rollpacker.runtime.sample_table import PROGRAM
 
 
 def table(*rows: tuple[str, str | None, list[str], list[float], bool]) -> pl.DataFrame:

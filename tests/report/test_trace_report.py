@@ -12,10 +12,10 @@ import pytest
 
 from rollpacker.polytrace.characterize import TaskReport, characterize
 from rollpacker.polytrace.generate import generate, load_model
-from rollpacker.polytrace.layout import Layout
 from rollpacker.polytrace.native import concat
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.sentences import sentences
+from rollpacker.polytrace.synchronous_round import Layout
 from rollpacker.report import trace_figures
 from rollpacker.report.trace_report import write_trace_report
 

@@ -9,10 +9,11 @@ import polars as pl
 import pytest
 
 from rollpacker.config import SamplesConfig
+from rollpacker.core.sample_columns import NUMBERS, TEXTS, VERDICTS, files
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.runtime import sample_table as table
 from rollpacker.runtime import samples as module
-from rollpacker.runtime.sample_table import NUMBERS, TEXTS, VERDICTS, merge, read
+from rollpacker.runtime.sample_table import merge, read
 from rollpacker.runtime.samples import Row, SampleLog
 
 STORED = Path(__file__).parents[1] / "stored"
@@ -223,7 +224,7 @@ def long_run(folder, first, last, said, **config):
         if attempt % 4 == 3:
             log.flush()
     log.close()
-    return sum(path.stat().st_size for path in table.files(folder))
+    return sum(path.stat().st_size for path in files(folder))
 
 
 def test_at_the_size_limit_the_oldest_texts_go_and_the_numbers_stay(tmp_path):

@@ -9,9 +9,9 @@ from rollpacker.engine.fake import scripted_length
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.sim.costs import CurveCosts, RewardCosts, TrainCosts
+from rollpacker.sim.course import Turn, Turns
 from rollpacker.sim.hardware import MeasuredDevice
 from rollpacker.sim.machines import WorldCosts
-from rollpacker.sim.turns import Turn, Turns
 from rollpacker.sim.world import World
 
 PROMPT_TOKENS = 7

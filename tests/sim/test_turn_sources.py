@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.generate import generate, load_model
-from rollpacker.polytrace.replay_plan import Response, Scale, plan
-from rollpacker.polytrace.replay_plan import Turn as Recorded
 from rollpacker.polytrace.schema import Trace
+from rollpacker.polytrace.turns import Response, Scale
+from rollpacker.polytrace.turns import Turn as Recorded
 from rollpacker.sim import calibration
 from rollpacker.sim import estimate as est
 from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.replay import replay, replay_costs
+from rollpacker.sim.course import Turn, at_most, recorded_turns
 from rollpacker.sim.simulator import Simulation
 from rollpacker.sim.source import of_model, of_trace
-from rollpacker.sim.turns import Turn, at_most, recorded_turns
+from rollpacker.trace_replay.plan import plan
+from rollpacker.trace_replay.simulated import replay, replay_costs
 
 
 def test_recorded_turns_say_what_tools_put_in() -> None:

@@ -14,9 +14,9 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import BLOCK_SLACK, TrainCosts
+from rollpacker.sim.course import Course, Turn, Turns
 from rollpacker.sim.decoder import Decoder, Request, ToolKv
 from rollpacker.sim.machines import WorldCosts
-from rollpacker.sim.turns import Course, Turn, Turns
 from rollpacker.sim.worker import SimWorker
 from rollpacker.sim.world import World
 

@@ -12,10 +12,9 @@ import typer
 from rollpacker.cli import trace_tables as tables
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
 from rollpacker.cli.trace_replay import replay
-from rollpacker.cli.trace_source import chosen_task, meant, read_responses
+from rollpacker.cli.trace_source import at_least, chosen_task, meant, read_responses
 
 if TYPE_CHECKING:
-    from rollpacker.polytrace.schema import Trace
     from rollpacker.polytrace.workload import WorkloadModel
 
 trace_app = typer.Typer(
@@ -138,8 +137,8 @@ def characterize(
     Example: rollpacker trace characterize demo.parquet --html demo.html
     """
     from rollpacker.polytrace.characterize import characterize as describe
-    from rollpacker.polytrace.layout import Layout
     from rollpacker.polytrace.sentences import sentences
+    from rollpacker.polytrace.synchronous_round import Layout
 
     layout = Layout(workers=workers, slots=slots)
     write_page = None if html is None else _page_writer()
@@ -191,7 +190,7 @@ def fit(
     notes: list[str] = []
     trace = read_responses(path, format, None, notes)
     name = chosen_task(path, trace.tasks, task)
-    found = fitting.fit(_only(trace, name), lengths)[name]
+    found = fitting.fit(trace.only(name), lengths)[name]
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(found.model, out)
     if as_json:
@@ -230,14 +229,8 @@ def generate(
     from rollpacker.polytrace import formats
     from rollpacker.polytrace.generate import generate as make
 
-    for name, value, least in (
-        ("--steps", steps, 1),
-        ("--prompts", prompts, 1),
-        ("--responses", responses, 1),
-        ("--seed", seed, 0),
-    ):
-        if value is not None and value < least:
-            raise ValueError(f"{name} {value}: must be at least {least}")
+    at_least(1, steps=steps, prompts=prompts, responses=responses)
+    at_least(0, seed=seed)
     notes: list[str] = []
     trace = make(_model(model), steps=steps, prompts=prompts, responses=responses, seed=seed)
     files = formats.write(trace, out, format, note=notes.append)
@@ -325,17 +318,6 @@ def _page_writer() -> Callable[..., Path]:
     except ImportError as error:
         raise ValueError(f"--html: {error}") from None
     return write_trace_report
-
-
-def _only(trace: Trace, task: str) -> Trace:
-    import polars as pl
-
-    from rollpacker.polytrace.schema import Trace as Table
-
-    mine = pl.col("task") == task
-    return Table(
-        samples=trace.samples.filter(mine), reward_batches=trace.reward_batches.filter(mine)
-    )
 
 
 def _model(name: str) -> WorkloadModel:

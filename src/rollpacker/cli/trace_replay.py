@@ -14,10 +14,11 @@ import typer
 from rich.table import Table
 
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
-from rollpacker.cli.trace_source import chosen_task, read_responses
+from rollpacker.cli.trace_source import at_least, chosen_task, read_responses
 
 if TYPE_CHECKING:
-    from rollpacker.polytrace.replay_plan import Scale, StepPlan
+    from rollpacker.polytrace.turns import Scale
+    from rollpacker.trace_replay.plan import StepPlan
 
 Source = Annotated[
     Path, typer.Argument(metavar="TRACE", help="A trace: a file, a folder, or its parent.")
@@ -133,7 +134,7 @@ def replay(
 
     Example: rollpacker trace replay search.parquet --model Qwen/Qwen2.5-0.5B-Instruct --steps 2
     """
-    from rollpacker.polytrace.replay_plan import Scale
+    from rollpacker.polytrace.turns import Scale
 
     _check(steps, concurrency, time_scale, max_tokens_scale, gpus, seed, out)
     choice = _Choice(
@@ -177,14 +178,8 @@ def _check(
     out: Path | None,
 ) -> None:
     """Raise ``ValueError`` on an option that cannot be meant."""
-    for name, value, least in (
-        ("--steps", steps, 1),
-        ("--concurrency", concurrency, 1),
-        ("--gpus", gpus, 1),
-        ("--seed", seed, 0),
-    ):
-        if value is not None and value < least:
-            raise ValueError(f"{name} {value}: must be at least {least}")
+    at_least(1, steps=steps, concurrency=concurrency, gpus=gpus)
+    at_least(0, seed=seed)
     if not (math.isfinite(time_scale) and time_scale >= 0.0):
         raise ValueError(f"--time-scale {time_scale}: must be 0 or more")
     if not (math.isfinite(tokens_scale) and tokens_scale > 0.0):
@@ -212,7 +207,7 @@ def _plans(
     notes: list[str],
 ) -> tuple[str, list[StepPlan]]:
     """The task's name and its steps. Raises ``ValueError`` when there is nothing to replay."""
-    from rollpacker.polytrace.replay_plan import plan
+    from rollpacker.trace_replay.plan import plan
 
     trace = read_responses(path, format, None, notes)
     name = chosen_task(path, trace.tasks, task)
@@ -220,8 +215,8 @@ def _plans(
 
 
 def _replayed(plans: list[StepPlan], choice: _Choice, scale: Scale) -> Iterator[Row]:
-    from rollpacker.runtime.replay import Replayer
-    from rollpacker.runtime.replay_engine import build_engine
+    from rollpacker.trace_replay.engine import build_engine
+    from rollpacker.trace_replay.replayer import Replayer
 
     engine, vocabulary = build_engine(
         choice.engine,
@@ -238,7 +233,7 @@ def _replayed(plans: list[StepPlan], choice: _Choice, scale: Scale) -> Iterator[
 
 
 def _simulated(plans: list[StepPlan], choice: _Choice, notes: list[str]) -> Iterator[Row]:
-    from rollpacker.sim.replay import assumptions, replay, replay_costs
+    from rollpacker.trace_replay.simulated import assumptions, replay, replay_costs
 
     costs, gpus = replay_costs(plans, choice.calibration), choice.gpus
     notes += assumptions(plans, costs, gpus)

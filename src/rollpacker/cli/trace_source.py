@@ -22,6 +22,13 @@ def read_responses(path: Path, format: str | None, task: str | None, notes: list
     return trace
 
 
+def at_least(least: int, **options: int | None) -> None:
+    """Raise ``ValueError`` when an option is given that is smaller."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise ValueError(f"--{name} {value}: must be at least {least}")
+
+
 def chosen_task(path: Path, tasks: Collection[str], task: str | None) -> str:
     """The task to work on. Raises ``ValueError`` when it is not there, or not clear."""
     if task is None and len(tasks) == 1:

@@ -14,7 +14,6 @@ import polars as pl
 
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.bootstrap import Interval, intervals
-from rollpacker.polytrace.layout import Imbalance, Layout, Round, imbalance, synchronous_round
 from rollpacker.polytrace.prediction import tail_prediction
 from rollpacker.polytrace.schema import Trace, TraceError
 from rollpacker.polytrace.shares import (
@@ -29,6 +28,13 @@ from rollpacker.polytrace.statistics import (
     known_cap,
     tail_index,
     visits,
+)
+from rollpacker.polytrace.synchronous_round import (
+    Imbalance,
+    Layout,
+    Round,
+    imbalance,
+    synchronous_round,
 )
 
 

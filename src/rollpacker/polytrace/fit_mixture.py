@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.lengths import LengthModel
+from rollpacker.polytrace.length_model import LengthModel
 from rollpacker.polytrace.numerics import (
     beta_quantiles,
     log_normal_cdf,

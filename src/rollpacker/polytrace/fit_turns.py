@@ -7,7 +7,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.polytrace.quantiles import QuantileTable
-from rollpacker.polytrace.turns import TurnModel
+from rollpacker.polytrace.turn_model import TurnModel
 
 Floats = NDArray[np.float64]
 

@@ -100,6 +100,15 @@ class Trace:
         """Names of the tasks, in order of appearance."""
         return self.samples["task"].unique(maintain_order=True).to_list()
 
+    def only(self, task: str) -> Trace:
+        """The rows of one task."""
+        mine = pl.col("task") == task
+        return Trace(
+            samples=self.samples.filter(mine),
+            reward_batches=self.reward_batches.filter(mine),
+            filters=self.filters.filter(mine),
+        )
+
 
 class TraceError(ValueError):
     """A trace cannot be read; the message names the file, the line and the field."""

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from rollpacker.polytrace.copula import CopulaLengths
-from rollpacker.polytrace.lengths import LengthModel
+from rollpacker.polytrace.length_model import LengthModel
 from rollpacker.polytrace.quantiles import QuantileTable
-from rollpacker.polytrace.turns import TurnModel
+from rollpacker.polytrace.turn_model import TurnModel
 
 VERSION = 1
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 
+from rollpacker.core import sample_columns as schema
 from rollpacker.report.page import Section, count, embed
 from rollpacker.report.responses import load
-from rollpacker.runtime import sample_table as table
 
 MOST_BYTES = 10_000_000
 """Of all responses in a page."""
@@ -38,7 +38,7 @@ def browser_section(run: Path, samples: pl.DataFrame) -> Section:
         "rows": rows,
         "prompts": prompts,
         "kinds": KINDS,
-        "rewards": list(table.reward_columns(samples).values()),
+        "rewards": list(schema.reward_columns(samples).values()),
     }
     text = (
         f"{count(len(rows))} of {count(samples.height)} responses are in this page: of each step "

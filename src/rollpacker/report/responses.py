@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from rollpacker.core import sample_columns as schema
 from rollpacker.runtime import sample_table as table
 
 Order = Literal["newest", "best", "worst", "longest", "random"]
@@ -21,7 +22,7 @@ _SORTED: dict[Order, tuple[Sequence[str], Sequence[bool]]] = {
 """Columns to sort by, and which of them descend."""
 
 _SHOWN = ("attempt", "step", "prompt", "sample_index", "reward", "tokens", "state", "round_kind")
-_SHOWN += ("finish_reason", "truncated", "advantage", *table.TEXTS, *table.TOKEN_IDS)
+_SHOWN += ("finish_reason", "truncated", "advantage", *schema.TEXTS, *schema.TOKEN_IDS)
 _DIGITS = 6
 """Of rewards, which are stored as 32-bit floats."""
 
@@ -67,7 +68,7 @@ def find(
 
     Raises ``ValueError`` where there is no table of responses.
     """
-    if not table.files(run):
+    if not schema.files(run):
         what = "no samples in it yet" if run.is_dir() else "no such run folder"
         raise ValueError(f"{run}: {what}")
     wanted = [
@@ -97,8 +98,8 @@ def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
     found = table.query(
         run, lambda rows: rows.filter(pl.col("attempt").is_in(attempts.implode())), _ignore
     )
-    names = table.reward_columns(found)
-    logged = [column for column in found.columns if column.startswith(table.EXTRA)]
+    names = schema.reward_columns(found)
+    logged = [column for column in found.columns if column.startswith(schema.EXTRA)]
     shown = [name for name in _SHOWN if name in found.columns]
     by_attempt = {row["attempt"]: row for row in found.iter_rows(named=True)}
     rows: list[dict[str, Any]] = []
@@ -107,7 +108,7 @@ def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
         if row is None:  # gone meanwhile: the run was resumed from an earlier step
             continue
         rewards = {name: _rounded(row[column]) for column, name in names.items()}
-        extra = {c.removeprefix(table.EXTRA): row[c] for c in logged if row[c] is not None}
+        extra = {c.removeprefix(schema.EXTRA): row[c] for c in logged if row[c] is not None}
         one = {name: row[name] for name in shown}
         one |= {name: _rounded(one[name]) for name in ("reward", "advantage")}
         rows.append(one | {"rewards": rewards, "extra": extra})

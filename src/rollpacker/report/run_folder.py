@@ -12,6 +12,7 @@ import polars as pl
 import yaml
 
 from rollpacker.core import journal
+from rollpacker.core import sample_columns as schema
 from rollpacker.runtime import sample_table as table
 
 
@@ -129,7 +130,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
     """All rows without their texts; a run that is going on has parts beside the whole."""
-    if not table.files(path):
+    if not schema.files(path):
         raise ReportError(f"{path}: neither samples.parquet nor samples/part-*.parquet")
     said: list[str] = []
     try:
@@ -147,7 +148,7 @@ def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
 
 def _light(rows: pl.LazyFrame) -> pl.LazyFrame:
     """Everything but texts, in wide types: what is derived from them must not overflow."""
-    heavy = table.TEXTS.keys() | table.TOKEN_IDS.keys()
+    heavy = schema.TEXTS.keys() | schema.TOKEN_IDS.keys()
     return rows.select(pl.exclude(*heavy)).with_columns(
         pl.col(pl.Int32).cast(pl.Int64), pl.col(pl.Float32).cast(pl.Float64)
     )

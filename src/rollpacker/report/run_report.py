@@ -12,7 +12,7 @@ from rollpacker.report import figures, page
 from rollpacker.report.browser import browser_section
 from rollpacker.report.figures import number, present
 from rollpacker.report.gantt import Gantt
-from rollpacker.report.lengths import LengthCurves, length_curves
+from rollpacker.report.length_curves import LengthCurves, length_curves
 from rollpacker.report.page import Page, Section, Table, Tile, count, plain, seconds, share
 from rollpacker.report.programs import program_section
 from rollpacker.report.run_folder import RunFolder, load_run

@@ -10,11 +10,11 @@ import numpy as np
 import polars as pl
 
 from rollpacker.polytrace.characterize import TaskReport
-from rollpacker.polytrace.layout import Layout, synchronous_round
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.sentences import sentences
 from rollpacker.polytrace.shares import reward_time_share, tool_latency_share
 from rollpacker.polytrace.statistics import finished, visits
+from rollpacker.polytrace.synchronous_round import Layout, synchronous_round
 from rollpacker.report import page, trace_figures
 from rollpacker.report.page import Page, Section, Table, Tile, count, share
 

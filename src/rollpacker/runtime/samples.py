@@ -18,6 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.config import SamplesConfig
+from rollpacker.core import sample_columns
 from rollpacker.core.types import AttemptId, EngineId, FinishReason, PromptId, RoundKind
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime import sample_table as table
@@ -125,17 +126,17 @@ class SampleLog:
         self._told = self._forgot = False
         table.mend(folder, say)
         self._next = table.cut(folder, last_step)
-        self._size = sum(path.stat().st_size for path in table.files(folder))
+        self._size = sum(path.stat().st_size for path in sample_columns.files(folder))
 
     def _columns(self) -> dict[str, pl.DataType]:
-        rewards = {table.REWARD + name: pl.Float32() for name in self._rewards}
+        rewards = {sample_columns.REWARD + name: pl.Float32() for name in self._rewards}
         return {
-            **table.NUMBERS,
-            **table.VERDICTS,
+            **sample_columns.NUMBERS,
+            **sample_columns.VERDICTS,
             **rewards,
-            **(table.TEXTS if self._texts else {}),
-            **(table.TOKEN_IDS if self._token_ids else {}),
-            **(table.PROGRAM if self._programs else {}),
+            **(sample_columns.TEXTS if self._texts else {}),
+            **(sample_columns.TOKEN_IDS if self._token_ids else {}),
+            **(sample_columns.PROGRAM if self._programs else {}),
         }
 
     def add(self, row: Row) -> None:
@@ -168,7 +169,7 @@ class SampleLog:
         """Write the buffered rows as one part. Call it before each checkpoint."""
         if not self._rows:
             return
-        part = self._folder / table.PARTS / f"part-{self._next:06d}.parquet"
+        part = self._folder / sample_columns.PARTS / f"part-{self._next:06d}.parquet"
         data = self._encode()
         # Also after a failure: not at each row from now on.
         self._bytes, self._flushed_s = 0, time.monotonic()
@@ -189,7 +190,7 @@ class SampleLog:
 
     def _encode(self) -> bytes:
         columns = dict(zip(self._schema, zip(*self._rows, strict=True), strict=True))
-        logged = {table.EXTRA + n: n for n in sorted({n for e in self._extras for n in e})}
+        logged = {sample_columns.EXTRA + n: n for n in sorted({n for e in self._extras for n in e})}
         columns |= {column: tuple(e.get(n) for e in self._extras) for column, n in logged.items()}
         schema = self._schema | {column: pl.String() for column in logged}
         try:
@@ -220,9 +221,10 @@ class SampleLog:
         try:
             table.merge(self._folder, self._say)
         except OSError as error:
-            self._say(f"{self._folder / table.FINAL}: cannot be written ({error}); its parts stay")
+            final = self._folder / sample_columns.FINAL
+            self._say(f"{final}: cannot be written ({error}); its parts stay")
             return
-        self._size = sum(path.stat().st_size for path in table.files(self._folder))
+        self._size = sum(path.stat().st_size for path in sample_columns.files(self._folder))
         self._keep_small()
 
 
@@ -232,5 +234,5 @@ def _encodable(values: Sequence[object]) -> list[object]:
 
 def _program(run: CodeRun | None) -> tuple[object, ...]:
     if run is None:
-        return (None,) * len(table.PROGRAM)
+        return (None,) * len(sample_columns.PROGRAM)
     return run.verdict, list(run.tests), list(run.cpu_s), run.level, run.forgeable

@@ -10,11 +10,11 @@ from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace.compare import STEP, Comparison, compare
 from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.course import Turn, Turns
 from rollpacker.sim.fit_costs import calibrate, timed
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult, mean
 from rollpacker.sim.run_record import METRICS, RunRecord, RunStep, Tried
-from rollpacker.sim.turns import Turn, Turns
 from rollpacker.sim.world import World
 
 

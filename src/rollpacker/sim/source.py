@@ -16,13 +16,13 @@ from rollpacker.polytrace import formats
 from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.fit_turns import fit_turns
 from rollpacker.polytrace.generate import load_model, model_names
-from rollpacker.polytrace.lengths import Floats, Lengths
+from rollpacker.polytrace.length_model import Floats, Lengths
 from rollpacker.polytrace.numerics import midranks
-from rollpacker.polytrace.replay_plan import Scale, response
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.statistics import finished, known_cap
-from rollpacker.polytrace.turns import TurnModel
-from rollpacker.sim.turns import Turns, recorded_turns
+from rollpacker.polytrace.turn_model import TurnModel
+from rollpacker.polytrace.turns import Scale, response
+from rollpacker.sim.course import Turns, recorded_turns
 from rollpacker.sim.workload import Recorded
 
 

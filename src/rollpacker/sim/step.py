@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
+from rollpacker.sim.course import Course
 from rollpacker.sim.result import StepResult
-from rollpacker.sim.turns import Course
 from rollpacker.sim.worker import Work
 
 

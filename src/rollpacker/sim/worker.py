@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from rollpacker.core.types import AttemptId, EngineId, GroupPart
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import EngineCosts
+from rollpacker.sim.course import Course
 from rollpacker.sim.decoder import Decoder, ToolKv
-from rollpacker.sim.turns import Course
 
 
 @dataclass(frozen=True, slots=True)

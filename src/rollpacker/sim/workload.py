@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.quotas import split
-from rollpacker.polytrace.lengths import Floats, Lengths
-from rollpacker.polytrace.turns import TurnModel
-from rollpacker.sim.turns import Turn, Turns, recorded_turns
+from rollpacker.polytrace.length_model import Floats, Lengths
+from rollpacker.polytrace.turn_model import TurnModel
+from rollpacker.sim.course import Turn, Turns, recorded_turns
 
 _BLOCK = 16
 """Lengths drawn at a time for one prompt."""

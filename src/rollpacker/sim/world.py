@@ -12,11 +12,11 @@ from rollpacker.core.types import AttemptId, EngineId, GroupPart, ReplicaId, Rou
 from rollpacker.policy.rewards import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
+from rollpacker.sim.course import Course, at_most
 from rollpacker.sim.grading import Grading
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult
 from rollpacker.sim.step import Attempt, Step, step_result
-from rollpacker.sim.turns import Course, at_most
 from rollpacker.sim.worker import SimWorker, Task
 from rollpacker.sim.workload import Workload
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import polars as pl
 from polars.exceptions import PolarsError
 
+from rollpacker.core.sample_columns import files as table_files
 from rollpacker.polytrace import native
 from rollpacker.polytrace.formats import runs, trl
 from rollpacker.polytrace.schema import TraceError
@@ -148,7 +149,7 @@ def _wanted(kind: str, format: str | None) -> bool:
 def _is_run(folder: Path) -> bool:
     if (folder / "journal.jsonl").is_file():
         return True
-    files = runs.tables(folder)
+    files = table_files(folder)
     return bool(files) and format_of(files[0]) == "run"
 
 
@@ -177,7 +178,7 @@ def _of_table(path: Path) -> str | None:
         return None
     if native.KEY in native.header(path):
         return "native"
-    if columns.issuperset(runs.COLUMNS):
+    if columns.issuperset(runs.MARKS):
         return "run"
     return "trl" if columns.issuperset(trl.COLUMNS) else None
 

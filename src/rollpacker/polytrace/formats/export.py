@@ -54,7 +54,7 @@ def write(trace: Trace, path: Path, format: str, *, note: Note = _silent) -> lis
     written: list[Path] = []
     for name in names:
         folder = path / _safe(name) if len(names) > 1 else path
-        files = _files(_one(trace, name), format, note)
+        files = _files(trace.only(name), format, note)
         if files:
             folder.mkdir(parents=True, exist_ok=True)
         for file, found in files.items():
@@ -78,15 +78,6 @@ def _safe(name: str) -> Path:
     """A task's folder; a task may be named by a path, never by one that leads out."""
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     return Path(*parts) if parts else Path("task")
-
-
-def _one(trace: Trace, task: str) -> Trace:
-    mine = pl.col("task") == task
-    return Trace(
-        samples=trace.samples.filter(mine),
-        reward_batches=trace.reward_batches.filter(mine),
-        filters=trace.filters.filter(mine),
-    )
 
 
 def _files(trace: Trace, format: str, note: Note) -> dict[str, list[Record]]:

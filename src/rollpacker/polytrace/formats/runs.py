@@ -11,6 +11,8 @@ import polars as pl
 import yaml
 
 from rollpacker.core.journal import prompts_in, segments
+from rollpacker.core.sample_columns import NUMBERS
+from rollpacker.core.sample_columns import files as table_files
 from rollpacker.polytrace.formats import journal
 from rollpacker.polytrace.formats.columns import samples
 from rollpacker.polytrace.formats.reading import Reading
@@ -18,18 +20,10 @@ from rollpacker.polytrace.formats.tables import read_table, whole_numbers
 from rollpacker.polytrace.schema import SAMPLES, Trace, TraceError
 
 NAME = "run"
-COLUMNS = ("prompt", "attempt", "sample_index", "step", "prompt_tokens", "tokens", "state")
-"""What marks a table of rollouts as ours."""
+MARKS = ("prompt", "attempt", "sample_index", "step", "prompt_tokens", "tokens", "state")
+"""Columns that mark a table as ours."""
 _STATES = {"kept": "kept", "dropped": "filtered", "aborted": "aborted", "failed": "aborted"}
 _EXTRA = ("attempt", "round_kind", "weights_version", "finish_reason", "state")
-_ALL = (*COLUMNS, "worker", "reward", "start_s", "end_s", "grade_s", "round_kind")
-
-
-def tables(folder: Path) -> list[Path]:
-    """The files of a run's table of rollouts, in the order of writing."""
-    final = folder / "samples.parquet"
-    parts = sorted((folder / "samples").glob("part-*.parquet"))
-    return [*([final] if final.exists() else []), *parts]
 
 
 def read(folders: Sequence[Path], reading: Reading) -> Trace:
@@ -42,7 +36,7 @@ def read(folders: Sequence[Path], reading: Reading) -> Trace:
     found: list[pl.DataFrame] = []
     for path in folders:
         folder = path if path.is_dir() else path.parent
-        files = tables(path) if path.is_dir() else [path]
+        files = table_files(path) if path.is_dir() else [path]
         if files:
             found.append(_frame(files, folder, reading))
         else:
@@ -55,7 +49,7 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
     given: list[pl.DataFrame] = []
     for path in files:
         # Their texts may be larger than the memory.
-        frame = read_table(path, (*_ALL, "weights_version", "finish_reason"), only=True)
+        frame = read_table(path, list(NUMBERS), only=True)
         whole_numbers(path, frame, ("sample_index", "prompt_tokens", "tokens"))
         unknown = set(frame["state"].unique()) - set(_STATES)
         if unknown:

@@ -12,14 +12,14 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.polytrace.redrawn import Redrawn
-from rollpacker.polytrace.replay_plan import StepPlan
 from rollpacker.sim import calibration as calibrations
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
+from rollpacker.sim.course import recorded_turns
 from rollpacker.sim.simulator import Simulation
 from rollpacker.sim.source import Source
-from rollpacker.sim.turns import recorded_turns
 from rollpacker.sim.workload import Recorded
+from rollpacker.trace_replay.plan import StepPlan
 
 
 def replay_costs(plans: Sequence[StepPlan], name: str | None) -> Calibration:

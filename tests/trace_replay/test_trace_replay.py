@@ -21,10 +21,11 @@ from rollpacker.engine.fake import FakeEngine
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.generate import generate, load_model
 from rollpacker.polytrace.native import concat
-from rollpacker.polytrace.replay_plan import Response, Scale, StepPlan, Turn, plan
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
-from rollpacker.runtime.replay import Replayer
-from rollpacker.runtime.replay_engine import build_engine
+from rollpacker.polytrace.turns import Response, Scale, Turn
+from rollpacker.trace_replay.engine import build_engine
+from rollpacker.trace_replay.plan import StepPlan, plan
+from rollpacker.trace_replay.replayer import Replayer
 
 Call = Callable[..., tuple[int, str, str]]
 SHARED = os.environ.get("ROLLPACKER_POLYTRACE")
@@ -57,7 +58,9 @@ class Timed(FakeEngine):
 
 def timed(step: StepPlan, concurrency: int = 0):
     clock = Ticking()
-    return Replayer(Timed(clock, concurrency), vocabulary=9, clock=clock).run(step)
+    return Replayer(Timed(clock, concurrency), vocabulary=9, now=clock.now, sleep=clock.sleep).run(
+        step
+    )
 
 
 def one(*turns: Turn, reward_s: float = 0.0) -> tuple[Response, ...]:
@@ -246,10 +249,9 @@ def test_a_context_that_shrinks_is_a_prompt_of_its_own(checkpoint: Path) -> None
 def test_the_built_in_engine_keeps_to_any_plan(
     checkpoint: Path, groups: list[Any], concurrency: int
 ) -> None:
-    clock = Ticking()
-    step = step_of(*groups)
-    engine, vocabulary = build_engine("mini", str(checkpoint), [step], concurrency=concurrency)
-    found = Replayer(engine, vocabulary=vocabulary, clock=clock).run(step)
+    clock, step = Ticking(), step_of(*groups)
+    engine, ids = build_engine("mini", str(checkpoint), [step], concurrency=concurrency)
+    found = Replayer(engine, vocabulary=ids, now=clock.now, sleep=clock.sleep).run(step)
     assert found.generated_tokens == sum(turn.tokens for turn in step.turns)
     assert found.prefill_tokens <= found.context_tokens
     assert found.peak_running <= concurrency
@@ -304,7 +306,7 @@ def test_replay_writes_what_compare_reads(
     assert any("every length is 0.03 of the recorded one" in note for note in found["notes"])
     for row in found["steps"]:
         assert row["step_s"] == pytest.approx(row["rollout_s"] + row["reward_s"])
-        assert 0.0 < row["tool_wait_s"] < row["rollout_s"]
+        assert 0.0 <= row["tool_wait_s"] < row["rollout_s"]
         assert row["prefill_tokens"] < row["context_tokens"]
         assert row["rates"]["tokens_per_s"] == row["generated_tokens"] / row["rollout_s"]
 

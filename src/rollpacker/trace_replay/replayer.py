@@ -7,40 +7,17 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Engine, EngineStats, Output, Request, SamplingParams
-from rollpacker.polytrace.replay_plan import Response, StepPlan, Turn
+from rollpacker.polytrace.turns import Response, Turn
+from rollpacker.trace_replay.plan import StepPlan
 
 Ints = NDArray[np.int32]
-
-
-class Clock(Protocol):
-    """Time, and a way to let it pass."""
-
-    def now(self) -> float:
-        """Seconds from an arbitrary zero."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-
-class WallClock:
-    """This machine's monotonic clock."""
-
-    def now(self) -> float:
-        """Seconds."""
-        return time.perf_counter()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +102,23 @@ class Replayer:
         engine: idle. It samples at temperature 1 and stops at nothing but the length.
         vocabulary: token ids are drawn below this.
         seed: of the prompts' ids and of the sampling.
-        clock: times the phases and waits for tools and rewards.
+        now: seconds from an arbitrary zero, to time the phases.
+        sleep: waits for tools and rewards.
     """
 
     def __init__(
-        self, engine: Engine, *, vocabulary: int, seed: int = 0, clock: Clock | None = None
+        self,
+        engine: Engine,
+        *,
+        vocabulary: int,
+        seed: int = 0,
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.engine = engine
         self.vocabulary = vocabulary
         self.seed = seed
-        self.clock: Clock = clock or WallClock()
+        self.now, self.sleep = now, sleep
         self._attempts = 0
 
     def warm_up(self) -> None:
@@ -157,7 +141,7 @@ class _Step:
 
     def __init__(self, owner: Replayer, plan: StepPlan) -> None:
         self._owner, self._plan = owner, plan
-        self._engine, self._clock = owner.engine, owner.clock
+        self._engine, self._now, self._sleep = owner.engine, owner.now, owner.sleep
         self._rng = np.random.default_rng([owner.seed, plan.step])
         self._outbox: list[Request] = []
         self._decoding: dict[AttemptId, _Conversation] = {}
@@ -173,7 +157,7 @@ class _Step:
         before = self._engine.stats()
         self._sampled = before.generated_tokens
         conversations = self._conversations()
-        zero = self._clock.now()
+        zero = self._now()
         for conversation in conversations:
             self._begin(conversation, zero)
         self._send()
@@ -188,8 +172,8 @@ class _Step:
             self._wait()
             self._fire()
         if self._plan.batch_reward_s > 0.0:
-            self._clock.sleep(self._plan.batch_reward_s)
-            self._graded_s = self._clock.now()
+            self._sleep(self._plan.batch_reward_s)
+            self._graded_s = self._now()
         return self._result(before, zero)
 
     def _conversations(self) -> list[_Conversation]:
@@ -240,7 +224,7 @@ class _Step:
 
     def _decode(self) -> None:
         outputs = self._engine.step()
-        now = self._clock.now()
+        now = self._now()
         sampled = self._engine.stats().generated_tokens
         self._peak = max(self._peak, sampled - self._sampled)
         self._sampled = sampled
@@ -289,13 +273,13 @@ class _Step:
 
     def _wait(self) -> float:
         """Sleep until the next timer; seconds that this took."""
-        start = self._clock.now()
-        self._clock.sleep(max(0.0, self._timers[0][0] - start))
-        return self._clock.now() - start
+        start = self._now()
+        self._sleep(max(0.0, self._timers[0][0] - start))
+        return self._now() - start
 
     def _fire(self) -> None:
         """Run what is due."""
-        now = self._clock.now()
+        now = self._now()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2](now)
 

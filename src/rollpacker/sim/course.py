@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rollpacker.core.types import AttemptId
-from rollpacker.polytrace.replay_plan import Response
+from rollpacker.polytrace.turns import Response
 from rollpacker.sim.decoder import Request
 
 

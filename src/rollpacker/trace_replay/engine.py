@@ -8,7 +8,7 @@ from typing import Literal
 
 from rollpacker.config import FakeEngineConfig, MiniEngineConfig, ModelConfig
 from rollpacker.engine.base import Engine
-from rollpacker.polytrace.replay_plan import StepPlan
+from rollpacker.trace_replay.plan import StepPlan
 
 EngineKind = Literal["mini", "fake"]
 _FAKE_VOCABULARY = 16

@@ -1,0 +1,1 @@
+"""A workload trace's steps again: on a real engine, timed, or in the simulator."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NewType
+from typing import Literal, NamedTuple, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,14 @@ ReplicaId = NewType("ReplicaId", int)
 
 Where engines and replicas cover the same devices (colocated), theirs have one number.
 """
+
+
+class Device(NamedTuple):
+    """What computes: a GPU, or the CPU cores of a worker."""
+
+    node: int
+    index: int
+
 
 FinishReason = Literal["stop", "length", "abort"]
 Phase = Literal["rollout", "train"]

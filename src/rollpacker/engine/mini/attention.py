@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from rollpacker.engine.mini.kernels import ELEMENTWISE, encode, exp, inverse_rms, total
-from rollpacker.engine.mini.lanes import COLUMNS, LANES, madd
+from rollpacker.engine.mini.lanes import COLUMNS, LANES, Matrix, Panel, madd
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
@@ -84,26 +84,16 @@ def attend(
             result[g, d] = np.float32(0.0)
     for i in range(0, blocks, 2):
         after = bases[min(i + 1, blocks - 1)]
-        madd(group, query, q0, depth, keys, bases[i], after, LANES, scores, i * LANES, width, depth)
+        panel = Panel(keys, bases[i], after, LANES)
+        madd(group, Matrix(query, q0, depth), panel, Matrix(scores, i * LANES, width), depth)
     for g in range(len(group)):
         mass = softmax(scores[g], length, blocks * LANES, weights[g])
         scores[g, 0] = np.float32(1.0) / mass
     for i in range(blocks):
         for d in range(0, padded, COLUMNS):
-            madd(
-                group,
-                lanes,
-                i * LANES // p,
-                lanes.shape[1],
-                values,
-                bases[i] + d,
-                bases[i] + d + LANES,
-                padded,
-                result,
-                d,
-                padded,
-                LANES // p,
-            )
+            seen = Matrix(lanes, i * LANES // p, lanes.shape[1])
+            panel = Panel(values, bases[i] + d, bases[i] + d + LANES, padded)
+            madd(group, seen, panel, Matrix(result, d, padded), LANES // p)
     for g in range(len(group)):
         factor = scores[g, 0]
         for d in range(padded):

@@ -17,6 +17,8 @@ from rollpacker.engine.mini.lanes import (
     COLUMNS,
     LANES,
     TILE_ROWS,
+    Matrix,
+    Panel,
     bits_float,
     float_bits,
     madd,
@@ -125,54 +127,19 @@ def multiply(a: Any, w: Any, start: int, out: Any) -> None:
     tiled = interleave(a, depth, rows)
     for first in range(0, ld, COLUMNS):
         base = start + first * depth
+        panel = Panel(w, base, base + LANES, COLUMNS)
         r = 0
         while rows - r >= len(_LARGE):
-            madd_packed(
-                _LARGE,
-                tiled,
-                r * depth,
-                len(_LARGE),
-                w,
-                base,
-                base + LANES,
-                COLUMNS,
-                out,
-                r * ld + first,
-                ld,
-                depth,
-            )
+            left, result = Matrix(tiled, r * depth, len(_LARGE)), Matrix(out, r * ld + first, ld)
+            madd_packed(_LARGE, left, panel, result, depth)
             r += len(_LARGE)
         while rows - r >= len(_MIDDLE):
-            madd(
-                _MIDDLE,
-                a,
-                r * depth,
-                depth,
-                w,
-                base,
-                base + LANES,
-                COLUMNS,
-                out,
-                r * ld + first,
-                ld,
-                depth,
-            )
+            left, result = Matrix(a, r * depth, depth), Matrix(out, r * ld + first, ld)
+            madd(_MIDDLE, left, panel, result, depth)
             r += len(_MIDDLE)
         while r < rows:
-            madd(
-                _ONE,
-                a,
-                r * depth,
-                depth,
-                w,
-                base,
-                base + LANES,
-                COLUMNS,
-                out,
-                r * ld + first,
-                ld,
-                depth,
-            )
+            left, result = Matrix(a, r * depth, depth), Matrix(out, r * ld + first, ld)
+            madd(_ONE, left, panel, result, depth)
             r += 1
 
 

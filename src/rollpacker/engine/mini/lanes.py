@@ -9,7 +9,7 @@ is what makes the CPU path bit-identical whatever the batch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import binding, ir
 from numba import types
@@ -63,34 +63,49 @@ def _multiply_add(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
     return builder.call(dot, [c, builder.bitcast(a, _BF16S), builder.bitcast(b, _BF16S)])
 
 
+class Matrix(NamedTuple):
+    """Starts at element ``start`` of ``data``; its rows are ``stride`` apart."""
+
+    data: Any
+    start: Any
+    stride: Any
+
+
+class Panel(NamedTuple):
+    """A panel of 32 columns: its halves start at two elements, its rows are ``stride`` apart."""
+
+    data: Any
+    first: Any
+    second: Any
+    stride: Any
+
+
 class _Tile:
     """Emits the loop of one tile."""
 
-    def __init__(self, builder: ir.IRBuilder, rows: int) -> None:
+    def __init__(self, builder: ir.IRBuilder, rows: int, depth: Any) -> None:
         self.builder = builder
         self.rows = rows
+        self.depth = depth
 
     def pointer(self, base: Any, index: Any, vector: ir.VectorType) -> Any:
         """Address of the vector that starts at element ``index``."""
         return self.builder.bitcast(self.builder.gep(base, [index]), vector.as_pointer())
 
-    def corners(self, c: Any, c0: Any, ldc: Any) -> list[Any]:
+    def starts(self, first: Any, apart: Any) -> list[Any]:
+        """Element at which each row starts."""
+        b = self.builder
+        return [b.add(first, b.mul(_I64(r), apart)) for r in range(self.rows)]
+
+    def corners(self, c: Matrix) -> list[Any]:
         """Addresses of the tile's two output vectors of each row."""
         b = self.builder
-        starts = [b.add(c0, b.mul(_I64(r), ldc)) for r in range(self.rows)]
-        return [self.pointer(c, b.add(s, _I64(half)), _F32S) for s in starts for half in (0, LANES)]
+        starts = self.starts(c.start, c.stride)
+        return [
+            self.pointer(c.data, b.add(s, _I64(half)), _F32S) for s in starts for half in (0, LANES)
+        ]
 
-    def emit(
-        self,
-        a: Any,
-        starts: list[Any],
-        step: Any,
-        b: Any,
-        bs: list[Any],
-        ldb: Any,
-        depth: Any,
-        sums: list[Any],
-    ) -> list[Any]:
+    def emit(self, a: Any, starts: list[Any], step: Any, b: Panel, sums: list[Any]) -> list[Any]:
         """Loop over the depth (at least 1); ``step`` is a's stride along it."""
         builder = self.builder
         scalar = a.type.pointee
@@ -105,9 +120,10 @@ class _Tile:
         phis = [builder.phi(_F32S) for _ in sums]
         for phi, start in zip(phis, sums, strict=True):
             phi.add_incoming(start, before)
-        row = builder.mul(k, ldb)
+        row = builder.mul(k, b.stride)
         columns = [
-            builder.load(self.pointer(b, builder.add(start, row), vector), align=4) for start in bs
+            builder.load(self.pointer(b.data, builder.add(start, row), vector), align=4)
+            for start in (b.first, b.second)
         ]
         along = builder.mul(k, step)
         results = []
@@ -120,40 +136,30 @@ class _Tile:
         k.add_incoming(following, body)
         for phi, result in zip(phis, results, strict=True):
             phi.add_incoming(result, body)
-        builder.cbranch(builder.icmp_signed("<", following, depth), body, after)
+        builder.cbranch(builder.icmp_signed("<", following, self.depth), body, after)
         builder.position_at_end(after)
         return results
 
 
 def _madd(rows: Any, a: Any, b: Any, c: Any, *, packed: bool) -> Any:
-    signature = types.void(
-        rows,
-        a,
-        types.int64,
-        types.int64,
-        b,
-        types.int64,
-        types.int64,
-        types.int64,
-        c,
-        types.int64,
-        types.int64,
-        types.int64,
-    )
+    signature = types.void(rows, a, b, c, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def data(i: int) -> Any:
-            return context.make_array(signature.args[i])(context, builder, args[i]).data
+        def taken(place: int, kind: type[Any]) -> Any:
+            """A named tuple's address of data, and its numbers."""
+            types_ = signature.args[place].types
+            values = cgutils.unpack_tuple(builder, args[place])
+            data = context.make_array(types_[0])(context, builder, values[0]).data
+            numbers = zip(values[1:], types_[1:], strict=True)
+            return kind(data, *(context.cast(builder, n, t, types.int64) for n, t in numbers))
 
-        tile = _Tile(builder, rows.count)
-        apart = _I64(1) if packed else args[3]
-        starts = [builder.add(args[2], builder.mul(_I64(r), apart)) for r in range(rows.count)]
-        step = args[3] if packed else _I64(1)
-        corners = tile.corners(data(8), args[9], args[10])
+        left, right, out = taken(1, Matrix), taken(2, Panel), taken(3, Matrix)
+        tile = _Tile(builder, rows.count, args[4])
+        starts = tile.starts(left.start, _I64(1) if packed else left.stride)
+        step = left.stride if packed else _I64(1)
+        corners = tile.corners(out)
         sums = [builder.load(p, align=4) for p in corners]
-        sums = tile.emit(
-            data(1), starts, step, data(4), [args[5], args[6]], args[7], args[11], sums
-        )
+        sums = tile.emit(left.data, starts, step, right, sums)
         for pointer, value in zip(corners, sums, strict=True):
             builder.store(value, pointer, align=4)
         return context.get_dummy_value()
@@ -167,18 +173,19 @@ def _primitive(function: Any) -> Any:
 
 
 @_primitive
-def madd(typing, rows, a, a0, lda, b, b0, b1, ldb, c, c0, ldc, depth):
-    """``c[r, 0:32] += sum_k a[r, k] * (b0[k, 0:16], b1[k, 0:16])`` for ``len(rows)`` rows.
+def madd(typing, rows, a, b, c, depth):
+    """``c[r, 0:32] += sum_k a[r, k] * b[k, 0:32]`` for ``len(rows)`` rows, k below ``depth``.
 
-    All offsets and strides count elements of contiguous arrays; ``a`` and ``b`` hold float32, or
-    int32 lanes of two bfloat16 neighbours along the depth; ``c`` holds float32.
+    ``a`` and ``c`` are each a ``Matrix``, ``b`` is a ``Panel``; all count elements of contiguous
+    arrays: ``a`` and ``b`` of float32, or int32 lanes of two bfloat16 neighbours along the depth;
+    ``c`` of float32.
     """
     return _madd(rows, a, b, c, packed=False)
 
 
 @_primitive
-def madd_packed(typing, rows, a, a0, step, b, b0, b1, ldb, c, c0, ldc, depth):
-    """The same with ``a[r, k]`` at ``a0 + k * step + r``: one address serves many rows."""
+def madd_packed(typing, rows, a, b, c, depth):
+    """The same with ``a[r, k]`` at ``start + k * stride + r``: one address serves many rows."""
     return _madd(rows, a, b, c, packed=True)
 
 

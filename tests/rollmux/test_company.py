@@ -8,32 +8,31 @@ from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.agenda import Agenda
-from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.seat import ROLLOUT, TRAIN, Seat, State
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.trace import Philly, philly
 
 
 def tight_and_guest() -> list[Seat]:
+    """One that has just rolled out, for 100 seconds, and one that waits for the same node."""
     tight = Seat("tight", (1, 1), 100.0, 60.0, 1.02)
-    guest = Seat("guest", (2, 1), 60.0, 90.0, 3.0)
-    guest.state = il.WAIT_T
-    return [tight, guest]
+    tight.start(ROLLOUT, 0.0)
+    tight.finish(ROLLOUT, 100.0)
+    return [tight, Seat("guest", (2, 1), 60.0, 90.0, 3.0, state=State.WAIT_T)]
 
 
 def test_a_guest_is_held_back_for_who_has_just_finished_a_rollout() -> None:
     """Between the end of a rollout and the request to train, however the events are ordered."""
     tight, guest = tight_and_guest()
-    tight.state, tight.expected_end = il.IDLE_T, 100.0
-    assert il.earliest_deadline([tight, guest], il.TRAIN, 100.0) is None
-    tight.state = il.WAIT_T
-    assert il.earliest_deadline([tight, guest], il.TRAIN, 100.0) is tight
+    assert il.earliest_deadline([tight, guest], TRAIN, 100.0) is None
+    tight.ask()
+    assert il.earliest_deadline([tight, guest], TRAIN, 100.0) is tight
 
 
 def test_a_guest_is_not_held_back_for_ever() -> None:
     tight, guest = tight_and_guest()
-    tight.state, tight.expected_end = il.IDLE_T, 100.0
-    assert il.earliest_deadline([tight, guest], il.TRAIN, 200.0) is guest
+    assert il.earliest_deadline([tight, guest], TRAIN, 200.0) is guest
 
 
 def test_what_is_rehearsed_is_what_happens() -> None:
@@ -76,7 +75,7 @@ def test_swaps_save_what_they_promise(nodes: str) -> None:
             moved = repack._swap(f"24:{live.home.group}:{live.spec.id}", 0.0)
             swaps += bool(moved)
             assert values(scheduler) <= before + 1e-6
-            assert all(each.leaving and each.next_seat for each in moved)
+            assert all(each.destination and each.next_seat for each in moved)
     assert swaps > 0
 
 

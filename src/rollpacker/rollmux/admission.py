@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
-from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.cluster import Cluster, Group, Job
+from rollpacker.rollmux.seat import POOLS, Seat
 from rollpacker.rollmux.settings import Settings
 
 Masks = tuple[int, int]
@@ -88,7 +88,7 @@ class Admission:
         seats: list[Seat] = []
         for old in [] if group is None else group.seats:
             job = self._cluster.jobs[old.job]
-            if old.job not in without and (job.leaving is None or old is job.next_seat):
+            if old.job not in without and (job.destination is None or old is job.next_seat):
                 seats.append(self.seat(job, old.masks, old.stretch))
         seats.extend(self.seat(each.job, each.masks, each.stretch) for each in joiners)
         return seats
@@ -100,11 +100,12 @@ class Admission:
         reserve = il.load_bound(seats) + self._settings.cold_s
         for seat in seats:
             job = self._cluster.jobs[seat.job]
-            seat.target = affordable(job, now, self._settings, reserve if len(seats) > 1 else 0.0)
-            seat.target *= 1.0 - self._settings.margin if len(seats) > 1 else 1.0
+            target = affordable(job, now, self._settings, reserve if len(seats) > 1 else 0.0)
+            target *= 1.0 - self._settings.margin if len(seats) > 1 else 1.0
+            seat.promise(target, since=0.0)
         if len(seats) == 1:
             seat = seats[0]
-            slow = (seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)) / (seat.r + seat.t)
+            slow = seat.iteration_s / (seat.r + seat.t)
             return Verdict(slow == 1.0 or slow <= seat.target, slow)
         return self._remembered(seats, now)
 
@@ -161,8 +162,7 @@ class Admission:
                         busy += share
                         delay += share * other.seconds(pool) / 2.0
                 wait += delay / max(1.0 - busy, 0.1)
-            whole = seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)
-            slow.append((whole + wait) / (seat.r + seat.t))
+            slow.append((seat.iteration_s + wait) / (seat.r + seat.t))
         return self._mean(slow, seats)
 
     def _within_limits(self, seats: Sequence[Seat]) -> bool:

@@ -11,7 +11,6 @@ from rollpacker.policy.tail_release import TAIL_WORKERS
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.interleave import NEVER
 from rollpacker.rollmux.result import (
     TAIL_COST,
     TAIL_TIME,
@@ -22,6 +21,7 @@ from rollpacker.rollmux.result import (
     span_hours,
 )
 from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.trace import TraceJob
 
 Clock = Callable[[], float]

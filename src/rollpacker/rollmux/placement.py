@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby, islice, product
 
 from rollpacker.rollmux.admission import Admission, Joiner, affordable, expected
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
-from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.cluster import Cluster, Group, Job
+from rollpacker.rollmux.seat import POOLS, Seat
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.table import Table, node_loads
 

@@ -208,7 +208,7 @@ class Repack:
 
     def _worth(self, job: Job, now: float) -> bool:
         """Whether a move pays and the job can afford it."""
-        if job.leaving is not None or job.home is None:
+        if job.destination is not None or job.home is None:
             return False
         rest = job.remaining() * sum(expected(job, self._settings))
         cold = self._settings.cold_s

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollpacker.rollmux.cluster import Cluster, Group, Home, Job, Node
-from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.seat import Seat, State
 
 _JOB = (
     "started",
@@ -26,7 +26,6 @@ _SEAT = (
     "target",
     "anchor",
     "solo",
-    "state",
     "busy",
     "position",
     "expected_end",
@@ -60,7 +59,7 @@ def load_cluster(cluster: Cluster, state: Mapping[str, Any]) -> None:
         job = _job(data)
         cluster.jobs[job.spec.id] = job
         job.seat = _seat_of(cluster, job.home, data["seat"])
-        job.next_seat = _seat_of(cluster, job.leaving, data["next_seat"])
+        job.next_seat = _seat_of(cluster, job.destination, data["next_seat"])
 
 
 def _seat_of(cluster: Cluster, home: Home | None, index: int) -> Seat | None:
@@ -80,6 +79,7 @@ def _group_to_json(group: Group) -> dict[str, Any]:
                 "masks": list(seat.masks),
                 "stretch": list(seat.stretch),
                 "rounds": list(seat.rounds),
+                "state": seat.state.name,
             }
             | {name: getattr(seat, name) for name in _SEAT}
             for seat in group.seats
@@ -102,7 +102,7 @@ def _group(data: Mapping[str, Any]) -> Group:
             each["t"],
             stretch=(stretch[0], stretch[1]),
         )
-        seat.rounds = list(each["rounds"])
+        seat.rounds, seat.state = list(each["rounds"]), State[each["state"]]
         for name in _SEAT:
             setattr(seat, name, each[name])
         group.seats.append(seat)
@@ -121,9 +121,9 @@ def _job_to_json(cluster: Cluster, job: Job) -> dict[str, Any]:
         "ring": [list(pair) for pair in job.observed.ring],
         "count": job.observed.count,
         "home": _home_to_json(job.home),
-        "leaving": _home_to_json(job.leaving),
+        "destination": _home_to_json(job.destination),
         "seat": _index(cluster, job.home, job.seat),
-        "next_seat": _index(cluster, job.leaving, job.next_seat),
+        "next_seat": _index(cluster, job.destination, job.next_seat),
     }
 
 
@@ -144,5 +144,5 @@ def _job(data: Mapping[str, Any]) -> Job:
     for rollout_s, train_s in data["ring"]:
         job.observed.add(rollout_s, train_s)
     job.observed.count = data["count"]
-    job.home, job.leaving = _home(data["home"]), _home(data["leaving"])
+    job.home, job.destination = _home(data["home"]), _home(data["destination"])
     return job

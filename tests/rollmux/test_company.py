@@ -7,7 +7,7 @@ from cluster_worlds import job, run
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.agenda import Agenda
+from rollpacker.rollmux.repack import Task
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN, Seat, State
 from rollpacker.rollmux.settings import Settings
@@ -72,7 +72,7 @@ def test_swaps_save_what_they_promise(nodes: str) -> None:
             assert live.home is not None
             before = values(scheduler)
             scheduler.admission.left = 50.0
-            moved = repack._swap(f"24:{live.home.group}:{live.spec.id}", 0.0)
+            moved = repack._move(Task("swap", live.spec.id, live.home.group, 24), 0.0)
             swaps += bool(moved)
             assert values(scheduler) <= before + 1e-6
             assert all(each.destination and each.next_seat for each in moved)
@@ -84,22 +84,12 @@ def test_a_swap_goes_on_where_the_budget_ended() -> None:
     for each in philly(Philly(jobs=12, mean_hours=60.0), np.random.default_rng(0)):
         scheduler.handle(0.0, ev.JobArrived(spec=each.spec))
     scheduler.look_again()
-    seen: set[str] = set()
+    seen: set[int] = set()
     for _ in range(400):
         made = scheduler.handle(0.0, ev.TimePassed())
         for decision in made:
             if isinstance(decision, do.Move):
                 scheduler.handle(0.0, ev.MoveFinished(job=decision.job))
-        seen |= {name.split(":")[0] for kind, name in scheduler._repack.agenda if kind == "swap"}
+        seen |= {task.left for task in scheduler._repack.agenda if task.kind == "swap"}
     assert not len(scheduler._repack.agenda)
     assert len(seen) > 1
-
-
-def test_an_agenda_holds_each_thing_once_and_in_order() -> None:
-    agenda = Agenda()
-    agenda.extend([("move", "a"), ("inside", "a"), ("move", "a")])
-    agenda.first("swap", "24:0:a")
-    agenda.add("move", "b")
-    assert list(agenda) == [("swap", "24:0:a"), ("move", "a"), ("inside", "a"), ("move", "b")]
-    assert agenda.pop() == ("swap", "24:0:a")
-    assert len(agenda) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.cluster import Cluster, Group, Job
@@ -67,7 +66,8 @@ class Admission:
         self._settings = settings
         self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         self.left = float(settings.effort)
-        self._memory: dict[Members, tuple[float, dict[str, float]]] = {}
+        self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
+        """When groups were rehearsed, and the slowdown of each member."""
 
     def refill(self) -> None:
         """A new decision begins."""
@@ -109,20 +109,11 @@ class Admission:
             return Verdict(slow == 1.0 or slow <= seat.target, slow)
         return self._remembered(seats, now)
 
-    def memory_to_json(self) -> list[Any]:
-        """Rehearsals that are remembered."""
-        return [[key, at, slow] for key, (at, slow) in self._memory.items()]
-
-    def load_memory(self, state: Iterable[Any]) -> None:
-        """Restore ``memory_to_json``."""
-        for key, at, slow in state:
-            self._memory[tuple(tuple(each) for each in key)] = (at, dict(slow))
-
     def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
         # Who sits where first must not matter: a verdict is of the set.
         seats = sorted(seats, key=lambda seat: seat.job)
         key = tuple((seat.job, *seat.masks, self._known(seat.job)) for seat in seats)
-        known = self._memory.get(key)
+        known = self.rehearsed.get(key)
         if known is not None and known[0] > now - REMEMBER_S:
             slow = known[1]
         else:
@@ -131,9 +122,9 @@ class Admission:
             ):
                 return Verdict(False, float("inf"))
             slow = self._rehearse(seats)
-            if len(self._memory) >= REMEMBERED:
-                self._memory.clear()
-            self._memory[key] = (now, slow)
+            if len(self.rehearsed) >= REMEMBERED:
+                self.rehearsed.clear()
+            self.rehearsed[key] = (now, slow)
         kept = all(slow[seat.job] <= seat.target for seat in seats)
         return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
 

@@ -9,7 +9,6 @@ from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux import snapshot
 from rollpacker.rollmux.admission import Admission, affordable, expected
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.jobs import KNOWN_AFTER
@@ -19,6 +18,7 @@ from rollpacker.rollmux.repack import Repack
 from rollpacker.rollmux.seat import IDLE, OUT, ROLLOUT, TRAIN, Seat, State
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.slo_guard import SloGuard
+from rollpacker.rollmux.snapshot import Snapshot
 from rollpacker.rollmux.waiting import Looks, due, tails_to_release
 
 Choose = Callable[[Job, float], Site]
@@ -67,19 +67,23 @@ class Scheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """All that later decisions depend on, as JSON."""
-        return {
-            "cluster": snapshot.cluster_to_json(self.cluster),
-            "token": self._token,
-            "agenda": [list(each) for each in self._repack.agenda],
-            "rehearsed": self.admission.memory_to_json(),
-        }
+        return Snapshot(
+            jobs=list(self.cluster.jobs.values()),
+            groups=list(self.cluster.groups.values()),
+            nodes=list(self.cluster.nodes.values()),
+            numbers=self.cluster.numbers,
+            token=self._token,
+            agenda=list(self._repack.agenda),
+            rehearsed=list(self.admission.rehearsed.items()),
+        ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict`` into a new scheduler of the same settings."""
-        snapshot.load_cluster(self.cluster, state["cluster"])
-        self._token = state["token"]
-        self._repack.agenda.extend((kind, name) for kind, name in state["agenda"])
-        self.admission.load_memory(state["rehearsed"])
+        saved = Snapshot.from_json(state)
+        saved.restore(self.cluster)
+        self._token = saved.token
+        self._repack.agenda.update(dict.fromkeys(saved.agenda))
+        self.admission.rehearsed.update(saved.rehearsed)
         for group in self.cluster.groups.values():
             self._looks.note(group, -1.0)
 

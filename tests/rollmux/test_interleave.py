@@ -1,5 +1,9 @@
 """Cycles and permit orders: the theorem, its counterexample, and what round-robin promises."""
 
+import ast
+import dataclasses
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,3 +130,12 @@ def test_a_phase_is_held_back_for_who_would_be_late() -> None:
     assert il.earliest_deadline([tight, loose], TRAIN, 0.0) is None
     tight.promise(3.0, since=-80.0)
     assert il.earliest_deadline([tight, loose], TRAIN, 0.0) is loose
+
+
+def test_only_methods_of_a_seat_change_it() -> None:
+    fields = {each.name for each in dataclasses.fields(Seat)}
+    trees = [ast.parse(path.read_text()) for path in Path(il.__file__).parent.glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    written = [node for node in nodes if isinstance(node.ctx, ast.Store) and node.attr in fields]
+    found = {ast.unparse(node) for node in written}
+    assert {each for each in found if not each.startswith("self.")} == set()

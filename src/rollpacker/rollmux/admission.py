@@ -14,6 +14,8 @@ Masks = tuple[int, int]
 Members = tuple[tuple[str, int, int, bool], ...]
 
 
+GUESSED_SLOWDOWN = 1.3
+"""Of all members, in the guess of how busy they keep a node."""
 SEAT_EFFORT = 0.35
 """Of rehearsing a member."""
 REMEMBER_S = 7200.0
@@ -149,7 +151,7 @@ class Admission:
                 busy = delay = 0.0
                 for other in seats:
                     if other is not seat and other.masks[pool] & seat.masks[pool]:
-                        share = other.seconds(pool) / (1.3 * (other.r + other.t))
+                        share = other.seconds(pool) / (GUESSED_SLOWDOWN * (other.r + other.t))
                         busy += share
                         delay += share * other.seconds(pool) / 2.0
                 wait += delay / max(1.0 - busy, 0.1)

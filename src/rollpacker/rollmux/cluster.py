@@ -34,6 +34,11 @@ class Home:
     group: int
     nodes: tuple[tuple[str, ...], tuple[str, ...]]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its nodes of both pools."""
+        return self.nodes[0] + self.nodes[1]
+
 
 @dataclass(slots=True, eq=False)
 class Job:

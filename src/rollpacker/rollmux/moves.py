@@ -59,8 +59,7 @@ class Moves:
             numbers[2] -= 1
 
     def _fresh(self, home: Home) -> list[str]:
-        names = (name for pool in POOLS for name in home.nodes[pool])
-        return [name for name in names if not self._cluster.nodes[name].held]
+        return [name for name in home.names if not self._cluster.nodes[name].held]
 
     def acquire(self, home: Home) -> tuple[str, ...]:
         """Nodes of a home that the provider still has to give."""
@@ -71,18 +70,17 @@ class Moves:
 
     def memory(self, job: Job, home: Home) -> dict[str, float]:
         """GB that a job takes of each node of a home."""
-        names = [name for pool in POOLS for name in home.nodes[pool]]
-        return {name: self._cluster.nodes[name].pins[job.spec.id] for name in names}
+        return {name: self._cluster.nodes[name].pins[job.spec.id] for name in home.names}
 
-    def depart(self, job: Job) -> int | None:
-        """Leave the present seat, keeping the memory; returns the group if it still exists."""
+    def depart(self, job: Job) -> Group:
+        """Leave the present seat, keeping the memory; returns the group that it was in."""
         assert job.home is not None
         assert job.seat is not None
         group = self._cluster.groups[job.home.group]
         group.seats.remove(job.seat)
         job.seat = None
         self._cluster.changed.add(group.id)
-        return group.id
+        return group
 
     def arrive(self, job: Job, asks_by: float) -> list[str]:
         """The state is loaded: let go of the old home. Returns nodes to give back.

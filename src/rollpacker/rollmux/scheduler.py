@@ -220,9 +220,7 @@ class Scheduler:
         assert home is not None
         job.going = True
         if job.seat is not None:
-            left = self._moves.depart(job)
-            if left is not None:
-                self._rebase(self.cluster.groups[left], now)
+            self._rebase(self._moves.depart(job), now)
         self._acquire(self._moves.acquire(home))
         self._made.append(
             do.Move(
@@ -303,7 +301,8 @@ class Scheduler:
         node.held = False
         stranded: list[Job] = []
         for job in [self.cluster.jobs[name] for name in list(node.pins)]:
-            if job.destination is not None and not job.going and event.node not in _names(job.home):
+            stays = job.home is None or event.node not in job.home.names
+            if job.destination is not None and not job.going and stays:
                 self._release(self._moves.cancel(job))
             else:
                 self._forget(job, now)
@@ -364,10 +363,6 @@ class Scheduler:
             seat.leave_to_tail()
             self._made.append(do.ReleaseTail(job=seat.job, nodes=home.nodes[0]))
         return bool(found)
-
-
-def _names(home: Any) -> tuple[str, ...]:
-    return () if home is None else home.nodes[0] + home.nodes[1]
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {

@@ -9,6 +9,8 @@ from rollpacker.rollmux.settings import Settings
 
 LATE = 1.25
 """What comes next may be so much longer than expected."""
+NEXT_WAITS = 1.5
+"""Of the iteration to come, which the slack has to cover beside what is likely later."""
 CERTAIN = 0.95
 """Share of the slack of iterations to come that is counted on."""
 
@@ -34,7 +36,7 @@ class SloGuard:
         next_wait = self._next_wait(group, job.seat, alone)
         if slack > next_wait + self._settings.cold_s:
             return False
-        return rest * LATE * (self._slowdown(job.seat, now) - 1.0) + 1.5 * next_wait > slack
+        return rest * LATE * (self._slowdown(job.seat, now) - 1.0) + NEXT_WAITS * next_wait > slack
 
     def _next_wait(self, group: Group, seat: Seat, alone: float) -> float:
         """Seconds that one more iteration here may take on top of those alone."""

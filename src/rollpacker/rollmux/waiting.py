@@ -17,6 +17,9 @@ from rollpacker.rollmux.settings import Settings
 _BESIDE_A_TAIL = 1.0 / (1.0 - TAIL_WORKERS)
 """A rollout that starts on the workers that a tail has left takes so much longer at most."""
 
+TIGHT = 1.05
+"""A rollout does not leave its tail, which takes longer then, under a target below this."""
+
 
 def due(job: Job, seat: Seat, pool: int, now: float, settings: Settings) -> float:
     """When a phase that starts now has to be over, unless its job promised too much."""
@@ -84,7 +87,7 @@ def tails_to_release(group: Group, jobs: Mapping[str, Job], lifetime: bool) -> l
         reached = jobs[seat.job].tail_reached
         if seat.state is not State.RUN_R or not reached or not seat.busy & waiting:
             continue
-        if seat.busy & tails or (lifetime and seat.target < 1.05):
+        if seat.busy & tails or (lifetime and seat.target < TIGHT):
             continue
         tails |= seat.busy
         found.append(seat)

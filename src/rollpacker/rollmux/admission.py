@@ -15,7 +15,7 @@ Members = tuple[tuple[str, int, int, bool], ...]
 
 
 GUESSED_SLOWDOWN = 1.3
-"""Of all members, in the guess of how busy they keep a node."""
+"""Of all members, in the guess of how busy they keep a node: docs/log.md."""
 SEAT_EFFORT = 0.35
 """Of rehearsing a member."""
 REMEMBER_S = 7200.0

@@ -10,7 +10,8 @@ from rollpacker.rollmux.settings import Settings
 LATE = 1.25
 """What comes next may be so much longer than expected."""
 NEXT_WAITS = 1.5
-"""Of the iteration to come, which the slack has to cover beside what is likely later."""
+"""Of the iteration to come, which the slack has to cover beside what is likely later:
+docs/log.md."""
 CERTAIN = 0.95
 """Share of the slack of iterations to come that is counted on."""
 

@@ -22,8 +22,8 @@ from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.admission import Admission
 from rollpacker.rollmux.cluster import Cluster, Job
-from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.seat import Seat
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.trace import Philly, TraceJob, philly
 
@@ -187,7 +187,7 @@ def online(jobs: list[TraceJob], settings: Settings, rounds: int = 60) -> float:
         live = scheduler.cluster.jobs[job.spec.id]
         known(job, live)
         assert live.seat is not None
-        live.seat.r, live.seat.t = live.observed.means
+        live.seat.learn(0.0, live.observed.means)
         scheduler.cluster.changed.update(scheduler.cluster.groups)
         scheduler.look_again()
         for _ in range(rounds):

@@ -172,13 +172,17 @@ def test_a_planted_violation_is_found(clean: str, plant: Callable[[Log], None], 
     assert rule in found
 
 
+META = '{"kind": "meta", "memory_cap_gb": 9, "jobs": []}'
+
+
 @pytest.mark.parametrize(
     ("lines", "what"),
     [
         ([], "empty"),
         (['{"kind": "place", "t": 0}'], "line 1: expected the meta line"),
         (["no json"], "line 1"),
-        (['{"kind": "meta", "memory_cap_gb": 9, "jobs": []}', '{"t": 1}'], "line 2: no 'kind'"),
+        ([META, '{"t": 1}'], "line 2: no 'kind'"),
+        ([META, '{"t": 1, "kind": "depart"}'], "line 2: no 'job'"),
     ],
 )
 def test_what_is_no_log_is_said(lines: list[str], what: str) -> None:

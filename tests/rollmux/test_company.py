@@ -7,33 +7,32 @@ from cluster_worlds import job, run
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.agenda import Agenda
-from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.repack import Task
 from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.seat import ROLLOUT, TRAIN, Seat, State
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.trace import Philly, philly
 
 
 def tight_and_guest() -> list[Seat]:
+    """One that has just rolled out, for 100 seconds, and one that waits for the same node."""
     tight = Seat("tight", (1, 1), 100.0, 60.0, 1.02)
-    guest = Seat("guest", (2, 1), 60.0, 90.0, 3.0)
-    guest.state = il.WAIT_T
-    return [tight, guest]
+    tight.start(ROLLOUT, 0.0)
+    tight.finish(ROLLOUT, 100.0)
+    return [tight, Seat("guest", (2, 1), 60.0, 90.0, 3.0, state=State.WAIT_T)]
 
 
 def test_a_guest_is_held_back_for_who_has_just_finished_a_rollout() -> None:
     """Between the end of a rollout and the request to train, however the events are ordered."""
     tight, guest = tight_and_guest()
-    tight.state, tight.expected_end = il.IDLE_T, 100.0
-    assert il.earliest_deadline([tight, guest], il.TRAIN, 100.0) is None
-    tight.state = il.WAIT_T
-    assert il.earliest_deadline([tight, guest], il.TRAIN, 100.0) is tight
+    assert il.earliest_deadline([tight, guest], TRAIN, 100.0) is None
+    tight.ask()
+    assert il.earliest_deadline([tight, guest], TRAIN, 100.0) is tight
 
 
 def test_a_guest_is_not_held_back_for_ever() -> None:
     tight, guest = tight_and_guest()
-    tight.state, tight.expected_end = il.IDLE_T, 100.0
-    assert il.earliest_deadline([tight, guest], il.TRAIN, 200.0) is guest
+    assert il.earliest_deadline([tight, guest], TRAIN, 200.0) is guest
 
 
 def test_what_is_rehearsed_is_what_happens() -> None:
@@ -73,10 +72,10 @@ def test_swaps_save_what_they_promise(nodes: str) -> None:
             assert live.home is not None
             before = values(scheduler)
             scheduler.admission.left = 50.0
-            moved = repack._swap(f"24:{live.home.group}:{live.spec.id}", 0.0)
+            moved = repack._move(Task("swap", live.spec.id, live.home.group, 24), 0.0)
             swaps += bool(moved)
             assert values(scheduler) <= before + 1e-6
-            assert all(each.leaving and each.next_seat for each in moved)
+            assert all(each.destination and each.next_seat for each in moved)
     assert swaps > 0
 
 
@@ -85,22 +84,12 @@ def test_a_swap_goes_on_where_the_budget_ended() -> None:
     for each in philly(Philly(jobs=12, mean_hours=60.0), np.random.default_rng(0)):
         scheduler.handle(0.0, ev.JobArrived(spec=each.spec))
     scheduler.look_again()
-    seen: set[str] = set()
+    seen: set[int] = set()
     for _ in range(400):
         made = scheduler.handle(0.0, ev.TimePassed())
         for decision in made:
             if isinstance(decision, do.Move):
                 scheduler.handle(0.0, ev.MoveFinished(job=decision.job))
-        seen |= {name.split(":")[0] for kind, name in scheduler._repack.agenda if kind == "swap"}
+        seen |= {task.left for task in scheduler._repack.agenda if task.kind == "swap"}
     assert not len(scheduler._repack.agenda)
     assert len(seen) > 1
-
-
-def test_an_agenda_holds_each_thing_once_and_in_order() -> None:
-    agenda = Agenda()
-    agenda.extend([("move", "a"), ("inside", "a"), ("move", "a")])
-    agenda.first("swap", "24:0:a")
-    agenda.add("move", "b")
-    assert list(agenda) == [("swap", "24:0:a"), ("move", "a"), ("inside", "a"), ("move", "b")]
-    assert agenda.pop() == ("swap", "24:0:a")
-    assert len(agenda) == 3

@@ -1,11 +1,15 @@
 """Cycles and permit orders: the theorem, its counterexample, and what round-robin promises."""
 
+import ast
+import dataclasses
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.seat import POOLS, TRAIN, Seat, State
 
 seconds = st.floats(1.0, 500.0)
 
@@ -51,19 +55,19 @@ def run(seats: list[Seat], durations: list[list[tuple[float, float]]], rounds: i
     ends: dict[tuple[int, int], float] = {}
     now, running, count = 0.0, [], [0] * len(seats)
     while len(ends) < rounds * len(seats):
-        for pool in (il.ROLLOUT, il.TRAIN):
+        for pool in POOLS:
             while (seat := il.round_robin(seats, pool, now)) is not None:
                 index = seats.index(seat)
                 pair = durations[index][min(count[index], rounds - 1)]
-                il.start(seat, pool, now)
+                seat.start(pool, now)
                 running.append((now + pair[pool], index))
         now, index = min(running)
         running.remove((now, index))
         seat = seats[index]
-        if seat.state == il.RUN_R:
-            seat.state = il.WAIT_T
-        else:
-            seat.state = il.WAIT_R
+        pool = seat.pool
+        seat.finish(pool, now)
+        seat.ask()
+        if pool == TRAIN:
             if count[index] < rounds:
                 ends[index, count[index]] = now
             count[index] += 1
@@ -120,10 +124,18 @@ def test_a_waiting_gang_is_not_starved_by_small_jobs() -> None:
 
 
 def test_a_phase_is_held_back_for_who_would_be_late() -> None:
-    tight, loose = Seat("tight", (1, 1), 80.0, 20.0, 1.05), Seat("loose", (2, 1), 80.0, 60.0, 3.0)
-    tight.state, tight.expected_end = il.RUN_R, 10.0
-    loose.state = il.WAIT_T
-    tight.anchor = -80.0
-    assert il.earliest_deadline([tight, loose], il.TRAIN, 0.0) is None
-    tight.target = 3.0
-    assert il.earliest_deadline([tight, loose], il.TRAIN, 0.0) is loose
+    tight = Seat("tight", (1, 1), 80.0, 20.0, state=State.RUN_R, expected_end=10.0)
+    loose = Seat("loose", (2, 1), 80.0, 60.0, 3.0, state=State.WAIT_T)
+    tight.promise(1.05, since=-80.0)
+    assert il.earliest_deadline([tight, loose], TRAIN, 0.0) is None
+    tight.promise(3.0, since=-80.0)
+    assert il.earliest_deadline([tight, loose], TRAIN, 0.0) is loose
+
+
+def test_only_methods_of_a_seat_change_it() -> None:
+    fields = {each.name for each in dataclasses.fields(Seat)}
+    trees = [ast.parse(path.read_text()) for path in Path(il.__file__).parent.glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    written = [node for node in nodes if isinstance(node.ctx, ast.Store) and node.attr in fields]
+    found = {ast.unparse(node) for node in written}
+    assert {each for each in found if not each.startswith("self.")} == set()

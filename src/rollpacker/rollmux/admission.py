@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
-from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.cluster import Cluster, Group, Job
+from rollpacker.rollmux.seat import POOLS, Seat
 from rollpacker.rollmux.settings import Settings
 
 Masks = tuple[int, int]
 Members = tuple[tuple[str, int, int, bool], ...]
 
 
+GUESSED_SLOWDOWN = 1.3
+"""Of all members, in the guess of how busy they keep a node: docs/log.md."""
 SEAT_EFFORT = 0.35
 """Of rehearsing a member."""
 REMEMBER_S = 7200.0
@@ -67,7 +68,8 @@ class Admission:
         self._settings = settings
         self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         self.left = float(settings.effort)
-        self._memory: dict[Members, tuple[float, dict[str, float]]] = {}
+        self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
+        """When groups were rehearsed, and the slowdown of each member."""
 
     def refill(self) -> None:
         """A new decision begins."""
@@ -88,7 +90,7 @@ class Admission:
         seats: list[Seat] = []
         for old in [] if group is None else group.seats:
             job = self._cluster.jobs[old.job]
-            if old.job not in without and (job.leaving is None or old is job.next_seat):
+            if old.job not in without and (job.destination is None or old is job.next_seat):
                 seats.append(self.seat(job, old.masks, old.stretch))
         seats.extend(self.seat(each.job, each.masks, each.stretch) for each in joiners)
         return seats
@@ -100,28 +102,20 @@ class Admission:
         reserve = il.load_bound(seats) + self._settings.cold_s
         for seat in seats:
             job = self._cluster.jobs[seat.job]
-            seat.target = affordable(job, now, self._settings, reserve if len(seats) > 1 else 0.0)
-            seat.target *= 1.0 - self._settings.margin if len(seats) > 1 else 1.0
+            target = affordable(job, now, self._settings, reserve if len(seats) > 1 else 0.0)
+            target *= 1.0 - self._settings.margin if len(seats) > 1 else 1.0
+            seat.promise(target, since=0.0)
         if len(seats) == 1:
             seat = seats[0]
-            slow = (seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)) / (seat.r + seat.t)
+            slow = seat.iteration_s / (seat.r + seat.t)
             return Verdict(slow == 1.0 or slow <= seat.target, slow)
         return self._remembered(seats, now)
-
-    def memory_to_json(self) -> list[Any]:
-        """Rehearsals that are remembered."""
-        return [[key, at, slow] for key, (at, slow) in self._memory.items()]
-
-    def load_memory(self, state: Iterable[Any]) -> None:
-        """Restore ``memory_to_json``."""
-        for key, at, slow in state:
-            self._memory[tuple(tuple(each) for each in key)] = (at, dict(slow))
 
     def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
         # Who sits where first must not matter: a verdict is of the set.
         seats = sorted(seats, key=lambda seat: seat.job)
         key = tuple((seat.job, *seat.masks, self._known(seat.job)) for seat in seats)
-        known = self._memory.get(key)
+        known = self.rehearsed.get(key)
         if known is not None and known[0] > now - REMEMBER_S:
             slow = known[1]
         else:
@@ -130,9 +124,9 @@ class Admission:
             ):
                 return Verdict(False, float("inf"))
             slow = self._rehearse(seats)
-            if len(self._memory) >= REMEMBERED:
-                self._memory.clear()
-            self._memory[key] = (now, slow)
+            if len(self.rehearsed) >= REMEMBERED:
+                self.rehearsed.clear()
+            self.rehearsed[key] = (now, slow)
         kept = all(slow[seat.job] <= seat.target for seat in seats)
         return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
 
@@ -157,12 +151,11 @@ class Admission:
                 busy = delay = 0.0
                 for other in seats:
                     if other is not seat and other.masks[pool] & seat.masks[pool]:
-                        share = other.seconds(pool) / (1.3 * (other.r + other.t))
+                        share = other.seconds(pool) / (GUESSED_SLOWDOWN * (other.r + other.t))
                         busy += share
                         delay += share * other.seconds(pool) / 2.0
                 wait += delay / max(1.0 - busy, 0.1)
-            whole = seat.seconds(il.ROLLOUT) + seat.seconds(il.TRAIN)
-            slow.append((whole + wait) / (seat.r + seat.t))
+            slow.append((seat.iteration_s + wait) / (seat.r + seat.t))
         return self._mean(slow, seats)
 
     def _within_limits(self, seats: Sequence[Seat]) -> bool:

@@ -85,10 +85,12 @@ class Checker:
             self._bad("unknown_job", f"{name} is not in the meta line")
             return
         kind = event["kind"]
-        if kind not in _RULES:
+        if kind in _OF_JOBS:
+            _OF_JOBS[kind](self, self._jobs[event["job"]], event)
+        elif kind in _OF_NODES:
+            _OF_NODES[kind](self, event)
+        else:
             self._bad("unknown_kind", f"{kind!r}")
-            return
-        _RULES[kind](self, self._jobs.get(name or ""), event)
 
     def finish(self) -> list[Violation]:
         """What is left over at the end."""
@@ -107,8 +109,7 @@ class Checker:
     def _bad(self, rule: str, what: str) -> None:
         self.violations.append(Violation(rule, self._line, self._now, what))
 
-    def _place(self, job: _Job | None, event: dict[str, Any]) -> None:
-        assert job is not None
+    def _place(self, job: _Job, event: dict[str, Any]) -> None:
         if job.placed_at is not None:
             self._bad("double_placement", f"{event['job']} was placed before")
         job.placed_at = self._now
@@ -128,8 +129,7 @@ class Checker:
             if total > self._cap + EPSILON:
                 self._bad("memory", f"{node} holds {total:.1f} GB of {self._cap:g}")
 
-    def _move(self, job: _Job | None, event: dict[str, Any]) -> None:
-        assert job is not None
+    def _move(self, job: _Job, event: dict[str, Any]) -> None:
         name = event["job"]
         if job.placed_at is None or job.gone:
             self._bad("lost_job", f"{name} moves but is not there")
@@ -143,18 +143,15 @@ class Checker:
 
     def _abandon(self, name: str, job: _Job) -> None:
         """A node died: the iteration is lost."""
-        for node in [node for node, owner in self._busy.items() if owner == name]:
-            del self._busy[node]
+        self._free(name)
         job.running = job.permit = None
         job.took_s = 0.0
         job.next_phase = "rollout"
-        for node in job.nodes | job.old_nodes:
-            self._pins.get(node, {}).pop(name, None)
+        self._unpin(name, job.nodes | job.old_nodes)
         job.nodes = set()
         job.old_nodes = set()
 
-    def _permit(self, job: _Job | None, event: dict[str, Any]) -> None:
-        assert job is not None
+    def _permit(self, job: _Job, event: dict[str, Any]) -> None:
         name, phase = event["job"], event["phase"]
         if job.permit is not None or job.running is not None:
             self._bad("double_permit", f"{name} holds a permit already")
@@ -181,8 +178,7 @@ class Checker:
                 self._bad("order", f"{name}: {turn[1:]} after {last[1:]} on {node}")
             self._turns[key] = turn
 
-    def _start(self, job: _Job | None, event: dict[str, Any]) -> None:
-        assert job is not None
+    def _start(self, job: _Job, event: dict[str, Any]) -> None:
         name, phase, nodes = event["job"], event["phase"], set(event["nodes"])
         if job.running is not None:
             self._bad("double_start", f"{name} runs already")
@@ -204,8 +200,7 @@ class Checker:
                 self._bad("exclusive", f"{name} starts on {node}, where {other} runs")
             self._busy[node] = name
 
-    def _tail_release(self, job: _Job | None, event: dict[str, Any]) -> None:
-        assert job is not None
+    def _tail_release(self, job: _Job, event: dict[str, Any]) -> None:
         if job.running is None or job.running["phase"] != "rollout":
             self._bad("tail", f"{event['job']} releases a tail but runs no rollout")
         self._free(event["job"])
@@ -214,16 +209,18 @@ class Checker:
         for node in [node for node, owner in self._busy.items() if owner == name]:
             del self._busy[node]
 
-    def _end(self, job: _Job | None, event: dict[str, Any]) -> None:
-        assert job is not None
+    def _unpin(self, name: str, nodes: set[str]) -> None:
+        for node in nodes:
+            self._pins.get(node, {}).pop(name, None)
+
+    def _end(self, job: _Job, event: dict[str, Any]) -> None:
         name, phase = event["job"], event["phase"]
         if job.running is None or job.running["phase"] != phase:
             self._bad("no_start", f"{name} ends a {phase} that did not start")
             return
         job.running = None
         if phase == "sync":
-            for node in job.old_nodes - job.nodes:
-                self._pins.get(node, {}).pop(name, None)
+            self._unpin(name, job.old_nodes - job.nodes)
             job.old_nodes = set()
             return
         self._free(name)
@@ -240,15 +237,13 @@ class Checker:
             job.done += 1
         job.next_phase = "rollout" if phase == "train" else "train"
 
-    def _depart(self, job: _Job | None, event: dict[str, Any]) -> None:
-        assert job is not None
+    def _depart(self, job: _Job, event: dict[str, Any]) -> None:
         name, spec = event["job"], job.spec
         if job.placed_at is None or job.gone:
             self._bad("lost_job", f"{name} departs but is not there")
             return
         job.gone = True
-        for node in job.nodes | job.old_nodes:
-            self._pins.get(node, {}).pop(name, None)
+        self._unpin(name, job.nodes | job.old_nodes)
         if event.get("cancelled"):
             return
         wanted = spec["iterations"]
@@ -259,8 +254,7 @@ class Checker:
         if elapsed > allowed * (1.0 + 1e-9) + EPSILON:
             self._bad("slo", f"{name} took {elapsed:.1f} s, allowed {allowed:.1f} s")
 
-    def _node_down(self, job: _Job | None, event: dict[str, Any]) -> None:
-        del job
+    def _node_down(self, event: dict[str, Any]) -> None:
         for node in event["nodes"]:
             self._dead.add(node)
             for name in self._pins.pop(node, {}):
@@ -268,15 +262,14 @@ class Checker:
                 self._jobs[name].nodes.discard(node)
                 self._jobs[name].old_nodes.discard(node)
 
-    def _rebase(self, job: _Job | None, event: dict[str, Any]) -> None:
-        del job
+    def _rebase(self, event: dict[str, Any]) -> None:
         group, epoch = event["group"], event["epoch"]
         if epoch <= self._epochs.get(group, -1):
             self._bad("epoch", f"group {group} goes from epoch {self._epochs[group]} to {epoch}")
         self._epochs[group] = epoch
 
 
-_RULES: dict[str, Callable[[Checker, _Job | None, dict[str, Any]], None]] = {
+_OF_JOBS: dict[str, Callable[[Checker, _Job, dict[str, Any]], None]] = {
     "place": Checker._place,
     "move": Checker._move,
     "evict": Checker._move,
@@ -285,6 +278,8 @@ _RULES: dict[str, Callable[[Checker, _Job | None, dict[str, Any]], None]] = {
     "tail_release": Checker._tail_release,
     "end": Checker._end,
     "depart": Checker._depart,
+}
+_OF_NODES: dict[str, Callable[[Checker, dict[str, Any]], None]] = {
     "node_down": Checker._node_down,
     "rebase": Checker._rebase,
 }

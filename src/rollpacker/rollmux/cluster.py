@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.jobs import JobSpec, Observed
+from rollpacker.rollmux.seat import ABSENT, IDLE, POOLS, ROLLOUT, Seat
 
-POOLS = (il.ROLLOUT, il.TRAIN)
 HORIZON = 16
 """Iterations that a job of unknown length is planned for."""
 
@@ -36,51 +34,42 @@ class Home:
     group: int
     nodes: tuple[tuple[str, ...], tuple[str, ...]]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its nodes of both pools."""
+        return self.nodes[0] + self.nodes[1]
 
+
+@dataclass(slots=True, eq=False)
 class Job:
-    """A live job."""
+    """A live job.
 
-    __slots__ = (
-        "asked",
-        "done",
-        "going",
-        "home",
-        "leaving",
-        "looked_at",
-        "next_seat",
-        "observed",
-        "rollout_s",
-        "seat",
-        "solo_s",
-        "spec",
-        "started",
-        "tail_reached",
-        "token",
-    )
+    Args:
+        looked_at: when repacking last did.
+        solo_s: seconds alone of the finished iterations.
+        rollout_s: of the iteration that is running.
+        destination: reserved: where it goes at its next iteration boundary.
+        next_seat: its seat there.
+        going: whether its state is being loaded at its destination.
+        asked: whether it asked for its next rollout while it was being moved.
+        token: of the permit it holds; -1 for none.
+    """
 
-    def __init__(self, spec: JobSpec, now: float) -> None:
-        self.spec = spec
-        self.started = now
-        self.observed = Observed()
-        self.done = 0
-        self.solo_s = 0.0
-        """Seconds alone of the finished iterations."""
-        self.rollout_s = 0.0
-        """Of the iteration that is running."""
-        self.home: Home | None = None
-        self.seat: Seat | None = None
-        self.leaving: Home | None = None
-        """Reserved: where it goes at its next iteration boundary."""
-        self.next_seat: Seat | None = None
-        self.going = False
-        """Whether its state is being loaded on ``leaving``."""
-        self.asked = False
-        """Whether it asked for its next rollout while it was being moved."""
-        self.token = -1
-        """Of the permit it holds; -1 for none."""
-        self.tail_reached = False
-        self.looked_at = now
-        """By repacking."""
+    spec: JobSpec
+    started: float
+    looked_at: float = 0.0
+    observed: Observed = field(default_factory=Observed)
+    done: int = 0
+    solo_s: float = 0.0
+    rollout_s: float = 0.0
+    home: Home | None = None
+    seat: Seat | None = None
+    destination: Home | None = None
+    next_seat: Seat | None = None
+    going: bool = False
+    asked: bool = False
+    token: int = -1
+    tail_reached: bool = False
 
     def gangs(self) -> tuple[int, int]:
         """Nodes of either pool that it asks for."""
@@ -88,7 +77,7 @@ class Job:
 
     def memory_gb(self, pool: int, nodes: int) -> float:
         """Host memory on each of so many nodes of a pool."""
-        if pool == il.ROLLOUT:
+        if pool == ROLLOUT:
             return self.spec.rollout_memory_gb
         return self.spec.train_memory_gb * self.spec.train_nodes / nodes
 
@@ -99,19 +88,47 @@ class Job:
         return max(self.spec.iterations - self.done, 1)
 
 
+@dataclass(slots=True, eq=False)
 class Group:
-    """Jobs that share nodes: their seats by position, and its nodes as bits."""
+    """Jobs that share nodes.
 
-    __slots__ = ("bits", "epoch", "id", "last", "nodes", "seats")
+    Args:
+        epoch: grows with every change of its members.
+        seats: of its members, by position.
+        nodes: of either pool.
+        bits: of its nodes in the masks of gangs.
+        last: round and position of the last permit of either pool.
+    """
 
-    def __init__(self, number: int) -> None:
-        self.id = number
-        self.epoch = 0
-        self.seats: list[Seat] = []
-        self.nodes: tuple[list[str], list[str]] = ([], [])
-        self.bits: dict[str, int] = {}
+    id: int
+    epoch: int = 0
+    seats: list[Seat] = field(default_factory=list)
+    nodes: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    bits: dict[str, int] = field(default_factory=dict)
+    last: list[tuple[int, int]] = field(default_factory=lambda: [(0, -1), (0, -1)])
+
+    def begin_rounds(self) -> list[Seat]:
+        """Rounds count from zero again; who is furthest in its iteration comes first.
+
+        Returns those who take part, in their order.
+        """
         self.last = [(0, -1), (0, -1)]
-        """Round and position of the last permit of either pool."""
+        found = [seat for seat in self.seats if seat.state not in ABSENT]
+        found.sort(key=lambda seat: seat.progress)
+        for position, seat in enumerate(found):
+            seat.begin_rounds(position)
+        return found
+
+    def next_pass(self, seat: Seat, pool: int) -> int:
+        """The round of a permit under deadlines: they count passes over the positions."""
+        last_round, last_position = self.last[pool]
+        number = last_round + (seat.position <= last_position)
+        self.last[pool] = (number, seat.position)
+        return number
+
+    def silent(self, now: float) -> list[Seat]:
+        """Members that should have asked for their next phase by now."""
+        return [seat for seat in self.seats if seat.state in IDLE and seat.late_at <= now]
 
     def bit(self, node: str) -> int:
         """The bit of a node; the lowest free one for a new node."""

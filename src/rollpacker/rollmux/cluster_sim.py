@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -11,7 +12,6 @@ from rollpacker.policy.tail_release import TAIL_WORKERS
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.interleave import NEVER
 from rollpacker.rollmux.result import (
     TAIL_COST,
     TAIL_TIME,
@@ -22,38 +22,26 @@ from rollpacker.rollmux.result import (
     span_hours,
 )
 from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.trace import TraceJob
 
 Clock = Callable[[], float]
 
 
+@dataclass(slots=True, eq=False)
 class Running:
     """A job of the trace in the simulated cluster."""
 
-    __slots__ = (
-        "began",
-        "done",
-        "end_at",
-        "epoch",
-        "homes",
-        "job",
-        "moving",
-        "phase",
-        "tailing",
-        "token",
-    )
-
-    def __init__(self, job: TraceJob) -> None:
-        self.job = job
-        self.done = 0
-        self.moving = False
-        self.phase: Phase = "rollout"
-        self.token = -1
-        self.began = 0.0
-        self.end_at = 0.0
-        self.tailing = False
-        self.homes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-        self.epoch = 0
+    job: TraceJob
+    done: int = 0
+    moving: bool = False
+    phase: Phase = "rollout"
+    token: int = -1
+    began: float = 0.0
+    end_at: float = 0.0
+    tailing: bool = False
+    homes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    epoch: int = 0
 
     def seconds(self) -> float:
         """Of the phase that is running or next, alone."""

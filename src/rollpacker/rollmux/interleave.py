@@ -1,119 +1,37 @@
 """Who runs next inside a co-execution group: permit orders, the exact cycle, a small rehearsal.
 
-Nodes of a group are bits, so that a gang is a mask. The scheduler and the rehearsal (stochastic
-admission) call the same two orders.
+The scheduler and the rehearsal (stochastic admission) call the same two orders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Final
 
 import numpy as np
 
-ROLLOUT: Final = 0
-TRAIN: Final = 1
-
-WAIT_R: Final = 0
-RUN_R: Final = 1
-WAIT_T: Final = 2
-RUN_T: Final = 3
-IDLE_R: Final = 4
-"""Between phases: it has not asked for its next rollout yet."""
-IDLE_T: Final = 5
-AWAY: Final = 6
-"""Reserved only: its state is still elsewhere."""
-OUT_R: Final = 7
-"""Set aside before a rollout: nobody waits for it."""
-OUT_T: Final = 8
-
-NEVER: Final = 1e18
-"""Seconds."""
-
-_WAITING = (WAIT_R, WAIT_T)
-_RUNNING = (RUN_R, RUN_T)
-_IDLE = (IDLE_R, IDLE_T)
-_ABSENT = (AWAY, OUT_R, OUT_T)
-
-
-class Seat:
-    """A job's place in a group, as far as permits are concerned. Times in seconds.
-
-    ``r`` and ``t`` are expected phases of the whole gangs, and ``stretch`` how much longer they
-    take on gangs that shrank; ``target`` is the slowdown to stay under since ``anchor``, ``solo``
-    the seconds alone of the iterations finished since; ``rounds`` the next round of either phase;
-    after ``late_at`` nobody counts on the end of its phase, or on its asking for the next.
-    """
-
-    __slots__ = (
-        "anchor",
-        "busy",
-        "expected_end",
-        "index",
-        "job",
-        "late_at",
-        "masks",
-        "position",
-        "r",
-        "rounds",
-        "solo",
-        "state",
-        "stretch",
-        "t",
-        "target",
-    )
-
-    def __init__(
-        self,
-        job: str,
-        masks: tuple[int, int],
-        r: float,
-        t: float,
-        target: float = 1e9,
-        stretch: tuple[float, float] = (1.0, 1.0),
-    ) -> None:
-        self.job = job
-        self.masks = masks
-        self.r = r
-        self.t = t
-        self.target = target
-        self.stretch = stretch
-        self.anchor = 0.0
-        self.solo = 0.0
-        self.state = WAIT_R
-        self.busy = 0
-        self.position = 0
-        self.rounds = [0, 0]
-        self.expected_end = 0.0
-        self.late_at = NEVER
-        self.index = 0
-        """In a rehearsal."""
-
-    def latest_start(self, pool: int) -> float:
-        """When the next phase on ``pool`` has to start to stay under the target."""
-        deadline = self.anchor + self.target * (self.solo + self.r + self.t)
-        left = self.t * self.stretch[1]
-        return deadline - (left + self.r * self.stretch[0] if pool == ROLLOUT else left)
-
-    def seconds(self, pool: int) -> float:
-        """Expected seconds of a phase."""
-        return (self.r if pool == ROLLOUT else self.t) * self.stretch[pool]
-
+from rollpacker.rollmux.seat import (
+    ABSENT,
+    IDLE,
+    POOLS,
+    ROLLOUT,
+    RUNNING,
+    TRAIN,
+    WAITING,
+    Seat,
+)
 
 _EARLY_S = 20.0
 """Seconds before the latest start from which a delay counts as one."""
-_ASKS_S = 5.0
-"""Seconds for which a member that has just finished a phase is counted on to ask for the next."""
 
 Order = Callable[[Sequence[Seat], int, float], Seat | None]
 """Picks whom to permit next on a pool at a time, or nobody."""
 
 
 def _taken(seats: Sequence[Seat], pool: int) -> int:
-    running, taken = _RUNNING[pool], 0
+    running, taken = RUNNING[pool], 0
     for seat in seats:
-        if seat.state == running:
+        if seat.state is running:
             taken |= seat.busy
     return taken
 
@@ -122,24 +40,22 @@ def round_robin(seats: Sequence[Seat], pool: int, now: float) -> Seat | None:
     """Strictly by (round, position) on every node: nobody passes a member it shares one with."""
     del now
     taken = _taken(seats, pool)
-    wanted = _WAITING[pool]
+    wanted = WAITING[pool]
     best: Seat | None = None
     for seat in seats:
-        if seat.state != wanted or seat.masks[pool] & taken:
+        mask = seat.masks[pool]
+        if seat.state is not wanted or mask & taken:
             continue
-        if best is not None and _turn(best, pool) < _turn(seat, pool):
+        turn = seat.turn(pool)
+        if best is not None and best.turn(pool) < turn:
             continue
         if not any(
-            other.masks[pool] & seat.masks[pool] and _turn(other, pool) < _turn(seat, pool)
+            other.masks[pool] & mask and other.turn(pool) < turn and other.state not in ABSENT
             for other in seats
-            if other is not seat and other.state not in _ABSENT
+            if other is not seat
         ):
             best = seat
     return best
-
-
-def _turn(seat: Seat, pool: int) -> tuple[int, int]:
-    return seat.rounds[pool], seat.position
 
 
 def earliest_deadline(seats: Sequence[Seat], pool: int, now: float) -> Seat | None:
@@ -149,15 +65,18 @@ def earliest_deadline(seats: Sequence[Seat], pool: int, now: float) -> Seat | No
     before it can start. A phase is held back for a member that comes soon and would be late
     because of it, if it can afford that itself.
     """
-    wanted, running = _WAITING[pool], _RUNNING[pool]
+    wanted, running = WAITING[pool], RUNNING[pool]
     taken = 0
     waiting: list[Seat] = []
     for seat in seats:
-        if seat.state == wanted:
+        if seat.state is wanted:
             waiting.append(seat)
-        elif seat.state == running:
+        elif seat.state is running:
             taken |= seat.busy
-    if all(seat.masks[pool] & taken for seat in waiting):
+    for seat in waiting:
+        if not seat.masks[pool] & taken:
+            break
+    else:
         return None
     if len(waiting) > 1:
         waiting.sort(key=lambda seat: (seat.latest_start(pool), seat.position))
@@ -186,23 +105,23 @@ def _first_free(
 
 
 def _free_at(seats: Sequence[Seat], pool: int, mask: int) -> float:
-    running, free = _RUNNING[pool], 0.0
+    running, free = RUNNING[pool], 0.0
     for seat in seats:
-        if seat.state == running and seat.busy & mask and seat.expected_end > free:
+        if seat.state is running and seat.busy & mask and seat.expected_end > free:
             free = seat.expected_end
     return free
 
 
 def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bool:
     """Whether the greater lateness of the two is less when a member that comes soon goes first."""
-    coming, idle = _RUNNING[1 - pool], _IDLE[pool]
+    coming, idle = RUNNING[1 - pool], IDLE[pool]
     mask = seat.masks[pool]
     end = now + seat.seconds(pool)
     own = seat.latest_start(pool)
     for other in seats:
-        if other.state not in (coming, idle) or not other.masks[pool] & mask:
+        if (other.state is not coming and other.state is not idle) or not other.masks[pool] & mask:
             continue
-        if counted_on_until(other) <= now:
+        if other.counted_on_until() <= now:
             continue
         ready = max(other.expected_end, now)
         if ready >= end:
@@ -214,21 +133,6 @@ def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bo
         if max(ready - its, ready + other.seconds(pool) - own) < at_once:
             return True
     return False
-
-
-def counted_on_until(seat: Seat) -> float:
-    """When nobody is held back any more for a member that runs, or was to ask at once."""
-    return seat.expected_end + _ASKS_S if seat.state in _IDLE else seat.late_at
-
-
-def start(seat: Seat, pool: int, now: float) -> None:
-    """A member that was picked holds its nodes from now on."""
-    seat.state = RUN_R if pool == ROLLOUT else RUN_T
-    seat.busy = seat.masks[pool]
-    seat.rounds[pool] += 1
-    # What is expected, not what it will be: the order must not know the future.
-    seat.expected_end = now + seat.seconds(pool)
-    seat.late_at = NEVER
 
 
 def rehearse(
@@ -253,63 +157,74 @@ def rehearse(
     Returns:
         Elapsed seconds over seconds alone, infinite for who finished nothing.
     """
-    for index, seat in enumerate(seats):
-        seat.index = index
+    actors = [_Actor(seat, each) for seat, each in zip(seats, durations, strict=True)]
+    numbers = {seat: number for number, seat in enumerate(seats)}
     heap: list[tuple[float, int]] = []
-    count = [0] * len(seats)
-    last = [0.0] * len(seats)
-    first = [(0.0, 0.0)] * len(seats)
     left = iterations * len(seats)
     least = max(2, iterations // 3)
     waits = [len(seats), 0]
-    _grant(seats, durations, order, (0.0, switch_s), heap, count, waits)
+    rolling_out = RUNNING[ROLLOUT]
+
+    def grant(now: float) -> None:
+        for pool in POOLS:
+            while waits[pool] and (seat := order(seats, pool, now)) is not None:
+                number = numbers[seat]
+                seconds = actors[number].next_pair()[pool]
+                seat.start(pool, now)
+                waits[pool] -= 1
+                heappush(heap, (now + seconds * seat.stretch[pool] + switch_s, number))
+
+    grant(0.0)
     while heap:
-        now, index = heappop(heap)
-        seat = seats[index]
-        if seat.state == RUN_R:
-            seat.state = WAIT_T
-            waits[TRAIN] += 1
-        else:
-            pair = durations[index][count[index] % len(durations[index])]
-            seat.solo += pair[0] + pair[1]
-            seat.state = WAIT_R
-            waits[ROLLOUT] += 1
-            count[index] += 1
-            last[index] = now
-            if count[index] == 1:
-                first[index] = (now, seat.solo)
+        now, number = heappop(heap)
+        actor, seat = actors[number], seats[number]
+        pool = ROLLOUT if seat.state is rolling_out else TRAIN
+        if pool == TRAIN:
+            solo_s = actor.iterate(now)
             left -= 1
-            late = now - seat.target * seat.solo
-            if left <= 0 and min(count) >= least:
+            if left <= 0 and min(each.count for each in actors) >= least:
                 break
-            if count[index] >= least and late > (pair[0] + pair[1]) * seat.target:
+            late = now - seat.target * seat.solo
+            if actor.count >= least and late > solo_s * seat.target:
                 break
             if left < -8 * iterations * len(seats):
                 break
-        _grant(seats, durations, order, (now, switch_s), heap, count, waits)
-    return [
-        (at - since[0]) / (seat.solo - since[1]) if seat.solo > since[1] else float("inf")
-        for at, since, seat in zip(last, first, seats, strict=True)
-    ]
+        seat.go_on(pool)
+        waits[1 - pool] += 1
+        grant(now)
+    return [actor.slowdown() for actor in actors]
 
 
-def _grant(
-    seats: Sequence[Seat],
-    durations: Sequence[Sequence[tuple[float, float]]],
-    order: Order,
-    clock: tuple[float, float],
-    heap: list[tuple[float, int]],
-    count: list[int],
-    waits: list[int],
-) -> None:
-    now, switch_s = clock
-    for pool in (ROLLOUT, TRAIN):
-        while waits[pool] and (seat := order(seats, pool, now)) is not None:
-            index = seat.index
-            seconds = durations[index][count[index] % len(durations[index])][pool]
-            start(seat, pool, now)
-            waits[pool] -= 1
-            heappush(heap, (now + seconds * seat.stretch[pool] + switch_s, index))
+class _Actor:
+    """A member in a rehearsal: its iterations so far."""
+
+    __slots__ = ("_durations", "_first", "_last", "_seat", "count")
+
+    def __init__(self, seat: Seat, durations: Sequence[tuple[float, float]]) -> None:
+        self._seat = seat
+        self._durations = durations
+        self._first = (0.0, 0.0)
+        self._last = 0.0
+        self.count = 0
+
+    def next_pair(self) -> tuple[float, float]:
+        """Seconds of its next rollout and training."""
+        return self._durations[self.count % len(self._durations)]
+
+    def iterate(self, now: float) -> float:
+        """One more is over; what it took alone."""
+        rollout_s, train_s = self.next_pair()
+        self._seat.learn(rollout_s + train_s, (self._seat.r, self._seat.t))
+        self.count += 1
+        self._last = now
+        if self.count == 1:
+            self._first = (now, self._seat.solo)
+        return rollout_s + train_s
+
+    def slowdown(self) -> float:
+        at, solo = self._first
+        alone = self._seat.solo - solo
+        return (self._last - at) / alone if alone > 0.0 else float("inf")
 
 
 def formula_holds(members: Sequence[Seat]) -> bool:
@@ -339,12 +254,10 @@ def load_bound(members: Sequence[Seat]) -> float:
     """The formula: the longest iteration alone, or the most loaded node. A lower bound always."""
     loads: dict[tuple[int, int], float] = {}
     for seat in members:
-        for pool in (ROLLOUT, TRAIN):
+        for pool in POOLS:
             for bit in bits(seat.masks[pool]):
                 loads[pool, bit] = loads.get((pool, bit), 0.0) + seat.seconds(pool)
-    return max(
-        [seat.seconds(ROLLOUT) + seat.seconds(TRAIN) for seat in members] + list(loads.values())
-    )
+    return max([seat.iteration_s for seat in members] + list(loads.values()))
 
 
 def cycle(members: Sequence[Seat]) -> float:
@@ -371,7 +284,7 @@ def _one_round(members: Sequence[Seat]) -> np.ndarray:
     now = np.full((2 * count, 2 * count), -np.inf)
     np.fill_diagonal(now, 0.0)
     fresh = now.copy()
-    for pool in (ROLLOUT, TRAIN):
+    for pool in POOLS:
         last: dict[int, int] = {}
         for index in reversed(range(count)):
             for bit in bits(members[index].masks[pool]):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 RING = 60
@@ -96,32 +95,29 @@ def host_memory_gb(
     return rollout, 100.0 + 18.0 * parameters_b / train_nodes
 
 
+@dataclass(slots=True)
 class Observed:
-    """The last ``RING`` iterations of a job: rollout and training seconds, alone."""
+    """The last ``RING`` iterations of a job.
 
-    __slots__ = ("_means", "count", "ring")
+    Args:
+        ring: rollout and training seconds of each, alone.
+        count: iterations that ever were.
+        means: of both over the ring; only once something was seen.
+    """
 
-    def __init__(self) -> None:
-        self.ring: deque[tuple[float, float]] = deque(maxlen=RING)
-        self.count = 0
-        self._means: tuple[float, float] | None = None
+    ring: list[tuple[float, float]] = field(default_factory=list)
+    count: int = 0
+    means: tuple[float, float] = (0.0, 0.0)
 
     def add(self, rollout_s: float, train_s: float) -> None:
         """One more iteration."""
         self.ring.append((rollout_s, train_s))
+        del self.ring[:-RING]
         self.count += 1
-        self._means = None
+        rollout, train = zip(*self.ring, strict=True)
+        self.means = (sum(rollout) / len(rollout), sum(train) / len(train))
 
     @property
     def known(self) -> bool:
         """Whether enough was seen to plan by it."""
         return self.count >= KNOWN_AFTER
-
-    @property
-    def means(self) -> tuple[float, float]:
-        """Mean rollout and training seconds; only once something was seen."""
-        if self._means is None:
-            size = len(self.ring)
-            rollout, train = zip(*self.ring, strict=True)
-            self._means = (sum(rollout) / size, sum(train) / size)
-        return self._means

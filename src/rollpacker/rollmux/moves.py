@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.admission import Admission
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Home, Job
+from rollpacker.rollmux.cluster import Cluster, Group, Home, Job
 from rollpacker.rollmux.placement import Site
+from rollpacker.rollmux.seat import POOLS
 
 
 class Moves:
@@ -17,7 +17,7 @@ class Moves:
 
     def reserve(self, job: Job, site: Site) -> None:
         """Take memory and a seat at the destination; the job stays where it is."""
-        assert job.leaving is None
+        assert job.destination is None
         group = (
             self._cluster.new_group() if site.group is None else self._cluster.groups[site.group]
         )
@@ -28,31 +28,25 @@ class Moves:
         home = Home(group.id, (nodes[0], nodes[1]))
         self._cluster.pin(job, home)
         seat = self._admission.seat(job, (group.mask(nodes[0]), group.mask(nodes[1])), site.stretch)
-        seat.state = il.AWAY
-        seat.target = job.seat.target if job.seat else job.spec.slo
+        seat.reserve(job.seat.target if job.seat else job.spec.slo)
         group.seats.append(seat)
-        job.leaving, job.next_seat = home, seat
+        job.destination, job.next_seat = home, seat
 
     def cancel(self, job: Job) -> list[str]:
         """Undo a reservation that did not begin; in reverse order it restores every number.
 
         Returns nodes to give back: those whose other jobs have left meanwhile.
         """
-        home, seat = job.leaving, job.next_seat
+        home, seat = job.destination, job.next_seat
         assert home is not None
         assert seat is not None
         assert not job.going
         group = self._cluster.groups[home.group]
         group.seats.remove(seat)
-        fresh = [
-            name
-            for pool in POOLS
-            for name in home.nodes[pool]
-            if not self._cluster.nodes[name].held
-        ]
+        fresh = self._fresh(home)
         freed = self._cluster.unpin(job, home, keep=job.home)
         self._give_back_numbers(fresh, group)
-        job.leaving = job.next_seat = None
+        job.destination = job.next_seat = None
         return freed
 
     def _give_back_numbers(self, names: list[str], group: Group) -> None:
@@ -64,43 +58,44 @@ class Moves:
         if group.id not in self._cluster.groups and group.id == numbers[2] - 1:
             numbers[2] -= 1
 
+    def _fresh(self, home: Home) -> list[str]:
+        return [name for name in home.names if not self._cluster.nodes[name].held]
+
     def acquire(self, home: Home) -> tuple[str, ...]:
         """Nodes of a home that the provider still has to give."""
-        fresh = [
-            name
-            for pool in POOLS
-            for name in home.nodes[pool]
-            if not self._cluster.nodes[name].held
-        ]
+        fresh = self._fresh(home)
         for name in fresh:
             self._cluster.nodes[name].held = True
         return tuple(fresh)
 
     def memory(self, job: Job, home: Home) -> dict[str, float]:
         """GB that a job takes of each node of a home."""
-        names = [name for pool in POOLS for name in home.nodes[pool]]
-        return {name: self._cluster.nodes[name].pins[job.spec.id] for name in names}
+        return {name: self._cluster.nodes[name].pins[job.spec.id] for name in home.names}
 
-    def depart(self, job: Job) -> int | None:
-        """Leave the present seat, keeping the memory; returns the group if it still exists."""
+    def depart(self, job: Job) -> Group:
+        """Leave the present seat, keeping the memory; returns the group that it was in."""
         assert job.home is not None
         assert job.seat is not None
         group = self._cluster.groups[job.home.group]
         group.seats.remove(job.seat)
         job.seat = None
         self._cluster.changed.add(group.id)
-        return group.id
+        return group
 
-    def arrive(self, job: Job) -> list[str]:
-        """The state is loaded: let go of the old home. Returns nodes to give back."""
-        old, new = job.home, job.leaving
+    def arrive(self, job: Job, asks_by: float) -> list[str]:
+        """The state is loaded: let go of the old home. Returns nodes to give back.
+
+        Args:
+            asks_by: when it should have asked for its next rollout.
+        """
+        old, new = job.home, job.destination
         assert new is not None
         assert job.next_seat is not None
         freed = self._cluster.unpin(job, old, keep=new) if old else []
         job.home, job.seat = new, job.next_seat
-        job.leaving = job.next_seat = None
+        job.destination = job.next_seat = None
         job.going = False
-        job.seat.state = il.WAIT_R if job.asked else il.IDLE_R
+        job.seat.arrive(job.asked, asks_by)
         job.asked = False
         self._cluster.changed.add(new.group)
         return freed

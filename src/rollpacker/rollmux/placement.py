@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby, islice, product
 
 from rollpacker.rollmux.admission import Admission, Joiner, affordable, expected
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
-from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.cluster import Cluster, Group, Job
+from rollpacker.rollmux.seat import POOLS, Seat
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.table import Table, node_loads
 
@@ -22,6 +22,8 @@ GENEROUS = 2.0
 """Guesses may be too high by so much."""
 TRIED = 10
 """Sites of one job that are tested exactly, at most."""
+ROLLOUT_WEIGHT = 0.35
+"""Of a rollout node's load beside a training node's, in what makes a site full: docs/log.md."""
 SWAPS_TRIED = 3
 """The same when another leaves the group for it."""
 
@@ -268,7 +270,7 @@ class Placement:
                         nodes=(rollout, train),
                         fresh=fresh,
                         price=self.price(fresh),
-                        score=t_load + 0.35 * r_load,
+                        score=t_load + ROLLOUT_WEIGHT * r_load,
                         stretch=stretch,
                     )
 

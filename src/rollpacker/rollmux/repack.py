@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from itertools import islice
+from typing import Literal, NamedTuple
 
 from rollpacker.rollmux.admission import Admission, affordable, expected
-from rollpacker.rollmux.agenda import Agenda, Kind
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.moves import Moves
 from rollpacker.rollmux.placement import Placement
@@ -30,6 +31,22 @@ NEIGHBOURS = 6
 """Groups that are looked at again after a change somewhere else."""
 
 
+class Task(NamedTuple):
+    """Something to try: a move of a job to other nodes, or the end of a group.
+
+    Args:
+        kind: ``move`` into another group, ``inside`` its own group, ``swap`` with a member of
+            another group, or ``dissolve``.
+        group: the one to dissolve, or that after which swaps go on.
+        left: groups in which a swap is still to be tried.
+    """
+
+    kind: Literal["move", "inside", "dissolve", "swap"]
+    job: str = ""
+    group: int = -1
+    left: int = 0
+
+
 class Repack:
     """A list of things to try; ``work`` tries some and makes reservations."""
 
@@ -46,7 +63,8 @@ class Repack:
         self._admission = admission
         self._placement = placement
         self._moves = moves
-        self.agenda = Agenda()
+        self.agenda: OrderedDict[Task, None] = OrderedDict()
+        """What is still to be tried, in order and each thing once."""
 
     def suggest(self, group: int) -> None:
         """A group changed: it may be dissolved, or its neighbours may move into it."""
@@ -70,43 +88,48 @@ class Repack:
         if not self._settings.repack or now < job.looked_at + self._settings.look_s:
             return
         job.looked_at = now
-        self.agenda.add("move", job.spec.id)
-        self.agenda.add("inside", job.spec.id)
+        self._suggest_moves(job.spec.id)
         self._suggest_swaps(job)
         if job.home is not None and len(self._cluster.groups[job.home.group].seats) <= DISSOLVED:
-            self.agenda.add("dissolve", str(job.home.group))
+            self.agenda.setdefault(Task("dissolve", group=job.home.group))
 
     def _about(self, number: int) -> None:
         group = self._cluster.groups.get(number)
         if group is None:
             return
         if len(group.seats) <= DISSOLVED:
-            self.agenda.add("dissolve", str(number))
+            self.agenda.setdefault(Task("dissolve", group=number))
         for seat in group.seats:
-            self.agenda.add("move", seat.job)
-            self.agenda.add("inside", seat.job)
+            self._suggest_moves(seat.job)
+
+    def _suggest_moves(self, job: str) -> None:
+        self.agenda.setdefault(Task("move", job))
+        self.agenda.setdefault(Task("inside", job))
+
+    def _suggest_swaps(self, job: Job) -> None:
+        if job.home is not None:
+            self.agenda.setdefault(Task("swap", job.spec.id, job.home.group, SWAPPED))
 
     def work(self, now: float) -> list[Job]:
         """Try what is on the list, within the budget. Returns jobs that got a reservation."""
         reserved: list[Job] = []
         while self.agenda and self._admission.left > 0:
-            kind, name = self.agenda.pop()
+            task, _ = self.agenda.popitem(last=False)
             self._admission.left -= TRY_EFFORT
-            if kind == "dissolve":
-                reserved += self._dissolve(int(name), now)
-            elif kind == "swap":
-                reserved += self._swap(name, now)
-            elif (job := self._cluster.jobs.get(name)) is not None:
-                reserved += self._move(job, now, kind)
+            attempt = self._dissolve if task.kind == "dissolve" else self._move
+            reserved += attempt(task, now)
         return reserved
 
-    def _move(self, job: Job, now: float, kind: Kind) -> list[Job]:
-        if not self._worth(job, now):
+    def _move(self, task: Task, now: float) -> list[Job]:
+        job = self._cluster.jobs.get(task.job)
+        if job is None or not self._worth(job, now):
             return []
+        if task.kind == "swap":
+            return self._swap(task, job, now)
         assert job.home is not None
         group = self._cluster.groups[job.home.group]
         value = self._placement.value(group, now)
-        if kind == "inside":
+        if task.kind == "inside":
             offer = self._placement.inside(job, now, below=value - self._toll(job))
         else:
             saving = value - self._placement.value(group, now, (job.spec.id,))
@@ -117,30 +140,21 @@ class Repack:
         self._moves.reserve(job, offer.site)
         return [job]
 
-    def _suggest_swaps(self, job: Job) -> None:
-        if job.home is not None:
-            self.agenda.add("swap", f"{SWAPPED}:{job.home.group}:{job.spec.id}")
-
-    def _swap(self, thing: str, now: float) -> list[Job]:
+    def _swap(self, task: Task, job: Job, now: float) -> list[Job]:
         """Try a job in other groups, each with a member of it that leaves instead.
 
         Goes on in a later decision where the budget of this one is spent.
-
-        Args:
-            thing: how many groups, after which one, and the job.
         """
-        left, after, name = thing.split(":", 2)
-        job = self._cluster.jobs.get(name)
-        if job is None or not self._worth(job, now):
-            return []
         assert job.home is not None
         numbers = sorted(self._cluster.groups)
-        numbers = numbers[bisect_right(numbers, int(after)) :] + numbers
-        for tried, number in enumerate(islice(numbers, int(left))):
+        numbers = numbers[bisect_right(numbers, task.group) :] + numbers
+        for tried, number in enumerate(islice(numbers, task.left)):
             if number == job.home.group:
                 break
             if self._admission.left <= 0:
-                self.agenda.first("swap", f"{int(left) - tried}:{number - 1}:{name}")
+                rest = Task("swap", task.job, number - 1, task.left - tried)
+                self.agenda[rest] = None
+                self.agenda.move_to_end(rest, last=False)
                 break
             moved = self._swap_with(job, self._cluster.groups[number], now)
             if moved:
@@ -178,8 +192,8 @@ class Repack:
                 return [job, other]
         return []
 
-    def _dissolve(self, number: int, now: float) -> list[Job]:
-        group = self._cluster.groups.get(number)
+    def _dissolve(self, task: Task, now: float) -> list[Job]:
+        group = self._cluster.groups.get(task.group)
         jobs = [] if group is None else self._cluster.members(group)
         if group is None or not all(self._worth(job, now) for job in jobs):
             return []
@@ -187,7 +201,7 @@ class Repack:
         jobs.sort(key=lambda job: -sum(expected(job, self._settings)))
         moved: list[Job] = []
         for job in jobs:
-            offer = self._placement.best(job, now, below=left, avoid=(number,))
+            offer = self._placement.best(job, now, below=left, avoid=(group.id,))
             if offer is None:
                 self._roll_back(moved)
                 return []
@@ -208,7 +222,7 @@ class Repack:
 
     def _worth(self, job: Job, now: float) -> bool:
         """Whether a move pays and the job can afford it."""
-        if job.leaving is not None or job.home is None:
+        if job.destination is not None or job.home is None:
             return False
         rest = job.remaining() * sum(expected(job, self._settings))
         cold = self._settings.cold_s

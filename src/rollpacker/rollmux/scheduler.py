@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux import snapshot, turns
 from rollpacker.rollmux.admission import Admission, affordable, expected
 from rollpacker.rollmux.cluster import Cluster, Group, Job
-from rollpacker.rollmux.guard import Guard
-from rollpacker.rollmux.interleave import Seat
 from rollpacker.rollmux.jobs import KNOWN_AFTER
 from rollpacker.rollmux.moves import Moves
 from rollpacker.rollmux.placement import Placement, Site
 from rollpacker.rollmux.repack import Repack
+from rollpacker.rollmux.seat import IDLE, OUT, ROLLOUT, TRAIN, Seat, State
 from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.slo_guard import SloGuard
+from rollpacker.rollmux.snapshot import Snapshot
+from rollpacker.rollmux.waiting import Looks, due, tails_to_release
 
 Choose = Callable[[Job, float], Site]
+_POOL: dict[Phase, int] = {"rollout": ROLLOUT, "train": TRAIN}
 FEW = 6
 """Groups that an arriving job may try one and all."""
 
@@ -39,14 +42,14 @@ class Scheduler:
         self.placement = Placement(self.cluster, settings, self.admission)
         self._moves = Moves(self.cluster, self.admission)
         self._repack = Repack(self.cluster, settings, self.admission, self.placement, self._moves)
-        self._guard = Guard(self.cluster, settings)
+        self._guard = SloGuard(self.cluster, settings)
         self._in_turn = settings.permits == "round_robin"
         self._order = il.round_robin if self._in_turn else il.earliest_deadline
         self._choose = choose or self._cheapest
         self._token = 0
         self._made: list[do.Decision] = []
         self._touched: dict[int, None] = {}
-        self._looks = turns.Looks(self._in_turn)
+        self._looks = Looks(self._in_turn)
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them."""
@@ -55,7 +58,7 @@ class Scheduler:
         return self._finish_decision(now)
 
     def next_look(self) -> float:
-        """When to send ``TimePassed`` if nothing happens; ``interleave.NEVER`` for never."""
+        """When to send ``TimePassed`` if nothing happens; ``seat.NEVER`` for never."""
         return self._looks.next()
 
     def look_again(self) -> None:
@@ -64,19 +67,23 @@ class Scheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """All that later decisions depend on, as JSON."""
-        return {
-            "cluster": snapshot.cluster_to_json(self.cluster),
-            "token": self._token,
-            "agenda": [list(each) for each in self._repack.agenda],
-            "rehearsed": self.admission.memory_to_json(),
-        }
+        return Snapshot(
+            jobs=list(self.cluster.jobs.values()),
+            groups=list(self.cluster.groups.values()),
+            nodes=list(self.cluster.nodes.values()),
+            numbers=self.cluster.numbers,
+            token=self._token,
+            agenda=list(self._repack.agenda),
+            rehearsed=list(self.admission.rehearsed.items()),
+        ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict`` into a new scheduler of the same settings."""
-        snapshot.load_cluster(self.cluster, state["cluster"])
-        self._token = state["token"]
-        self._repack.agenda.extend((kind, name) for kind, name in state["agenda"])
-        self.admission.load_memory(state["rehearsed"])
+        saved = Snapshot.from_json(state)
+        saved.restore(self.cluster)
+        self._token = saved.token
+        self._repack.agenda.update(dict.fromkeys(saved.agenda))
+        self.admission.rehearsed.update(saved.rehearsed)
         for group in self.cluster.groups.values():
             self._looks.note(group, -1.0)
 
@@ -103,15 +110,14 @@ class Scheduler:
         if spec.id in self.cluster.jobs:
             raise ValueError(f"job {spec.id}: there is one of this id already")
         self._check_memory(event)
-        job = Job(spec, now)
+        job = Job(spec, now, looked_at=now)
         self.cluster.jobs[spec.id] = job
         self._moves.reserve(job, self._choose(job, now))
-        home = job.leaving
+        home = job.destination
         assert home is not None
         self._acquire(self._moves.acquire(home))
         memory = self._moves.memory(job, home)
-        self._moves.arrive(job)
-        self._idle(job, now)
+        self._moves.arrive(job, now + self.settings.cold_s)
         group = self.cluster.groups[home.group]
         self._made.append(
             do.Place(
@@ -134,16 +140,11 @@ class Scheduler:
         if nodes:
             self._made.append(do.AcquireNodes(nodes=nodes))
 
-    def _idle(self, job: Job, now: float) -> None:
-        """It is the job's turn to ask: soon, or nobody waits for it."""
-        assert job.seat is not None
-        job.seat.late_at = now + self.settings.cold_s
-
     def _set_aside(self, group: Group, seats: Sequence[Seat], now: float) -> None:
         """Under deadlines an idle member keeps nobody waiting."""
         if self._in_turn and seats:
             for seat in seats:
-                turns.set_aside(seat, group)
+                seat.set_aside(len(group.seats))
             self._rebase(group, now)
 
     def _time_passed(self, now: float, event: ev.TimePassed) -> None:
@@ -151,7 +152,7 @@ class Scheduler:
         for number in self._looks.take(now):
             if (group := self.cluster.groups.get(number)) is not None:
                 self._touched[number] = None
-                self._set_aside(group, turns.silent(group.seats, now), now)
+                self._set_aside(group, group.silent(now), now)
         self._do_repack(now)
 
     def _requested(self, now: float, event: ev.PermitRequested) -> None:
@@ -164,11 +165,11 @@ class Scheduler:
         seat, home = job.seat, job.home
         assert seat is not None
         assert home is not None
-        wait, idle, out = turns.ASK[event.phase]
-        if seat.state not in (idle, out):
+        pool = _POOL[event.phase]
+        if seat.state not in (IDLE[pool], OUT[pool]):
             return
-        back = seat.state == out
-        seat.state = wait
+        back = seat.state is OUT[pool]
+        seat.ask()
         self._touched[home.group] = None
         if back:
             self._rebase(self.cluster.groups[home.group], now)
@@ -178,20 +179,16 @@ class Scheduler:
         if job is None or job.token != event.token or job.seat is None or job.home is None:
             return
         job.token = -1
-        job.seat.busy = 0
-        job.seat.expected_end = now
+        job.seat.finish(_POOL[event.phase], now, now + self.settings.cold_s)
         self._touched[job.home.group] = None
-        self._idle(job, now)
         if event.phase == "rollout":
-            job.seat.state = il.IDLE_T
             job.rollout_s = event.seconds
             return
-        job.seat.state = il.IDLE_R
         self._iterated(job, job.seat, event.seconds)
         if job.spec.iterations is not None and job.done >= job.spec.iterations:
             self._set_aside(self.cluster.groups[job.home.group], [job.seat], now)
             return
-        if job.leaving is not None:
+        if job.destination is not None:
             self._begin(job, now, "repack")
         elif self.settings.lifetime and self._guard.must_leave(job, now):
             self._moves.reserve(job, self.placement.isolated(job))
@@ -203,29 +200,27 @@ class Scheduler:
         self._do_repack(now)
 
     def _iterated(self, job: Job, seat: Seat, train_s: float) -> None:
+        solo_s = job.rollout_s + train_s
         job.observed.add(job.rollout_s, train_s)
         job.done += 1
-        job.solo_s += job.rollout_s + train_s
-        seat.solo += job.rollout_s + train_s
-        seat.r, seat.t = expected(job, self.settings)
+        job.solo_s += solo_s
+        seat.learn(solo_s, expected(job, self.settings))
         assert job.home is not None
         self.cluster.changed.add(job.home.group)
 
     def _do_repack(self, now: float) -> None:
         for job in self._repack.work(now):
             seat = job.seat
-            if seat is not None and job.token < 0 and seat.state in (il.WAIT_R, il.IDLE_R):
-                job.asked = seat.state == il.WAIT_R
+            if seat is not None and job.token < 0 and seat.state in (State.WAIT_R, State.IDLE_R):
+                job.asked = seat.state is State.WAIT_R
                 self._begin(job, now, "repack")
 
     def _begin(self, job: Job, now: float, reason: Literal["repack", "guard", "failure"]) -> None:
-        home = job.leaving
+        home = job.destination
         assert home is not None
         job.going = True
         if job.seat is not None:
-            left = self._moves.depart(job)
-            if left is not None:
-                self._rebase(self.cluster.groups[left], now)
+            self._rebase(self._moves.depart(job), now)
         self._acquire(self._moves.acquire(home))
         self._made.append(
             do.Move(
@@ -244,8 +239,7 @@ class Scheduler:
         if job is None or not job.going:
             return
         old = job.home
-        self._release(self._moves.arrive(job))
-        self._idle(job, now)
+        self._release(self._moves.arrive(job, now + self.settings.cold_s))
         assert job.home is not None
         self._rebase(self.cluster.groups[job.home.group], now)
         if old is not None and old.group in self.cluster.groups:
@@ -267,18 +261,15 @@ class Scheduler:
         if job is None or job.token != event.token or job.seat is None or job.home is None:
             return
         job.token = -1
-        seat = job.seat
-        pool = il.ROLLOUT if seat.state == il.RUN_R else il.TRAIN
-        seat.state = il.IDLE_R if pool == il.ROLLOUT else il.IDLE_T
-        seat.busy = 0
+        job.seat.lose()
         self._touched[job.home.group] = None
-        self._set_aside(self.cluster.groups[job.home.group], [seat], now)
+        self._set_aside(self.cluster.groups[job.home.group], [job.seat], now)
 
     def _ended(self, now: float, event: ev.JobEnded) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is None:
             return
-        home = job.home or job.leaving
+        home = job.home or job.destination
         assert home is not None
         group = home.group
         self._forget(job, now)
@@ -289,17 +280,17 @@ class Scheduler:
 
     def _forget(self, job: Job, now: float) -> None:
         """Take a job from all its nodes."""
-        for home, seat in ((job.home, job.seat), (job.leaving, job.next_seat)):
+        for home, seat in ((job.home, job.seat), (job.destination, job.next_seat)):
             if home is None:
                 continue
             group = self.cluster.groups[home.group]
             if seat is not None:
                 group.seats.remove(seat)
-            keep = job.leaving if home is job.home else None
+            keep = job.destination if home is job.home else None
             self._release(self.cluster.unpin(job, home, keep=keep))
             if home.group in self.cluster.groups:
                 self._rebase(group, now)
-        job.home = job.leaving = job.seat = job.next_seat = None
+        job.home = job.destination = job.seat = job.next_seat = None
         job.token = -1
         job.going = False
 
@@ -310,7 +301,8 @@ class Scheduler:
         node.held = False
         stranded: list[Job] = []
         for job in [self.cluster.jobs[name] for name in list(node.pins)]:
-            if job.leaving is not None and not job.going and event.node not in _names(job.home):
+            stays = job.home is None or event.node not in job.home.names
+            if job.destination is not None and not job.going and stays:
                 self._release(self._moves.cancel(job))
             else:
                 self._forget(job, now)
@@ -324,38 +316,35 @@ class Scheduler:
     def _rebase(self, group: Group, now: float) -> None:
         """Rounds count from zero again; who is furthest in its iteration comes first."""
         group.epoch += 1
-        group.last = [(0, -1), (0, -1)]
         self.cluster.changed.add(group.id)
         self._touched[group.id] = None
-        seats = turns.reorder(group.seats)
+        seats = group.begin_rounds()
         reserve = (il.load_bound(seats) + self.settings.cold_s) if len(seats) > 1 else 0.0
         for seat in seats:
-            seat.anchor, seat.solo = now, 0.0
             slowdown = affordable(self.cluster.jobs[seat.job], now, self.settings, reserve)
-            seat.target = slowdown * (1.0 - self.settings.margin)
+            seat.promise(slowdown * (1.0 - self.settings.margin), since=now)
         order = tuple(seat.job for seat in seats)
         self._made.append(do.Rebase(group=group.id, epoch=group.epoch, order=order))
 
     def _dispatch(self, group: Group, now: float) -> None:
-        for pool in (il.TRAIN, il.ROLLOUT):
+        for pool in (TRAIN, ROLLOUT):
             self._grant(group, pool, now)
         if self.settings.tails and self._release_tails(group):
-            self._grant(group, il.ROLLOUT, now)
+            self._grant(group, ROLLOUT, now)
 
     def _grant(self, group: Group, pool: int, now: float) -> None:
         while (seat := self._order(group.seats, pool, now)) is not None:
             job = self.cluster.jobs[seat.job]
             assert job.home is not None
-            number = seat.rounds[pool] if self._in_turn else turns.next_pass(group, seat, pool)
-            il.start(seat, pool, now)
-            seat.late_at = turns.due(job, seat, pool, now, self.settings)
+            number = seat.rounds[pool] if self._in_turn else group.next_pass(seat, pool)
+            seat.start(pool, now, due(job, seat, pool, now, self.settings))
             job.token = self._token
             job.tail_reached = False
             self._token += 1
             self._made.append(
                 do.Permit(
                     job=seat.job,
-                    phase="rollout" if pool == il.ROLLOUT else "train",
+                    phase="rollout" if pool == ROLLOUT else "train",
                     token=job.token,
                     group=group.id,
                     epoch=group.epoch,
@@ -367,17 +356,13 @@ class Scheduler:
 
     def _release_tails(self, group: Group) -> bool:
         """Nodes of rollouts that are nearly over go to who waits for them."""
-        found = turns.tails_to_release(group, self.cluster.jobs, self.settings.lifetime)
+        found = tails_to_release(group, self.cluster.jobs, self.settings.lifetime)
         for seat in found:
             home = self.cluster.jobs[seat.job].home
             assert home is not None
-            seat.busy = 0
+            seat.leave_to_tail()
             self._made.append(do.ReleaseTail(job=seat.job, nodes=home.nodes[0]))
         return bool(found)
-
-
-def _names(home: Any) -> tuple[str, ...]:
-    return () if home is None else home.nodes[0] + home.nodes[1]
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {

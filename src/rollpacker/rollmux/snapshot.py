@@ -3,146 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.rollmux.cluster import Cluster, Group, Home, Job, Node
-from rollpacker.rollmux.interleave import Seat
-from rollpacker.rollmux.jobs import JobSpec
-
-_JOB = (
-    "started",
-    "done",
-    "solo_s",
-    "rollout_s",
-    "going",
-    "asked",
-    "token",
-    "tail_reached",
-    "looked_at",
-)
-_SEAT = (
-    "r",
-    "t",
-    "target",
-    "anchor",
-    "solo",
-    "state",
-    "busy",
-    "position",
-    "expected_end",
-    "late_at",
-)
+from rollpacker.core import codec
+from rollpacker.rollmux.admission import Members
+from rollpacker.rollmux.cluster import Cluster, Group, Job, Node
+from rollpacker.rollmux.repack import Task
+from rollpacker.rollmux.seat import State
 
 
-def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
-    """Jobs, groups, nodes and pins."""
-    return {
-        "numbers": list(cluster.numbers),
-        "nodes": [
-            [node.name, node.pool, node.group, node.held, list(node.pins.items())]
-            for node in cluster.nodes.values()
-        ],
-        "groups": [_group_to_json(group) for group in cluster.groups.values()],
-        "jobs": [_job_to_json(cluster, job) for job in cluster.jobs.values()],
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that later decisions depend on: the cluster, then what the scheduler's parts keep."""
 
+    jobs: list[Job]
+    groups: list[Group]
+    nodes: list[Node]
+    numbers: list[int]
+    token: int
+    agenda: list[Task]
+    rehearsed: list[tuple[Members, tuple[float, dict[str, float]]]]
 
-def load_cluster(cluster: Cluster, state: Mapping[str, Any]) -> None:
-    """Restore ``cluster_to_json`` into an empty cluster."""
-    cluster.numbers[:] = state["numbers"]
-    for name, pool, group, held, pins in state["nodes"]:
-        cluster.nodes[name] = Node(name, pool, group, held, dict(pins))
-    for data in state["groups"]:
-        group = _group(data)
-        cluster.groups[group.id] = group
-        cluster.changed.add(group.id)
-    for data in state["jobs"]:
-        job = _job(data)
-        cluster.jobs[job.spec.id] = job
-        job.seat = _seat_of(cluster, job.home, data["seat"])
-        job.next_seat = _seat_of(cluster, job.leaving, data["next_seat"])
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return codec.plain(self)
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
+        """The inverse of ``to_json``. Raises ``ValueError`` on anything else."""
+        return codec.load(data, cls)
 
-def _seat_of(cluster: Cluster, home: Home | None, index: int) -> Seat | None:
-    return None if home is None or index < 0 else cluster.groups[home.group].seats[index]
-
-
-def _group_to_json(group: Group) -> dict[str, Any]:
-    return {
-        "id": group.id,
-        "epoch": group.epoch,
-        "nodes": [list(names) for names in group.nodes],
-        "bits": list(group.bits.items()),
-        "last": [list(turn) for turn in group.last],
-        "seats": [
-            {
-                "job": seat.job,
-                "masks": list(seat.masks),
-                "stretch": list(seat.stretch),
-                "rounds": list(seat.rounds),
-            }
-            | {name: getattr(seat, name) for name in _SEAT}
-            for seat in group.seats
-        ],
-    }
-
-
-def _group(data: Mapping[str, Any]) -> Group:
-    group = Group(data["id"])
-    group.epoch = data["epoch"]
-    group.nodes = (list(data["nodes"][0]), list(data["nodes"][1]))
-    group.bits = dict(data["bits"])
-    group.last = [(turn[0], turn[1]) for turn in data["last"]]
-    for each in data["seats"]:
-        masks, stretch = each["masks"], each["stretch"]
-        seat = Seat(
-            each["job"],
-            (masks[0], masks[1]),
-            each["r"],
-            each["t"],
-            stretch=(stretch[0], stretch[1]),
-        )
-        seat.rounds = list(each["rounds"])
-        for name in _SEAT:
-            setattr(seat, name, each[name])
-        group.seats.append(seat)
-    return group
-
-
-def _index(cluster: Cluster, home: Home | None, seat: Seat | None) -> int:
-    if home is None or seat is None:
-        return -1
-    return next(n for n, each in enumerate(cluster.groups[home.group].seats) if each is seat)
-
-
-def _job_to_json(cluster: Cluster, job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in _JOB} | {
-        "spec": job.spec.to_json(),
-        "ring": [list(pair) for pair in job.observed.ring],
-        "count": job.observed.count,
-        "home": _home_to_json(job.home),
-        "leaving": _home_to_json(job.leaving),
-        "seat": _index(cluster, job.home, job.seat),
-        "next_seat": _index(cluster, job.leaving, job.next_seat),
-    }
-
-
-def _home_to_json(home: Home | None) -> dict[str, Any] | None:
-    return None if home is None else {"group": home.group, "nodes": [list(n) for n in home.nodes]}
-
-
-def _home(data: Mapping[str, Any] | None) -> Home | None:
-    if data is None:
-        return None
-    return Home(data["group"], (tuple(data["nodes"][0]), tuple(data["nodes"][1])))
-
-
-def _job(data: Mapping[str, Any]) -> Job:
-    job = Job(JobSpec.from_json(data["spec"]), data["started"])
-    for name in _JOB:
-        setattr(job, name, data[name])
-    for rollout_s, train_s in data["ring"]:
-        job.observed.add(rollout_s, train_s)
-    job.observed.count = data["count"]
-    job.home, job.leaving = _home(data["home"]), _home(data["leaving"])
-    return job
+    def restore(self, cluster: Cluster) -> None:
+        """Fill an empty cluster."""
+        cluster.numbers[:] = self.numbers
+        cluster.nodes |= {node.name: node for node in self.nodes}
+        cluster.groups |= {group.id: group for group in self.groups}
+        cluster.jobs |= {job.spec.id: job for job in self.jobs}
+        cluster.changed |= cluster.groups.keys()
+        for group in self.groups:
+            for seat in group.seats:
+                # Groups and jobs had the same seats, not equal ones.
+                job = cluster.jobs[seat.job]
+                if seat.state is State.AWAY:
+                    job.next_seat = seat
+                else:
+                    job.seat = seat

@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group
+from rollpacker.rollmux.cluster import Cluster, Group
+from rollpacker.rollmux.seat import POOLS
 from rollpacker.rollmux.settings import Settings
 
 TOP = 24

@@ -8,7 +8,7 @@ durations. What RL jobs look like (phases, gangs, slack) is our assumption and w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -131,12 +131,6 @@ def _job(config: Philly, name: str, arrival_s: float, rng: np.random.Generator) 
     rollout = np.minimum(mean_r * noise, worst_r).round(3)
     train = np.minimum(mean_t * rng.lognormal(0.0, 0.06, iterations), worst_t).round(3)
     return TraceJob(spec, arrival_s, rollout, train)
-
-
-def write(path: Path, jobs: Iterable[TraceJob]) -> None:
-    """One JSON object a line."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(job.to_json()) + "\n" for job in jobs)
 
 
 def read(path: Path) -> list[TraceJob]:

@@ -118,27 +118,12 @@ def _events(number: int, job: TraceJob, way: Alone) -> Iterator[_Event]:
     memory = {node: 0.0 for pool in pools for node in pool}
     for phase, pool in enumerate(way.pools):
         memory |= {node: memory[node] + gb[phase] for node in pools[pool]}
-    yield (
-        now,
-        "place",
-        name,
-        {
-            "group": number,
-            "epoch": 0,
-            "nodes": list(memory),
-            "memory_gb": memory,
-        },
-    )
+    where = {"group": number, "epoch": 0}
+    yield now, "place", name, {**where, "nodes": list(memory), "memory_gb": memory}
     for done, seconds in enumerate(zip(job.rollout_s, job.train_s, strict=True)):
         for phase, pool in enumerate(way.pools):
-            more = {
-                "phase": ("rollout", "train")[phase],
-                "group": number,
-                "epoch": 0,
-                "round": done,
-                "position": 0,
-                "nodes": pools[pool],
-            }
+            more = {"phase": ("rollout", "train")[phase], **where}
+            more |= {"round": done, "position": 0, "nodes": pools[pool]}
             yield now, "permit", name, more
             yield now, "start", name, more
             now += float(seconds[phase]) * (way.rollout, way.train)[phase]

@@ -9,8 +9,8 @@ from math import inf
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.seat import ROLLOUT
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.records import (
     Effects,
@@ -95,8 +95,7 @@ class Brain:
         seat = live.seat
         if live.going or seat is None:
             return "rollout"
-        of_rollout = (il.IDLE_R, il.WAIT_R, il.OUT_R, il.RUN_R)
-        return "rollout" if seat.state in of_rollout else "train"
+        return "rollout" if seat.pool == ROLLOUT else "train"
 
     def hit_by(self, node: str) -> list[str]:
         """Jobs that lose their state or their nodes when a node fails."""

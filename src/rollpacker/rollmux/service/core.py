@@ -9,7 +9,7 @@ from typing import Any
 from rollpacker import __version__
 from rollpacker.core.codec import dumps, load, loads
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.interleave import NEVER
+from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.clock import ClusterClock

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from rollpacker.core.codec import plain
-from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
+from rollpacker.rollmux.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.service.commands import move_body, permit_body
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Stretch
@@ -45,8 +45,8 @@ def _job(core: Core, name: str, record: JobRecord) -> dict[str, Any]:
         "done": record.done,
         "next": brain.next_phase(name),
         "group": None if home is None else home.group,
-        "rollout_nodes": [] if home is None else list(home.nodes[il.ROLLOUT]),
-        "train_nodes": [] if home is None else list(home.nodes[il.TRAIN]),
+        "rollout_nodes": [] if home is None else list(home.nodes[ROLLOUT]),
+        "train_nodes": [] if home is None else list(home.nodes[TRAIN]),
         "permit": None if lease is None or lease.fenced else permit_body(core, lease),
         "move": None if record.move is None else move_body(record)["move"],
     } | _slo(core, record, live)
@@ -101,8 +101,8 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
                 "id": group.id,
                 "epoch": group.epoch,
                 "jobs": [seat.job for seat in group.seats],
-                "rollout": list(group.nodes[il.ROLLOUT]),
-                "train": list(group.nodes[il.TRAIN]),
+                "rollout": list(group.nodes[ROLLOUT]),
+                "train": list(group.nodes[TRAIN]),
             }
             for group in cluster.groups.values()
         ],

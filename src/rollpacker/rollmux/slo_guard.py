@@ -1,20 +1,22 @@
-"""The guard: takes a job to nodes of its own before its lifetime SLO is lost."""
+"""The SLO guard: takes a job to nodes of its own before its lifetime SLO is lost."""
 
 from __future__ import annotations
 
-from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.admission import expected
-from rollpacker.rollmux.cluster import POOLS, Cluster, Group, Job
-from rollpacker.rollmux.interleave import Seat
+from rollpacker.rollmux.cluster import Cluster, Group, Job
+from rollpacker.rollmux.seat import POOLS, Seat, State
 from rollpacker.rollmux.settings import Settings
 
 LATE = 1.25
 """What comes next may be so much longer than expected."""
+NEXT_WAITS = 1.5
+"""Of the iteration to come, which the slack has to cover beside what is likely later:
+docs/log.md."""
 CERTAIN = 0.95
 """Share of the slack of iterations to come that is counted on."""
 
 
-class Guard:
+class SloGuard:
     """Looks at a job between two iterations."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
@@ -23,7 +25,7 @@ class Guard:
 
     def must_leave(self, job: Job, now: float) -> bool:
         """Whether staying is likely to break the promise and one more iteration is too many."""
-        if job.home is None or job.seat is None or job.leaving is not None:
+        if job.home is None or job.seat is None or job.destination is not None:
             return False
         group = self._cluster.groups[job.home.group]
         if len(group.seats) < 2:
@@ -35,13 +37,13 @@ class Guard:
         next_wait = self._next_wait(group, job.seat, alone)
         if slack > next_wait + self._settings.cold_s:
             return False
-        return rest * LATE * (self._slowdown(job.seat, now) - 1.0) + 1.5 * next_wait > slack
+        return rest * LATE * (self._slowdown(job.seat, now) - 1.0) + NEXT_WAITS * next_wait > slack
 
     def _next_wait(self, group: Group, seat: Seat, alone: float) -> float:
         """Seconds that one more iteration here may take on top of those alone."""
         wait = (LATE - 1.0) * alone
         for other in group.seats:
-            if other is seat or other.state == il.AWAY:
+            if other is seat or other.state is State.AWAY:
                 continue
             for pool in POOLS:
                 if other.masks[pool] & seat.masks[pool]:

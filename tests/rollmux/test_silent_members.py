@@ -124,7 +124,7 @@ def late_member() -> World:
     assert world.ask("a", "train")
     seat = world.scheduler.cluster.jobs["a"].seat
     assert seat is not None
-    seat.target = 1.0
+    seat.promise(1.0, since=seat.anchor)
     world.now = 5.0
     return world
 

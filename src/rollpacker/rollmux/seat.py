@@ -1,0 +1,187 @@
+"""A job's seat in a co-execution group: what it is doing, and what it was promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+ROLLOUT: Final = 0
+TRAIN: Final = 1
+POOLS: Final = (ROLLOUT, TRAIN)
+
+NEVER: Final = 1e18
+"""Seconds."""
+
+ASKS_S: Final = 5.0
+"""Seconds for which a member that has just finished a phase is counted on to ask for the next."""
+
+
+class State(IntEnum):
+    """What a member does, between one rollout and the next; R is of rollouts, T of training."""
+
+    WAIT_R = 0
+    RUN_R = 1
+    IDLE_T = 2
+    """It has not asked for its training yet."""
+    WAIT_T = 3
+    RUN_T = 4
+    IDLE_R = 5
+    OUT_R = 6
+    """Set aside before a rollout: nobody waits for it."""
+    OUT_T = 7
+    AWAY = 8
+    """Reserved only: its state is still elsewhere."""
+
+
+WAITING: Final = (State.WAIT_R, State.WAIT_T)
+RUNNING: Final = (State.RUN_R, State.RUN_T)
+IDLE: Final = (State.IDLE_R, State.IDLE_T)
+OUT: Final = (State.OUT_R, State.OUT_T)
+"""These four by pool."""
+ABSENT: Final = (State.AWAY, *OUT)
+"""Has no turns."""
+
+_BEFORE_TRAINING = (State.WAIT_R, State.RUN_R, State.IDLE_R, State.OUT_R)
+_TURN = {
+    State.RUN_T: (0, (1, 1)),
+    State.WAIT_T: (1, (1, 0)),
+    State.IDLE_T: (1, (1, 0)),
+    State.RUN_R: (2, (1, 0)),
+    State.WAIT_R: (3, (0, 0)),
+    State.IDLE_R: (3, (0, 0)),
+}
+"""Of those who take part: place in an iteration, the furthest first, and rounds that are begun."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A job's place in a group, as far as permits are concerned. Times in seconds.
+
+    Nodes of a group are bits, so that a gang is a mask. Only these methods change a seat.
+
+    Args:
+        masks: its gangs of either pool.
+        r: expected rollout of the whole gang.
+        t: the same of training.
+        target: the slowdown to stay under since ``anchor``.
+        stretch: how much longer either phase takes on gangs that shrank.
+        anchor: since when the slowdown counts.
+        solo: seconds alone of the iterations finished since then.
+        busy: the nodes that it holds while it runs.
+        position: its place in the order of the group.
+        rounds: the next round of either phase.
+        expected_end: of its phase; of the last one while it is idle.
+        late_at: after this nobody counts on the end of its phase, or on its asking for the next.
+    """
+
+    job: str
+    masks: tuple[int, int]
+    r: float
+    t: float
+    target: float = 1e9
+    stretch: tuple[float, float] = (1.0, 1.0)
+    anchor: float = 0.0
+    solo: float = 0.0
+    state: State = State.WAIT_R
+    busy: int = 0
+    position: int = 0
+    rounds: list[int] = field(default_factory=lambda: [0, 0])
+    expected_end: float = 0.0
+    late_at: float = NEVER
+
+    @property
+    def pool(self) -> int:
+        """Of the phase that it runs, waits for or has to ask for."""
+        return ROLLOUT if self.state in _BEFORE_TRAINING else TRAIN
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """To sort those who take part by: who is furthest in its iteration comes first."""
+        return _TURN[self.state][0], self.position
+
+    def turn(self, pool: int) -> tuple[int, int]:
+        """To sort by under round-robin."""
+        return self.rounds[pool], self.position
+
+    def seconds(self, pool: int) -> float:
+        """Expected seconds of a phase."""
+        return (self.r if pool == ROLLOUT else self.t) * self.stretch[pool]
+
+    @property
+    def iteration_s(self) -> float:
+        """Expected seconds of both phases, one after the other."""
+        return self.seconds(ROLLOUT) + self.seconds(TRAIN)
+
+    def latest_start(self, pool: int) -> float:
+        """When the next phase on ``pool`` has to start to stay under the target."""
+        deadline = self.anchor + self.target * (self.solo + self.r + self.t)
+        left = self.t * self.stretch[1]
+        return deadline - (left + self.r * self.stretch[0] if pool == ROLLOUT else left)
+
+    def counted_on_until(self) -> float:
+        """When nobody is held back any more for a member that runs, or was to ask at once."""
+        return self.expected_end + ASKS_S if self.state in IDLE else self.late_at
+
+    def reserve(self, target: float) -> None:
+        """Nobody sits here yet."""
+        self.state = State.AWAY
+        self.target = target
+
+    def arrive(self, asked: bool, late_at: float) -> None:
+        """Its job is here, between two iterations; it may have asked for a rollout on its way."""
+        self.state = State.WAIT_R if asked else State.IDLE_R
+        self.late_at = late_at
+
+    def ask(self) -> None:
+        """It is ready for its next phase; back, if it was set aside."""
+        self.state = WAITING[self.pool]
+
+    def start(self, pool: int, now: float, late_at: float = NEVER) -> None:
+        """It was picked, and holds its nodes from now on."""
+        self.state = RUNNING[pool]
+        self.busy = self.masks[pool]
+        self.rounds[pool] += 1
+        # What is expected, not what it will be: the order must not know the future.
+        self.expected_end = now + self.seconds(pool)
+        self.late_at = late_at
+
+    def leave_to_tail(self) -> None:
+        """Its rollout goes on, on nodes that others may have."""
+        self.busy = 0
+
+    def finish(self, pool: int, now: float, late_at: float = NEVER) -> None:
+        """A phase is over; it may ask for the other one."""
+        self.state = IDLE[1 - pool]
+        self.busy = 0
+        self.expected_end = now
+        self.late_at = late_at
+
+    def go_on(self, pool: int) -> None:
+        """A phase is over, and it asks for the other one at once."""
+        self.state = WAITING[1 - pool]
+        self.busy = 0
+
+    def lose(self) -> None:
+        """It lost its permit, and has to ask for the same phase again."""
+        self.state = IDLE[self.pool]
+        self.busy = 0
+
+    def set_aside(self, position: int) -> None:
+        """Nobody waits for an idle member any more; when it is back it is the last of its kind."""
+        self.state = OUT[self.pool]
+        self.position = position
+
+    def learn(self, solo_s: float, expected: tuple[float, float]) -> None:
+        """An iteration is over: it took ``solo_s`` alone, and the next ones are expected."""
+        self.solo += solo_s
+        self.r, self.t = expected
+
+    def begin_rounds(self, position: int) -> None:
+        """Rounds count from zero again, for one who takes part."""
+        self.position = position
+        self.rounds = list(_TURN[self.state][1])
+
+    def promise(self, target: float, since: float) -> None:
+        """A slowdown to stay under from now on."""
+        self.target, self.anchor, self.solo = target, since, 0.0

@@ -79,7 +79,7 @@ class Ledger:
         loads: how many each live engine runs, those among them that are to move away.
         bound: how many each live engine runs when every move is done.
         busy: how many engines then run any.
-        idled: how often an engine has run out of attempts, or engines have changed.
+        idled: workers whose engine has run out of attempts or was changed, one after the other.
     """
 
     def __init__(self) -> None:
@@ -98,8 +98,9 @@ class Ledger:
         self.loads: dict[WorkerId, int] = dict.fromkeys(engines, 0)
         self.bound: dict[WorkerId, int] = dict.fromkeys(engines, 0)
         self.busy = 0
-        self.idled = 0
+        self.idled: list[WorkerId] = []
         self._lead: dict[WorkerId, WorkerId] = {}
+        self._members: dict[WorkerId, tuple[WorkerId, ...]] = {}
 
     def decodes(self, worker: WorkerId) -> bool:
         """Whether its devices decode, for its own engine or in the one that it was put into."""
@@ -189,7 +190,7 @@ class LedgerWriter(Ledger):
                 self._bind(attempt, attempt.engine)
         self.loads.pop(event.worker, None)
         self.bound.pop(event.worker, None)
-        self.idled += 1
+        self._idle(event.worker)
 
     # What was decided -------------------------------------------------------------------------
 
@@ -223,9 +224,9 @@ class LedgerWriter(Ledger):
             self._bind(self.running[attempt], decision.target)
 
     def _regrouped(self, decision: do.RegroupWorkers) -> None:
-        for member in decision.members:
-            self._lead[member] = decision.lead
-        self.idled += 1
+        self._lead |= dict.fromkeys(decision.members, decision.lead)
+        self._members[decision.lead] = decision.members
+        self._idle(decision.lead)
 
     def _accepted(self, decision: do.AcceptGroup) -> None:
         self.kept[decision.prompt] = tuple(map(self.attempts.__getitem__, decision.attempts))
@@ -255,7 +256,10 @@ class LedgerWriter(Ledger):
         self.bound[engine] -= 1
         if self.bound[engine] == 0:
             self.busy -= 1
-            self.idled += 1
+            self._idle(engine)
+
+    def _idle(self, engine: WorkerId) -> None:
+        self.idled.extend(self._members.get(engine, (engine,)))
 
     _EVENTS: ClassVar[dict[type, Callable[[Any, Any], Attempt | None]]] = {
         ev.StepStarted: _step_started,

@@ -18,13 +18,19 @@ class Colocated:
         self._ledger = ledger
         self._size = size
         self._members: dict[WorkerId, tuple[WorkerId, ...]] = {}
+        self._of: dict[WorkerId, WorkerId] = {}
 
     def start(self, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
         """A step begins: its replicas."""
         size = self._size
         members = [workers[i : i + size] for i in range(0, len(workers), size)]
         self._members = {each[0]: each for each in members}
+        self._of = {worker: each[0] for each in members for worker in each}
         return list(self._members)
+
+    def of(self, worker: WorkerId) -> WorkerId | None:
+        """The replica that a worker is in; None where that is gone."""
+        return self._of.get(worker)
 
     def free(self, replica: WorkerId) -> bool:
         """Whether it may sum gradients while the rollout goes on."""
@@ -32,8 +38,7 @@ class Colocated:
 
     def lose(self, worker: WorkerId) -> WorkerId | None:
         """A worker has died; the replica that died with it, if it was in one."""
-        for replica, members in self._members.items():
-            if worker in members:
-                del self._members[replica]
-                return replica
-        return None
+        replica = self._of.get(worker)
+        for member in () if replica is None else self._members.pop(replica):
+            del self._of[member]
+        return replica

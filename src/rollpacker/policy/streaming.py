@@ -32,7 +32,8 @@ class StreamingRules:
         ordered: gradients are summed in the order in which prompts were started, so that the
             sum is the same to the bit in every run.
         updates: updates of a step; more than one needs all groups first.
-        train_all: groups whose advantages are zero have a gradient too (that of a KL term).
+        train_all: groups whose rewards are alike have a gradient too (a KL term's, or that of
+            advantages which are not zero for them).
         prompts: groups of an update, where a round may have several updates' worth of them.
         tail_workers: of nodes that other jobs share: workers that keep the tail when one of them
             takes the nodes; 0 offers none.

@@ -86,7 +86,7 @@ def test_an_event_counts_once():
     assert book.take(stopped) is not None
     assert book.take(stopped) is None
     check(book)
-    assert (book.grading, book.stopping, book.idled) == (0, 0, 1)
+    assert (book.grading, book.stopping, book.idled) == (0, 0, [EngineId(0)])
 
 
 def test_an_attempt_that_died_before_it_moved_does_not_keep_its_new_engine_from_training():

@@ -119,7 +119,7 @@ class RunConfig(Config):
     output: str = "runs/default"
     """Folder of everything that the run leaves behind."""
     steps: int = Field(default=0, ge=0)
-    """Updates; 0 goes by ``epochs``."""
+    """Rounds of responses, with ``train.updates_per_step`` updates each; 0 goes by ``epochs``."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the data when ``steps`` is 0."""
     deterministic: bool = False

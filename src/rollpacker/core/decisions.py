@@ -55,7 +55,8 @@ class GradeAttempt(Tagged, frozen=True, kw_only=True):
 class AcceptGroup(Tagged, frozen=True, kw_only=True):
     """These graded attempts are the prompt's group in this step's update.
 
-    ``informative``: their rewards differ; otherwise their advantages are zero.
+    ``informative``: their rewards differ. Where they do not, most algorithms have advantages of
+    zero; whitening over a whole batch or punishing lengths may still give them some.
     """
 
     prompt: PromptId

@@ -79,7 +79,7 @@ class Ledger:
         loads: how many each live engine runs, those among them that are to move away.
         bound: how many each live engine runs when every move is done.
         busy: how many engines then run any.
-        idled: how often an engine has run out of attempts, or engines have changed.
+        idled: engines that have run out of attempts or was changed, one after the other.
     """
 
     def __init__(self) -> None:
@@ -98,8 +98,9 @@ class Ledger:
         self.loads: dict[EngineId, int] = dict.fromkeys(engines, 0)
         self.bound: dict[EngineId, int] = dict.fromkeys(engines, 0)
         self.busy = 0
-        self.idled = 0
+        self.idled: list[EngineId] = []
         self._lead: dict[EngineId, EngineId] = {}
+        self._members: dict[EngineId, tuple[EngineId, ...]] = {}
 
     def decodes(self, engine: EngineId) -> bool:
         """Whether its devices decode, for itself or for the engine that it was put into."""
@@ -190,7 +191,7 @@ class LedgerWriter(Ledger):
         for engine in event.engines:
             self.loads.pop(engine, None)
             self.bound.pop(engine, None)
-        self.idled += 1
+            self._idle(engine)
 
     # What was decided -------------------------------------------------------------------------
 
@@ -224,9 +225,9 @@ class LedgerWriter(Ledger):
             self._bind(self.running[attempt], decision.target)
 
     def _regrouped(self, decision: do.FormEngine) -> None:
-        for member in decision.members:
-            self._lead[member] = decision.engine
-        self.idled += 1
+        self._lead |= dict.fromkeys(decision.members, decision.engine)
+        self._members[decision.engine] = decision.members
+        self._idle(decision.engine)
 
     def _accepted(self, decision: do.AcceptGroup) -> None:
         self.kept[decision.prompt] = tuple(map(self.attempts.__getitem__, decision.attempts))
@@ -256,7 +257,10 @@ class LedgerWriter(Ledger):
         self.bound[engine] -= 1
         if self.bound[engine] == 0:
             self.busy -= 1
-            self.idled += 1
+            self._idle(engine)
+
+    def _idle(self, engine: EngineId) -> None:
+        self.idled.extend(self._members.get(engine, (engine,)))
 
     _EVENTS: ClassVar[dict[type, Callable[[Any, Any], Attempt | None]]] = {
         ev.StepStarted: _step_started,

@@ -19,6 +19,10 @@ class Replicas(Protocol):
         """A step begins with these."""
         ...
 
+    def of(self, engine: EngineId) -> ReplicaId | None:
+        """The replica on an engine's devices, if there is one."""
+        ...
+
     def free(self, replica: ReplicaId) -> bool:
         """Whether it may sum gradients while the rollout goes on."""
         ...
@@ -33,6 +37,7 @@ class Colocated:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._members: dict[ReplicaId, tuple[EngineId, ...]] = {}
+        self._of: dict[EngineId, ReplicaId] = {}
 
     def start(self, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]) -> None:
         """A step begins with these."""
@@ -41,6 +46,11 @@ class Colocated:
             replica: engines[ends[place] : ends[place + 1]]
             for place, replica in enumerate(replicas)
         }
+        self._of = {engine: one for one, members in self._members.items() for engine in members}
+
+    def of(self, engine: EngineId) -> ReplicaId | None:
+        """The replica that its devices are part of."""
+        return self._of.get(engine)
 
     def free(self, replica: ReplicaId) -> bool:
         """Whether none of its devices decodes."""
@@ -52,6 +62,10 @@ class Separate:
 
     def start(self, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]) -> None:
         """Nothing to know."""
+
+    def of(self, engine: EngineId) -> ReplicaId | None:  # noqa: ARG002 - the protocol's
+        """None: an engine's devices are its own."""
+        return None
 
     def free(self, replica: ReplicaId) -> bool:  # noqa: ARG002 - the protocol's
         """Always."""

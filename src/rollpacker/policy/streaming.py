@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import accumulate
 
 from rollpacker.config import StreamingConfig
@@ -32,7 +32,8 @@ class StreamingRules:
         ordered: gradients are summed in the order in which prompts were started, so that the
             sum is the same to the bit in every run.
         updates: updates of a step; more than one needs all groups first.
-        train_all: groups whose advantages are zero have a gradient too (that of a KL term).
+        train_all: groups whose rewards are alike have a gradient too (a KL term's, or that of
+            advantages which are not zero for them).
         prompts: groups of an update, where a round may have several updates' worth of them.
         tail_workers: of nodes that other jobs share: engines that keep the tail when one of them
             takes the nodes; 0 offers none.
@@ -97,7 +98,9 @@ class Streaming:
         self._sums = {replica: _Sum() for replica in replicas}
         self._tasks = 0
         self._free: list[tuple[int, ReplicaId]] = []
-        self._looked: int | None = None
+        """Tasks of each replica that may be free now: a heap."""
+        self._looked = 0
+        self._look_at_all()
         self._reach: dict[PromptId, list[int]] = {}
         """Tokens with a gradient of a kept group's first 0, 1, ... samples."""
         self._ready: list[_Ready] = []
@@ -164,7 +167,7 @@ class Streaming:
         """The rollout is over: every replica may sum, and the updates are laid out."""
         del decision
         self._rollout_over = True
-        self._looked = None
+        self._look_at_all()
         size = self._rules.prompts
         if self._ledger.updates > 1:
             self._later = [self._next[i : i + size] for i in range(0, len(self._next), size)]
@@ -227,15 +230,20 @@ class Streaming:
             return False
         return self._replicas.free(replica)
 
+    def _look_at_all(self) -> None:
+        self._free = sorted((known.tasks, replica) for replica, known in self._sums.items())
+
     def _idlest(self, most: int) -> ReplicaId | None:
         """Of those that may train, the one with the fewest tasks if these are fewer than ``most``.
 
-        Looks at all only when an engine has run out of attempts since.
+        Looks only at those whose engines have run out of attempts since.
         """
-        if self._looked != self._ledger.idled:
-            self._looked = self._ledger.idled
-            self._free = [(s.tasks, one) for one, s in self._sums.items() if self._may_train(one)]
-            heapify(self._free)
+        idled = self._ledger.idled
+        while self._looked < len(idled):
+            replica = self._replicas.of(idled[self._looked])
+            self._looked += 1
+            if replica is not None and replica in self._sums:
+                heappush(self._free, (self._sums[replica].tasks, replica))
         while self._free:
             tasks, replica = self._free[0]
             known = self._sums.get(replica)

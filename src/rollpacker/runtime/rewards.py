@@ -14,7 +14,7 @@ from typing import Any, overload
 from rollpacker.config import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
-from rollpacker.policy.rewards import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.rewards import AdaptiveTimeouts
+from rollpacker.policy.reward_timeouts import AdaptiveTimeouts
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import RewardCosts
 from rollpacker.sim.judge import Judge

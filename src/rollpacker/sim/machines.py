@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rollpacker.policy.machine import EngineProfile, Machine
-from rollpacker.policy.rewards import TimeoutSettings
+from rollpacker.policy.reward_timeouts import TimeoutSettings
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import EngineCosts, RewardCosts, TrainCosts

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollpacker.core.pump import Record
-from rollpacker.policy.rewards import TimeoutSettings
+from rollpacker.policy.reward_timeouts import TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.sim.calibration import Calibration

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
 from rollpacker.core.types import AttemptId, EngineId, GroupPart, ReplicaId, RoundKind
-from rollpacker.policy.rewards import AdaptiveTimeouts
+from rollpacker.policy.reward_timeouts import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.course import Course, at_most
@@ -19,9 +20,6 @@ from rollpacker.sim.result import StepResult
 from rollpacker.sim.step import Attempt, Step, step_result
 from rollpacker.sim.worker import SimWorker, Task
 from rollpacker.sim.workload import Workload
-
-_Stopping = defaultdict[EngineId, list[AttemptId]]
-"""Attempts to stop, by the worker that decodes them."""
 
 
 class World:
@@ -80,6 +78,7 @@ class World:
         )
         self._now = Step(number=-1, start_s=0.0)
         self._touched: set[EngineId] = set()
+        self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
         self._settling = False
         self._forming: dict[EngineId, tuple[EngineId, ...]] = {}
         self._true = Counter[str]()
@@ -141,48 +140,18 @@ class World:
     # What the policy decided ------------------------------------------------------------------
 
     def _perform(self, decisions: Sequence[do.Decision]) -> None:
-        stopping: _Stopping = defaultdict(list)
         for decision in decisions:
-            match decision:
-                case do.StartAttempt():
-                    self._start(decision)
-                case do.AbortAttempt():
-                    self._abort(decision.attempt, stopping)
-                case do.MigrateAttempts():
-                    self._migrate(decision, stopping)
-                case do.GradeAttempt():
-                    self._grade(decision.attempt)
-                case do.AccumulateGradients():
-                    self._accumulate(decision)
-                case do.AcceptGroup():
-                    self._accept(decision)
-                case _:
-                    self._perform_rare(decision)
+            if not isinstance(decision, do.DeferPrompt):
+                self._PERFORM[type(decision)](self, decision)
+        stopping, self._stopping = self._stopping, defaultdict(list)
         for worker, attempts in stopping.items():
             self._worker(worker).stop(attempts)
 
-    def _perform_rare(self, decision: do.Decision) -> None:
-        step = self._now
-        match decision:
-            case do.BeginRound():
-                step.kind = decision.round
-            case do.DrawPrompts():
-                drawn = self._workload.draw(decision.counts)
-                self._pump.post(ev.PromptsDrawn(prompts=drawn))
-            case do.DropGroup():
-                self._workload.forget(decision.prompt)
-            case do.DeferPrompt():
-                pass
-            case do.FormEngine():
-                self._regroup(decision)
-            case do.FinishRollout():
-                self._end_rollout(step)
-            case do.ApplyUpdate():
-                self._apply(decision)
-            case do.PublishWeights():
-                self._publish(decision)
-            case _:
-                raise AssertionError(f"unknown decision {decision!r}")
+    def _begin_round(self, decision: do.BeginRound) -> None:
+        self._now.kind = decision.round
+
+    def _draw(self, decision: do.DrawPrompts) -> None:
+        self._pump.post(ev.PromptsDrawn(prompts=self._workload.draw(decision.counts)))
 
     def _start(self, decision: do.StartAttempt) -> None:
         turns = self._workload.turns(self._now.number, decision.prompt, decision.index)
@@ -201,18 +170,19 @@ class World:
         )
         self._worker(decision.engine).submit(course)
 
-    def _abort(self, attempt: AttemptId, stopping: _Stopping) -> None:
+    def _abort(self, decision: do.AbortAttempt) -> None:
+        attempt = decision.attempt
         known = self._now.attempts[attempt]
         if known.decoding:
             if known.target is None:
-                stopping[known.worker].append(attempt)
+                self._stopping[known.worker].append(attempt)
             known.stopping, known.target = True, None
             return
         self._grading.cancel(attempt)
-        tokens = known.course.tokens
-        self._pump.post(ev.AttemptAborted(attempt=attempt, tokens=tokens))
+        self._pump.post(ev.AttemptAborted(attempt=attempt, tokens=known.course.tokens))
 
-    def _grade(self, attempt: AttemptId) -> None:
+    def _grade(self, decision: do.GradeAttempt) -> None:
+        attempt = decision.attempt
         known = self._now.attempts[attempt]
         if self._costs.reward_phase_s is not None:
             self._agenda.after(0.0, lambda: self._graded(attempt))
@@ -252,7 +222,12 @@ class World:
             for attempt in step.groups[part.prompt][part.start : part.stop]
         )
 
-    def _end_rollout(self, step: Step) -> None:
+    def _drop(self, decision: do.DropGroup) -> None:
+        self._workload.forget(decision.prompt)
+
+    def _end_rollout(self, decision: do.FinishRollout) -> None:
+        del decision
+        step = self._now
         step.rollout_end_s = self._agenda.now
         if not self._measure:
             return
@@ -284,12 +259,12 @@ class World:
             self._worker(lead).set_engine(self._costs.engine(devices), devices)
             self._pump.post(ev.EngineFormed(engine=lead))
 
-    def _migrate(self, decision: do.MigrateAttempts, stopping: _Stopping) -> None:
+    def _migrate(self, decision: do.MigrateAttempts) -> None:
         for attempt in decision.attempts:
             known = self._now.attempts[attempt]
             if known.decoding and not known.stopping:
                 if known.target is None:
-                    stopping[known.worker].append(attempt)
+                    self._stopping[known.worker].append(attempt)
                 known.target = decision.target
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
@@ -299,6 +274,27 @@ class World:
             return
         self._now.summed = False
         self._agenda.after(self._costs.apply_s, lambda: self._applied(decision))
+
+    def _publish(self, decision: do.PublishWeights) -> None:
+        """What it costs is part of the next step, which waits for it."""
+        self._pump.post(ev.WeightsPublished(version=decision.version))
+        self._now.over = True
+
+    _PERFORM: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        do.AbortAttempt: _abort,
+        do.AcceptGroup: _accept,
+        do.AccumulateGradients: _accumulate,
+        do.ApplyUpdate: _apply,
+        do.BeginRound: _begin_round,
+        do.DrawPrompts: _draw,
+        do.DropGroup: _drop,
+        do.FinishRollout: _end_rollout,
+        do.GradeAttempt: _grade,
+        do.MigrateAttempts: _migrate,
+        do.PublishWeights: _publish,
+        do.FormEngine: _regroup,
+        do.StartAttempt: _start,
+    }
 
     # What happened ----------------------------------------------------------------------------
 
@@ -350,17 +346,11 @@ class World:
         self._touched.add(worker)
         seconds = round(task.seconds, 6)
         self._now.summed = True
-        self._post(
-            ev.GradientsAccumulated(replica=ReplicaId(worker), parts=task.parts, seconds=seconds)
-        )
+        replica = ReplicaId(worker)
+        self._post(ev.GradientsAccumulated(replica=replica, parts=task.parts, seconds=seconds))
 
     def _applied(self, decision: do.ApplyUpdate) -> None:
         self._post(ev.UpdateApplied(step=decision.step, update=decision.update))
-
-    def _publish(self, decision: do.PublishWeights) -> None:
-        """What it costs is part of the next step, which waits for it."""
-        self._pump.post(ev.WeightsPublished(version=decision.version))
-        self._now.over = True
 
     def _busy_share(self) -> float:
         """Of the devices; the judge is as slow beside gradients as beside decoding."""

@@ -7,8 +7,9 @@ One step with the real pump, policy, journal, grading processes, samples and met
 are stand-ins in this process: they answer the real messages (pickled and read as in a pipe) with
 responses of forced lengths (lognormal, about 2,000 tokens, at most 16,384) in simulated time, and
 their own CPU is taken out. All figures are CPU seconds, so they hold on a machine that is busy with
-other things; the grading processes' are shown apart. `longest` is the longest callback of the event
-loop; the shares of parts are sampled once a millisecond of CPU.
+other things; those of the grading processes and of the thread that writes samples are apart.
+`longest` is the longest callback of the event loop; the shares of parts are sampled once a
+millisecond of CPU.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def part_of(frame: FrameType | None) -> str:
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file == STAND_INS:
-            return "messages" if name in ("_deliver", "send") else "apart"
+            return "messages" if name in ("_deliver", "_send") else "apart"
         _, ours, place = file.rpartition("/rollpacker/")
         if ours:
             return next((part for at, part in PARTS.items() if place.startswith(at)), "the rest")
@@ -195,9 +196,14 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     gc.freeze()
     await asyncio.sleep(0)
     meter.reset()
-    began, wall, loading_s = time.process_time(), time.monotonic(), children_s()
+    began, whole, wall = time.thread_time(), time.process_time(), time.monotonic()
+    loading_s = children_s()
     with meter.sampling():
-        record = await parts.rollout.run_step(0)
+        with parts.rollout.step(0):
+            await parts.rollout.generate()
+            await parts.rollout.train()
+            await parts.rollout.publish()
+        record = parts.rollout.record
         log.step(
             record,
             parts.updates.groups,
@@ -207,7 +213,8 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
             extra={},
         )
         log.flush()
-    out["driver_s"] = time.process_time() - began - meter.apart_s
+    spent = time.thread_time() - began
+    out["driver_s"], out["writer_s"] = spent - meter.apart_s, time.process_time() - whole - spent
     out["wall_s"], out["grading_s"] = time.monotonic() - wall, children_s() - loading_s
     out["attempts"], out["responses"] = len(record.attempts), pool.responses
     out["tokens"], out["sent_mb"] = pool.tokens, pool.sent / 1e6
@@ -236,7 +243,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    head = ["mode", "attempts", "driver s", "us a response", "ratio", "longest ms", "grading s"]
+    head = ["mode", "attempts", "driver s", "us a response", "ratio", "longest ms"]
+    head += ["grading s", "writer s"]
     print(" | ".join(["", *head, *SHOWN, ""]).strip())
     print("|" + "---|" * (len(head) + len(SHOWN)))
     before: dict[str, Any] = {}
@@ -251,6 +259,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             "" if ratio is None else f"{ratio:.2f}",
             f"{row['longest_ms']:.0f}",
             f"{row['grading_s']:.1f}",
+            f"{row['writer_s']:.1f}",
             *(f"{row['parts'][part] * each:.0f}" for part in SHOWN),
         ]
         print(" | ".join(["", *cells, ""]).strip())

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import Prompt, PromptId, EngineId
+from rollpacker.core.types import Prompt, PromptId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import Output, Request
@@ -60,29 +60,25 @@ class StandIns(WorkerPool):
 
     def __init__(self, config: RunConfig, apart: Apart, clock: Simulated, corpus: Any) -> None:
         super().__init__(config, max_length=CAP, total_updates=1)
-        self._ids = tuple(map(EngineId, range(config.workers.count or 1)))
+        self._live = {n: cast(Any, None) for n in range(config.workers.count or 1)}
         self.latency = {size: TOKEN_S * (1 + size / 256) for size in (1, 16, 64, 256)}
         self._apart, self._clock, self._corpus = apart, clock, corpus
-        self._agenda: list[tuple[float, int, EngineId, Any]] = []
+        self._agenda: list[tuple[float, int, int, Any]] = []
         self._order = itertools.count()
         self._running: dict[int, tuple[Request, float]] = {}
-        self._free_s = dict.fromkeys(self._ids, 0.0)
+        self._free_s = dict.fromkeys(self._live, 0.0)
         self.responses = self.tokens = self.sent = 0
 
-    @property
-    def workers(self) -> tuple[EngineId, ...]:
-        return self._ids
-
-    def send(self, worker: EngineId, command: msg.Command) -> None:
+    def _send(self, number: int, command: msg.Command) -> None:
         size = len(ForkingPickler.dumps(command))
         with self._apart():
             self.sent += size
-            self._take(worker, command)
+            self._take(number, command)
 
     def close(self) -> None:
         self._meetings.cleanup()
 
-    def _take(self, worker: EngineId, command: msg.Command) -> None:
+    def _take(self, worker: int, command: msg.Command) -> None:
         now = self._clock.now
         match command:
             case msg.Submit():
@@ -106,6 +102,9 @@ class StandIns(WorkerPool):
                 self._later(report.end_s, worker, report)
             case msg.Apply():
                 update = Update(applied=True, grad_norm=1.0, learning_rate=1e-6, metrics={})
+                report = msg.Applied(update=update, checksum=0, start_s=now, end_s=now + UPDATE_S)
+                self._later(report.end_s, worker, report)
+            case msg.LoadWeights():
                 work = msg.Work(
                     decode_steps=1,
                     generated_tokens=1,
@@ -114,14 +113,12 @@ class StandIns(WorkerPool):
                     cpu_s=0.0,
                     decode_cpu_s=0.0,
                 )
-                report = msg.Applied(
-                    update=update, checksum=0, work=work, start_s=now, end_s=now + UPDATE_S
-                )
-                self._later(now + UPDATE_S, worker, report)
+                report = msg.WeightsLoaded(version=command.version, work=work)
+                self._later(now, worker, report)
             case _:
                 pass
 
-    def _later(self, when: float, worker: EngineId, what: Any) -> None:
+    def _later(self, when: float, worker: int, what: Any) -> None:
         heapq.heappush(self._agenda, (when, next(self._order), worker, what))
 
     async def serve(self, rewards: Rewards) -> None:
@@ -138,7 +135,7 @@ class StandIns(WorkerPool):
                 self._loop.call_soon(self._deliver, worker, data)
             await asyncio.sleep(0)
 
-    def _deliver(self, worker: EngineId, data: Any) -> None:
+    def _deliver(self, worker: int, data: Any) -> None:
         self._dispatch(worker, pickle.loads(data))
 
     def _report(self, what: Any, when: float) -> Any:

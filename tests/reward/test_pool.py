@@ -1,9 +1,12 @@
 import asyncio
 import time
+from array import array
 
 import pytest
 import reasoning_gym
 from pool_helpers import collect, requests
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
@@ -248,3 +251,28 @@ def test_the_driver_spends_little(pool_of):
         pool.grade_now(batch)
     spent = (time.process_time() - start) / 1280
     assert spent < 300e-6, f"{spent * 1e6:.0f} us a sample; 25 on an idle machine"
+
+
+def test_with_a_tokenizer_responses_are_decoded_where_they_are_graded(code):
+    """Also by the process that is started when one has died; it is more than a socket holds."""
+    words = ["kill", *map(str, range(1, 60_000))]
+    tokenizer = Tokenizer(WordLevel({word: place for place, word in enumerate(words)}))
+    tokenizer.add_special_tokens(["<end>"])
+    pool = GradingPool(
+        [RewardConfig(function=f"{code}:act")], GradingConfig(retries=0), tokenizer=tokenizer
+    )
+    wanted = [
+        GradeRequest(
+            attempt=AttemptId(place),
+            prompt="p",
+            completion_ids=array("i", [token, 60_000]),
+            row={},
+        )
+        for place, token in enumerate((7, 0, 59_999))
+    ]
+    try:
+        grades = asyncio.run(collect(pool, lambda: pool.submit(wanted), 3))
+    finally:
+        pool.close()
+    rewards = {grade.attempt: grade.reward for grade in grades}
+    assert rewards == {0: 7.0, 1: None, 2: 59_999.0}

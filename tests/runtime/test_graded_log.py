@@ -20,7 +20,7 @@ from runtime_jobs import (
 
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
-from rollpacker.core.types import AttemptId, PromptId, WorkerId
+from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.job.keep import Keeper
 from rollpacker.policy.rollout import from_journal
@@ -50,7 +50,7 @@ def graded(number: int) -> Attempt:
         id=attempt,
         prompt=PromptId(f"p{number // 2}"),
         index=number % 2,
-        worker=WorkerId(0),
+        engine=EngineId(0),
         request=Request(
             attempt=attempt,
             group=PromptId(f"p{number // 2}"),

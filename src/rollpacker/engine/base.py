@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     import torch
 
 
+# One of each: a message with many requests holds it once.
+_TOKENS, _LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
+
+
 def _no_tokens() -> NDArray[np.int32]:
-    return np.zeros(0, np.int32)
+    return _TOKENS
 
 
 def _no_logprobs() -> NDArray[np.float32]:
-    return np.zeros(0, np.float32)
+    return _LOGPROBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,7 @@ class Waiting:
         self._faults = RewardFaults(len(rewards), patient=programs)
         self._errors = [""] * len(rewards)
         self._dropped: set[int] = set()
+        self._applying: dict[tuple[str, bool], list[int]] = {}
         self.broken: str | None = None
         """Why the run cannot go on."""
 
@@ -231,6 +232,7 @@ class Waiting:
     def _drop(self, function: int) -> None:
         """A function is not called any more: it is not applicable to anything."""
         self._dropped.add(function)
+        self._applying.clear()
         jobs, self._jobs = self._jobs, deque()
         for job in jobs:
             if function in job.functions:
@@ -260,15 +262,18 @@ class Waiting:
     def _size(self, job: Job) -> int:
         return self._sizes[job.functions[0]]
 
-    def _functions(self, domain: str, needs_group: bool) -> list[int]:
+    def _functions(self, domain: str, needs_group: bool) -> Sequence[int]:
         """Indices of the functions that apply to a row of a domain."""
-        return [
-            index
-            for index, reward in enumerate(self._rewards)
-            if reward.needs_group == needs_group
-            and reward.applies(domain)
-            and index not in self._dropped
-        ]
+        known = self._applying.get((domain, needs_group))
+        if known is None:
+            known = self._applying[domain, needs_group] = [
+                index
+                for index, reward in enumerate(self._rewards)
+                if reward.needs_group == needs_group
+                and reward.applies(domain)
+                and index not in self._dropped
+            ]
+        return known
 
     def _queue(self, requests: tuple[GradeRequest, ...], functions: Sequence[int]) -> None:
         self._next_job += 1

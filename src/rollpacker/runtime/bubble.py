@@ -9,6 +9,17 @@ Span = tuple[float, float]
 """Start and end, seconds of the run's clock."""
 
 
+def union(spans: Iterable[Span]) -> list[Span]:
+    """What the spans cover: apart from each other, in order."""
+    whole: list[Span] = []
+    for start, stop in sorted(spans):
+        if whole and start <= whole[-1][1]:
+            whole[-1] = whole[-1][0], max(stop, whole[-1][1])
+        else:
+            whole.append((start, stop))
+    return whole
+
+
 def idle_s(spans: Iterable[Span], begin: float, end: float) -> float:
     """Seconds of ``[begin, end]`` that no span covers."""
     idle, covered = 0.0, begin

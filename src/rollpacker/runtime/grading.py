@@ -14,6 +14,10 @@ from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.protocols import Graders
 from rollpacker.runtime.step import StepRecord
 
+_AT_ONCE = 512
+"""Responses sent to the rewards at a time, those of a synchronous round for one: the rest follow
+when the first grades have come."""
+
 
 class Grading:
     """Sends responses to the rewards and turns grades into events.
@@ -69,7 +73,8 @@ class Grading:
         if self._rewards.needs_group:
             self._send_groups()
             return
-        waiting, self._waiting = self._waiting, []
+        most = len(self._waiting) if self._lockstep else _AT_ONCE
+        waiting, self._waiting = self._waiting[:most], self._waiting[most:]
         new = [attempt for attempt in waiting if not self._recall(attempt)]
         self._rewards.grade(new, self._problems.rows)
         if not self._lockstep:
@@ -108,6 +113,8 @@ class Grading:
         self._grades.extend(grades)
         if not self._lockstep:
             self._post_grades()
+        if self._waiting:
+            self.send()
 
     def settle(self) -> bool:
         """Whether nothing is being graded; in lockstep, only then grades become events."""

@@ -165,7 +165,7 @@ class StepWarnings:
         ``no_code`` is the share of responses that a code reward found no program in.
         """
         samples = [sample for group in groups for sample in group.samples]
-        clipped = completion_metrics(samples)["completions/clipped_ratio"]
+        clipped = sum(s.finish_reason != "stop" for s in samples) / max(len(samples), 1)
         unscored = sum(sample.reward is None for sample in samples)
         flat = bool(groups) and not any(np.any(group.advantages) for group in groups)
         lines: list[str] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rollpacker.core import decisions as do
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.runtime.attempts import Attempt
-from rollpacker.runtime.bubble import bubble
+from rollpacker.runtime.bubble import bubble, union
 from rollpacker.runtime.messages import Work
 from rollpacker.train.base import Update
 
@@ -106,8 +106,9 @@ class StepRecord:
                 spans.setdefault(engine, []).append((began, stopped))
         for task in self.tasks:
             spans.setdefault(task.replica, []).append((task.start_s, task.end_s))
+        busy = [union(each) for each in spans.values()]
         return {
-            "rollout": bubble(spans.values(), self.start_s, self.rollout_end_s),
-            "train": bubble(spans.values(), self.rollout_end_s, self.end_s),
-            "total": bubble(spans.values(), self.start_s, self.end_s),
+            "rollout": bubble(busy, self.start_s, self.rollout_end_s),
+            "train": bubble(busy, self.rollout_end_s, self.end_s),
+            "total": bubble(busy, self.start_s, self.end_s),
         }

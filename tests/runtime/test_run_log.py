@@ -1,0 +1,84 @@
+"""What a run writes at the end of a step, and the thread that writes its samples."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollpacker.config import RunConfig
+from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
+from rollpacker.engine.base import Request, SamplingParams
+from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.metrics import Tail
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.run_log import RunLog
+from rollpacker.runtime.sample_table import read
+from rollpacker.runtime.step import StepRecord
+
+
+class Step:
+    """Logs steps of one attempt whose texts come from ``texts``."""
+
+    def __init__(self, folder: Path, **texts: Any) -> None:
+        config = RunConfig.model_validate(
+            {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
+        )
+        made: Any = SimpleNamespace(
+            **({"begin": lambda: None, "prompt": lambda _: "1+1", "completion": lambda _: "2"})
+            | texts
+        )
+        self.log = RunLog(
+            folder,
+            config,
+            last_step=-1,
+            max_length=9,
+            progress=Progress(),
+            texts=made,
+            trackers=(),
+        )
+
+    def end(self, step: int) -> None:
+        record = StepRecord(step=step, start_s=0.0, end_s=1.0)
+        prompt = PromptId("p")
+        request = Request(
+            attempt=AttemptId(step),
+            group=prompt,
+            prompt=np.zeros(2, np.int32),
+            params=SamplingParams(max_tokens=9),
+            seed=1,
+        )
+        record.attempts[AttemptId(step)] = Attempt(
+            id=AttemptId(step),
+            prompt=prompt,
+            index=0,
+            engine=EngineId(0),
+            request=request,
+            start_s=0.0,
+        )
+        tail = Tail(round_kind=RoundKind.FULL)
+        self.log.step(record, [], epoch=0.0, tail=tail, num_tokens=0, extra={})
+
+
+def test_after_a_flush_the_rows_of_every_step_are_on_disk(tmp_path: Path) -> None:
+    run = Step(tmp_path)
+    for step in range(3):
+        run.end(step)
+    run.log.flush()
+    assert read(tmp_path).select("attempt", "completion").rows() == [(n, "2") for n in range(3)]
+    run.log.close()
+    assert (tmp_path / "samples.parquet").exists()
+
+
+def test_what_is_wrong_with_the_rows_of_a_step_ends_the_next_one(tmp_path: Path) -> None:
+    def broken(_attempt: Attempt) -> str:
+        raise RuntimeError("no such token")
+
+    run = Step(tmp_path, completion=broken)
+    run.end(0)
+    with pytest.raises(RuntimeError, match="no such token"):
+        run.end(1)
+    with pytest.raises(RuntimeError, match="no such token"):
+        run.log.close()
+    assert read(tmp_path).height == 0

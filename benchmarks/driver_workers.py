@@ -22,7 +22,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
-from rollpacker.engine.base import Output, Request
+from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.pool import WorkerPool
@@ -61,7 +61,13 @@ class StandIns(WorkerPool):
     def __init__(self, config: RunConfig, apart: Apart, clock: Simulated, corpus: Any) -> None:
         super().__init__(config, max_length=CAP, total_updates=1)
         self._live = {n: cast(Any, None) for n in range(config.workers.count or 1)}
-        self.latency = {size: TOKEN_S * (1 + size / 256) for size in (1, 16, 64, 256)}
+        self.info = EngineInfo(
+            kv_tokens=1 << 24,
+            max_length=1 << 20,
+            tensor_parallel=(1,),
+            latency={size: TOKEN_S * (1 + size / 256) for size in (1, 16, 64, 256)},
+            exact_seeds=True,
+        )
         self._apart, self._clock, self._corpus = apart, clock, corpus
         self._agenda: list[tuple[float, int, int, Any]] = []
         self._order = itertools.count()

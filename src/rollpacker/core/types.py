@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple, NewType
+from typing import Literal, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,9 @@ Where engines and replicas cover the same devices (colocated), theirs have one n
 """
 
 
-class Device(NamedTuple):
-    """What computes: a GPU, or the CPU cores of a worker."""
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """What computes: a GPU, or the CPU cores of a worker; ``index`` is its place on the node."""
 
     node: int
     index: int

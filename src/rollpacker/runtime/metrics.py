@@ -243,19 +243,6 @@ class MetricsLog:
             self._failing.add(target)
 
 
-def read_metrics(path: Path) -> list[Metrics]:
-    """The objects of a ``metrics.jsonl``, without lines torn by a crash."""
-    rows: list[Metrics] = []
-    for line in path.read_bytes().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "step" in row:
-            rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return rows
-
-
 def numbers(metrics: Metrics) -> dict[str, float]:
     """What can be drawn: finite numbers, and the round kind as 0 full, 1 short, 2 long."""
     result: dict[str, float] = {}

@@ -201,7 +201,7 @@ class RunLog:
     def flush(self) -> None:
         """Before a checkpoint: nothing that it counts on may be in memory only."""
         self._written.result()
-        self._samples.flush()
+        self._writer.submit(self._samples.flush).result()
         self.journal.flush()
 
     def close(self) -> None:

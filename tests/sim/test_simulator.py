@@ -126,8 +126,9 @@ def test_events_of_a_step_of_1024_samples() -> None:
     kinds = journal.kinds()
     assert kinds[ev.AttemptFinished] == kinds[ev.AttemptGraded] == 3 * 1024
     once = (ev.StepStarted, ev.PromptsDrawn, ev.RoundMeasured, ev.UpdateApplied)
-    assert [kinds[each] for each in once] == [3, 3, 3, 3]
-    assert kinds.total() - kinds[ev.GradientsAccumulated] == 3 * (2 * 1024 + 4)
+    once = (*once, ev.WeightsPublished)
+    assert [kinds[each] for each in once] == [3, 3, 3, 3, 3]
+    assert kinds.total() - kinds[ev.GradientsAccumulated] == 3 * (2 * 1024 + 5)
     assert kinds[ev.GradientsAccumulated] < 3 * 512
 
 

@@ -64,13 +64,13 @@ class Upgrade:
             if decision["kind"] == "ApplyUpdate" and decision["last"]:
                 self._last = decision["update"]
         made = [_renamed(decision) for decision in made]
-        if event["kind"] == "UpdateApplied" and event["update"] == self._last:
+        if event.get("kind") == "UpdateApplied" and event["update"] == self._last:
             made.append({"kind": "PublishWeights", "version": event["step"] + 1})
         return made
 
 
 def _renamed(record: dict[str, Any]) -> dict[str, Any]:
-    kind = record["kind"]
+    kind = record.get("kind", "")
     if kind not in _RENAMED:
         return record
     old, new = _RENAMED[kind]

@@ -28,7 +28,7 @@ def settings(
     ordered: bool = False,
     updates: int = 1,
     consolidate_below: int = 4,
-    tail_workers: int = 0,
+    tail_engines: int = 0,
     machine: Machine | None = None,
 ) -> RolloutSettings:
     return RolloutSettings(
@@ -43,7 +43,7 @@ def settings(
             consolidate_below=consolidate_below if machine is None else 0,
             ordered=ordered,
             updates=updates,
-            tail_workers=tail_workers,
+            tail_engines=tail_engines,
         ),
         machine=machine,
     )

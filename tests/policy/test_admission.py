@@ -23,7 +23,7 @@ from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.lengths import LengthHistory, known_correlation
 
 GPU = LatencyCurve({1: 0.010, 16: 0.011, 64: 0.0135, 128: 0.018, 256: 0.027})
-WORK = Workload(prompts=64, responses=8, workers=8, latency=GPU)
+WORK = Workload(prompts=64, responses=8, engines=8, latency=GPU)
 AUTO = TailBatchingConfig(mode="auto", bias_limit=0.9)
 
 
@@ -52,7 +52,7 @@ def test_step_time_adds_up_ticks():
     work = Workload(
         prompts=1,
         responses=4,
-        workers=2,
+        engines=2,
         latency=LatencyCurve({1: 1.0, 2: 2.0, 4: 4.0}),
         train_seconds_per_token=0.5,
         streaming=False,

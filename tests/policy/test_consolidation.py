@@ -37,7 +37,7 @@ def test_waiting_gradients_free_whole_training_replicas_at_the_same_size():
     made = moved(consolidation(**rules), where, active, work=500_000)
     assert made is not None
     assert made.groups == {}
-    freed = [device for worker in made.freed for device in where.workers[worker]]
+    freed = [device for engine in made.freed for device in where.engines[engine]]
     assert where.trainable(freed) == tuple(sorted(freed))
     assert len(freed) == 8
 
@@ -69,13 +69,13 @@ def test_a_second_move_waits_for_the_first():
     made = moved(first, where, active)
     assert made is not None
     assert len(made.groups) > 1
-    bound = [replace(one, worker=made.moves[one.attempt]) for one in active]
-    left = list({one.worker: one for one in bound}.values())
+    bound = [replace(one, engine=made.moves[one.attempt]) for one in active]
+    left = list({one.engine: one for one in bound}.values())
     assert first.observe(0.9, left, 5_000_000, 1.0) is None
     again = first.observe(0.9, left, 5_000_000, 1000.0)
     assert again is not None
     after = {one.attempt: again.moves.get(one.attempt, made.moves[one.attempt]) for one in left}
-    members = {worker for group in made.groups.values() for worker in group}
+    members = {engine for group in made.groups.values() for engine in group}
     assert not set(after.values()) & set(again.freed)
     assert set(after.values()) <= members - set(again.freed)
 
@@ -109,22 +109,22 @@ def long_round(below: int, seed: int, where, true: KaplanMeier) -> float:
     cost, rng = Roofline(), np.random.default_rng(seed)
     policy = consolidation(sizes=(2, 4, 8), below=below)
     policy.begin(where, LONG)
-    workers = sorted(where.workers)
+    engines = sorted(where.engines)
     total = true.quantile(rng.uniform(size=256)).tolist()
     active = {
         AttemptId(n): ActiveAttempt(
-            attempt=AttemptId(n), prompt_tokens=500, generated=0, worker=workers[n % len(workers)]
+            attempt=AttemptId(n), prompt_tokens=500, generated=0, engine=engines[n % len(engines)]
         )
         for n in range(256)
     }
-    tp, now, ready = where.tp, 0.0, dict.fromkeys(workers, 0.0)
+    tp, now, ready = where.tp, 0.0, dict.fromkeys(engines, 0.0)
     while active:
         groups = {}
         for one in active.values():
-            groups.setdefault(one.worker, []).append(one)
+            groups.setdefault(one.engine, []).append(one)
         now += 2.0
-        for worker, mine in groups.items():
-            span = min(2.0, max(0.0, now - ready.get(worker, 0.0)))
+        for engine, mine in groups.items():
+            span = min(2.0, max(0.0, now - ready.get(engine, 0.0)))
             each = cost.step_seconds(tp, len(mine), sum(one.context for one in mine))
             for one in mine:
                 generated = one.generated + round(span / each)
@@ -135,11 +135,11 @@ def long_round(below: int, seed: int, where, true: KaplanMeier) -> float:
         made = policy.observe(1 - len(active) / 256, list(active.values()), 0, now)
         if made is not None:
             tp = made.tp
-            for worker in set(made.moves.values()):
-                tokens = [active[a].context for a, w in made.moves.items() if w == worker]
-                ready[worker] = now + cost.prefill_seconds(tp, sum(tokens))
-            for attempt, worker in made.moves.items():
-                active[attempt] = replace(active[attempt], worker=worker)
+            for engine in set(made.moves.values()):
+                tokens = [active[a].context for a, w in made.moves.items() if w == engine]
+                ready[engine] = now + cost.prefill_seconds(tp, sum(tokens))
+            for attempt, engine in made.moves.items():
+                active[attempt] = replace(active[attempt], engine=engine)
     return now
 
 

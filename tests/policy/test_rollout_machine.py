@@ -79,7 +79,7 @@ class RolloutMachine(RuleBasedStateMachine):
             asynchronous=asynchronous or mode in ("race", "prompts", "auto"),
             ordered=ordered,
             updates=updates,
-            tail_workers=tail if scaling == "consolidate" else 0,
+            tail_engines=tail if scaling == "consolidate" else 0,
             machine=None if scaling == "consolidate" else local_machine(workers),
         )
         self.world = World(given, workers)

@@ -37,8 +37,8 @@ LENGTHS = curve([int(x) for x in np.exp(np.random.default_rng(0).normal(6, 1, 50
 
 
 def layout(devices: int, tp: int, replica: int, node: int = 8) -> Layout:
-    workers = {EngineId(w): tuple(range(w * tp, (w + 1) * tp)) for w in range(devices // tp)}
-    return Layout(workers=workers, node_size=node, training_replica_devices=replica)
+    engines = {EngineId(w): tuple(range(w * tp, (w + 1) * tp)) for w in range(devices // tp)}
+    return Layout(engines=engines, node_size=node, training_replica_devices=replica)
 
 
 class Roofline:
@@ -95,16 +95,16 @@ class Round:
 
     def __init__(self, policy: Scaling, where: Layout, attempts: int, rng: random.Random):
         self.policy, self.layout, self.rng = policy, where, rng
-        self.groups = {w: tuple(sorted(devices)) for w, devices in where.workers.items()}
+        self.groups = {w: tuple(sorted(devices)) for w, devices in where.engines.items()}
         self.freed: set[EngineId] = set()
         self.total = attempts
-        workers = sorted(where.workers)
+        engines = sorted(where.engines)
         self.active = {
             AttemptId(n): ActiveAttempt(
                 attempt=AttemptId(n),
                 prompt_tokens=rng.randrange(1, 500),
                 generated=rng.randrange(0, 300),
-                worker=workers[n % len(workers)],
+                engine=engines[n % len(engines)],
             )
             for n in range(attempts)
         }
@@ -131,10 +131,10 @@ class Round:
         present = {m for group in self.members().values() for m in group}
         assert set(made.freed) <= present
         assert present - set(made.freed), "every device was freed"
-        assert not set(made.freed) & self.freed, "a worker was freed twice"
+        assert not set(made.freed) & self.freed, "a engine was freed twice"
         assert self.layout.node_size % made.tp == 0
         for lead, members in made.groups.items():
-            devices = [d for m in members for d in self.layout.workers[m]]
+            devices = [d for m in members for d in self.layout.engines[m]]
             assert lead in members
             assert len(devices) == made.tp
             assert len({d // self.layout.node_size for d in devices}) == 1
@@ -145,7 +145,7 @@ class Round:
             assert target not in self.freed
 
     def members(self) -> dict[EngineId, tuple[EngineId, ...]]:
-        owner = {d: w for w, devices in self.layout.workers.items() for d in devices}
+        owner = {d: w for w, devices in self.layout.engines.items() for d in devices}
         return {
             lead: tuple(sorted({owner[d] for d in devices}))
             for lead, devices in self.groups.items()
@@ -155,24 +155,24 @@ class Round:
         self.freed |= set(made.freed)
         if made.groups:
             self.groups = {
-                lead: tuple(sorted(d for m in members for d in self.layout.workers[m]))
+                lead: tuple(sorted(d for m in members for d in self.layout.engines[m]))
                 for lead, members in made.groups.items()
             }
         else:
             self.groups = {w: g for w, g in self.groups.items() if w not in made.freed}
-        for attempt, worker in made.moves.items():
-            self.active[attempt] = replace(self.active[attempt], worker=worker)
-        assert all(one.worker in self.groups for one in self.active.values())
+        for attempt, engine in made.moves.items():
+            self.active[attempt] = replace(self.active[attempt], engine=engine)
+        assert all(one.engine in self.groups for one in self.active.values())
 
     def lose(self) -> None:
         """The first group that decodes dies; so do its attempts."""
         if len(self.groups) < 2:
             return
         lead = min(self.groups)
-        for worker in self.members()[lead]:
-            self.policy.lose(worker)
+        for engine in self.members()[lead]:
+            self.policy.lose(engine)
         del self.groups[lead]
-        self.active = {k: one for k, one in self.active.items() if one.worker != lead}
+        self.active = {k: one for k, one in self.active.items() if one.engine != lead}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -203,13 +203,13 @@ def test_decisions_keep_groups_whole_and_some_devices_decoding(name, where, atte
 @given(layouts, st.integers(0, 99))
 def test_a_half_is_half_of_the_devices_in_whole_groups_and_replicas(where, seed):
     rng = random.Random(seed)
-    load = {worker: rng.randrange(100) for worker in where.workers}
+    load = {engine: rng.randrange(100) for engine in where.engines}
     half = cheapest_half(where, load)
     units = where.units()
     if half is None:
         assert len(units) % 2 or where.training_replica_devices > len(where.devices) / 2
         return
-    devices = tuple(sorted(d for w in half for d in where.workers[w]))
+    devices = tuple(sorted(d for w in half for d in where.engines[w]))
     assert 2 * len(devices) == len(where.devices)
     assert where.trainable(devices) == devices
     assert all(set(unit) <= set(half) or not set(unit) & set(half) for unit in units)
@@ -242,7 +242,7 @@ def test_a_replica_that_lost_a_device_is_not_freed():
 
 
 @pytest.mark.parametrize(
-    ("workers", "message"),
+    ("engines", "message"),
     [
         ({0: (0, 1), 1: (2,)}, "one size"),
         ({0: (0, 1, 2)}, "divides a node"),
@@ -250,19 +250,19 @@ def test_a_replica_that_lost_a_device_is_not_freed():
         ({0: (0, 1), 1: (1, 2)}, "share a device"),
     ],
 )
-def test_impossible_layouts_are_refused(workers, message):
+def test_impossible_layouts_are_refused(engines, message):
     with pytest.raises(ValueError, match=message):
-        Layout(workers=workers, node_size=8, training_replica_devices=2)
+        Layout(engines=engines, node_size=8, training_replica_devices=2)
 
 
 def attempts(count: int, where: Layout, generated: int = 100) -> list[ActiveAttempt]:
-    workers = sorted(where.workers)
+    engines = sorted(where.engines)
     return [
         ActiveAttempt(
             attempt=AttemptId(n),
             prompt_tokens=50,
             generated=generated,
-            worker=workers[n % len(workers)],
+            engine=engines[n % len(engines)],
         )
         for n in range(count)
     ]

@@ -7,7 +7,7 @@ from policy_world import World, local_machine, settings
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId
-from rollpacker.policy.tail_release import tail_workers
+from rollpacker.policy.tail_release import tail_engines
 
 ROLLOUT = {"prompts_per_step": 4, "num_generations": 2, "streaming": {"group_tokens": 1024}}
 
@@ -110,7 +110,7 @@ def moves_of(world: World) -> list[do.MigrateAttempts]:
 
 def test_a_tail_is_offered_once_and_leaves_its_nodes_only_when_somebody_takes_them() -> None:
     shape = {"prompts_per_step": 8, "num_generations": 4, "streaming": {"group_tokens": 64}}
-    given = settings(shape, {"a": 8}, consolidate_below=0, tail_workers=1)
+    given = settings(shape, {"a": 8}, consolidate_below=0, tail_engines=1)
     world = World(given, workers=4)
     world.start()
     on = [sorted(a for a, w in world.running.items() if w == worker) for worker in world.workers]
@@ -147,4 +147,4 @@ def offers_of(world: World) -> list[do.OfferTail]:
 
 
 def test_a_quarter_of_the_workers_keeps_a_tail() -> None:
-    assert [tail_workers(count) for count in (1, 2, 4, 5, 8)] == [0, 1, 1, 2, 2]
+    assert [tail_engines(count) for count in (1, 2, 4, 5, 8)] == [0, 1, 1, 2, 2]

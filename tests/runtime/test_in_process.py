@@ -133,7 +133,7 @@ def driver(config, workers: InProcess, journal: Lines) -> Rollout:
     prompts = [Prompt(id=r.id, tokens=len(tokens[r.id])) for r in rows]
     source = PromptSource(prompts, config.seed, shuffle=False)
     latency = {1: 1e-3, 64: 1e-3}
-    rules = streaming_rules(config.rollout, latency=latency, workers=1, whole_batch=False)
+    rules = streaming_rules(config.rollout, latency=latency, engines=1, whole_batch=False)
     settings = RolloutSettings(
         rollout=config.rollout,
         seed=config.seed,

@@ -40,7 +40,7 @@ class Script:
             latency=LATENCY, kv_tokens=10**9, prefill_token_s=0.0, context_token_s=1.7e-6
         )
         return WorldCosts(
-            workers=self.workers,
+            engines=self.workers,
             engine=lambda _devices: CurveCosts(device),
             max_running=self.concurrency,
             train=TrainCosts(launch_s=0.0113, token_s=3.1e-4, prompt_tokens=PROMPT_TOKENS),
@@ -58,7 +58,7 @@ class Script:
         rules = streaming_rules(
             rollout,
             latency=LATENCY,
-            workers=self.workers,
+            engines=self.workers,
             whole_batch=self.updates > 1,
             ordered=self.ordered,
             updates=self.updates,

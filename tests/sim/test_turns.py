@@ -85,7 +85,7 @@ def world_of(responses: list[Turns], mode: str = "off", tool_kv: ToolKv = "cache
         workers=1,
     )
     costs = WorldCosts(
-        workers=1, engine=lambda _devices: Flat(), train=TrainCosts(0.0, 1.0), tool_kv=tool_kv
+        engines=1, engine=lambda _devices: Flat(), train=TrainCosts(0.0, 1.0), tool_kv=tool_kv
     )
     lines: list[tuple] = []
     world = World(

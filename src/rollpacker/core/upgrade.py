@@ -16,6 +16,11 @@ _RENAMED = {
 }
 """Version 1 knew workers, each with an engine and a replica (or a part of one)."""
 
+_RENAMED_SETTINGS = (
+    ("rules", "tail_workers", "tail_engines"),
+    ("machine", "worker_devices", "engine_devices"),
+)
+
 
 class Upgrade:
     """Takes a journal's lines in order."""
@@ -38,6 +43,7 @@ class Upgrade:
                 raise ValueError(f"written by a later rollpacker, in {version}")
             if self._version == 1:
                 self._size = line["meta"].get("settings", {}).get("rules", {}).get("replica", 1)
+                return line | {"meta": _meta(line["meta"])}
         elif self._version == 1 and "event" in line:
             event = self._event(line["event"])
             return line | {"event": event, "decisions": self._decisions(event, line["decisions"])}
@@ -67,6 +73,19 @@ class Upgrade:
         if event.get("kind") == "UpdateApplied" and event["update"] == self._last:
             made.append({"kind": "PublishWeights", "version": event["step"] + 1})
         return made
+
+
+def _meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 knew colocated devices only, and how many workers a replica had."""
+    settings = dict(meta.get("settings", {}))
+    for section, old, new in _RENAMED_SETTINGS:
+        if settings.get(section):
+            fields = {new if key == old else key: v for key, v in settings[section].items()}
+            settings[section] = fields
+    if "rules" in settings:
+        rules = {key: value for key, value in settings["rules"].items() if key != "replica"}
+        settings["rules"] = rules | {"layout": "colocated"}
+    return meta | {"settings": settings} if settings else meta
 
 
 def _renamed(record: dict[str, Any]) -> dict[str, Any]:

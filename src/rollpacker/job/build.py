@@ -301,7 +301,7 @@ def rollout_settings(
         rules=streaming_rules(
             config.rollout,
             latency=info.latency,
-            workers=len(pool.engines),
+            engines=len(pool.engines),
             whole_batch=whole_batch,
             ordered=config.deterministic,
             updates=config.train.updates_per_step,

@@ -33,15 +33,15 @@ class Workload:
     Args:
         prompts: P0, prompts of an update.
         responses: R0, responses of each.
-        workers: devices that decode.
+        engines: devices that decode.
         latency: seconds of a decode step by batch on one of them.
-        train_seconds_per_token: worker-seconds of gradient per response token.
-        streaming: workers that the tail has freed start gradients.
+        train_seconds_per_token: device-seconds of gradient per response token.
+        streaming: engines that the tail has freed start gradients.
     """
 
     prompts: int
     responses: int
-    workers: int
+    engines: int
     latency: LatencyCurve
     train_seconds_per_token: float = 0.0
     streaming: bool = True
@@ -69,12 +69,12 @@ class StepTime:
 
     def __init__(self, work: Workload, most: int) -> None:
         self._work = work
-        every = [work.latency.at(math.ceil(n / work.workers)) for n in range(most + 1)]
+        every = [work.latency.at(math.ceil(n / work.engines)) for n in range(most + 1)]
         self._decode = np.array(every)
         self._tail = 0
         if work.streaming:
-            largest = min(most, work.latency.largest * work.workers)
-            self._tail = consolidation_threshold(work.latency.at, work.workers, largest)
+            largest = min(most, work.latency.largest * work.engines)
+            self._tail = consolidation_threshold(work.latency.at, work.engines, largest)
             self._decode[: self._tail + 1] = [work.latency.at(n) for n in range(self._tail + 1)]
 
     def mean(self, stops: Lengths, trained: Lengths) -> float:
@@ -84,9 +84,9 @@ class StepTime:
         running: NDArray[np.int64] = np.arange(stops.shape[1], 0, -1, dtype=np.int64)
         seconds: Lengths = ticks * self._decode[running]
         in_tail = running <= self._tail
-        freed: Lengths = seconds[:, in_tail].sum(axis=1) * (self._work.workers - 1)
+        freed: Lengths = seconds[:, in_tail].sum(axis=1) * (self._work.engines - 1)
         training = trained * self._work.train_seconds_per_token
-        rest: Lengths = np.maximum(0.0, training - freed) / self._work.workers
+        rest: Lengths = np.maximum(0.0, training - freed) / self._work.engines
         total: Lengths = seconds.sum(axis=1) + rest
         return float(total.mean())
 

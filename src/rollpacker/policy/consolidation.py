@@ -65,7 +65,7 @@ class ConsolidationSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Devices that decode together, and the workers that they come from."""
+    """Devices that decode together, and the engines whose they were when the round began."""
 
     devices: tuple[int, ...]
     members: tuple[EngineId, ...]
@@ -115,8 +115,8 @@ class Consolidation:
         """A round starts on all of ``layout``; without ``lengths`` nothing moves in it."""
         self._layout, self._lengths = layout, lengths
         groups = {
-            worker: _Group(tuple(sorted(layout.workers[worker])), (worker,))
-            for worker in sorted(layout.workers)
+            engine: _Group(tuple(sorted(layout.engines[engine])), (engine,))
+            for engine in sorted(layout.engines)
         }
         self._start(groups, layout.tp)
 
@@ -146,9 +146,9 @@ class Consolidation:
         return self._follow(best, now)
 
     def _present(self, active: Sequence[ActiveAttempt]) -> list[ActiveAttempt]:
-        """In order; what a dead worker's group ran will come back under new ids."""
+        """In order; what a dead group ran will come back under new ids."""
         return sorted(
-            (one for one in active if one.worker in self._groups), key=lambda one: one.attempt
+            (one for one in active if one.engine in self._groups), key=lambda one: one.attempt
         )
 
     def _due(self, count: int, now: float) -> bool:
@@ -166,17 +166,17 @@ class Consolidation:
         self._until = now + plan.moving
         groups = {lead: group.members for lead, group in plan.groups.items()}
         return ScaleDecision(
-            freed=tuple(sorted(worker for worker in before if worker not in kept)),
+            freed=tuple(sorted(engine for engine in before if engine not in kept)),
             moves=plan.moves,
             tp=plan.tp,
             groups=groups if plan.merged else {},
         )
 
-    def lose(self, worker: EngineId) -> None:
-        """A worker has died, and with it the group that it was in."""
-        self._layout = self._layout and self._layout.without(worker)
+    def lose(self, engine: EngineId) -> None:
+        """An engine has died, and with it the group that it was in."""
+        self._layout = self._layout and self._layout.without(engine)
         self._groups = {
-            lead: group for lead, group in self._groups.items() if worker not in group.members
+            lead: group for lead, group in self._groups.items() if engine not in group.members
         }
 
 
@@ -217,7 +217,7 @@ class _View:
         """The fullest first, those of one training replica together: others become free."""
         at: dict[EngineId, int] = {}
         for one in self.active:
-            at[one.worker] = at.get(one.worker, 0) + one.context
+            at[one.engine] = at.get(one.engine, 0) + one.context
         load = {
             lead: sum(at.get(member, 0) for member in group.members)
             for lead, group in blocks.items()
@@ -237,8 +237,8 @@ class _View:
         loads = dict.fromkeys(chosen, 0)
         moved: list[ActiveAttempt] = []
         for one in self.active:
-            if one.worker in stays:
-                loads[one.worker] += one.context
+            if one.engine in stays:
+                loads[one.engine] += one.context
             else:
                 moved.append(one)
         return spread(moved, loads)
@@ -247,7 +247,7 @@ class _View:
         self, before: _Groups, groups: _Groups, tp: int, moves: dict[AttemptId, EngineId]
     ) -> _Plan | None:
         """The cost of a choice; None if its KV does not fit."""
-        targets = [moves.get(one.attempt, one.worker) for one in self.active]
+        targets = [moves.get(one.attempt, one.engine) for one in self.active]
         places: dict[EngineId, list[int]] = {}
         for place, target in enumerate(targets):
             places.setdefault(target, []).append(place)
@@ -296,7 +296,7 @@ class _View:
 def _merged(groups: _Groups, size: int, layout: Layout) -> _Groups:
     """Groups of ``size`` neighbouring devices of a node, made of whole present groups.
 
-    Only devices that still decode; the lowest worker runs the group.
+    Only devices that still decode; the lowest of the engines runs the group.
     """
     owner = {device: lead for lead, group in groups.items() for device in group.devices}
     found: _Groups = {}

@@ -1,4 +1,4 @@
-"""Engines that span several workers: their size in a round, and where its tail goes.
+"""Engines of several devices: their size in a round, and where its tail goes.
 
 Joins the planner and the scaling rule to a round's events. What an attempt has generated is not
 reported while it runs; it is at least what finished attempts of its engine needed.
@@ -60,7 +60,7 @@ class _Running(Sequence[ActiveAttempt]):
 
 
 class Engines:
-    """Groups workers into engines.
+    """Puts engines together into larger ones.
 
     Args:
         machine: devices and profiles.
@@ -86,7 +86,7 @@ class Engines:
         self._devices = 0
         self._planner = self._build_planner()
         self._scaling = self._build_scaling() if stream else None
-        self._tp = machine.worker_devices
+        self._tp = machine.engine_devices
         self._regroups: list[do.FormEngine] = []
         self._retired: tuple[EngineId, ...] = ()
         self._prompt_tokens: dict[PromptId, int] = {}
@@ -99,7 +99,7 @@ class Engines:
         self._started_tokens = 0
 
     def _build_planner(self) -> Planner | None:
-        devices, initial = self._machine.devices(), self._machine.worker_devices
+        devices, initial = self._machine.devices(), self._machine.engine_devices
         match self._config.planner:
             case "off":
                 return None
@@ -133,26 +133,26 @@ class Engines:
         attempts, prompt_tokens = self._rounds.get(kind, (0, 0.0))
         return occupancy(self._history, kind, attempts, prompt_tokens) if attempts else None
 
-    def lay_out(self, kind: RoundKind, workers: tuple[EngineId, ...]) -> Sequence[EngineId]:
-        """Form the engines of a round; the workers that run one."""
+    def lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
+        """Form the engines of a round; those that run."""
         self._begin_round()
-        self._devices = len(workers) * self._machine.worker_devices
-        self._tp = self._machine.worker_devices
+        self._devices = len(engines) * self._machine.engine_devices
+        self._tp = self._machine.engine_devices
         if self._planner is not None:
             self._tp = self._planner.plan(kind)
-        layout = self._machine.layout(workers, self._tp)
-        size = self._tp // self._machine.worker_devices
+        layout = self._machine.layout(engines, self._tp)
+        size = self._tp // self._machine.engine_devices
         self._regroups = [
             do.FormEngine(
                 engine=lead, members=tuple(EngineId(lead + place) for place in range(size))
             )
-            for lead in layout.workers
+            for lead in layout.engines
             if size > 1
         ]
         if self._scaling is not None:
             known = self._history.distribution() if len(self._history) else None
             self._scaling.begin(layout, known)
-        return tuple(layout.workers)
+        return tuple(layout.engines)
 
     def regroups(self) -> list[do.FormEngine]:
         """How the engines of the round that was laid out are formed."""
@@ -181,7 +181,7 @@ class Engines:
         self._base[of.id] = event.tokens - self._progress.get(event.engine, 0)
 
     def lose(self, event: ev.DevicesLost) -> None:
-        """A worker has died."""
+        """Engines have died."""
         if self._scaling is not None:
             for engine in event.engines:
                 self._scaling.lose(engine)
@@ -219,13 +219,13 @@ class Engines:
                 attempt=one.id,
                 prompt_tokens=self._prompt_tokens.get(one.prompt, 0),
                 generated=max(0, self._base[one.id] + self._progress.get(one.bound, 0)),
-                worker=one.bound,
+                engine=one.bound,
             )
             for one in self._ledger.running.values()
         ]
 
     def retired(self) -> tuple[EngineId, ...]:
-        """Workers that run no engine any more, since the last call."""
+        """Engines that are left or part of another now, since the last call."""
         retired, self._retired = self._retired, ()
         return retired
 

@@ -53,21 +53,21 @@ class LatencyCurve:
 
 
 def consolidation_threshold(
-    latency: Callable[[int], float], workers: int, largest: int, slack: float = 0.25
+    latency: Callable[[int], float], engines: int, largest: int, slack: float = 0.25
 ) -> int:
-    """Most running attempts that one worker decodes nearly as fast as all ``workers`` would.
+    """Most running attempts that one engine decodes nearly as fast as all ``engines`` would.
 
-    The largest ``n <= largest`` with ``latency(n) <= (1 + slack) * latency(ceil(n / workers))``:
-    below it, moving the tail to one worker frees the others at ``slack`` of the tail's speed.
-    0 with a single worker.
+    The largest ``n <= largest`` with ``latency(n) <= (1 + slack) * latency(ceil(n / engines))``:
+    below it, moving the tail to one engine frees the others at ``slack`` of the tail's speed.
+    0 with a single engine.
     """
-    if workers < 2:
+    if engines < 2:
         return 0
     return next(
         (
             n
             for n in range(largest, 0, -1)
-            if latency(n) <= (1.0 + slack) * latency(math.ceil(n / workers))
+            if latency(n) <= (1.0 + slack) * latency(math.ceil(n / engines))
         ),
         0,
     )

@@ -1,7 +1,7 @@
 """What a policy may know of machines whose engines span several devices: an offline profile.
 
-A *worker* owns the devices of the smallest engine; neighbours can be put together into one
-engine of a larger tensor-parallel size, and a training replica may need several workers.
+Engines are numbered at the smallest size; neighbours can be put together into one engine of a
+larger tensor-parallel size, and a training replica may need the devices of several.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ class Machine:
 
     Args:
         node_size: devices of a node.
-        worker_devices: devices of a worker, the smallest engine.
+        engine_devices: devices of the smallest engine.
         replica_devices: devices of a training replica.
         device_bytes: memory of a device for weights and KV.
         weight_bytes: all weights.
         heads: attention heads, which a tensor-parallel size must divide.
-        profiles: engines by tensor-parallel size, ``worker_devices`` among them.
+        profiles: engines by tensor-parallel size, ``engine_devices`` among them.
         train_token_s: device-seconds of gradient per token.
     """
 
     node_size: int
-    worker_devices: int
+    engine_devices: int
     replica_devices: int
     device_bytes: float
     weight_bytes: float
@@ -102,16 +102,16 @@ class Machine:
             heads=self.heads,
         )
 
-    def layout(self, workers: tuple[EngineId, ...], tp: int) -> Layout:
-        """Engines of ``tp`` devices over all workers; the lowest worker runs each."""
-        size = tp // self.worker_devices
-        base = self.worker_devices
-        live = set(workers)
+    def layout(self, engines: tuple[EngineId, ...], tp: int) -> Layout:
+        """Engines of ``tp`` devices, made of these; the lowest of its parts runs each."""
+        size = tp // self.engine_devices
+        base = self.engine_devices
+        live = set(engines)
         return Layout(
-            workers={
-                worker: tuple(range(worker * base, (worker + size) * base))
-                for worker in workers
-                if worker % size == 0 and live.issuperset(range(worker, worker + size))
+            engines={
+                engine: tuple(range(engine * base, (engine + size) * base))
+                for engine in engines
+                if engine % size == 0 and live.issuperset(range(engine, engine + size))
             },
             node_size=self.node_size,
             training_replica_devices=self.replica_devices,
@@ -154,11 +154,11 @@ class Machine:
         return _ADAPTER.validate_python(data)
 
 
-def single_devices(workers: int, *, kv_tokens: float, latency: Mapping[int, float]) -> Machine:
-    """Workers of one device each, every one a training replica of its own: a run's.
+def single_devices(engines: int, *, kv_tokens: float, latency: Mapping[int, float]) -> Machine:
+    """Engines of one device each, every one a training replica of its own: a run's.
 
     Args:
-        workers: how many there are.
+        engines: how many there are.
         kv_tokens: KV budget of each.
         latency: seconds of a decode step by batch size.
     """
@@ -166,8 +166,8 @@ def single_devices(workers: int, *, kv_tokens: float, latency: Mapping[int, floa
         kv_tokens=kv_tokens, latency=dict(latency), context_token_s=0.0, prefill_token_s=0.0
     )
     return Machine(
-        node_size=workers,
-        worker_devices=1,
+        node_size=engines,
+        engine_devices=1,
         replica_devices=1,
         device_bytes=0.0,
         weight_bytes=0.0,

@@ -36,7 +36,7 @@ class Measurements:
         seed: of the synthetic rounds that mode ``auto`` predicts with.
         latency: seconds of a decode step by batch size.
         cap: longest response, tokens.
-        streaming: workers that the tail has freed start gradients.
+        streaming: engines that the tail has freed start gradients.
         audited: prompts of this round that run without aborts.
     """
 
@@ -92,11 +92,11 @@ class Measurements:
             case "exact" | "off":
                 return Racing()
 
-    def _workload(self, workers: int) -> Workload:
+    def _workload(self, engines: int) -> Workload:
         return Workload(
             prompts=self._config.prompts_per_step,
             responses=self._config.num_generations,
-            workers=workers,
+            engines=engines,
             latency=self._latency,
             train_seconds_per_token=self._train_s / max(1, self._train_tokens),
             streaming=self._streaming,

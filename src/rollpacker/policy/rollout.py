@@ -13,7 +13,7 @@ from rollpacker.policy.ledger import Attempt, LedgerWriter
 from rollpacker.policy.measure import Measurements
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.policy.streaming import Streaming
-from rollpacker.policy.tail_batching import TailBatching, every_worker
+from rollpacker.policy.tail_batching import TailBatching, every_engine
 
 
 class RolloutPolicy:
@@ -49,7 +49,7 @@ class RolloutPolicy:
             asynchronous_grading=settings.asynchronous_grading,
             predict=self._measure.predicted,
             ledger=self._ledger,
-            engines=every_worker if self._engines is None else self._engines.lay_out,
+            engines=every_engine if self._engines is None else self._engines.lay_out,
         )
 
         self._wire()
@@ -98,8 +98,8 @@ class RolloutPolicy:
             self._follow(made, self._tail.handle(event, of))
         if self._engines is not None:
             self._add(made, self._engines.decide(now, self._streaming.waiting))
-            for worker in self._engines.retired():
-                self._tail.retire(worker)
+            for engine in self._engines.retired():
+                self._tail.retire(engine)
         self._add(made, self._streaming.decide())
         return made
 

@@ -27,13 +27,13 @@ class ActiveAttempt:
         attempt: its id.
         prompt_tokens: of its prompt.
         generated: tokens so far.
-        worker: where it runs, or will when it has moved.
+        engine: where it runs, or will when it has moved.
     """
 
     attempt: AttemptId
     prompt_tokens: int
     generated: int
-    worker: EngineId
+    engine: EngineId
 
     @property
     def context(self) -> int:
@@ -46,11 +46,11 @@ class ScaleDecision:
     """Fewer devices decode from now on.
 
     Args:
-        freed: workers that stop decoding; ``Layout.trainable`` says which devices can train.
-        moves: new worker of every attempt that moves. An attempt may move to its own worker,
+        freed: engines that stop decoding; ``Layout.trainable`` says which devices can train.
+        moves: new engine of every attempt that moves. An attempt may move to its own engine,
             when that one's group changes: its KV must be computed again.
         tp: devices of each group that goes on decoding.
-        groups: workers whose devices become one group, by the worker that runs it; empty when
+        groups: engines whose devices become one group, by the engine that runs it; empty when
             the groups that go on are as before.
     """
 
@@ -82,8 +82,8 @@ class Scaling(Protocol):
         """
         ...
 
-    def lose(self, worker: EngineId) -> None:
-        """A worker has died."""
+    def lose(self, engine: EngineId) -> None:
+        """An engine has died."""
         ...
 
 
@@ -120,36 +120,36 @@ def peak_tokens(contexts: Tokens, remaining: Tokens) -> int:
 def spread(
     moved: Iterable[ActiveAttempt], loads: Mapping[EngineId, int]
 ) -> dict[AttemptId, EngineId]:
-    """Longest first, each to the worker with the fewest tokens (Graham, 1969)."""
+    """Longest first, each to the engine with the fewest tokens (Graham, 1969)."""
     load = dict(loads)
     found: dict[AttemptId, EngineId] = {}
     for one in sorted(moved, key=lambda one: (-one.context, one.attempt)):
-        target = min(load, key=lambda worker: (load[worker], worker))
+        target = min(load, key=lambda engine: (load[engine], engine))
         load[target] += one.context
         found[one.attempt] = target
     return found
 
 
-def contexts_by_worker(
+def contexts_by_engine(
     layout: Layout, active: Iterable[ActiveAttempt]
 ) -> dict[EngineId, list[ActiveAttempt]]:
-    """The attempts of each worker of a layout; a dead worker's are left out."""
-    found: dict[EngineId, list[ActiveAttempt]] = {worker: [] for worker in layout.workers}
+    """The attempts of each engine of a layout; a dead engine's are left out."""
+    found: dict[EngineId, list[ActiveAttempt]] = {engine: [] for engine in layout.engines}
     for one in active:
-        if one.worker in found:
-            found[one.worker].append(one)
+        if one.engine in found:
+            found[one.engine].append(one)
     return found
 
 
 def halve(layout: Layout, active: Sequence[ActiveAttempt]) -> ScaleDecision | None:
     """Free the cheapest half; its requests go to the others. None if no half can be freed."""
-    by_worker = contexts_by_worker(layout, active)
-    loads = {worker: sum(one.context for one in mine) for worker, mine in by_worker.items()}
+    by_engine = contexts_by_engine(layout, active)
+    loads = {engine: sum(one.context for one in mine) for engine, mine in by_engine.items()}
     freed = cheapest_half(layout, loads)
     if freed is None:
         return None
-    kept = {worker: load for worker, load in loads.items() if worker not in freed}
-    moved = [one for worker in freed for one in by_worker[worker]]
+    kept = {engine: load for engine, load in loads.items() if engine not in freed}
+    moved = [one for engine in freed for one in by_engine[engine]]
     return ScaleDecision(freed=freed, moves=spread(moved, kept), tp=layout.tp)
 
 
@@ -217,16 +217,16 @@ class PaperScaling:
     ) -> bool:
         remaining = remaining_tokens(lengths, active)
         contexts = np.array([one.context for one in active], np.int64)
-        targets = np.array([decision.moves.get(one.attempt, one.worker) for one in active])
+        targets = np.array([decision.moves.get(one.attempt, one.engine) for one in active])
         most = self._settings.headroom * self._kv_tokens(decision.tp)
         return all(
-            peak_tokens(contexts[targets == worker], remaining[targets == worker]) <= most
-            for worker in set(targets.tolist())
+            peak_tokens(contexts[targets == engine], remaining[targets == engine]) <= most
+            for engine in set(targets.tolist())
         )
 
-    def lose(self, worker: EngineId) -> None:
-        """A worker has died."""
-        self._layout = self._layout and self._layout.without(worker)
+    def lose(self, engine: EngineId) -> None:
+        """An engine has died."""
+        self._layout = self._layout and self._layout.without(engine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,9 +265,9 @@ class FixedScaling:
         self._done = True
         return halve(self._layout, active)
 
-    def lose(self, worker: EngineId) -> None:
-        """A worker has died."""
-        self._layout = self._layout and self._layout.without(worker)
+    def lose(self, engine: EngineId) -> None:
+        """An engine has died."""
+        self._layout = self._layout and self._layout.without(engine)
 
 
 _ROUNDING = 1e-9

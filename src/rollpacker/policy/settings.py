@@ -10,7 +10,7 @@ from rollpacker.config import RolloutConfig
 from rollpacker.policy.latency import LatencyCurve, consolidation_threshold
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.streaming import StreamingRules
-from rollpacker.policy.tail_release import tail_workers
+from rollpacker.policy.tail_release import tail_engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class RolloutSettings:
         seed: the run's.
         sizes: prompts of each domain in the data.
         cap: longest response, tokens.
-        latency: seconds of a decode step of one worker by batch size.
+        latency: seconds of a decode step of one engine by batch size.
         asynchronous_grading: grade each response when it finishes.
         rules: what streaming may do.
         machine: devices, where engines may span several or the rule that frees them asks for them.
@@ -69,7 +69,7 @@ def streaming_rules(
     rollout: RolloutConfig,
     *,
     latency: Mapping[int, float],
-    workers: int,
+    engines: int,
     whole_batch: bool,
     ordered: bool = False,
     updates: int = 1,
@@ -81,8 +81,8 @@ def streaming_rules(
 
     Args:
         rollout: the run's ``rollout`` section.
-        latency: seconds of a decode step of one worker by batch size.
-        workers: how many there are.
+        latency: seconds of a decode step of one engine by batch size.
+        engines: how many there are.
         whole_batch: the update needs all groups before its first gradient.
         ordered, updates, train_all: as in ``StreamingRules``.
         machine: devices, as in ``RolloutSettings``: then another rule moves the tail.
@@ -93,7 +93,7 @@ def streaming_rules(
     below = config.consolidate_below
     if below == "auto":
         curve = LatencyCurve(latency)
-        below = consolidation_threshold(curve.at, workers, curve.largest)
+        below = consolidation_threshold(curve.at, engines, curve.largest)
     return StreamingRules(
         stream=stream,
         consolidate_below=below if stream and machine is None else 0,
@@ -101,7 +101,7 @@ def streaming_rules(
         updates=updates,
         train_all=train_all,
         prompts=rollout.prompts_per_step,
-        tail_workers=tail_workers(workers) if shared and machine is None else 0,
+        tail_engines=tail_engines(engines) if shared and machine is None else 0,
     )
 
 

@@ -35,7 +35,7 @@ class StreamingRules:
         train_all: groups whose rewards are alike have a gradient too (a KL term's, or that of
             advantages which are not zero for them).
         prompts: groups of an update, where a round may have several updates' worth of them.
-        tail_workers: of nodes that other jobs share: engines that keep the tail when one of them
+        tail_engines: of nodes that other jobs share: engines that keep the tail when one of them
             takes the nodes; 0 offers none.
         layout: where replicas are.
     """
@@ -47,7 +47,7 @@ class StreamingRules:
     train_all: bool = False
     layout: Layout = "colocated"
     prompts: int = 0
-    tail_workers: int = 0
+    tail_engines: int = 0
 
 
 _SMALLEST_TASK = 512
@@ -86,7 +86,7 @@ class Streaming:
         self._rules = rules
         self._ledger = ledger
         self._replicas: Replicas = Separate() if rules.layout == "separate" else Colocated(ledger)
-        self._tail = TailRelease(rules.tail_workers, ledger)
+        self._tail = TailRelease(rules.tail_engines, ledger)
         self._begin(())
 
     def start(self, event: ev.StepStarted) -> None:

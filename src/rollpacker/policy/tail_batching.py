@@ -25,13 +25,13 @@ NO_VARIANCE = "no reward variance"
 
 
 Engines = Callable[[RoundKind, tuple[EngineId, ...]], Sequence[EngineId]]
-"""Which of the live workers run an engine in a round of this kind."""
+"""Which of the live engines run in a round of this kind."""
 
 
-def every_worker(kind: RoundKind, workers: tuple[EngineId, ...]) -> Sequence[EngineId]:
-    """Each has an engine of its own."""
+def every_engine(kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
+    """Each runs as it is."""
     del kind
-    return workers
+    return engines
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class TailBatching:
         asynchronous_grading: grade each response when it finishes, else all at the end.
         predict: expected lengths, for length-bucketed rounds.
         ledger: the round's attempts.
-        engines: which workers run an engine in a round.
+        engines: which of them run in a round.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TailBatching:
         asynchronous_grading: bool,
         predict: Predict,
         ledger: Ledger,
-        engines: Engines = every_worker,
+        engines: Engines = every_engine,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -116,9 +116,9 @@ class TailBatching:
         """Prompts of this round that run without aborts."""
         return () if self._round is None else self._round.audited
 
-    def retire(self, worker: EngineId) -> None:
-        """A worker runs no engine for the rest of the round."""
-        self._placement.retire(worker)
+    def retire(self, engine: EngineId) -> None:
+        """An engine does not run for the rest of the round."""
+        self._placement.retire(engine)
 
     def start(
         self, event: ev.StepStarted, racing: Racing, audits: int = 0
@@ -319,8 +319,8 @@ class TailBatching:
         elif race.complete:
             yield from self._complete(current, race)
 
-    def _restart(self, current: _Round, worker: EngineId) -> Iterable[do.Decision]:
-        for of in self._ledger.lost_with(worker):
+    def _restart(self, current: _Round, engine: EngineId) -> Iterable[do.Decision]:
+        for of in self._ledger.lost_with(engine):
             race = current.races[of.prompt]
             if not race.done or race.audit:
                 yield self._start(race, of.index)

@@ -1,7 +1,7 @@
-"""The nodes of a rollout that is nearly over go to another job; its tail keeps a few workers.
+"""The nodes of a rollout that is nearly over go to another job; its tail keeps a few engines.
 
 RollMux's long-tail migration: at about 80% of the responses the rest moves to a quarter of the
-workers.
+engines.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from rollpacker.policy.ledger import Ledger
 
 TAIL_AT = 0.8
 """Share of the responses that are there when the nodes are offered."""
-TAIL_WORKERS = 0.25
-"""Share of the workers that a tail goes on with."""
+TAIL_ENGINES = 0.25
+"""Share of the engines that a tail goes on with."""
 
 
-def tail_workers(workers: int) -> int:
+def tail_engines(engines: int) -> int:
     """How many a tail keeps; 0 where that frees none."""
-    kept = math.ceil(TAIL_WORKERS * workers)
-    return kept if kept < workers else 0
+    kept = math.ceil(TAIL_ENGINES * engines)
+    return kept if kept < engines else 0
 
 
 class TailRelease:
     """Offers the nodes once a round, and clears them when somebody takes them.
 
     Args:
-        keep: workers that the tail keeps; 0 offers nothing.
+        keep: engines that the tail keeps; 0 offers nothing.
         ledger: what is running.
     """
 
@@ -39,10 +39,10 @@ class TailRelease:
         self.start()
 
     def start(self) -> None:
-        """A step begins: all workers decode."""
+        """A step begins: all engines decode."""
         self._offered = False
         self.released = False
-        """Whether the freed workers have no node to compute on until the rollout is over."""
+        """Whether the freed engines have no node to compute on until the rollout is over."""
 
     def release(self) -> None:
         """Another job has the nodes."""
@@ -63,10 +63,10 @@ class TailRelease:
     def _moves(
         self, decoding: Mapping[EngineId, tuple[AttemptId, ...]]
     ) -> Iterator[do.MigrateAttempts]:
-        """Off the emptiest workers, to whichever of the kept ones has least."""
-        fullest = sorted(decoding, key=lambda worker: (-len(decoding[worker]), worker))
-        load = {worker: len(decoding[worker]) for worker in fullest[: self._keep]}
+        """Off the emptiest engines, to whichever of the kept ones has least."""
+        fullest = sorted(decoding, key=lambda engine: (-len(decoding[engine]), engine))
+        load = {engine: len(decoding[engine]) for engine in fullest[: self._keep]}
         for source in fullest[self._keep :]:
-            target = min(load, key=lambda worker: (load[worker], worker))
+            target = min(load, key=lambda engine: (load[engine], engine))
             load[target] += len(decoding[source])
             yield do.MigrateAttempts(attempts=decoding[source], source=source, target=target)

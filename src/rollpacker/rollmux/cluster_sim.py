@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from rollpacker.core.types import Phase
-from rollpacker.policy.tail_release import TAIL_WORKERS
+from rollpacker.policy.tail_release import TAIL_ENGINES
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.event_log import EventLog
@@ -173,7 +173,7 @@ class ClusterSimulation:
         beside = max(self._tails.get(node, 0.0) for node in decision.nodes) - self.now
         if beside > 0:
             # Beside a tail three quarters of the workers do the work.
-            seconds += min(beside, seconds / (1.0 - TAIL_WORKERS)) * TAIL_WORKERS
+            seconds += min(beside, seconds / (1.0 - TAIL_ENGINES)) * TAIL_ENGINES
         for node in decision.nodes:
             self._tenant[node] = job
         return seconds
@@ -187,7 +187,7 @@ class ClusterSimulation:
         run.tailing = True
         extra = TAIL_COST * (run.end_at - run.began)
         self._count_used(0, (self.now - run.began) * len(decision.nodes))
-        self._count_used(0, TAIL_WORKERS * (run.end_at + extra - self.now) * len(decision.nodes))
+        self._count_used(0, TAIL_ENGINES * (run.end_at + extra - self.now) * len(decision.nodes))
         run.end_at += extra
         for node in decision.nodes:
             self._tails[node] = run.end_at

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollpacker.policy.tail_release import TAIL_WORKERS
+from rollpacker.policy.tail_release import TAIL_ENGINES
 from rollpacker.rollmux.settings import Prices
 from rollpacker.rollmux.trace import TraceJob
 
@@ -114,7 +114,7 @@ def lower_bound(jobs: Iterable[TraceJob], prices: Prices) -> float:
 
     A rollout holds its nodes until its tail has moved, then a quarter of them.
     """
-    share = TAIL_TIME + (1.0 + TAIL_COST - TAIL_TIME) * TAIL_WORKERS
+    share = TAIL_TIME + (1.0 + TAIL_COST - TAIL_TIME) * TAIL_ENGINES
     return (
         sum(
             job.rollout_s.sum() * share * job.spec.rollout_nodes * prices.rollout

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from rollpacker.policy.tail_release import TAIL_WORKERS
+from rollpacker.policy.tail_release import TAIL_ENGINES
 from rollpacker.rollmux.cluster import Group, Job
 from rollpacker.rollmux.seat import IDLE, NEVER, ROLLOUT, RUNNING, WAITING, Seat, State
 from rollpacker.rollmux.settings import Settings
 
-_BESIDE_A_TAIL = 1.0 / (1.0 - TAIL_WORKERS)
+_BESIDE_A_TAIL = 1.0 / (1.0 - TAIL_ENGINES)
 """A rollout that starts on the workers that a tail has left takes so much longer at most."""
 
 TIGHT = 1.05

@@ -51,7 +51,7 @@ def at_most(turns: Turns, tokens: int) -> Turns:
 
 
 class Course:
-    """How far an attempt has come, on whatever worker.
+    """How far an attempt has come, on whatever engine.
 
     Args:
         attempt: its id.
@@ -86,7 +86,7 @@ class Course:
         self.added = 0
         """Put in by tools so far."""
         self.generated = 0
-        """Of this turn, when it comes to a worker."""
+        """Of this turn, when it comes to an engine."""
         self.resume_at = 0.0
         """When the tools have answered that this turn waits for."""
 

@@ -51,7 +51,7 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
             "name": run.name,
             "device": "cpu",
             "model": run.name,
-            "gpus": len(first.workers),
+            "gpus": len(first.engines),
             "prompts": run.settings["rollout"]["prompts_per_step"],
             "responses": run.settings["rollout"]["num_generations"],
             "response_cap": run.settings["cap"],

@@ -24,12 +24,12 @@ class WorldCosts:
     """What everything costs on the simulated machines. Times in seconds.
 
     Args:
-        workers: each owns the devices of the smallest engine.
-        worker_devices: how many those are.
+        engines: each owns the devices of the smallest engine.
+        engine_devices: how many those are.
         engine: costs of an engine on so many devices.
         max_running: most sequences that an engine decodes together.
         tool_kv: what becomes of KV during tool calls.
-        replica: workers of a training replica.
+        replica: engines of a training replica.
         train: gradient work of one.
         start_s: once per rollout.
         sync_s: new weights to the engines.
@@ -41,8 +41,8 @@ class WorldCosts:
             length after it.
     """
 
-    workers: int
-    worker_devices: int = 1
+    engines: int
+    engine_devices: int = 1
     engine: Callable[[int], EngineCosts]
     max_running: int = 1024
     tool_kv: ToolKv = "cached"
@@ -62,7 +62,7 @@ class WorldCosts:
         calibration: Calibration,
         *,
         gpus: int,
-        worker_devices: int,
+        engine_devices: int,
         replica_devices: int,
         kinds: dict[str, RewardKind],
         reward_phase: bool,
@@ -74,18 +74,18 @@ class WorldCosts:
 
         Raises ``ValueError`` when they do not divide into training replicas and engines.
         """
-        if gpus % replica_devices or replica_devices % worker_devices:
+        if gpus % replica_devices or replica_devices % engine_devices:
             raise ValueError(
                 f"gpus={gpus} do not divide into training replicas of {replica_devices} GPUs with "
-                f"engines of {worker_devices}: change gpus or rollout_tp"
+                f"engines of {engine_devices}: change gpus or rollout_tp"
             )
         return cls(
-            workers=gpus // worker_devices,
-            worker_devices=worker_devices,
+            engines=gpus // engine_devices,
+            engine_devices=engine_devices,
             engine=calibration.engine,
             max_running=max_running,
             tool_kv=tool_kv,
-            replica=replica_devices // worker_devices,
+            replica=replica_devices // engine_devices,
             train=calibration.training(replica_devices),
             start_s=calibration.rollout_start_s,
             sync_s=calibration.weight_sync_s,
@@ -97,7 +97,7 @@ class WorldCosts:
         )
 
 
-def worker_devices(config: SimulationConfig, calibration: Calibration) -> int:
+def engine_devices(config: SimulationConfig, calibration: Calibration) -> int:
     """Devices of the smallest engine: a planner may use any size, else the configured one."""
     if config.rollout.planner != "off":
         return calibration.engine_sizes(config.gpus)[0]
@@ -106,18 +106,18 @@ def worker_devices(config: SimulationConfig, calibration: Calibration) -> int:
 
 def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
     """Devices of a training replica: it holds at least one engine."""
-    return max(calibration.train_gpus, worker_devices(config, calibration))
+    return max(calibration.train_gpus, engine_devices(config, calibration))
 
 
 def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | None:
     """What the policy may know of the machines; None where no engine spans several devices."""
     if calibration.measured is not None:
         return None
-    base = worker_devices(config, calibration)
+    base = engine_devices(config, calibration)
     devices = calibration.devices(config.gpus)
     return Machine(
         node_size=devices.node_size,
-        worker_devices=base,
+        engine_devices=base,
         replica_devices=replica_devices(config, calibration),
         device_bytes=devices.device_bytes,
         weight_bytes=devices.weight_bytes,

@@ -94,8 +94,8 @@ def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
     settings = run.settings
     costs = WorldCosts.of(
         calibration,
-        gpus=len(run.steps[0].workers),
-        worker_devices=1,
+        gpus=len(run.steps[0].engines),
+        engine_devices=1,
         replica_devices=1,
         kinds=dict.fromkeys(settings["sizes"], "math"),
         reward_phase=not settings["asynchronous_grading"],

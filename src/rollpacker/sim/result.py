@@ -24,9 +24,9 @@ class StepResult:
         decode_steps: of the engine with the most.
         preemptions: of all engines.
         peak_kv: largest share of an engine's KV cache in use.
-        bubble: share of worker time, sync included, without decoding or gradients, other than
+        bubble: share of device time, sync included, without decoding or gradients, other than
             ``tool_wait_s``.
-        tool_wait_s: of a worker, in which all that it holds waits for tools; mean over workers.
+        tool_wait_s: in which all that an engine holds waits for tools; mean over engines.
         longest_tool_s: that one response waits for its tools; at most, over responses.
     """
 
@@ -86,7 +86,7 @@ class JobResult:
 
     @property
     def tool_wait_s(self) -> float:
-        """Mean seconds of a step in which a worker only waits for tools."""
+        """Mean seconds of a step in which an engine only waits for tools."""
         return mean(s.tool_wait_s for s in self.steps)
 
     @property
@@ -96,7 +96,7 @@ class JobResult:
 
     @property
     def bubble(self) -> float:
-        """Idle share of worker time, weighted by time."""
+        """Idle share of device time, weighted by time."""
         total = sum(s.step_s for s in self.steps)
         return sum(s.bubble * s.step_s for s in self.steps) / total if total else 0.0
 

@@ -16,7 +16,7 @@ METRICS = {"step": "step_time", "rollout": "timing_s/rollout", "train": "timing_
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """``steps`` decode steps of one worker between two of its responses' ends.
+    """``steps`` decode steps of one engine between two of its responses' ends.
 
     ``batch`` sequences of ``context`` tokens in all, on average over the steps; ``seconds``.
     """
@@ -29,7 +29,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """A worker's first response of a round: ``seconds`` after the round began."""
+    """An engine's first response of a round: ``seconds`` after the round began."""
 
     batch: int
     context: float
@@ -54,9 +54,9 @@ class Tried:
     index: int
     engine: int
     base: int = 0
-    """Tokens that it had when it came to its worker."""
+    """Tokens that it had when it came to its engine."""
     join: float = 0.0
-    """When it came to its worker."""
+    """When it came to its engine."""
     tokens: int = 0
     end_s: float | None = None
     graded_s: float | None = None
@@ -70,7 +70,7 @@ class RunStep:
 
     number: int
     start_s: float
-    workers: tuple[int, ...]
+    engines: tuple[int, ...]
     remaining: dict[str, int]
     drawn: list[Prompt] = field(default_factory=list[Prompt])
     attempts: dict[int, Tried] = field(default_factory=dict[int, Tried])

@@ -16,10 +16,10 @@ from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import packing_bound_s, single_sequence_s
 from rollpacker.sim.machines import (
     WorldCosts,
+    engine_devices,
     latency_curve,
     machine_of,
     replica_devices,
-    worker_devices,
 )
 from rollpacker.sim.result import JobResult, StepResult
 from rollpacker.sim.source import Source
@@ -76,7 +76,7 @@ class Simulation:
     def _settings(self) -> RolloutSettings:
         config, costs = self._config, self.costs
         machine = machine_of(config, self._calibration)
-        latency = latency_curve(costs.engine(costs.worker_devices))
+        latency = latency_curve(costs.engine(costs.engine_devices))
         return RolloutSettings(
             rollout=config.rollout,
             seed=config.seed,
@@ -87,7 +87,7 @@ class Simulation:
             rules=streaming_rules(
                 config.rollout,
                 latency=latency,
-                workers=costs.workers,
+                engines=costs.engines,
                 whole_batch=config.reward_phase,
                 ordered=not config.balanced_training,
                 machine=machine,
@@ -117,7 +117,7 @@ class Simulation:
         prompts = max(1, _BOUND_SAMPLES // rollout.num_generations)
         drawn = self._source.lengths.sample(rng, prompts, rollout.num_generations)
         lengths = np.minimum(drawn, self.cap).ravel().tolist()
-        devices = costs.workers * costs.worker_devices
+        devices = costs.engines * costs.engine_devices
         whole = min(
             packing_bound_s(costs.engine(tp), devices // tp, lengths, max_running=costs.max_running)
             for tp in self._sizes
@@ -138,7 +138,7 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
     return WorldCosts.of(
         calibration,
         gpus=config.gpus or calibration.gpus,
-        worker_devices=worker_devices(config, calibration),
+        engine_devices=engine_devices(config, calibration),
         replica_devices=replica_devices(config, calibration),
         kinds={name: domain.reward for name, domain in config.domains.items()},
         reward_phase=config.reward_phase or not asynchronous,

@@ -17,7 +17,7 @@ class Attempt:
 
     prompt: PromptId
     index: int
-    worker: EngineId
+    engine: EngineId
     course: Course
     reward: float = 0.0
     decoding: bool = True
@@ -60,8 +60,8 @@ def step_result(
         step: its record.
         work: of each worker.
         end: when it ended.
-        devices: of a worker.
-        replica: workers of a training replica.
+        devices: of an engine of the smallest size.
+        replica: such engines of a training replica.
     """
     seconds = end - step.start_s
     busy = sum(w.decode_s + w.train_s * replica * devices for w in work)

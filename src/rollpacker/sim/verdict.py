@@ -19,7 +19,7 @@ class ModeEstimate:
         kept_vs_true_len: mean length of the responses trained on over that of all.
         step_s: mean seconds of a step.
         decoded_vs_kept: tokens decoded, aborted ones too, over tokens kept.
-        tool_wait_s: mean seconds of a step in which a worker only waits for tools.
+        tool_wait_s: mean seconds of a step in which an engine only waits for tools.
     """
 
     speedup: float

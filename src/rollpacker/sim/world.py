@@ -53,20 +53,20 @@ class World:
         self._train_all = train_all
         self._agenda = Agenda()
         self._pump = Pump(policy, self._perform, lambda: self._agenda.now, record)
-        self._engine = costs.engine(costs.worker_devices)
+        self._engine = costs.engine(costs.engine_devices)
         self._workers = {
             EngineId(number): SimWorker(
                 EngineId(number),
                 self._agenda,
                 self._engine,
-                devices=costs.worker_devices,
+                devices=costs.engine_devices,
                 max_running=costs.max_running,
                 tool_kv=costs.tool_kv,
                 on_turn=self._turned,
                 on_ended=self._ended,
                 on_accumulated=self._accumulated,
             )
-            for number in range(costs.workers)
+            for number in range(costs.engines)
         }
         self._grading = Grading(
             self._agenda,
@@ -96,12 +96,12 @@ class World:
         """One synchronous step, from the weights' arrival to the next ones."""
         self._now = step = Step(number=number, start_s=self._agenda.now)
         for worker in self._workers.values():
-            worker.begin_step(self._engine, self._costs.worker_devices)
+            worker.begin_step(self._engine, self._costs.engine_devices)
         self._agenda.after(self._costs.sync_s + self._costs.start_s, self._begin_rollout)
         while not step.over:
             assert self._agenda.run_next(), "nothing is left to happen, and the step is not over"
         work = [worker.end_step() for worker in self._workers.values()]
-        devices = self._costs.worker_devices
+        devices = self._costs.engine_devices
         return step_result(
             step, work, self._agenda.now, devices=devices, replica=self._costs.replica
         )
@@ -175,7 +175,7 @@ class World:
         known = self._now.attempts[attempt]
         if known.decoding:
             if known.target is None:
-                self._stopping[known.worker].append(attempt)
+                self._stopping[known.engine].append(attempt)
             known.stopping, known.target = True, None
             return
         self._grading.cancel(attempt)
@@ -255,7 +255,7 @@ class World:
             if self._workers[lead].held or not all(self._workers[m].idle for m in others):
                 continue
             del self._forming[lead]
-            devices = len(members) * self._costs.worker_devices
+            devices = len(members) * self._costs.engine_devices
             self._worker(lead).set_engine(self._costs.engine(devices), devices)
             self._pump.post(ev.EngineFormed(engine=lead))
 
@@ -264,7 +264,7 @@ class World:
             known = self._now.attempts[attempt]
             if known.decoding and not known.stopping:
                 if known.target is None:
-                    self._stopping[known.worker].append(attempt)
+                    self._stopping[known.engine].append(attempt)
                 known.target = decision.target
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
@@ -329,14 +329,14 @@ class World:
         )
 
     def _stop(self, attempt: AttemptId, tokens: int) -> ev.Event:
-        """An attempt has left its worker: it is over, or goes on elsewhere."""
+        """An attempt has left its engine: it is over, or goes on elsewhere."""
         known = self._now.attempts[attempt]
         if known.target is None:
             known.decoding = False
             return ev.AttemptAborted(attempt=attempt, tokens=tokens)
-        known.worker, known.target = known.target, None
-        self._worker(known.worker).submit(known.course)
-        return ev.AttemptMigrated(attempt=attempt, engine=known.worker, tokens=tokens)
+        known.engine, known.target = known.target, None
+        self._worker(known.engine).submit(known.course)
+        return ev.AttemptMigrated(attempt=attempt, engine=known.engine, tokens=tokens)
 
     def _graded(self, attempt: AttemptId) -> None:
         reward = self._now.attempts[attempt].reward
@@ -357,5 +357,5 @@ class World:
         workers, costs = self._workers.values(), self._costs
         decoding = sum(worker.devices for worker in workers if worker.decoding)
         training = sum(worker.training for worker in workers) * costs.replica
-        busy = decoding / costs.worker_devices + training
+        busy = decoding / costs.engine_devices + training
         return min(1.0, busy / len(workers))

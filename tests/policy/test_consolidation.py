@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_scaling import Roofline, attempts, consolidation, curve, layout
+from test_scaling import Roofline, attempts, consolidation, curve, fleet
 
 from rollpacker.core.types import AttemptId
 from rollpacker.policy.censoring import KaplanMeier
@@ -21,7 +21,7 @@ def moved(policy, where, active, work=0, now=0.0):
 
 
 def test_a_short_tail_of_a_large_model_runs_as_one_group_of_a_node():
-    where = layout(64, 4, 32)
+    where = fleet(64, 4, 32)
     made = moved(consolidation(sizes=(2, 4, 8)), where, attempts(32, where, generated=4000))
     assert made is not None
     assert made.tp == 8
@@ -30,7 +30,7 @@ def test_a_short_tail_of_a_large_model_runs_as_one_group_of_a_node():
 
 
 def test_waiting_gradients_free_whole_training_replicas_at_the_same_size():
-    where = layout(16, 4, 8)
+    where = fleet(16, 4, 8)
     active = attempts(8, where, generated=4000)
     rules = {"sizes": (4,), "train_seconds_per_token": 1e-2}
     assert moved(consolidation(**rules), where, active) is None
@@ -38,12 +38,13 @@ def test_waiting_gradients_free_whole_training_replicas_at_the_same_size():
     assert made is not None
     assert made.groups == {}
     freed = [device for engine in made.freed for device in where.engines[engine]]
-    assert where.trainable(freed) == tuple(sorted(freed))
+    free = where.trainable(where.devices - set(freed))
+    assert [d for each in free for d in where.replicas[each]] == sorted(freed)
     assert len(freed) == 8
 
 
 def test_nothing_moves_above_the_threshold_or_without_lengths():
-    where = layout(64, 4, 32)
+    where = fleet(64, 4, 32)
     assert moved(consolidation(below=64), where, attempts(65, where)) is None
     policy = consolidation()
     policy.begin(where, None)
@@ -55,14 +56,14 @@ def test_a_group_that_cannot_hold_the_tail_is_not_chosen():
         def kv_tokens(self, tp: int) -> float:
             return 1000.0
 
-    where = layout(64, 4, 32)
+    where = fleet(64, 4, 32)
     active = attempts(32, where, generated=4000)
     assert moved(consolidation(Tight(), sizes=(4, 8)), where, active) is None
     assert moved(consolidation(Roofline(), sizes=(4, 8)), where, active) is not None
 
 
 def test_a_second_move_waits_for_the_first():
-    where = layout(64, 4, 8)
+    where = fleet(64, 4, 8)
     rules = {"sizes": (4, 8), "train_seconds_per_token": 1e-2}
     first = consolidation(**rules)
     active = attempts(64, where, generated=4000)
@@ -97,7 +98,7 @@ def test_noise_in_the_costs_below_the_margin_moves_nothing_back_and_forth(amplit
             return float(remaining.max()) * (1.0 + amplitude * self.rng.uniform(-1.0, 1.0))
 
     policy = consolidation(Flat(), recheck=1.0)
-    where = layout(8, 1, 1)
+    where = fleet(8, 1, 1)
     policy.begin(where, LONG)
     active = attempts(100, where)
     made = [policy.observe(0.5, active, 0, float(now)) for now in range(50)]
@@ -144,7 +145,7 @@ def long_round(below: int, seed: int, where, true: KaplanMeier) -> float:
 
 
 def test_a_threshold_of_64_is_nearly_as_good_as_larger_ones_and_4_is_too_late():
-    where = layout(64, 4, 32)
+    where = fleet(64, 4, 32)
     capped = np.minimum(LONG.quantile(np.linspace(0.0, 1.0, 2000)), 32_768)
     true = curve(capped)
     mean = {

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.core.types import AttemptId, EngineId
+from rollpacker.core.types import AttemptId, EngineId, ReplicaId
 from rollpacker.policy.censoring import KaplanMeier, Observations
 from rollpacker.policy.consolidation import Consolidation, ConsolidationSettings, TailCost
-from rollpacker.policy.layout import Layout, cheapest_half
+from rollpacker.policy.fleet import Fleet, cheapest_half, grid
 from rollpacker.policy.scaling import (
     ActiveAttempt,
     FixedScaling,
@@ -36,9 +36,15 @@ def curve(lengths) -> KaplanMeier:
 LENGTHS = curve([int(x) for x in np.exp(np.random.default_rng(0).normal(6, 1, 500))])
 
 
-def layout(devices: int, tp: int, replica: int, node: int = 8) -> Layout:
-    engines = {EngineId(w): tuple(range(w * tp, (w + 1) * tp)) for w in range(devices // tp)}
-    return Layout(engines=engines, node_size=node, training_replica_devices=replica)
+def fleet(devices: int, tp: int, replica: int, node: int = 8) -> Fleet:
+    every = grid(devices, node)
+    return Fleet(
+        layout="colocated",
+        engines={EngineId(n): every[n * tp : (n + 1) * tp] for n in range(devices // tp)},
+        replicas={
+            ReplicaId(n): every[n * replica : (n + 1) * replica] for n in range(devices // replica)
+        },
+    )
 
 
 class Roofline:
@@ -82,8 +88,8 @@ POLICIES = {
     "ours": lambda: consolidation(train_seconds_per_token=1e-3),
 }
 
-layouts = st.builds(
-    lambda nodes, tp, replica: layout(8 * nodes, tp, replica),
+fleets = st.builds(
+    lambda nodes, tp, replica: fleet(8 * nodes, tp, replica),
     st.integers(1, 4),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([1, 2, 4, 8, 16]),
@@ -93,8 +99,8 @@ layouts = st.builds(
 class Round:
     """A round that obeys a policy's decisions and checks each of them."""
 
-    def __init__(self, policy: Scaling, where: Layout, attempts: int, rng: random.Random):
-        self.policy, self.layout, self.rng = policy, where, rng
+    def __init__(self, policy: Scaling, where: Fleet, attempts: int, rng: random.Random):
+        self.policy, self.fleet, self.rng = policy, where, rng
         self.groups = {w: tuple(sorted(devices)) for w, devices in where.engines.items()}
         self.freed: set[EngineId] = set()
         self.total = attempts
@@ -132,12 +138,11 @@ class Round:
         assert set(made.freed) <= present
         assert present - set(made.freed), "every device was freed"
         assert not set(made.freed) & self.freed, "a engine was freed twice"
-        assert self.layout.node_size % made.tp == 0
         for lead, members in made.groups.items():
-            devices = [d for m in members for d in self.layout.engines[m]]
+            devices = [d for m in members for d in self.fleet.engines[m]]
             assert lead in members
             assert len(devices) == made.tp
-            assert len({d // self.layout.node_size for d in devices}) == 1
+            assert len({(d.node, d.index // made.tp) for d in devices}) == 1
             assert not set(members) & (set(made.freed) | self.freed)
         for attempt, target in made.moves.items():
             assert attempt in self.active
@@ -145,7 +150,7 @@ class Round:
             assert target not in self.freed
 
     def members(self) -> dict[EngineId, tuple[EngineId, ...]]:
-        owner = {d: w for w, devices in self.layout.engines.items() for d in devices}
+        owner = {d: w for w, devices in self.fleet.engines.items() for d in devices}
         return {
             lead: tuple(sorted({owner[d] for d in devices}))
             for lead, devices in self.groups.items()
@@ -155,7 +160,7 @@ class Round:
         self.freed |= set(made.freed)
         if made.groups:
             self.groups = {
-                lead: tuple(sorted(d for m in members for d in self.layout.engines[m]))
+                lead: tuple(sorted(d for m in members for d in self.fleet.engines[m]))
                 for lead, members in made.groups.items()
             }
         else:
@@ -176,7 +181,7 @@ class Round:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(where=layouts, attempts=st.integers(1, 150), seed=st.integers(0, 999), data=st.data())
+@given(where=fleets, attempts=st.integers(1, 150), seed=st.integers(0, 999), data=st.data())
 @settings(max_examples=settings().max_examples // 2)
 def test_decisions_keep_groups_whole_and_some_devices_decoding(name, where, attempts, seed, data):
     lose_at = data.draw(st.sampled_from([None, 2, 5]))
@@ -200,18 +205,19 @@ def test_decisions_keep_groups_whole_and_some_devices_decoding(name, where, atte
         assert sum(one is not None for one in runs[0]) <= 1
 
 
-@given(layouts, st.integers(0, 99))
+@given(fleets, st.integers(0, 99))
 def test_a_half_is_half_of_the_devices_in_whole_groups_and_replicas(where, seed):
     rng = random.Random(seed)
     load = {engine: rng.randrange(100) for engine in where.engines}
     half = cheapest_half(where, load)
     units = where.units()
     if half is None:
-        assert len(units) % 2 or where.training_replica_devices > len(where.devices) / 2
+        assert len(units) % 2 or len(where.at) < len(where.devices)
         return
-    devices = tuple(sorted(d for w in half for d in where.engines[w]))
+    devices = {d for w in half for d in where.engines[w]}
     assert 2 * len(devices) == len(where.devices)
-    assert where.trainable(devices) == devices
+    free = where.trainable(where.devices - devices)
+    assert {d for each in free for d in where.replicas[each]} == devices
     assert all(set(unit) <= set(half) or not set(unit) & set(half) for unit in units)
     size = len(units) // 2
     price = sorted(sum(load[w] for w in unit) for unit in units)
@@ -220,42 +226,25 @@ def test_a_half_is_half_of_the_devices_in_whole_groups_and_replicas(where, seed)
 
 def test_a_single_group_or_replica_cannot_be_halved():
     load = dict.fromkeys(map(EngineId, range(8)), 0)
-    assert cheapest_half(layout(8, 8, 1), load) is None
-    assert cheapest_half(layout(8, 1, 8), load) is None
-    assert cheapest_half(layout(8, 2, 4), load) == (2, 3)
-    assert cheapest_half(layout(24, 8, 8), load) is None
+    assert cheapest_half(fleet(8, 8, 1), load) is None
+    assert cheapest_half(fleet(8, 1, 8), load) is None
+    assert cheapest_half(fleet(8, 2, 4), load) == (2, 3)
+    assert cheapest_half(fleet(24, 8, 8), load) is None
 
 
 def test_a_replica_that_lost_a_device_is_not_freed():
     load = dict.fromkeys(map(EngineId, range(16)), 9) | {EngineId(15): 0}
-    left = layout(16, 1, 4).without(EngineId(15))
+    left = fleet(16, 1, 4).without(EngineId(15))
     left = left and left.without(EngineId(0))
     assert left is not None
     assert cheapest_half(left, load) is None
-    left = layout(16, 2, 2).without(EngineId(7))
+    left = fleet(16, 2, 2).without(EngineId(7))
     left = left and left.without(EngineId(0))
     assert left is not None
     assert cheapest_half(left, load) == (4, 5, 6)
-    odd = replace(left, training_replica_devices=4)
-    assert odd.trainable((2, 3, 4, 5, 6, 7)) == (4, 5, 6, 7)
-    assert cheapest_half(odd, load) is None
 
 
-@pytest.mark.parametrize(
-    ("engines", "message"),
-    [
-        ({0: (0, 1), 1: (2,)}, "one size"),
-        ({0: (0, 1, 2)}, "divides a node"),
-        ({0: (7, 8)}, "spans nodes"),
-        ({0: (0, 1), 1: (1, 2)}, "share a device"),
-    ],
-)
-def test_impossible_layouts_are_refused(engines, message):
-    with pytest.raises(ValueError, match=message):
-        Layout(engines=engines, node_size=8, training_replica_devices=2)
-
-
-def attempts(count: int, where: Layout, generated: int = 100) -> list[ActiveAttempt]:
+def attempts(count: int, where: Fleet, generated: int = 100) -> list[ActiveAttempt]:
     engines = sorted(where.engines)
     return [
         ActiveAttempt(
@@ -269,7 +258,7 @@ def attempts(count: int, where: Layout, generated: int = 100) -> list[ActiveAtte
 
 
 def test_the_papers_rule_tries_each_mark_once_between_20_and_50_percent():
-    where = layout(8, 1, 2)
+    where = fleet(8, 1, 2)
     asked = []
 
     def room(tp: int) -> float:
@@ -284,7 +273,7 @@ def test_the_papers_rule_tries_each_mark_once_between_20_and_50_percent():
 
 
 def test_the_papers_rule_frees_half_when_the_rest_fits_and_not_before():
-    where, lengths = layout(8, 1, 2), curve([1000])
+    where, lengths = fleet(8, 1, 2), curve([1000])
     policy = PaperScaling(PaperScalingSettings(headroom=1.0), lambda tp: 20 * 1050.0)
     policy.begin(where, lengths)
     assert policy.observe(0.2, attempts(81, where), 0, 0.0) is None
@@ -298,15 +287,15 @@ def test_the_papers_rule_frees_half_when_the_rest_fits_and_not_before():
 
 def test_without_length_history_the_papers_rule_waits():
     policy = PaperScaling(PaperScalingSettings(), lambda tp: 1e12)
-    policy.begin(layout(8, 1, 1), None)
-    assert policy.observe(0.4, attempts(8, layout(8, 1, 1)), 0, 0.0) is None
-    policy.begin(layout(8, 1, 1), LENGTHS)
-    assert policy.observe(0.4, attempts(8, layout(8, 1, 1)), 0, 0.0) is not None
+    policy.begin(fleet(8, 1, 1), None)
+    assert policy.observe(0.4, attempts(8, fleet(8, 1, 1)), 0, 0.0) is None
+    policy.begin(fleet(8, 1, 1), LENGTHS)
+    assert policy.observe(0.4, attempts(8, fleet(8, 1, 1)), 0, 0.0) is not None
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.3, 0.4])
 def test_the_fixed_rule_frees_half_once_at_its_fraction(fraction):
-    where = layout(8, 2, 4)
+    where = fleet(8, 2, 4)
     policy = FixedScaling(FixedScalingSettings(fraction=fraction))
     policy.begin(where, None)
     fired = [
@@ -325,7 +314,7 @@ def test_the_peak_is_that_of_a_step_by_step_count(pairs):
 
 
 def test_likely_lengths_have_the_longest_of_a_random_draw():
-    where = layout(8, 1, 1)
+    where = fleet(8, 1, 1)
     active = attempts(64, where, generated=0)
     likely = remaining_tokens(LENGTHS, active)
     longest = np.sum(1.0 - (1.0 - LENGTHS.survival) ** 64)

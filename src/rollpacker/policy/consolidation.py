@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from rollpacker.core.types import AttemptId, EngineId
+from rollpacker.core.types import AttemptId, Device, EngineId
 from rollpacker.policy.censoring import KaplanMeier
-from rollpacker.policy.layout import Layout
+from rollpacker.policy.fleet import Fleet
 from rollpacker.policy.scaling import (
     ActiveAttempt,
     ScaleDecision,
@@ -67,7 +67,7 @@ class ConsolidationSettings:
 class _Group:
     """Devices that decode together, and the engines whose they were when the round began."""
 
-    devices: tuple[int, ...]
+    devices: tuple[Device, ...]
     members: tuple[EngineId, ...]
 
 
@@ -101,7 +101,7 @@ class Consolidation:
     def __init__(self, settings: ConsolidationSettings, cost: TailCost) -> None:
         self._settings = settings
         self._cost = cost
-        self._layout: Layout | None = None
+        self._fleet: Fleet | None = None
         self._lengths: KaplanMeier | None = None
         self._start({}, 1)
 
@@ -111,21 +111,21 @@ class Consolidation:
         self._looked: int | None = None
         self._until = -np.inf
 
-    def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``layout``; without ``lengths`` nothing moves in it."""
-        self._layout, self._lengths = layout, lengths
+    def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``fleet``; without ``lengths`` nothing moves in it."""
+        self._fleet, self._lengths = fleet, lengths
         groups = {
-            engine: _Group(tuple(sorted(layout.engines[engine])), (engine,))
-            for engine in sorted(layout.engines)
+            engine: _Group(tuple(sorted(fleet.engines[engine])), (engine,))
+            for engine in sorted(fleet.engines)
         }
-        self._start(groups, layout.tp)
+        self._start(groups, fleet.tp)
 
     def observe(
         self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
     ) -> ScaleDecision | None:
         """Move the tail when that ends the step sooner by the margin."""
         del finished
-        if self._layout is None or self._lengths is None or not self._due(len(active), now):
+        if self._fleet is None or self._lengths is None or not self._due(len(active), now):
             return None
         ordered = self._present(active)
         if not ordered:
@@ -133,7 +133,7 @@ class Consolidation:
         view = _View(
             settings=self._settings,
             cost=self._cost,
-            layout=self._layout,
+            fleet=self._fleet,
             active=ordered,
             remaining=remaining_tokens(self._lengths, ordered),
             work=gradient_tokens * self._settings.train_seconds_per_token,
@@ -174,7 +174,7 @@ class Consolidation:
 
     def lose(self, engine: EngineId) -> None:
         """An engine has died, and with it the group that it was in."""
-        self._layout = self._layout and self._layout.without(engine)
+        self._fleet = self._fleet and self._fleet.without(engine)
         self._groups = {
             lead: group for lead, group in self._groups.items() if engine not in group.members
         }
@@ -189,7 +189,7 @@ class _View:
 
     settings: ConsolidationSettings
     cost: TailCost
-    layout: Layout
+    fleet: Fleet
     active: Sequence[ActiveAttempt]
     remaining: Tokens
     work: float
@@ -205,7 +205,7 @@ class _View:
         for size in self.settings.sizes:
             if size < tp:
                 continue
-            blocks = self._ranked(groups if size == tp else _merged(groups, size, self.layout))
+            blocks = self._ranked(groups if size == tp else _merged(groups, size))
             most = min(len(blocks) - (size == tp), len(self.active))
             for count in sorted({1 << bit for bit in range(most.bit_length())} | {most} - {0}):
                 chosen = dict(sorted(blocks[:count]))
@@ -222,7 +222,8 @@ class _View:
             lead: sum(at.get(member, 0) for member in group.members)
             for lead, group in blocks.items()
         }
-        home = {lead: self.layout.replica(group.devices[0]) for lead, group in blocks.items()}
+        replicas = self.fleet.at
+        home = {lead: replicas.get(group.devices[0], lead) for lead, group in blocks.items()}
         total: dict[int, int] = {}
         for lead, replica in home.items():
             total[replica] = total.get(replica, 0) + load[lead]
@@ -288,23 +289,24 @@ class _View:
     ) -> float:
         """Freed devices work on gradients during the rollout, all devices afterwards."""
         busy = {device for lead in places for device in groups[lead].devices}
-        idle = [device for device in self.layout.devices if device not in busy]
-        during = len(self.layout.trainable(idle)) * rollout
-        return rollout + max(0.0, self.work - during) / len(self.layout.devices)
+        free = sum(len(self.fleet.replicas[each]) for each in self.fleet.trainable(busy))
+        during = free * rollout
+        return rollout + max(0.0, self.work - during) / len(self.fleet.devices)
 
 
-def _merged(groups: _Groups, size: int, layout: Layout) -> _Groups:
+def _merged(groups: _Groups, size: int) -> _Groups:
     """Groups of ``size`` neighbouring devices of a node, made of whole present groups.
 
     Only devices that still decode; the lowest of the engines runs the group.
     """
     owner = {device: lead for lead, group in groups.items() for device in group.devices}
+    blocks: dict[tuple[int, int], list[Device]] = {}
+    for device in sorted(owner):
+        blocks.setdefault((device.node, device.index // size), []).append(device)
     found: _Groups = {}
-    for start in range(0, max(owner, default=-1) + 1, size):
-        block = set(range(start, start + size))
-        leads = {owner[device] for device in block if device in owner}
-        devices = {device for lead in leads for device in groups[lead].devices}
-        if devices == block and layout.node_size % size == 0:
+    for block in blocks.values():
+        leads = {owner[device] for device in block}
+        if len(block) == size == sum(len(groups[lead].devices) for lead in leads):
             members = sorted(member for lead in leads for member in groups[lead].members)
-            found[members[0]] = _Group(tuple(sorted(block)), tuple(members))
+            found[members[0]] = _Group(tuple(block), tuple(members))
     return found

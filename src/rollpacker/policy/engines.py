@@ -140,19 +140,19 @@ class Engines:
         self._tp = self._machine.engine_devices
         if self._planner is not None:
             self._tp = self._planner.plan(kind)
-        layout = self._machine.layout(engines, self._tp)
+        fleet = self._machine.fleet(engines, self._tp)
         size = self._tp // self._machine.engine_devices
         self._regroups = [
             do.FormEngine(
                 engine=lead, members=tuple(EngineId(lead + place) for place in range(size))
             )
-            for lead in layout.engines
+            for lead in fleet.engines
             if size > 1
         ]
         if self._scaling is not None:
             known = self._history.distribution() if len(self._history) else None
-            self._scaling.begin(layout, known)
-        return tuple(layout.engines)
+            self._scaling.begin(fleet, known)
+        return tuple(fleet.engines)
 
     def regroups(self) -> list[do.FormEngine]:
         """How the engines of the round that was laid out are formed."""

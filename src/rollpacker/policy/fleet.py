@@ -1,16 +1,21 @@
-"""Which engines and training replicas a job's devices make."""
+"""Which engines and training replicas a job's devices make, and which of them can be freed."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Literal
 
 from rollpacker.core.types import Device, EngineId, ReplicaId
 
+Layout = Literal["colocated", "separate"]
+"""Whether engines and replicas cover the same devices, or have devices of their own."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Fleet:
     """Engines and replicas by the devices that they cover.
 
@@ -19,13 +24,13 @@ class Fleet:
             gradients; ``separate``: each have their own, and replicas may begin with the first
             complete group.
         engines: devices of each engine, on one node.
-        replicas: devices of each replica.
+        replicas: devices of each replica. A colocated one that has lost some is none any more.
 
     Raises ``ValueError`` when an engine leaves its node, two of a kind share a device, or the
     devices of the two kinds are not those of the layout.
     """
 
-    layout: Literal["colocated", "separate"]
+    layout: Layout
     engines: Mapping[EngineId, tuple[Device, ...]]
     replicas: Mapping[ReplicaId, tuple[Device, ...]]
 
@@ -34,35 +39,68 @@ class Fleet:
             if len({device.node for device in devices}) != 1:
                 raise ValueError(f"engine {engine} must be on one node, its devices are {devices}")
         decoding, training = _all(self.engines.values()), _all(self.replicas.values())
-        if self.layout == "colocated" and decoding != training:
-            raise ValueError("colocated engines and replicas must cover the same devices")
+        if self.layout == "colocated" and not training <= decoding:
+            raise ValueError("a colocated replica must cover devices of engines")
         if self.layout == "separate" and decoding & training:
             shared = min(decoding & training)
             raise ValueError(f"{shared} is of an engine and of a replica: devices are separate")
 
-    def beside(self, replica: ReplicaId) -> tuple[EngineId, ...]:
-        """Engines on the replica's devices, ascending; none where they are separate."""
-        own = set(self.replicas[replica])
-        return tuple(sorted(e for e, devices in self.engines.items() if own & set(devices)))
+    @property
+    def tp(self) -> int:
+        """Devices of each engine."""
+        return len(next(iter(self.engines.values())))
 
-    def trainable(self, decoding: Collection[EngineId]) -> tuple[ReplicaId, ...]:
-        """Replicas that can compute gradients while these engines decode, ascending."""
-        busy = set(decoding)
-        return tuple(sorted(each for each in self.replicas if busy.isdisjoint(self.beside(each))))
+    @cached_property
+    def devices(self) -> frozenset[Device]:
+        """All of them."""
+        return frozenset(chain(*self.engines.values(), *self.replicas.values()))
 
-    def without(self, lost: Device) -> Fleet:
-        """What is left when a device fails: its engine and its replica go, and what they share.
+    @cached_property
+    def at(self) -> dict[Device, ReplicaId]:
+        """The replica of each device that has one."""
+        return {device: each for each, devices in self.replicas.items() for device in devices}
 
-        A colocated device that is left without an engine or a replica is of no use, so whoever
-        has it goes too.
-        """
-        engines = {e: d for e, d in self.engines.items() if lost not in d}
-        replicas = {r: d for r, d in self.replicas.items() if lost not in d}
-        while self.layout == "colocated" and _all(engines.values()) != _all(replicas.values()):
-            left = _all(engines.values()) & _all(replicas.values())
-            engines = {e: d for e, d in engines.items() if left.issuperset(d)}
-            replicas = {r: d for r, d in replicas.items() if left.issuperset(d)}
-        return Fleet(layout=self.layout, engines=engines, replicas=replicas)
+    @cached_property
+    def on(self) -> dict[EngineId, tuple[ReplicaId, ...]]:
+        """Replicas on each engine's devices, ascending; none where they are separate."""
+        return {
+            engine: tuple(sorted({self.at[device] for device in devices if device in self.at}))
+            for engine, devices in self.engines.items()
+        }
+
+    @cached_property
+    def beside(self) -> dict[ReplicaId, tuple[EngineId, ...]]:
+        """Engines on each replica's devices, ascending; none where they are separate."""
+        found: dict[ReplicaId, list[EngineId]] = {replica: [] for replica in self.replicas}
+        for engine in sorted(self.engines):
+            for replica in self.on[engine]:
+                found[replica].append(engine)
+        return {replica: tuple(engines) for replica, engines in found.items()}
+
+    def trainable(self, decoding: Collection[Device]) -> tuple[ReplicaId, ...]:
+        """Replicas that can compute gradients while these devices decode, ascending."""
+        busy = {self.at[device] for device in decoding if device in self.at}
+        return tuple(sorted(self.replicas.keys() - busy))
+
+    def units(self) -> list[tuple[EngineId, ...]]:
+        """Smallest sets of engines that share no training replica with another set."""
+        found: list[tuple[set[ReplicaId], list[EngineId]]] = []
+        for engine in sorted(self.engines):
+            replicas, members = set(self.on[engine]), [engine]
+            for unit in [unit for unit in found if unit[0] & replicas]:
+                replicas |= unit[0]
+                members.extend(unit[1])
+                found.remove(unit)
+            found.append((replicas, members))
+        return sorted(tuple(sorted(members)) for _, members in found)
+
+    def without(self, engine: EngineId) -> Fleet | None:
+        """What is left when an engine dies, with the replicas on its devices; None if it was the
+        last."""
+        lost = self.on.get(engine, ())
+        engines = {one: devices for one, devices in self.engines.items() if one != engine}
+        replicas = {one: devices for one, devices in self.replicas.items() if one not in lost}
+        return Fleet(layout=self.layout, engines=engines, replicas=replicas) if engines else None
 
 
 def _all(parts: Iterable[tuple[Device, ...]]) -> set[Device]:
@@ -72,9 +110,31 @@ def _all(parts: Iterable[tuple[Device, ...]]) -> set[Device]:
     return set(devices)
 
 
-def grid(nodes: int, per_node: int) -> tuple[Device, ...]:
-    """All devices of equal nodes, node after node."""
-    return tuple(Device(node, index) for node in range(nodes) for index in range(per_node))
+def cheapest_half(fleet: Fleet, load: Mapping[EngineId, int]) -> tuple[EngineId, ...] | None:
+    """Engines with exactly half of the devices, all of them of replicas that lie in this half.
+
+    Of all such halves, one with the least ``load`` to move, later engines first. None where
+    there is none.
+    """
+    half, odd = divmod(len(fleet.devices), 2)
+    if odd:
+        return None
+    best: dict[int, tuple[int, tuple[EngineId, ...]]] = {0: (0, ())}
+    for unit in reversed(fleet.units()):
+        devices = [device for engine in unit for device in fleet.engines[engine]]
+        if not fleet.at.keys() >= set(devices):
+            continue
+        cost = sum(load[engine] for engine in unit)
+        for size, (paid, chosen) in sorted(best.items(), reverse=True):
+            total, price = size + len(devices), paid + cost
+            if total <= half and (total not in best or price < best[total][0]):
+                best[total] = (price, (*chosen, *unit))
+    return tuple(sorted(best[half][1])) if half in best else None
+
+
+def grid(count: int, per_node: int) -> tuple[Device, ...]:
+    """So many devices, node after node."""
+    return tuple(Device(*divmod(number, per_node)) for number in range(count))
 
 
 def colocated(devices: Sequence[Device], *, tensor_parallel: int, replica: int) -> Fleet:
@@ -115,3 +175,21 @@ def _cut(devices: Sequence[Device], size: int) -> list[tuple[Device, ...]]:
     if size < 1 or not devices or len(devices) % size:
         raise ValueError(f"{len(devices)} devices do not divide into parts of {size}")
     return [tuple(devices[start : start + size]) for start in range(0, len(devices), size)]
+
+
+def by_number(
+    layout: Layout, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]
+) -> Fleet:
+    """Of these alone, as if each engine were one device.
+
+    A colocated replica has the number of its first engine, and lies on those up to the next
+    replica's.
+    """
+    own = {replica: (Device(1, replica),) for replica in replicas}
+    if layout == "colocated":
+        ends = [*(bisect_left(engines, replica) for replica in replicas), len(engines)]
+        own = {
+            replica: tuple(Device(0, engine) for engine in engines[ends[n] : ends[n + 1]])
+            for n, replica in enumerate(replicas)
+        }
+    return Fleet(layout=layout, engines={one: (Device(0, one),) for one in engines}, replicas=own)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from rollpacker.core.types import EngineId
+from rollpacker.core.types import Device, EngineId, ReplicaId
+from rollpacker.policy.fleet import Fleet
 from rollpacker.policy.latency import Floats, LatencyCurve
-from rollpacker.policy.layout import Layout
 from rollpacker.policy.parallelism import Devices, LengthForecast
 from rollpacker.policy.scaling import Tokens
 
@@ -102,20 +103,27 @@ class Machine:
             heads=self.heads,
         )
 
-    def layout(self, engines: tuple[EngineId, ...], tp: int) -> Layout:
-        """Engines of ``tp`` devices, made of these; the lowest of its parts runs each."""
-        size = tp // self.engine_devices
-        base = self.engine_devices
+    def fleet(self, engines: tuple[EngineId, ...], tp: int) -> Fleet:
+        """Engines of ``tp`` devices, made of these, and the replicas that lie on them; the lowest
+        part of an engine runs it."""
+        base, size = self.engine_devices, tp // self.engine_devices
         live = set(engines)
-        return Layout(
-            engines={
-                engine: tuple(range(engine * base, (engine + size) * base))
-                for engine in engines
-                if engine % size == 0 and live.issuperset(range(engine, engine + size))
-            },
-            node_size=self.node_size,
-            training_replica_devices=self.replica_devices,
-        )
+        formed = {
+            engine: self._devices(engine * base, tp)
+            for engine in engines
+            if engine % size == 0 and live.issuperset(range(engine, engine + size))
+        }
+        covered = set(chain.from_iterable(formed.values()))
+        ends = (max(live, default=-1) + 1) * base
+        replicas = {
+            ReplicaId(start // base): self._devices(start, self.replica_devices)
+            for start in range(0, ends, self.replica_devices)
+        }
+        whole = {each: part for each, part in replicas.items() if covered.issuperset(part)}
+        return Fleet(layout="colocated", engines=formed, replicas=whole)
+
+    def _devices(self, start: int, count: int) -> tuple[Device, ...]:
+        return tuple(Device(*divmod(n, self.node_size)) for n in range(start, start + count))
 
     # What the tail's consolidation asks (``TailCost``) -----------------------------------------
 

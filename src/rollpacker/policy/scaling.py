@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, EngineId
 from rollpacker.policy.censoring import KaplanMeier
-from rollpacker.policy.layout import Layout, cheapest_half
+from rollpacker.policy.fleet import Fleet, cheapest_half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ScaleDecision:
     """Fewer devices decode from now on.
 
     Args:
-        freed: engines that stop decoding; ``Layout.trainable`` says which devices can train.
+        freed: engines that stop decoding; ``Fleet.trainable`` says which replicas can train.
         moves: new engine of every attempt that moves. An attempt may move to its own engine,
             when that one's group changes: its KV must be computed again.
         tp: devices of each group that goes on decoding.
@@ -65,8 +65,8 @@ class ScaleDecision:
 class Scaling(Protocol):
     """Decides within one round at a time."""
 
-    def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``layout``; ``lengths`` is what is known of responses."""
+    def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``fleet``; ``lengths`` is what is known of responses."""
         ...
 
     def observe(
@@ -131,26 +131,26 @@ def spread(
 
 
 def contexts_by_engine(
-    layout: Layout, active: Iterable[ActiveAttempt]
+    fleet: Fleet, active: Iterable[ActiveAttempt]
 ) -> dict[EngineId, list[ActiveAttempt]]:
-    """The attempts of each engine of a layout; a dead engine's are left out."""
-    found: dict[EngineId, list[ActiveAttempt]] = {engine: [] for engine in layout.engines}
+    """The attempts of each engine of a fleet; a dead engine's are left out."""
+    found: dict[EngineId, list[ActiveAttempt]] = {engine: [] for engine in fleet.engines}
     for one in active:
         if one.engine in found:
             found[one.engine].append(one)
     return found
 
 
-def halve(layout: Layout, active: Sequence[ActiveAttempt]) -> ScaleDecision | None:
+def halve(fleet: Fleet, active: Sequence[ActiveAttempt]) -> ScaleDecision | None:
     """Free the cheapest half; its requests go to the others. None if no half can be freed."""
-    by_engine = contexts_by_engine(layout, active)
+    by_engine = contexts_by_engine(fleet, active)
     loads = {engine: sum(one.context for one in mine) for engine, mine in by_engine.items()}
-    freed = cheapest_half(layout, loads)
+    freed = cheapest_half(fleet, loads)
     if freed is None:
         return None
     kept = {engine: load for engine, load in loads.items() if engine not in freed}
     moved = [one for engine in freed for one in by_engine[engine]]
-    return ScaleDecision(freed=freed, moves=spread(moved, kept), tp=layout.tp)
+    return ScaleDecision(freed=freed, moves=spread(moved, kept), tp=fleet.tp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,14 +180,14 @@ class PaperScaling:
     def __init__(self, settings: PaperScalingSettings, kv_tokens: Callable[[int], float]) -> None:
         self._settings = settings
         self._kv_tokens = kv_tokens
-        self._layout: Layout | None = None
+        self._fleet: Fleet | None = None
         self._lengths: KaplanMeier | None = None
         self._done = False
         self._tried = -1
 
-    def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``layout``; without ``lengths`` nothing is freed in it."""
-        self._layout, self._lengths = layout, lengths
+    def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``fleet``; without ``lengths`` nothing is freed in it."""
+        self._fleet, self._lengths = fleet, lengths
         self._done, self._tried = False, -1
 
     def observe(
@@ -195,9 +195,9 @@ class PaperScaling:
     ) -> ScaleDecision | None:
         """Free half when a new mark of progress is passed and the rest fits."""
         del gradient_tokens, now
-        if self._done or self._layout is None or self._lengths is None or not self._due(finished):
+        if self._done or self._fleet is None or self._lengths is None or not self._due(finished):
             return None
-        decision = halve(self._layout, active)
+        decision = halve(self._fleet, active)
         if decision is None or not self._fits(self._lengths, active, decision):
             return None
         self._done = True
@@ -226,7 +226,7 @@ class PaperScaling:
 
     def lose(self, engine: EngineId) -> None:
         """An engine has died."""
-        self._layout = self._layout and self._layout.without(engine)
+        self._fleet = self._fleet and self._fleet.without(engine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,13 +245,13 @@ class FixedScaling:
 
     def __init__(self, settings: FixedScalingSettings) -> None:
         self._settings = settings
-        self._layout: Layout | None = None
+        self._fleet: Fleet | None = None
         self._done = False
 
-    def begin(self, layout: Layout, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``layout``; lengths are not looked at."""
+    def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``fleet``; lengths are not looked at."""
         del lengths
-        self._layout, self._done = layout, False
+        self._fleet, self._done = fleet, False
 
     def observe(
         self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
@@ -260,14 +260,14 @@ class FixedScaling:
         del gradient_tokens, now
         fraction = self._settings.fraction
         reached = fraction > 0.0 and finished >= fraction - _ROUNDING
-        if self._done or self._layout is None or not reached or not active:
+        if self._done or self._fleet is None or not reached or not active:
             return None
         self._done = True
-        return halve(self._layout, active)
+        return halve(self._fleet, active)
 
     def lose(self, engine: EngineId) -> None:
         """An engine has died."""
-        self._layout = self._layout and self._layout.without(engine)
+        self._fleet = self._fleet and self._fleet.without(engine)
 
 
 _ROUNDING = 1e-9

@@ -16,9 +16,9 @@ from itertools import accumulate
 from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import GroupPart, PromptId, ReplicaId
+from rollpacker.core.types import EngineId, GroupPart, PromptId, ReplicaId
+from rollpacker.policy.fleet import Layout, by_number
 from rollpacker.policy.ledger import Ledger
-from rollpacker.policy.replicas import Colocated, Layout, Replicas, Separate
 from rollpacker.policy.tail_release import TailRelease
 
 
@@ -85,16 +85,15 @@ class Streaming:
         self._config = config
         self._rules = rules
         self._ledger = ledger
-        self._replicas: Replicas = Separate() if rules.layout == "separate" else Colocated(ledger)
         self._tail = TailRelease(rules.tail_engines, ledger)
-        self._begin(())
+        self._begin((), ())
 
     def start(self, event: ev.StepStarted) -> None:
         """Begin a step with all engines decoding."""
-        self._replicas.start(event.engines, event.replicas)
-        self._begin(event.replicas)
+        self._begin(event.engines, event.replicas)
 
-    def _begin(self, replicas: tuple[ReplicaId, ...]) -> None:
+    def _begin(self, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]) -> None:
+        self._fleet = by_number(self._rules.layout, engines, replicas)
         self._sums = {replica: _Sum() for replica in replicas}
         self._tasks = 0
         self._free: list[tuple[int, ReplicaId]] = []
@@ -228,7 +227,7 @@ class Streaming:
             return True
         if self._tail.released or not self._rules.stream:
             return False
-        return self._replicas.free(replica)
+        return not any(map(self._ledger.decodes, self._fleet.beside[replica]))
 
     def _look_at_all(self) -> None:
         self._free = sorted((known.tasks, replica) for replica, known in self._sums.items())
@@ -240,10 +239,10 @@ class Streaming:
         """
         idled = self._ledger.idled
         while self._looked < len(idled):
-            replica = self._replicas.of(idled[self._looked])
+            for replica in self._fleet.on.get(idled[self._looked], ()):
+                if replica in self._sums:
+                    heappush(self._free, (self._sums[replica].tasks, replica))
             self._looked += 1
-            if replica is not None and replica in self._sums:
-                heappush(self._free, (self._sums[replica].tasks, replica))
         while self._free:
             tasks, replica = self._free[0]
             known = self._sums.get(replica)

@@ -22,21 +22,14 @@ def build(kind: str):
     """A model with weights large enough that greedy decoding is no constant."""
     # Here, since transformers takes seconds to import and scripted engines need none of it.
     import torch
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )
+    import transformers as hf
 
     torch.manual_seed(7)
     common = {"vocab_size": VOCABULARY, "max_position_embeddings": 256, "initializer_range": 0.3}
     match kind:
         case "qwen2":
-            model = Qwen2ForCausalLM(
-                Qwen2Config(
+            model = hf.Qwen2ForCausalLM(
+                hf.Qwen2Config(
                     hidden_size=48,
                     num_hidden_layers=2,
                     num_attention_heads=3,
@@ -47,8 +40,8 @@ def build(kind: str):
                 )
             )
         case "qwen3":
-            model = Qwen3ForCausalLM(
-                Qwen3Config(
+            model = hf.Qwen3ForCausalLM(
+                hf.Qwen3Config(
                     hidden_size=40,
                     num_hidden_layers=3,
                     num_attention_heads=6,
@@ -60,8 +53,8 @@ def build(kind: str):
                 )
             )
         case _:
-            model = LlamaForCausalLM(
-                LlamaConfig(
+            model = hf.LlamaForCausalLM(
+                hf.LlamaConfig(
                     hidden_size=36,
                     num_hidden_layers=2,
                     num_attention_heads=3,

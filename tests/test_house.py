@@ -28,6 +28,10 @@ MAX_KERNEL_LINES = {"attention_layer": 90, "forward": 80}
 # Spelled apart, so that this file does not hold them itself.
 LEFTOVERS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK", "NotImplemented" + "Error")
 MAY_PRINT = ("cli.py", "cli/", "runtime/progress.py", "demo/")
+YOURS = {"path/to/file.py"}
+"""Files that stand for the user's."""
+WRITTEN = ("adapter/", "saved/", "tensorboard/")
+"""Folders that runs write or read."""
 NO_TORCH = ("rollpacker", "rollpacker.config", "rollpacker.core", "rollpacker.policy")
 NO_TORCH += ("rollpacker.report", "rollpacker.runtime.doctor")
 
@@ -140,6 +144,22 @@ def test_the_configuration_reference_is_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "docs" / "gen_config.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_files_named_in_the_documentation_exist() -> None:
+    """From the repository's root or the package's; what pages write themselves is left out."""
+    roots = (ROOT, SOURCE, ROOT / "src")
+    missing: list[str] = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        written = set(re.findall(r"^ *```python title=\"([^\"]+)\"", text, re.M))
+        for path in sorted({*re.findall(r"\b(?:\w+/)+\w+\.py\b", text)} - written - YOURS):
+            if not any((root / path).is_file() for root in roots):
+                missing.append(f"{page.name}: {path}")
+        for folder in re.findall(r"`((?:[a-z_]+/)+)`", text):
+            if folder not in WRITTEN and not any((root / folder).is_dir() for root in roots):
+                missing.append(f"{page.name}: {folder}")
+    assert missing == []
 
 
 def test_configurations_in_the_documentation_are_valid() -> None:

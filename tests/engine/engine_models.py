@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Output, Request, SamplingParams
@@ -29,12 +20,16 @@ LLAMA3_ROPE = {
 
 def build(kind: str):
     """A model with weights large enough that greedy decoding is no constant."""
+    # Here, since transformers takes seconds to import and scripted engines need none of it.
+    import torch
+    import transformers as hf
+
     torch.manual_seed(7)
     common = {"vocab_size": VOCABULARY, "max_position_embeddings": 256, "initializer_range": 0.3}
     match kind:
         case "qwen2":
-            model = Qwen2ForCausalLM(
-                Qwen2Config(
+            model = hf.Qwen2ForCausalLM(
+                hf.Qwen2Config(
                     hidden_size=48,
                     num_hidden_layers=2,
                     num_attention_heads=3,
@@ -45,8 +40,8 @@ def build(kind: str):
                 )
             )
         case "qwen3":
-            model = Qwen3ForCausalLM(
-                Qwen3Config(
+            model = hf.Qwen3ForCausalLM(
+                hf.Qwen3Config(
                     hidden_size=40,
                     num_hidden_layers=3,
                     num_attention_heads=6,
@@ -58,8 +53,8 @@ def build(kind: str):
                 )
             )
         case _:
-            model = LlamaForCausalLM(
-                LlamaConfig(
+            model = hf.LlamaForCausalLM(
+                hf.LlamaConfig(
                     hidden_size=36,
                     num_hidden_layers=2,
                     num_attention_heads=3,
@@ -115,12 +110,14 @@ def drain(engine, steps: int = 10_000) -> dict[int, Output]:
     return outputs
 
 
-@torch.no_grad()
 def reference_logprobs(
     model, tokens: np.ndarray, response: np.ndarray, temperature: float = 1.0
 ) -> np.ndarray:
     """The model's own log-probabilities of a response."""
+    import torch
+
     ids = torch.from_numpy(np.concatenate([tokens, response]).astype(np.int64))[None]
-    logits = model(ids).logits[0, len(tokens) - 1 : -1].float() / temperature
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(tokens) - 1 : -1].float() / temperature
     chosen = torch.from_numpy(response.astype(np.int64))[:, None]
     return logits.log_softmax(-1).gather(1, chosen)[:, 0].numpy()

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from engine_models import build, drain, prompt, request
 
-from rollpacker.config import FakeEngineConfig, MiniEngineConfig
+from rollpacker.config import rollout as configs
 from rollpacker.engine.fake import FakeEngine
-from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.shape import shape_of
-from rollpacker.engine.mini.torch_runner import TorchRunner
 
 
-def _torch_engine(config: MiniEngineConfig, *, alone: bool) -> MiniEngine:
+def mini(runs=None):
+    """Over the runner that ``runs`` makes; imported here, since numba takes its time."""
+    from rollpacker.engine.mini import MiniEngine
+
     model = build("qwen2")
-    runner = TorchRunner(model, shape_of(model), block_size=8, deterministic=alone)
-    return MiniEngine(model, config=config, runner=runner)
+    config = configs.MiniEngineConfig(max_running=4, kv_tokens=512)
+    return MiniEngine(model, config=config, runner=None if runs is None else runs(model))
 
 
-def make(kind: str):
-    config = MiniEngineConfig(max_running=4, kv_tokens=512)
-    match kind:
-        case "fake":
-            return FakeEngine(FakeEngineConfig(lengths=[9, 30, 17]), concurrency=4)
-        case "mini":
-            return MiniEngine(build("qwen2"), config=config)
-        case "torch":
-            return _torch_engine(config, alone=False)
-        case _:
-            return _torch_engine(config, alone=True)
+def on_torch(*, alone: bool):
+    from rollpacker.engine.mini.shape import shape_of
+    from rollpacker.engine.mini.torch_runner import TorchRunner
+
+    return mini(lambda m: TorchRunner(m, shape_of(m), block_size=8, deterministic=alone))
 
 
-@pytest.fixture(params=["fake", "mini", "torch", "torch-deterministic"])
+ENGINES = {
+    "fake": lambda: FakeEngine(configs.FakeEngineConfig(lengths=[9, 30, 17]), concurrency=4),
+    "mini": mini,
+    "torch": lambda: on_torch(alone=False),
+    "torch-deterministic": lambda: on_torch(alone=True),
+}
+"""Each with room for four attempts at once."""
+
+
+@pytest.fixture(params=ENGINES)
 def engine(request):
-    return make(request.param)
+    return ENGINES[request.param]()
+
+
+def test_every_engine_that_can_be_configured_is_held_to_it():
+    kinds = get_args(get_args(configs.EngineConfig)[0])
+    assert {kind.model_fields["kind"].default for kind in kinds} <= set(ENGINES)
 
 
 def test_it_says_what_it_can_do(engine):
@@ -48,7 +58,7 @@ def test_it_says_what_it_can_do(engine):
 
 
 def test_the_longest_sequence_is_the_one_that_fits():
-    engine = make("mini")
+    engine = mini()
     longest = engine.info().max_length
     engine.submit([request(0, prompt(5), max_tokens=longest - 5)])
     with pytest.raises(ValueError, match=f"do not fit {longest}"):

@@ -8,9 +8,9 @@ import torch
 from engine_models import build, drain, prompt, request
 
 from rollpacker.config import MiniEngineConfig
+from rollpacker.engine.base import uniforms
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.shape import shape_of
-from rollpacker.engine.mini.slots import uniforms
 from rollpacker.engine.mini.stops import StopWatcher
 from rollpacker.engine.mini.torch_runner import TorchRunner
 
@@ -109,7 +109,7 @@ def test_inverse_cdf_of_the_seeds_stream():
 
 def test_streams_are_the_generators_in_pieces():
     whole = np.random.Generator(np.random.Philox(key=2**62 + 5)).random(256)
-    pieces = [uniforms(2**62 + 5, start) for start in (0, 64, 128, 192)]
+    pieces = [uniforms(2**62 + 5, start, 64) for start in (0, 64, 128, 192)]
     assert np.concatenate(pieces).tolist() == whole.tolist()
 
 

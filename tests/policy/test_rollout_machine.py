@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from policy_world import World, local_machine
 from policy_world import settings as make_settings
 
+from rollpacker.config.rollout import RACED, TailMode
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, RoundKind
@@ -21,7 +23,7 @@ class RolloutMachine(RuleBasedStateMachine):
     """Random rounds of every mode, with failures, lost workers, stale events and resumes."""
 
     @initialize(
-        mode=st.sampled_from(["exact", "off", "race", "prompts", "auto"]),
+        mode=st.sampled_from(get_args(TailMode)),
         prompts=st.integers(1, 4),
         responses=st.integers(1, 4),
         first=st.integers(1, 9),
@@ -76,7 +78,7 @@ class RolloutMachine(RuleBasedStateMachine):
             },
             sizes,
             stream=stream and mode != "off" and updates == 1 and not ordered,
-            asynchronous=asynchronous or mode in ("race", "prompts", "auto"),
+            asynchronous=asynchronous or mode in RACED,
             ordered=ordered,
             updates=updates,
             tail_engines=tail if scaling == "consolidate" else 0,

@@ -9,6 +9,12 @@ from pydantic import Field, field_validator
 from rollpacker.config.base import Config, usual_kind
 
 TailMode = Literal["exact", "off", "race", "prompts", "auto"]
+RACED: dict[TailMode, Literal["prompts", "responses"]] = {
+    "race": "responses",
+    "prompts": "prompts",
+    "auto": "responses",
+}
+"""What races in the modes that keep the first to finish: prompts only, or responses of one too."""
 
 
 class TailBatchingConfig(Config):

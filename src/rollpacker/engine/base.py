@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, FinishReason, PromptId
@@ -135,6 +136,16 @@ class EngineInfo:
     tensor_parallel: tuple[int, ...]
     latency: dict[int, float]
     exact_seeds: bool
+
+
+def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
+    """Numbers ``start`` to ``start + count`` of a seed's stream; ``start`` is a multiple of 4.
+
+    The stream is that of ``Generator(Philox(key=seed)).random()`` (Salmon et al., 2011), which
+    makes four numbers of each counter value.
+    """
+    assert start % 4 == 0
+    return Generator(Philox(key=seed, counter=start // 4)).random(count)
 
 
 class Engine(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rollpacker.config import RunConfig
+from rollpacker.config.rollout import RACED
 from rollpacker.runtime.problems import Problems
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card
@@ -12,7 +13,7 @@ from rollpacker.train.card import Card
 
 def races(config: RunConfig) -> bool:
     """Whether a round keeps the first to finish."""
-    return config.rollout.tail_batching.mode in ("race", "prompts", "auto")
+    return config.rollout.tail_batching.mode in RACED
 
 
 def check(config: RunConfig) -> None:
@@ -23,7 +24,7 @@ def check(config: RunConfig) -> None:
             f"grading.asynchronous=false cannot work with rollout.tail_batching.mode={mode}: "
             "a race needs each reward when its response ends; use mode 'exact' or 'off'"
         )
-    if mode in ("race", "auto") and any(reward.needs_group for reward in config.rewards):
+    if RACED.get(mode) == "responses" and any(reward.needs_group for reward in config.rewards):
         raise ValueError(
             "a reward with needs_group compares all responses of a prompt, which "
             f"rollout.tail_batching.mode={mode} may abort; use 'exact', 'off' or 'prompts'"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.config import MiniEngineConfig, RunConfig
+from rollpacker.config import RunConfig
+from rollpacker.config.rollout import FakeEngineConfig, MiniEngineConfig
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.engine_worker import EngineWorker
 from rollpacker.runtime.server import Commands, Send, WorkerSpec
@@ -78,16 +79,18 @@ def _decoded(config: RunConfig, model: Any) -> Any:
 
 def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> Engine:
     """The configured engine over ``model``."""
-    if isinstance(config.engine, MiniEngineConfig):
-        from rollpacker.engine.mini import MiniEngine
+    match config.engine:
+        case MiniEngineConfig():
+            from rollpacker.engine.mini import MiniEngine
 
-        return MiniEngine(
-            model,
-            config=config.engine,
-            tokenizer=tokenizer,
-            deterministic=config.deterministic,
-            sharers=config.workers.per_gpu,
-        )
-    from rollpacker.engine.fake import FakeEngine
+            return MiniEngine(
+                model,
+                config=config.engine,
+                tokenizer=tokenizer,
+                deterministic=config.deterministic,
+                sharers=config.workers.per_gpu,
+            )
+        case FakeEngineConfig():
+            from rollpacker.engine.fake import FakeEngine
 
-    return FakeEngine(config.engine)
+            return FakeEngine(config.engine)

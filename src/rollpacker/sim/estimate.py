@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.config import RolloutConfig, StreamingConfig
+from rollpacker.config.rollout import RolloutConfig, StreamingConfig, TailMode
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.core.types import RoundKind
 from rollpacker.polytrace.schema import Trace
@@ -30,8 +30,7 @@ from rollpacker.sim.simulator import Simulation
 from rollpacker.sim.source import Source, task_samples
 from rollpacker.sim.verdict import ModeEstimate, recommend, sentences
 
-Mode = Literal["off", "exact", "race", "prompts", "auto"]
-MODES: tuple[Mode, ...] = ("off", "exact", "prompts", "race", "auto")
+MODES: tuple[TailMode, ...] = ("off", "exact", "prompts", "race", "auto")
 _CYCLE = 5
 """Steps from one empty queue to the next, at over-provisioning 1.25."""
 _MOST_STEPS = 60
@@ -251,7 +250,7 @@ def simulation_of(job: Job, steps: int, seed: int) -> SimulationConfig:
     )
 
 
-def _simulate(job: Job, mode: Mode, steps: int, seed: int) -> JobResult:
+def _simulate(job: Job, mode: TailMode, steps: int, seed: int) -> JobResult:
     tail = job.rollout.tail_batching.model_copy(update={"mode": mode})
     job = replace(job, rollout=job.rollout.model_copy(update={"tail_batching": tail}))
     return Simulation(simulation_of(job, steps, seed), job.calibration, job.source).run()

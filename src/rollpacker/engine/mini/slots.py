@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
-from rollpacker.engine.base import Request
+from rollpacker.engine.base import Request, uniforms
 from rollpacker.engine.mini.runner import Floats, Ints
 
 _CHUNK = 64
-
-
-def uniforms(seed: int, start: int, count: int = _CHUNK) -> NDArray[np.float64]:
-    """Numbers ``start`` to ``start + count`` of a seed's stream; ``start`` is a multiple of 4.
-
-    The stream is that of ``Generator(Philox(key=seed)).random()`` (Salmon et al., 2011), which
-    makes four numbers of each counter value.
-    """
-    assert start % 4 == 0
-    return Generator(Philox(key=seed, counter=start // 4)).random(count)
 
 
 class Slots:
@@ -71,7 +60,7 @@ class Slots:
         self.stops[slot] = -1
         self.stops[slot, : len(stops)] = stops
         self._seed[slot] = request.seed
-        self._uniforms[slot] = uniforms(request.seed, done - done % _CHUNK)
+        self._uniforms[slot] = uniforms(request.seed, done - done % _CHUNK, _CHUNK)
 
     def draw_uniforms(self, slots: Ints) -> NDArray[np.float64]:
         """The uniform of each slot's next token."""
@@ -89,7 +78,7 @@ class Slots:
         count += 1
         self.count[slots] = count
         for slot in slots[count % _CHUNK == 0]:
-            self._uniforms[slot] = uniforms(self._seed[slot], int(self.count[slot]))
+            self._uniforms[slot] = uniforms(self._seed[slot], int(self.count[slot]), _CHUNK)
         stopped = (self.stops[slots] == tokens[:, None]).any(axis=1)
         full = (count >= self.limit[slots]) & ~stopped
         return slots[stopped], slots[full]

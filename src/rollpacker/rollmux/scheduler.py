@@ -147,8 +147,7 @@ class Scheduler:
                 seat.set_aside(len(group.seats))
             self._rebase(group, now)
 
-    def _time_passed(self, now: float, event: ev.TimePassed) -> None:
-        del event
+    def _time_passed(self, now: float, _: ev.TimePassed) -> None:
         for number in self._looks.take(now):
             if (group := self.cluster.groups.get(number)) is not None:
                 self._touched[number] = None
@@ -249,8 +248,7 @@ class Scheduler:
         if nodes:
             self._made.append(do.ReleaseNodes(nodes=tuple(nodes)))
 
-    def _tail(self, now: float, event: ev.TailReached) -> None:
-        del now
+    def _tail(self, _: float, event: ev.TailReached) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is not None and job.home is not None and job.token >= 0:
             job.tail_reached = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from rollpacker.core.codec import plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, UnreachableError, new_key
@@ -62,7 +63,7 @@ class MuxClient(Link):
 
     def submit(self, spec: JobSpec) -> None:
         """Register a job. Raises ``MuxError`` (409 when the id is taken)."""
-        self._post("/v1/jobs", spec.to_json(), new_key())
+        self._post("/v1/jobs", plain(spec), new_key())
 
     def job(self, job: str) -> dict[str, Any]:
         """The daemon's view of a job. Raises ``MuxError`` (404 when it knows none)."""

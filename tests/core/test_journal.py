@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core import decisions, events, journal
+from rollpacker.core.codec import kinds, load_tagged
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId, RoundKind
 
 
@@ -32,6 +33,10 @@ any_decision = st.one_of([_instances(cls) for cls in DECISIONS])
 record = st.tuples(
     st.floats(min_value=0, max_value=1e9), any_event, st.lists(any_decision, max_size=3)
 )
+
+
+def decode_decision(data: dict[str, Any]) -> decisions.Decision:
+    return load_tagged(data, kinds(decisions.Decision))
 
 
 def finished(attempt: int, tokens: int = 5) -> events.AttemptFinished:
@@ -65,7 +70,7 @@ def test_every_event_survives_a_write_and_a_read(cls: type, data: st.DataObject)
 @given(data=st.data())
 def test_every_decision_survives_a_write_and_a_read(cls: type, data: st.DataObject) -> None:
     decision = data.draw(_instances(cls))
-    assert journal.decode_decision(through_json(decision)) == decision
+    assert decode_decision(through_json(decision)) == decision
 
 
 def test_events_and_decisions_share_no_name() -> None:
@@ -91,7 +96,7 @@ def test_a_whole_journal_reads_back_in_order(
     for (now, event, made), (_, line) in zip(records, lines[1:], strict=True):
         assert line["t"] == pytest.approx(now, abs=1e-6)
         assert journal.decode_event(line["event"]) == event
-        assert [journal.decode_decision(d) for d in line["decisions"]] == made
+        assert [decode_decision(d) for d in line["decisions"]] == made
 
 
 def test_an_unknown_kind_is_named_and_the_known_ones_are_listed() -> None:
@@ -100,7 +105,7 @@ def test_an_unknown_kind_is_named_and_the_known_ones_are_listed() -> None:
         journal.decode_event(data)
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="'AttemptFinished'"):
-        journal.decode_decision(through_json(finished(1)))
+        decode_decision(through_json(finished(1)))
 
 
 def test_what_is_no_plain_data_is_refused(tmp_path: Path) -> None:
@@ -191,8 +196,8 @@ def test_a_replay_names_the_line_whose_decisions_differ(tmp_path: Path) -> None:
     assert difference["line"] == 4
     attempt = AttemptId(1)
     (written,), (replayed,) = difference["written"], difference["replayed"]
-    assert journal.decode_decision(written) == decisions.AbortAttempt(attempt=attempt)
-    assert journal.decode_decision(replayed) == decisions.GradeAttempt(attempt=attempt)
+    assert decode_decision(written) == decisions.AbortAttempt(attempt=attempt)
+    assert decode_decision(replayed) == decisions.GradeAttempt(attempt=attempt)
 
 
 def test_every_meta_line_builds_the_policy_anew(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollpacker.core.codec import plain
 from rollpacker.rollmux import trace as traces
 from rollpacker.rollmux.jobs import JobSpec, Observed, host_memory_gb
 
@@ -95,4 +96,4 @@ def test_specifications_are_checked() -> None:
     with pytest.raises(ValueError, match="positive seconds"):
         JobSpec(id="a", worst_rollout_s=0.0, worst_train_s=1.0)
     spec = JobSpec(id="a", worst_rollout_s=2.0, worst_train_s=1.0)
-    assert JobSpec.from_json(spec.to_json()) == spec
+    assert JobSpec.from_json(plain(spec)) == spec

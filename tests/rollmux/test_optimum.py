@@ -1,6 +1,7 @@
 """The benchmark's offline optimum: the same split by dynamic programming and by OR-tools."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,6 @@ def test_partitions_are_counted_by_the_bell_numbers(benchmark: Any) -> None:
 
 def test_only_gangs_of_one(benchmark: Any) -> None:
     jobs = known_jobs(1, 0)
-    wide = Job(jobs[0].spec.__class__(**(jobs[0].spec.to_json() | {"train_nodes": 2})), 0.0)
+    wide = Job(replace(jobs[0].spec, train_nodes=2), 0.0)
     with pytest.raises(ValueError, match="gangs of one"):
         benchmark.Optimum([wide], Settings())

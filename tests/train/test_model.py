@@ -9,7 +9,8 @@ import torch
 from conftest import FAMILIES, make_model
 
 from rollpacker.config import ModelConfig, TrainConfig
-from rollpacker.train.model import load_model, require_chat_template, stop_token_ids
+from rollpacker.train.card import read_card
+from rollpacker.train.model import load_model, require_chat_template
 from rollpacker.train.schedule import learning_rate
 
 
@@ -40,13 +41,13 @@ def test_checkpoints_of_every_family_load(family, dtype, tmp_path, tokenizer):
         assert torch.equal(weight, expected), name
 
 
-def test_stop_ids_are_those_of_generation_config_and_tokenizer(folder):
-    model, tokenizer = load_model(ModelConfig(path=str(folder)), "cpu")
-    assert stop_token_ids(model, tokenizer) == (1,)
-    model.generation_config.eos_token_id = [4, 2]
-    assert stop_token_ids(model, tokenizer) == (1, 2, 4)
-    model.generation_config.eos_token_id = None
-    assert stop_token_ids(model, tokenizer) == (1,)
+def test_stop_ids_are_those_of_generation_config_model_and_tokenizer(tmp_path, tokenizer):
+    model = make_model("qwen2")
+    tokenizer.save_pretrained(tmp_path)
+    for ids, expected in ((1, (1,)), ([4, 2], (1, 2, 4)), (None, (1,))):
+        model.generation_config.eos_token_id = ids
+        model.save_pretrained(tmp_path)
+        assert read_card(ModelConfig(path=str(tmp_path))).stop_token_ids == expected
 
 
 def _error(path, **options):

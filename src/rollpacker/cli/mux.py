@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -117,7 +118,7 @@ def check(
 
     found = check_file(path)
     if as_json:
-        print_json({"violations": [each.to_json() for each in found]})
+        print_json({"violations": [asdict(each) for each in found]})
     else:
         for each in found[:_SHOWN]:
             print_plain(f"line {each.line}, {each.t:.1f} s: {each.rule}: {each.what}")

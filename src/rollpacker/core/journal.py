@@ -19,7 +19,6 @@ from rollpacker.core.policy import Policy
 from rollpacker.core.upgrade import VERSION, Upgrade
 
 _EVENTS = kinds(events.Event)
-_DECISIONS = kinds(decisions.Decision)
 _BUFFER = 1 << 16
 """Bytes that wait for the next ``flush`` at most."""
 _SEGMENTS = 8
@@ -30,11 +29,6 @@ _DIGITS = 5
 def decode_event(data: dict[str, Any]) -> events.Event:
     """An event from its JSON object. Raises ``ValueError`` on an unknown kind."""
     return cast(events.Event, load_tagged(data, _EVENTS))
-
-
-def decode_decision(data: dict[str, Any]) -> decisions.Decision:
-    """The same for decisions."""
-    return cast(decisions.Decision, load_tagged(data, _DECISIONS))
 
 
 class JournalWriter:

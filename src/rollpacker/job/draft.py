@@ -123,6 +123,8 @@ def _names(node: ast.stmt) -> set[str]:
 
 
 def _look(wishes: Wishes) -> _Facts:
+    import torch
+
     model = ModelConfig(path=wishes.model)
     card = read_card(model)
     data, rows, warnings = _read(wishes.data, needs_answer=wishes.reward in _NEED_ANSWERS)
@@ -142,7 +144,7 @@ def _look(wishes: Wishes) -> _Facts:
     facts = _Facts(
         card=card,
         parameters=model_shape(wishes.model).parameters,
-        gpus=_gpus(),
+        gpus=torch.cuda.device_count(),
         rows=[row for row in rows if row.id in encoded.tokens],
         data=data,
         longest=max(len(tokens) for tokens in encoded.tokens.values()),
@@ -150,12 +152,6 @@ def _look(wishes: Wishes) -> _Facts:
     )
     facts.warnings += _warnings(wishes, facts)
     return facts
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def _read(path: str, *, needs_answer: bool) -> tuple[dict[str, Any], list[Row], list[str]]:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _ECHO_S = 0.5
@@ -69,11 +69,6 @@ class Signals:
             self._before = {n: signal.signal(n, self._take) for n in self._numbers}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 RING = 60
@@ -67,13 +67,9 @@ class JobSpec:
             if low is not None and not 1 <= low <= high:
                 raise ValueError(f"job {self.id}: a gang shrinks to 1..its size, got {low}")
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
-        """The inverse of ``to_json``. Raises ``ValueError`` on an unknown or missing key."""
+        """From a JSON object. Raises ``ValueError`` on an unknown or missing key."""
         unknown = set(data) - set(cls.__slots__)
         if unknown:
             raise ValueError(f"job: unknown key {sorted(unknown)[0]!r}")

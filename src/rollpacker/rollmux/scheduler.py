@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
@@ -67,7 +68,7 @@ class Scheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """All that later decisions depend on, as JSON."""
-        return Snapshot(
+        snapshot = Snapshot(
             jobs=list(self.cluster.jobs.values()),
             groups=list(self.cluster.groups.values()),
             nodes=list(self.cluster.nodes.values()),
@@ -75,11 +76,12 @@ class Scheduler:
             token=self._token,
             agenda=list(self._repack.agenda),
             rehearsed=list(self.admission.rehearsed.items()),
-        ).to_json()
+        )
+        return plain(snapshot)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict`` into a new scheduler of the same settings."""
-        saved = Snapshot.from_json(state)
+        saved = load(state, Snapshot)
         saved.restore(self.cluster)
         self._token = saved.token
         self._repack.agenda.update(dict.fromkeys(saved.agenda))
@@ -147,8 +149,7 @@ class Scheduler:
                 seat.set_aside(len(group.seats))
             self._rebase(group, now)
 
-    def _time_passed(self, now: float, event: ev.TimePassed) -> None:
-        del event
+    def _time_passed(self, now: float, _: ev.TimePassed) -> None:
         for number in self._looks.take(now):
             if (group := self.cluster.groups.get(number)) is not None:
                 self._touched[number] = None
@@ -249,8 +250,7 @@ class Scheduler:
         if nodes:
             self._made.append(do.ReleaseNodes(nodes=tuple(nodes)))
 
-    def _tail(self, now: float, event: ev.TailReached) -> None:
-        del now
+    def _tail(self, _: float, event: ev.TailReached) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is not None and job.home is not None and job.token >= 0:
             job.tail_reached = True

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from rollpacker.core import codec
 from rollpacker.rollmux.admission import Members
 from rollpacker.rollmux.cluster import Cluster, Group, Job, Node
 from rollpacker.rollmux.repack import Task
@@ -24,15 +21,6 @@ class Snapshot:
     token: int
     agenda: list[Task]
     rehearsed: list[tuple[Members, tuple[float, dict[str, float]]]]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return codec.plain(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
-        """The inverse of ``to_json``. Raises ``ValueError`` on anything else."""
-        return codec.load(data, cls)
 
     def restore(self, cluster: Cluster) -> None:
         """Fill an empty cluster."""

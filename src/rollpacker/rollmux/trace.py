@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rollpacker.core.codec import plain
 from rollpacker.rollmux.jobs import JobSpec, host_memory_gb
 
 HOUR = 3600.0
@@ -45,7 +46,7 @@ class TraceJob:
     def to_json(self) -> dict[str, Any]:
         """As a line of a trace file, and as a job of an event log's meta line."""
         return {
-            **self.spec.to_json(),
+            **plain(self.spec),
             "arrival_s": self.arrival_s,
             "rollout_s": self.rollout_s.tolist(),
             "train_s": self.train_s.tolist(),

@@ -54,14 +54,6 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None
         )
 
 
-def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end a response: those of the generation configuration and the tokenizer's."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    found = set(configured if isinstance(configured, list) else [configured])
-    found.add(tokenizer.eos_token_id)
-    return tuple(sorted(i for i in found if i is not None))
-
-
 def _meant(folder: Path) -> str:
     """The checkpoint beside or below a folder that is none itself."""
     if (folder / "adapter_config.json").exists():

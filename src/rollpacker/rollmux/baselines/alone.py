@@ -48,15 +48,13 @@ class Alone:
         return rollout, float(job.train_s.sum()) * self.train
 
 
-def solo(job: TraceJob, prices: Prices) -> Alone:
+def solo(job: TraceJob, _: Prices) -> Alone:
     """Its gangs as asked for."""
-    del prices
     return Alone((job.spec.rollout_nodes, job.spec.train_nodes))
 
 
-def colocated(job: TraceJob, prices: Prices) -> Alone:
+def colocated(job: TraceJob, _: Prices) -> Alone:
     """Its training nodes, or as many as its rollouts need."""
-    del prices
     return Alone((0, max(job.spec.rollout_nodes, job.spec.train_nodes)), pools=(1, 1))
 
 

@@ -37,8 +37,7 @@ def most_idle(sites: Sequence[Site], cluster: Cluster) -> Site:
 def at_random(rng: np.random.Generator) -> Rule:
     """Any existing nodes, or its own, with equal chances."""
 
-    def rule(sites: Sequence[Site], cluster: Cluster) -> Site | None:
-        del cluster
+    def rule(sites: Sequence[Site], _: Cluster) -> Site | None:
         number = int(rng.integers(len(sites) + 1))
         return sites[number] if number < len(sites) else None
 
@@ -50,8 +49,7 @@ def simulate_rule(
 ) -> SimulationResult:
     """The trace."""
 
-    def choose(job: Job, now: float) -> Site:
-        del now
+    def choose(job: Job, _: float) -> Site:
         groups = scheduler.cluster.groups.values()
         sites = [
             site

@@ -139,8 +139,7 @@ class Brain:
         record.request = key
         self.touched.add(job)
 
-    def _arrived(self, event: ev.JobArrived, effects: Effects) -> None:
-        del effects
+    def _arrived(self, event: ev.JobArrived, _: Effects) -> None:
         self.jobs[event.spec.id] = JobRecord(len(self.jobs), event.spec, self.now)
 
     def _finished(self, event: ev.PhaseFinished, effects: Effects) -> None:
@@ -152,13 +151,11 @@ class Brain:
     def _lost(self, event: ev.PermitLost, effects: Effects) -> None:
         self._close(event.token, "lost", effects)
 
-    def _moved(self, event: ev.MoveFinished, effects: Effects) -> None:
-        del effects
+    def _moved(self, event: ev.MoveFinished, _: Effects) -> None:
         self.jobs[event.job].move = None
         self.touched.add(event.job)
 
-    def _failed(self, event: ev.NodeFailed, effects: Effects) -> None:
-        del effects
+    def _failed(self, event: ev.NodeFailed, _: Effects) -> None:
         self.fences = [fence for fence in self.fences if fence.node != event.node]
         self.failed.add(event.node)
         self.agents.pop(event.node, None)
@@ -217,14 +214,12 @@ class Brain:
         self.fences = [fence for fence in self.fences if fence.job != decision.job]
         self.touched.add(decision.job)
 
-    def _release_tail(self, decision: do.ReleaseTail, effects: Effects) -> None:
-        del effects
+    def _release_tail(self, decision: do.ReleaseTail, _: Effects) -> None:
         token = self.jobs[decision.job].token
         if token is not None:
             self.leases[token].tail = True
 
-    def _release(self, decision: do.ReleaseNodes, effects: Effects) -> None:
-        del effects
+    def _release(self, decision: do.ReleaseNodes, _: Effects) -> None:
         for node in decision.nodes:
             self.tokens.pop(node, None)
             self.agents.pop(node, None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rollpacker.core.codec import plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, UnreachableError, new_key
@@ -58,43 +58,24 @@ class Move:
     reason: str
 
 
-class MuxClient:
-    """Talks to one daemon; safe to share between threads.
-
-    Args:
-        url: of the daemon, ``http://127.0.0.1:8642``.
-        token_file: holds the bearer token; nobody else may read it.
-        cafile: certificate to trust, for https.
-        patience_s: how long to go on asking when no answer comes.
-
-    Raises ``ValueError`` for a wrong address, token file or certificate.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        token_file: str | Path,
-        *,
-        cafile: str | Path | None = None,
-        patience_s: float = 300.0,
-    ) -> None:
-        self._link = Link(url, token_file, cafile=cafile, patience_s=patience_s)
+class MuxClient(Link):
+    """Talks to one daemon, as ``Link`` does: what a job or a node asks for, in calls."""
 
     def submit(self, spec: JobSpec) -> None:
         """Register a job. Raises ``MuxError`` (409 when the id is taken)."""
-        self._post("/v1/jobs", spec.to_json(), new_key())
+        self._post("/v1/jobs", plain(spec), new_key())
 
     def job(self, job: str) -> dict[str, Any]:
         """The daemon's view of a job. Raises ``MuxError`` (404 when it knows none)."""
-        return self._link.call("GET", f"/v1/jobs/{quote(job, safe='')}")[1]
+        return self.call("GET", f"/v1/jobs/{quote(job, safe='')}")[1]
 
     def status(self) -> dict[str, Any]:
         """Pools, groups, jobs and cost."""
-        return self._link.call("GET", "/v1/status")[1]
+        return self.call("GET", "/v1/status")[1]
 
     def timeline(self, window_s: float) -> list[dict[str, Any]]:
         """The phases of the last ``window_s`` seconds; see the daemon's ``/v1/timeline``."""
-        return self._link.call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
+        return self.call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
 
     def permit(
         self, job: str, phase: Phase, key: str, *, wait_s: float = _WAIT_S
@@ -168,7 +149,7 @@ class MuxClient:
 
     def node(self, node: str) -> dict[str, Any]:
         """The daemon's view of a node."""
-        return self._link.call("GET", f"/v1/nodes/{quote(node, safe='')}")[1]
+        return self.call("GET", f"/v1/nodes/{quote(node, safe='')}")[1]
 
     def node_failed(self, node: str, reason: str) -> None:
         """Report that a node is gone, with all that was on it."""
@@ -199,7 +180,7 @@ class MuxClient:
         wait_s: float = 0.0,
         patience_s: float | None = None,
     ) -> tuple[float, dict[str, Any]]:
-        return self._link.call("POST", path, body, key, wait_s=wait_s, patience_s=patience_s)
+        return self.call("POST", path, body, key, wait_s=wait_s, patience_s=patience_s)
 
 
 def _move(answer: Mapping[str, Any]) -> Move:

@@ -60,7 +60,7 @@ class Link:
         token_file: str | Path,
         *,
         cafile: str | Path | None = None,
-        patience_s: float,
+        patience_s: float = 300.0,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

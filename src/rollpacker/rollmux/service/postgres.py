@@ -9,8 +9,7 @@ from typing import Any
 
 import psycopg
 
-from rollpacker.rollmux.service.sql import SqlStore
-from rollpacker.rollmux.service.store import StoreError, UnavailableError
+from rollpacker.rollmux.service.store import Store, StoreError, UnavailableError
 
 _LOCK = 0x526F6C6C4D7578
 """The letters RollMux; one daemon per database."""
@@ -46,7 +45,7 @@ class _Connection:
             raise UnavailableError(f"Postgres cannot be written: {error}") from error
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(Store):
     """A store in a Postgres database.
 
     The lock belongs to the session that writes: where the session is lost, so is the lock, and
@@ -88,11 +87,11 @@ class PostgresStore(SqlStore):
                 raise StoreError(f"--postgres: the server has {name} = {value}; it must be on")
         self.create()
 
-    def reader(self) -> SqlStore:
+    def reader(self) -> Store:
         """Another connection, which only reads."""
         connection = _Connection(self._conninfo)
         connection.run("SET default_transaction_read_only = on")
-        return SqlStore(connection)
+        return Store(connection)
 
 
 def _numbered(sql: str) -> Any:

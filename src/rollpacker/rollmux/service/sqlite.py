@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rollpacker.rollmux.service.sql import SqlStore
-from rollpacker.rollmux.service.store import StoreError, UnavailableError
+from rollpacker.rollmux.service.store import Store, StoreError, UnavailableError
 
 _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "ceph", "glusterfs", "lustre", "afs", "ncp")
 
@@ -51,7 +50,7 @@ class _Connection:
             raise UnavailableError(f"the database cannot be written: {error}") from error
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(Store):
     """A store on local disk.
 
     Args:
@@ -89,9 +88,9 @@ class SqliteStore(SqlStore):
             raise StoreError(f"{self._path}: no write-ahead log here (journal mode {mode})")
         db.execute("PRAGMA synchronous=FULL")
 
-    def reader(self) -> SqlStore:
+    def reader(self) -> Store:
         """Another connection, which only reads."""
-        return SqlStore(_Connection(self._path, read_only=True))
+        return Store(_Connection(self._path, read_only=True))
 
     def close(self) -> None:
         """Let go of the connection and of the lock."""

@@ -71,10 +71,6 @@ def _prepared_prctl(what: str, *arguments: int) -> Prepared:
     return Prepared(what, _libc.prctl, *padded)
 
 
-def _prctl(what: str, *arguments: int) -> None:
-    _prepared_prctl(what, *arguments)()
-
-
 no_new_privileges = _prepared_prctl("no-new-privs", _PR_SET_NO_NEW_PRIVS, 1)
 """No program that is executed gains anything; seccomp and Landlock need it."""
 
@@ -84,7 +80,7 @@ die_with_parent = _prepared_prctl("pdeathsig", _PR_SET_PDEATHSIG, signal.SIGKILL
 
 def set_dumpable(dumpable: bool) -> None:
     """Whether others of the same uid may look into this process."""
-    _prctl("dumpable", _PR_SET_DUMPABLE, int(dumpable))
+    _prepared_prctl("dumpable", _PR_SET_DUMPABLE, int(dumpable))()
 
 
 def unshare(flags: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -55,7 +54,7 @@ class Rewarded:
 
 
 @dataclass(frozen=True)
-class Algorithm(ABC):
+class Algorithm:
     """One policy-gradient algorithm.
 
     The un-normalised loss of a batch is the sum over tokens of
@@ -113,17 +112,22 @@ class Algorithm(ABC):
         del lengths, max_length
         return rewards
 
-    @abstractmethod
     def advantages(self, rewards: NDArray[np.float64]) -> Floats:
         """Advantages of one group from its shaped rewards; zeros where those do not differ."""
+        return self.centred(rewards)
 
     def batch_advantages(self, groups: Sequence[Rewarded]) -> list[Floats]:
         """Final advantages of a batch's groups."""
         return [group.advantages for group in groups]
 
-    @abstractmethod
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of each token, and whether its ratio was clipped; both of shape (N,)."""
+        """Loss of each token, and whether its ratio was clipped; both of shape (N,).
+
+        Here of one ratio for each token, between the bounds of ``TokenClip``.
+        """
+        config = self.config
+        high = getattr(config, "epsilon_high", config.epsilon)
+        return token_surrogate(responses, config.epsilon, high, config.delta)
 
     def ratio(self, responses: Responses) -> torch.Tensor:
         """Probability ratio that corrects a token's KL term, shape (N,), differentiable."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rollpacker.config import DAPOConfig
-from rollpacker.train.algorithms.base import GroupScaled, Responses, token_surrogate
+from rollpacker.train.algorithms.base import GroupScaled
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,3 @@ class DAPO(GroupScaled):
             return np.zeros(len(lengths))
         share = (np.asarray(lengths) - (max_length - buffer)) / buffer
         return -self.config.overlong_penalty * np.clip(share, 0.0, 1.0)
-
-    def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Algorithm``."""
-        config = self.config
-        return token_surrogate(responses, config.epsilon, config.epsilon_high, config.delta)

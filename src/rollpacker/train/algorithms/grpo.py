@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rollpacker.config import GRPOConfig
-from rollpacker.train.algorithms.base import GroupScaled, Responses, token_surrogate
+from rollpacker.train.algorithms.base import GroupScaled
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,6 @@ class GRPO(GroupScaled):
     """Advantage ``(r - mean) / std`` in the group; averaged over tokens or over responses."""
 
     config: GRPOConfig
-
-    def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Algorithm``."""
-        config = self.config
-        return token_surrogate(responses, config.epsilon, config.epsilon, config.delta)
 
     def weights(self, lengths: torch.Tensor) -> torch.Tensor:
         """``1 / length`` for the mean over responses."""

@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from rollpacker.config import ReinforcePPConfig
-from rollpacker.train.algorithms.base import (
-    Algorithm,
-    Floats,
-    Responses,
-    Rewarded,
-    over_batch_std,
-    token_surrogate,
-)
+from rollpacker.train.algorithms.base import Algorithm, Floats, Rewarded, over_batch_std
 
 _EPSILON = 1e-8
 """Of verl's ``masked_whiten`` (added to the variance), and of version 0.1.0."""
@@ -40,10 +31,6 @@ class ReinforcePP(Algorithm):
         """Whitening over tokens moves the mean: longer responses weigh more in it."""
         return self.config.whiten == "tokens"
 
-    def advantages(self, rewards: NDArray[np.float64]) -> Floats:
-        """See ``Algorithm``; not normalised yet."""
-        return self.centred(rewards)
-
     def batch_advantages(self, groups: Sequence[Rewarded]) -> list[Floats]:
         """See ``ReinforcePPConfig.whiten``."""
         if not groups:
@@ -57,11 +44,6 @@ class ReinforcePP(Algorithm):
                 values = np.concatenate([g.advantages[~np.isnan(g.rewards)] for g in groups])
                 std = np.sqrt(np.square(values, dtype=np.float64).sum() / max(len(values), 1))
                 return [(g.advantages / (std + _EPSILON)).astype(np.float32) for g in groups]
-
-    def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Algorithm``."""
-        config = self.config
-        return token_surrogate(responses, config.epsilon, config.epsilon, config.delta)
 
 
 def _token_whitened(groups: Sequence[Rewarded]) -> list[Floats]:

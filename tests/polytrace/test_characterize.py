@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.bootstrap import intervals
 from rollpacker.polytrace.characterize import characterize
-from rollpacker.polytrace.generate import generate, load_model
+from rollpacker.polytrace.generate import generate
 from rollpacker.polytrace.length_model import PAPER
 from rollpacker.polytrace.prediction import tail_prediction
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
@@ -24,6 +24,7 @@ from rollpacker.polytrace.statistics import (
     tail_index,
 )
 from rollpacker.polytrace.synchronous_round import Layout, imbalance, synchronous_round
+from rollpacker.polytrace.workload import load_model
 
 FOLDER = os.environ.get("ROLLPACKER_POLYTRACE")
 public = pytest.mark.skipif(FOLDER is None, reason="ROLLPACKER_POLYTRACE is not set")

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from trace_lines import Record, dapo, dump, multiturn, packed, polytrace_folder, timing, turn
 
-from rollpacker.polytrace import formats, native
-from rollpacker.polytrace.formats import distributions, validate
+from rollpacker.polytrace import formats
+from rollpacker.polytrace.formats import distributions, native, validate
 from rollpacker.polytrace.formats.columns import samples
 from rollpacker.polytrace.schema import Trace, TraceError
 

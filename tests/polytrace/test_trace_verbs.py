@@ -14,11 +14,12 @@ from trace_lines import dump, timing
 
 from rollpacker.cli import main
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.compare import Timed, compare, compare_timed, read_timed
+from rollpacker.polytrace.compare import Timed, compare, read_timed
 from rollpacker.polytrace.fit import fit
-from rollpacker.polytrace.generate import generate, load_model, model_names
-from rollpacker.polytrace.native import concat
+from rollpacker.polytrace.formats.native import concat
+from rollpacker.polytrace.generate import generate
 from rollpacker.polytrace.schema import TraceError
+from rollpacker.polytrace.workload import load_model, model_names
 
 Call = Callable[..., tuple[int, str, str]]
 ROW = (
@@ -261,10 +262,14 @@ def metrics(path: Path, rows: dict[int, tuple[float, float, float]], torn: str =
     return path
 
 
+def timed(source: str, **phases: tuple[float, ...]) -> Timed:
+    return Timed(source=source, steps=tuple(range(len(phases["step"]))), phases=phases)
+
+
 def test_compare_is_one_minus_the_relative_error() -> None:
     found = compare(
-        {"step": [9.0, 12.0, 10.0], "rollout": [5.0, 0.0, 3.0], "sync": [1.0, 1.0, 1.0]},
-        {"step": [10.0, 10.0, 10.0], "rollout": [4.0, 0.0, 4.0], "train": [1.0, 1.0, 1.0]},
+        timed("A", step=(9.0, 12.0, 10.0), rollout=(5.0, 0.0, 3.0), sync=(1.0, 1.0, 1.0)),
+        timed("B", step=(10.0, 10.0, 10.0), rollout=(4.0, 0.0, 4.0), train=(1.0, 1.0, 1.0)),
     )
     assert found.steps == pytest.approx((0.9, 0.8, 1.0))
     assert found.accuracy_mean == pytest.approx(0.9)
@@ -278,20 +283,18 @@ def test_compare_is_one_minus_the_relative_error() -> None:
 @pytest.mark.parametrize(
     ("predicted", "measured", "message"),
     [
-        ({"step": [1.0]}, {"step": [1.0] * 3}, "predicted lacks steps 1, 2$"),
-        ({"step": [1.0] * 9}, {"step": [1.0]}, "measured lacks steps 1, 2, 3, 4, 5 and 3 more$"),
-        ({"rollout": [1.0]}, {"step": [1.0]}, "predicted: no step times"),
-        ({"step": [1.0], "x": []}, {"step": [1.0]}, "predicted: x has 0 steps, step has 1"),
-        ({"step": [1.0, 2.0]}, {"step": [1.0, 0.0]}, "step 1: step measured as 0 s"),
-        ({"step": [0.0]}, {"step": [0.0]}, "step 0: step measured as 0 s"),
-        ({"step": [float("nan")]}, {"step": [1.0]}, "predicted as nan s"),
+        ((1.0,), (1.0,) * 3, "predicted lacks steps 1, 2 of measured$"),
+        ((1.0,) * 9, (1.0,), "measured lacks steps 1, 2, 3, 4, 5 and 3 more of predicted$"),
+        ((1.0, 2.0), (1.0, 0.0), "step 1: step measured as 0 s"),
+        ((0.0,), (0.0,), "step 0: step measured as 0 s"),
+        ((float("nan"),), (1.0,), "predicted as nan s"),
     ],
 )
 def test_compare_refuses(
-    predicted: dict[str, list[float]], measured: dict[str, list[float]], message: str
+    predicted: tuple[float, ...], measured: tuple[float, ...], message: str
 ) -> None:
     with pytest.raises(TraceError, match=message):
-        compare(predicted, measured)
+        compare(timed("predicted", step=predicted), timed("measured", step=measured))
 
 
 def test_compare_reads_runs_and_lists(call: Call, tmp_path: Path) -> None:
@@ -327,7 +330,7 @@ def test_compare_names_the_steps_that_one_lacks(tmp_path: Path) -> None:
         phases={"step": (1.0, 1.0), "rollout": (1.0, 1.0), "train": (1.0, 1.0)},
     )
     with pytest.raises(TraceError, match=r"a\.jsonl lacks steps 7 of .*b\.jsonl"):
-        compare_timed(a, b)
+        compare(a, b)
 
 
 @pytest.mark.parametrize(

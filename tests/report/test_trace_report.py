@@ -11,11 +11,12 @@ import polars as pl
 import pytest
 
 from rollpacker.polytrace.characterize import TaskReport, characterize
-from rollpacker.polytrace.generate import generate, load_model
-from rollpacker.polytrace.native import concat
+from rollpacker.polytrace.formats.native import concat
+from rollpacker.polytrace.generate import generate
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.sentences import sentences
 from rollpacker.polytrace.synchronous_round import Layout
+from rollpacker.polytrace.workload import load_model
 from rollpacker.report import trace_figures
 from rollpacker.report.trace_report import write_trace_report
 

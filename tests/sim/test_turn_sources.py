@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.generate import generate, load_model
+from rollpacker.polytrace.generate import generate
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.turns import Response, Scale
 from rollpacker.polytrace.turns import Turn as Recorded
+from rollpacker.polytrace.workload import load_model
 from rollpacker.sim import calibration
 from rollpacker.sim import estimate as est
 from rollpacker.sim.config import SimulationConfig

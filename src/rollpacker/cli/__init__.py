@@ -15,14 +15,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from rollpacker import __version__, config
 from rollpacker.cli.evaluate import evaluate
 from rollpacker.cli.init import init
 from rollpacker.cli.mps import mps_app
 from rollpacker.cli.mux import mux_app
-from rollpacker.cli.output import Json, console, errors, print_json, print_note, print_plain
+from rollpacker.cli.output import (
+    ConfigFile,
+    Json,
+    Overrides,
+    console,
+    errors,
+    print_found,
+    print_json,
+    print_note,
+    print_plain,
+    table_of,
+)
 from rollpacker.cli.reproduce import reproduce
 from rollpacker.cli.samples import samples
 from rollpacker.cli.sandbox import sandbox_app
@@ -104,9 +114,7 @@ def demo(
         print_json(summary)
         return
     header, *rows = table(summary)
-    view = Table(title="GRPO on two cores, the same prompts in each mode")
-    for column in header:
-        view.add_column(column, justify="right" if column else "left")
+    view = table_of(*header, title="GRPO on two cores, the same prompts in each mode")
     for row in rows:
         view.add_row(*row)
     console.print(view)
@@ -143,10 +151,8 @@ def shared_phases(loaded: config.RunConfig) -> Phases | None:
 
 @app.command()
 def train(
-    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE ...]", help="Overrides.")
-    ] = None,
+    path: ConfigFile,
+    overrides: Overrides = None,
     resume: Annotated[
         str | None, typer.Option(help="'auto': go on from the newest good checkpoint.")
     ] = None,
@@ -259,10 +265,7 @@ def report(
     from rollpacker.report.timeline import write_timeline
 
     written = {"report": str(write_report(run, print_note)), "timeline": str(write_timeline(run))}
-    if as_json:
-        print_json(written)
-    else:
-        console.print("\n".join(written.values()))
+    print_found(written, as_json, "\n".join(written.values()))
 
 
 @bench_app.command()
@@ -283,11 +286,7 @@ def engine(
     from rollpacker.engine import bench
 
     result = bench.run(engine, model, prompt, _read_lengths(lengths), concurrency, dtype)
-    if as_json:
-        print_json(result)
-    else:
-        for key, value in result.items():
-            console.print(f"{key}: {value}")
+    print_found(result, as_json, "\n".join(f"{key}: {value}" for key, value in result.items()))
 
 
 def _read_lengths(path: Path) -> list[int]:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from rollpacker.cli.output import Json, console, print_json, print_plain
+from rollpacker.cli.output import Json, Overrides, console, print_json, print_plain, table_of
 
 
 def evaluate(
@@ -16,9 +15,7 @@ def evaluate(
         str, typer.Argument(metavar="CHECKPOINT", help="Folder or hub name of a model.")
     ],
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file with eval.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE ...]", help="Overrides.")
-    ] = None,
+    overrides: Overrides = None,
     num_generations: Annotated[
         int | None, typer.Option(help="Answers to each problem; default: the config's.", min=1)
     ] = None,
@@ -38,9 +35,7 @@ def evaluate(
     if as_json:
         print_json(result)
         return
-    view = Table()
-    for name in ("k", "pass@k", "maj@k"):
-        view.add_column(name, justify="right")
+    view = table_of("k", "pass@k", "maj@k", left=0)
     for k, value in result["pass_at"].items():
         view.add_row(str(k), *(_percent(each) for each in (value, result["maj_at"][k])))
     console.print(view)

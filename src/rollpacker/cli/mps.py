@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rollpacker.cli.output import Json, print_json, print_plain
+from rollpacker.cli.output import Json, print_found
 
 mps_app = typer.Typer(
     help="NVIDIA's daemon that lets processes compute on one GPU at the same time.",
@@ -48,7 +48,4 @@ def status(as_json: Json = False) -> None:
 
 
 def _tell(state: str, as_json: bool) -> None:
-    if as_json:
-        print_json({"state": state})
-    else:
-        print_plain(f"CUDA MPS: {state}")
+    print_found({"state": state}, as_json, f"CUDA MPS: {state}")

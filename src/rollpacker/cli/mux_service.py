@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rollpacker.cli.output import Json, console, print_json, print_plain
+from rollpacker.cli.output import Json, console, print_found, print_json, print_plain
 
 State = Annotated[Path, typer.Option(help="The daemon's folder: database and token.")]
 Url = Annotated[str, typer.Option(help="Address of the daemon.")]
@@ -102,7 +102,7 @@ def submit(
     except ValueError as error:
         raise ValueError(f"{spec}: no JSON: {error}") from error
     found = _Daemon(url, state, token_file, cafile).post("/v1/jobs", body, key)
-    _tell(found, as_json, f"job {found['id']} submitted")
+    print_found(found, as_json, f"job {found['id']} submitted")
 
 
 def status(
@@ -153,7 +153,7 @@ def drain(
     """
     daemon = _Daemon(url, state, token_file, cafile)
     found = daemon.post("/v1/drain", {"draining": not undo}, None)
-    _tell(found, as_json, f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
+    print_found(found, as_json, f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
 
 
 def end(
@@ -170,14 +170,7 @@ def end(
     """
     daemon = _Daemon(url, state, token_file, cafile)
     found = daemon.post(f"/v1/jobs/{urllib.parse.quote(job, safe='')}/end", {}, None)
-    _tell(found, as_json, f"job {job}: {found['state']}")
-
-
-def _tell(found: dict[str, Any], as_json: bool, text: str) -> None:
-    if as_json:
-        print_json(found)
-    else:
-        print_plain(text)
+    print_found(found, as_json, f"job {job}: {found['state']}")
 
 
 class _Daemon:
@@ -192,7 +185,7 @@ class _Daemon:
     def get(self, path: str) -> dict[str, Any]:
         return self._call("GET", path)
 
-    def post(self, path: str, body: Any, key: str | None) -> dict[str, Any]:
+    def post(self, path: str, body: Any, key: str | None = None) -> dict[str, Any]:
         from rollpacker.rollmux.service.link import new_key
 
         return self._call("POST", path, body, key or new_key())

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from rollpacker.core.finite import finite
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE ...]", help="Overrides.")
+]
 console = Console()
 errors = Console(stderr=True)
 
@@ -18,6 +24,22 @@ errors = Console(stderr=True)
 def print_json(data: Any) -> None:
     """Print one JSON object; what is not finite becomes null."""
     print(json.dumps(finite(data), allow_nan=False))
+
+
+def print_found(data: Any, as_json: bool, text: str) -> None:
+    """Print ``data`` as one JSON object, or ``text``, which says it in words."""
+    if as_json:
+        print_json(data)
+    else:
+        print_plain(text)
+
+
+def table_of(*columns: str, left: int = 1, title: str | None = None) -> Table:
+    """An empty table; all but the ``left`` first columns hold numbers, to the right."""
+    view = Table(title=title)
+    for place, column in enumerate(columns):
+        view.add_column(column, justify="left" if place < left else "right")
+    return view
 
 
 def print_plain(text: str) -> None:

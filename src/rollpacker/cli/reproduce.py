@@ -11,11 +11,12 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from rollpacker.cli.output import Json, console, print_json, print_plain
+from rollpacker.cli.output import Json, console, print_json, print_plain, table_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rollpacker.sim.reproduce.jobs import Job
     from rollpacker.sim.reproduce.rows import Row
     from rollpacker.sim.result import JobResult
@@ -96,9 +97,9 @@ def _run(job: Job) -> JobResult:
 
 
 def _table(rows: Iterable[Row]) -> Table:
-    view = Table(title="The paper's results in the simulator")
-    for column in ("", "paper", "ours", "error", "status", "note"):
-        view.add_column(column, justify="left" if column in ("", "status", "note") else "right")
+    view = table_of("", "paper", "ours", "error", title="The paper's results in the simulator")
+    for column in ("status", "note"):
+        view.add_column(column)
     for row in rows:
         error = "" if row.relative_error is None else f"{row.relative_error:+.0%}"
         color = _COLORS[row.status]

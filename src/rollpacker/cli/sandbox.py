@@ -63,7 +63,6 @@ def run(
     tests: Annotated[
         Path,
         typer.Option(
-            "--tests",
             help='JSON list of {"stdin","stdout"}, {"call","args","expected"} or {"asserts"}.',
         ),
     ],

@@ -8,11 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
+from rollpacker.cli.output import (
+    ConfigFile,
+    Json,
+    Overrides,
+    console,
+    print_json,
+    print_note,
+    print_plain,
+    table_of,
+)
+from rollpacker.cli.trace_tables import compared
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rollpacker.polytrace.schema import Trace
     from rollpacker.sim.config import SimulationConfig
     from rollpacker.sim.estimate import Estimate, Hardware, Job
@@ -20,10 +31,8 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE ...]", help="Overrides.")
-    ] = None,
+    path: ConfigFile,
+    overrides: Overrides = None,
     journal: Annotated[
         Path | None, typer.Option("--journal", help="Journal of every decision to write.")
     ] = None,
@@ -95,9 +104,8 @@ def _as_json(result: JobResult) -> dict[str, Any]:
 
 
 def _steps_table(result: JobResult) -> Table:
-    view = Table()
-    for name in ("rounds", "steps", "step s", "rollout s", "train s", "samples", "decoded tokens"):
-        view.add_column(name, justify="left" if name == "rounds" else "right")
+    names = ("steps", "step s", "rollout s", "train s", "samples", "decoded tokens")
+    view = table_of("rounds", *names)
     for kind in sorted({step.kind for step in result.steps}):
         steps = result.of(kind)
         means = (
@@ -113,23 +121,18 @@ def _steps_table(result: JobResult) -> Table:
 
 
 def _summary(result: JobResult) -> list[str]:
+    tools = (
+        f"workers only wait for tools in another {result.tool_wait_s:.4g} s of a step; "
+        f"one response waits for {result.tool_bound_s:.4g} s at most"
+    )
     return [
         f"{result.mean_step_s:.4g} s a step, {result.samples_per_s:.4g} responses a second, "
         f"workers idle for {result.bubble:.0%} of the time",
         f"kept responses are {result.kept_vs_true_len:.2f} of the true mean length",
         f"bounds without races: no rollout is shorter than {result.single_sequence_s:.4g} s "
         f"where a response reaches the longest length, nor than {result.packing_s:.4g} s a step",
-        *_tools(result),
+        *([tools] if result.tool_bound_s else []),
         f"simulated in {result.sim_wall_s:.1f} s",
-    ]
-
-
-def _tools(result: JobResult) -> list[str]:
-    if result.tool_bound_s == 0.0:
-        return []
-    return [
-        f"workers only wait for tools in another {result.tool_wait_s:.4g} s of a step; "
-        f"one response waits for {result.tool_bound_s:.4g} s at most",
     ]
 
 
@@ -161,15 +164,15 @@ def estimate(
     from rollpacker.sim.estimate import Hardware
     from rollpacker.sim.estimate import estimate as run
 
-    write_page = None if html is None else _page_writer()
+    write_page = None
+    if html is not None:
+        from rollpacker.report.estimate_report import write_estimate_report as write_page
     notes: list[str] = []
     trace, job = _job(
         path, Hardware(calibration=calibration, model=model, device=device, gpus=gpus), task, notes
     )
     found = run(job, trace, steps=steps)
-    page = {}
-    if html is not None and write_page is not None:
-        page["html"] = str(write_page(found, html))
+    page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
     if as_json:
         print_json({**found.to_dict(), "notes": notes, **page})
         return
@@ -179,12 +182,6 @@ def estimate(
     _tell(found)
     for name, file in page.items():
         print_plain(f"{name}: {file}")
-
-
-def _page_writer() -> Any:
-    from rollpacker.report.estimate_report import write_estimate_report
-
-    return write_estimate_report
 
 
 def _job(path: Path, hardware: Hardware, task: str | None, notes: list[str]) -> tuple[Trace, Job]:
@@ -205,10 +202,7 @@ def _job(path: Path, hardware: Hardware, task: str | None, notes: list[str]) -> 
 
 
 def _modes_table(found: Estimate) -> Table:
-    view = Table()
-    view.add_column("mode")
-    for name in ("speed-up", "kept/true length", "step s", "decoded/kept tokens"):
-        view.add_column(name, justify="right")
+    view = table_of("mode", "speed-up", "kept/true length", "step s", "decoded/kept tokens")
     for name, mode in found.modes.items():
         view.add_row(
             name,
@@ -227,10 +221,8 @@ def _tell(found: Estimate) -> None:
         f"{found.responses} a step, {found.steps} steps simulated for each mode; "
         f"correlation of length within a prompt {icc}"
     )
-    print_plain(f"costs: {found.costs}")
-    print_plain(f"recommended: {found.recommended}")
-    for sentence in found.sentences:
-        print_plain(sentence)
+    for line in (f"costs: {found.costs}", f"recommended: {found.recommended}", *found.sentences):
+        print_plain(line)
 
 
 def calibrate(
@@ -254,12 +246,6 @@ def calibrate(
         error = 1.0 - held_back.accuracy_mean
         print_json({"file": str(file), "error": error, **held_back.to_dict()})
         return
-    view = Table(title="Simulated against measured, on steps that were held back")
-    for name in ("seconds of", "mean accuracy", "worst"):
-        view.add_column(name, justify="left" if name == "seconds of" else "right")
-    view.add_row("step", f"{held_back.accuracy_mean:.1%}", f"{held_back.accuracy_worst:.1%}")
-    for name, phase in held_back.phases.items():
-        view.add_row(name, f"{phase.mean:.1%}", f"{phase.worst:.1%}")
-    console.print(view)
+    console.print(compared(held_back, "Simulated against measured, on steps that were held back"))
     print_plain(f"whole run: {held_back.total:.1%}")
     print_plain(f"calibration: {file}")

@@ -29,16 +29,14 @@ Source = Annotated[
         help="A trace: a file, a folder, or a folder of folders, one a task.",
     ),
 ]
-Format = Annotated[
-    str | None, typer.Option("--format", help="Format of PATH; found out by default.")
-]
-Task = Annotated[str | None, typer.Option("--task", help="Name of the task; default: the folder's")]
+Format = Annotated[str | None, typer.Option(help="Format of PATH; found out by default.")]
+Task = Annotated[str | None, typer.Option(help="Name of the task; default: the folder's")]
 
 
 @trace_app.command("import")
 def import_(
     path: Source,
-    out: Annotated[Path, typer.Option("--out", help="Native trace to write, a parquet file.")],
+    out: Annotated[Path, typer.Option(help="Native trace to write, a parquet file.")],
     format: Format = None,
     task: Task = None,
     as_json: Json = False,
@@ -67,11 +65,10 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            "--to",
             help="polytrace, packed_lengths, multiturn, reward_timings, dapo_filter or native.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the files; a file if native.")],
+    out: Annotated[Path, typer.Option(help="Folder of the files; a file if native.")],
     format: Format = None,
     task: Task = None,
     as_json: Json = False,
@@ -121,11 +118,9 @@ def validate(path: Source, format: Format = None, as_json: Json = False) -> None
 @trace_app.command()
 def characterize(
     path: Source,
-    html: Annotated[Path | None, typer.Option("--html", help="Page of plots to write.")] = None,
-    workers: Annotated[int, typer.Option("--workers", help="Engines of the rollout.")] = 8,
-    slots: Annotated[int, typer.Option("--slots", help="Sequences an engine decodes at once.")] = (
-        256
-    ),
+    html: Annotated[Path | None, typer.Option(help="Page of plots to write.")] = None,
+    workers: Annotated[int, typer.Option(help="Engines of the rollout.")] = 8,
+    slots: Annotated[int, typer.Option(help="Sequences an engine decodes at once.")] = 256,
     format: Format = None,
     task: Task = None,
     as_json: Json = False,
@@ -169,13 +164,13 @@ def characterize(
 @trace_app.command()
 def fit(
     path: Source,
-    out: Annotated[Path, typer.Option("--out", help="Model to write, a JSON file.")],
+    out: Annotated[Path, typer.Option(help="Model to write, a JSON file.")],
     task: Annotated[
-        str | None, typer.Option("--task", help="Task to fit, where the trace has several.")
+        str | None, typer.Option(help="Task to fit, where the trace has several.")
     ] = None,
     lengths: Annotated[
         Literal["copula", "mixture"],
-        typer.Option("--lengths", help="Any marginal as it is, or a smooth body and tail."),
+        typer.Option(help="Any marginal as it is, or a smooth body and tail."),
     ] = "copula",
     format: Format = None,
     as_json: Json = False,
@@ -208,18 +203,16 @@ def generate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A name of `trace models`, or a fitted file.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Native file, or folder in other formats.")],
-    steps: Annotated[int, typer.Option("--steps", help="Steps.")],
+    out: Annotated[Path, typer.Option(help="Native file, or folder in other formats.")],
+    steps: Annotated[int, typer.Option(help="Steps.")],
     prompts: Annotated[
-        int | None, typer.Option("--prompts", help="Prompts a step; default: the model's.")
+        int | None, typer.Option(help="Prompts a step; default: the model's.")
     ] = None,
     responses: Annotated[
-        int | None, typer.Option("--responses", help="Responses a prompt; default: the model's.")
+        int | None, typer.Option(help="Responses a prompt; default: the model's.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of all randomness.")] = 0,
-    format: Annotated[
-        str, typer.Option("--format", help="Format to write: native, polytrace, ...")
-    ] = "native",
+    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
+    format: Annotated[str, typer.Option(help="Format to write: native, polytrace, ...")] = "native",
     as_json: Json = False,
 ) -> None:
     """Write a synthetic workload.
@@ -295,7 +288,7 @@ def compare(
     from rollpacker.polytrace import compare as comparing
 
     sides = [comparing.read_timed(path) for path in (predicted, measured)]
-    found = comparing.compare_timed(*sides)
+    found = comparing.compare(*sides)
     if as_json:
         print_json(found.to_dict())
         return

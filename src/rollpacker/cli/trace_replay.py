@@ -6,56 +6,41 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
-from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
+from rollpacker.cli.output import Json, console, print_json, print_note, print_plain, table_of
 from rollpacker.cli.trace_source import at_least, chosen_task, read_responses
 
 if TYPE_CHECKING:
     from rollpacker.polytrace.turns import Scale
+    from rollpacker.trace_replay.engine import EngineKind
     from rollpacker.trace_replay.plan import StepPlan
 
 Source = Annotated[
     Path, typer.Argument(metavar="TRACE", help="A trace: a file, a folder, or its parent.")
 ]
-Model = Annotated[str | None, typer.Option("--model", help="Checkpoint to decode with.")]
-Kind = Annotated[Literal["mini", "fake"], typer.Option("--engine", help="fake decodes in no time.")]
-Steps = Annotated[int | None, typer.Option("--steps", help="First steps; default: all.")]
-Task = Annotated[
-    str | None, typer.Option("--task", help="Task to replay, where the trace has several.")
-]
-Concurrency = Annotated[int, typer.Option("--concurrency", help="Most sequences decoded together.")]
-TimeScale = Annotated[
-    float, typer.Option("--time-scale", help="Factor of tools' and rewards' seconds.")
-]
-TokensScale = Annotated[
-    float, typer.Option("--max-tokens-scale", help="Factor of all lengths, prompts included.")
-]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="JSON lines to write, for `trace compare`.")
-]
+Model = Annotated[str | None, typer.Option(help="Checkpoint to decode with.")]
+Kind = Annotated[Literal["mini", "fake"], typer.Option(help="fake decodes in no time.")]
+Steps = Annotated[int | None, typer.Option(help="First steps; default: all.")]
+Task = Annotated[str | None, typer.Option(help="Task to replay, where the trace has several.")]
+Concurrency = Annotated[int, typer.Option(help="Most sequences decoded together.")]
+TimeScale = Annotated[float, typer.Option(help="Factor of tools' and rewards' seconds.")]
+TokensScale = Annotated[float, typer.Option(help="Factor of all lengths, prompts included.")]
+Out = Annotated[Path | None, typer.Option(help="JSON lines to write, for `trace compare`.")]
 Simulate = Annotated[
     bool, typer.Option("--simulate", help="Run it in the simulator: nothing is decoded.")
 ]
 CalibrationName = Annotated[
     str | None,
-    typer.Option("--calibration", help="Costs of --simulate; default: by the longest length."),
+    typer.Option(help="Costs of --simulate; default: by the longest length."),
 ]
-Gpus = Annotated[
-    int | None, typer.Option("--gpus", help="GPUs of --simulate; default: the calibration's.")
-]
-Dtype = Annotated[
-    Literal["float32", "bfloat16"], typer.Option("--dtype", help="Type of the weights.")
-]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of prompts and sampling.")]
-Format = Annotated[
-    str | None, typer.Option("--format", help="Format of TRACE; found out by default.")
-]
+Gpus = Annotated[int | None, typer.Option(help="GPUs of --simulate; default: the calibration's.")]
+Dtype = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")]
+Seed = Annotated[int, typer.Option(help="Seed of prompts and sampling.")]
+Format = Annotated[str | None, typer.Option(help="Format of TRACE; found out by default.")]
 
 Row = dict[str, Any]
 _SUMS = (
@@ -98,20 +83,6 @@ _SHARING = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """What the command line asks for besides the trace."""
-
-    model: str | None
-    engine: Literal["mini", "fake"]
-    dtype: Literal["float32", "bfloat16"]
-    concurrency: int
-    seed: int
-    simulate: bool
-    calibration: str | None
-    gpus: int | None
-
-
 def replay(
     path: Source,
     model: Model = None,
@@ -136,21 +107,19 @@ def replay(
     """
     from rollpacker.polytrace.turns import Scale
 
-    _check(steps, concurrency, time_scale, max_tokens_scale, gpus, seed, out)
-    choice = _Choice(
-        model=model,
-        engine=engine,
-        dtype=dtype,
-        concurrency=concurrency,
-        seed=seed,
-        simulate=simulate,
-        calibration=calibration,
-        gpus=gpus,
-    )
-    notes = _unused(choice)
+    at_least(1, steps=steps, concurrency=concurrency, gpus=gpus)
+    at_least(0, seed=seed)
+    _check(time_scale, max_tokens_scale, out)
+    if not simulate and (calibration or gpus):
+        raise ValueError("--calibration and --gpus are of a simulation: add --simulate")
+    notes = _unused(model, "simulation" if simulate else engine)
     scale = Scale(tokens=max_tokens_scale, time=time_scale)
     name, plans = _plans(path, format, task, steps, scale, notes)
-    made = _simulated(plans, choice, notes) if simulate else _replayed(plans, choice, scale)
+    made = (
+        _simulated(plans, calibration, gpus, concurrency, seed, notes)
+        if simulate
+        else _replayed(plans, engine, model, concurrency, dtype, scale, seed)
+    )
     rows = _written(made, scale, out)
     found = {
         "task": name,
@@ -168,18 +137,8 @@ def replay(
     _show(found, notes)
 
 
-def _check(
-    steps: int | None,
-    concurrency: int,
-    time_scale: float,
-    tokens_scale: float,
-    gpus: int | None,
-    seed: int,
-    out: Path | None,
-) -> None:
+def _check(time_scale: float, tokens_scale: float, out: Path | None) -> None:
     """Raise ``ValueError`` on an option that cannot be meant."""
-    at_least(1, steps=steps, concurrency=concurrency, gpus=gpus)
-    at_least(0, seed=seed)
     if not (math.isfinite(time_scale) and time_scale >= 0.0):
         raise ValueError(f"--time-scale {time_scale}: must be 0 or more")
     if not (math.isfinite(tokens_scale) and tokens_scale > 0.0):
@@ -188,14 +147,11 @@ def _check(
         raise ValueError(f"--out {out}: name a file of JSON lines, such as replay.jsonl")
 
 
-def _unused(choice: _Choice) -> list[str]:
-    if not choice.simulate and (choice.calibration or choice.gpus):
-        raise ValueError("--calibration and --gpus are of a simulation: add --simulate")
-    if choice.model is not None and choice.simulate:
-        return ["--model is not used: a simulation decodes nothing"]
-    if choice.model is not None and choice.engine == "fake":
-        return ["--model is not used: the engine 'fake' decodes nothing"]
-    return []
+def _unused(model: str | None, by: str) -> list[str]:
+    idle = {"simulation": "a simulation", "fake": "the engine 'fake'"}
+    if model is None or by not in idle:
+        return []
+    return [f"--model is not used: {idle[by]} decodes nothing"]
 
 
 def _plans(
@@ -214,31 +170,41 @@ def _plans(
     return name, plan(trace, name, steps=steps, scale=scale, note=notes.append)
 
 
-def _replayed(plans: list[StepPlan], choice: _Choice, scale: Scale) -> Iterator[Row]:
+def _replayed(
+    plans: list[StepPlan],
+    kind: EngineKind,
+    model: str | None,
+    concurrency: int,
+    dtype: Literal["float32", "bfloat16"],
+    scale: Scale,
+    seed: int,
+) -> Iterator[Row]:
     from rollpacker.trace_replay.engine import build_engine
     from rollpacker.trace_replay.replayer import Replayer
 
     engine, vocabulary = build_engine(
-        choice.engine,
-        choice.model,
-        plans,
-        concurrency=choice.concurrency,
-        dtype=choice.dtype,
-        scale=scale.tokens,
+        kind, model, plans, concurrency=concurrency, dtype=dtype, scale=scale.tokens
     )
-    replayer = Replayer(engine, vocabulary=vocabulary, seed=choice.seed)
+    replayer = Replayer(engine, vocabulary=vocabulary, seed=seed)
     replayer.warm_up()
     for plan in plans:
         yield replayer.run(plan).to_dict()
 
 
-def _simulated(plans: list[StepPlan], choice: _Choice, notes: list[str]) -> Iterator[Row]:
+def _simulated(
+    plans: list[StepPlan],
+    calibration: str | None,
+    gpus: int | None,
+    concurrency: int,
+    seed: int,
+    notes: list[str],
+) -> Iterator[Row]:
     from rollpacker.trace_replay.simulated import assumptions, replay, replay_costs
 
-    costs, gpus = replay_costs(plans, choice.calibration), choice.gpus
+    costs = replay_costs(plans, calibration)
     notes += assumptions(plans, costs, gpus)
     for plan in plans:
-        yield replay(plan, costs, gpus=gpus, concurrency=choice.concurrency, seed=choice.seed)
+        yield replay(plan, costs, gpus=gpus, concurrency=concurrency, seed=seed)
 
 
 def _written(made: Iterable[Row], scale: Scale, out: Path | None) -> list[Row]:
@@ -289,9 +255,7 @@ def _show(found: dict[str, Any], notes: list[str]) -> None:
     total = {"step": "all"} | found["total"] | found["total"]["rates"]
     for columns in (_SECONDS, _WORK):
         shown = {key: title for key, title in columns.items() if key in rows[0]}
-        view = Table()
-        for title in shown.values():
-            view.add_column(title, justify="right")
+        view = table_of(*shown.values(), left=0)
         for row in rows if len(rows) == 1 else [*rows, total]:
             view.add_row(*(_cell(row[key]) for key in shown))
         console.print(view)

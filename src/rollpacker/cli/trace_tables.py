@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rollpacker.cli.output import table_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rollpacker.polytrace.characterize import TaskReport
     from rollpacker.polytrace.compare import Comparison
     from rollpacker.polytrace.fit import Goodness
@@ -52,9 +54,10 @@ def shipped(models: Mapping[str, WorkloadModel]) -> Table:
     return view
 
 
-def compared(found: Comparison) -> Table:
+def compared(found: Comparison, title: str | None = None) -> Table:
     """Accuracy of the step and of each phase."""
     view = _view("seconds of", "mean accuracy", "worst")
+    view.title = title
     view.add_row("step", f"{found.accuracy_mean:.1%}", f"{found.accuracy_worst:.1%}")
     for name, each in found.phases.items():
         view.add_row(name, f"{each.mean:.1%}", f"{each.worst:.1%}")
@@ -62,9 +65,8 @@ def compared(found: Comparison) -> Table:
 
 
 def _view(*columns: str) -> Table:
-    view = Table()
-    for place, column in enumerate(columns):
-        view.add_column(column, justify="right" if place else "left", no_wrap=not place)
+    view = table_of(*columns)
+    view.columns[0].no_wrap = True
     return view
 
 

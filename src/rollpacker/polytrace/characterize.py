@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.bootstrap import Interval, intervals
 from rollpacker.polytrace.prediction import tail_prediction
 from rollpacker.polytrace.schema import Trace, TraceError
@@ -23,18 +22,19 @@ from rollpacker.polytrace.shares import (
 )
 from rollpacker.polytrace.statistics import (
     Drift,
+    correlations,
     drift,
     finished,
     known_cap,
+    lengths_of,
     tail_index,
     visits,
 )
 from rollpacker.polytrace.synchronous_round import (
     Imbalance,
     Layout,
-    Round,
     imbalance,
-    synchronous_round,
+    synchronous_rounds,
 )
 
 
@@ -121,13 +121,11 @@ def _task(task: str, trace: Trace, layout: Layout, seed: int) -> TaskReport:
     samples = finished(every).sort("step", "prompt", "index")
     if samples.height == 0:
         raise TraceError(f"task {task!r}: no finished response to characterise")
-    tokens = np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+    tokens = lengths_of(samples)
     groups = visits(samples)
     cap = known_cap(samples)
-    icc, icc_log = (
-        _known(intraclass_correlation(values, groups)) for values in (tokens, np.log(tokens))
-    )
-    rounds = _rounds(samples, layout)
+    icc, icc_log = (value if isfinite(value) else None for value in correlations(tokens, groups))
+    rounds = synchronous_rounds(samples, layout)
     seconds = np.array([each.seconds for each in rounds.values()])
     batches = trace.reward_batches.filter(pl.col("task") == task)
     p50, p75, p90, p99 = (float(value) for value in np.quantile(tokens, [0.5, 0.75, 0.9, 0.99]))
@@ -163,20 +161,7 @@ def _task(task: str, trace: Trace, layout: Layout, seed: int) -> TaskReport:
     )
 
 
-def _known(value: float) -> float | None:
-    return value if isfinite(value) else None
-
-
 def _cap_share(samples: pl.DataFrame, cap: int | None) -> float:
     """Share that the trace calls truncated, or at the cap where it does not tell."""
     at_cap = pl.lit(False) if cap is None else pl.col("response_tokens") >= cap
     return float(samples.select(pl.col("truncated").fill_null(at_cap).mean()).item())
-
-
-def _rounds(samples: pl.DataFrame, layout: Layout) -> dict[int, Round]:
-    return {
-        int(step["step"][0]): synchronous_round(
-            step["response_tokens"].to_numpy().astype(np.int64), layout
-        )
-        for step in samples.partition_by("step", maintain_order=True)
-    }

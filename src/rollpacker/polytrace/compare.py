@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.polytrace.schema import TraceError
-
-__all__ = ["STEP", "Accuracy", "Comparison", "Timed", "compare", "compare_timed", "read_timed"]
 
 STEP = "step"
 """Name of the whole step among the phases."""
@@ -68,33 +66,22 @@ class Timed:
     phases: dict[str, tuple[float, ...]]
 
 
-def compare(
-    predicted: Mapping[str, Sequence[float]], measured: Mapping[str, Sequence[float]]
-) -> Comparison:
-    """Compare seconds by phase, ``STEP`` among them, each a list over the same steps.
+def compare(predicted: Timed, measured: Timed) -> Comparison:
+    """Compare two tables of the same steps.
 
-    Raises ``TraceError`` when a side lacks ``STEP`` or some steps, or a measured time is not
+    Raises ``TraceError``, naming steps that one lacks, or a step in which a measured time is not
     positive (a phase may take 0 s on both sides).
     """
-    count = _steps_of("predicted", predicted)
-    if (other := _steps_of("measured", measured)) != count:
-        lacking = "predicted" if count < other else "measured"
-        raise TraceError(f"{lacking} lacks steps {_named(range(*sorted((count, other))))}")
-    return _compared(predicted, measured, range(count))
-
-
-def _compared(
-    predicted: Mapping[str, Sequence[float]],
-    measured: Mapping[str, Sequence[float]],
-    steps: Sequence[int],
-) -> Comparison:
+    for one, other in ((predicted, measured), (measured, predicted)):
+        if lacking := sorted(set(other.steps) - set(one.steps)):
+            raise TraceError(f"{one.source} lacks steps {_named(lacking)} of {other.source}")
     found = {
-        name: _accuracies(name, _floats(predicted[name]), _floats(seconds), steps)
-        for name, seconds in measured.items()
-        if name in predicted
+        name: _accuracies(name, predicted.phases[name], seconds, measured.steps)
+        for name, seconds in measured.phases.items()
+        if name in predicted.phases
     }
     whole = found.pop(STEP)
-    sums = [sum(side[STEP]) for side in (predicted, measured)]
+    sums = [sum(side.phases[STEP]) for side in (predicted, measured)]
     return Comparison(
         accuracy_mean=float(whole.mean()),
         accuracy_worst=float(whole.min()),
@@ -107,35 +94,10 @@ def _compared(
     )
 
 
-def compare_timed(predicted: Timed, measured: Timed) -> Comparison:
-    """Compare two tables of the same steps. Raises ``TraceError``, naming steps that one lacks."""
-    for one, other in ((predicted, measured), (measured, predicted)):
-        if lacking := sorted(set(other.steps) - set(one.steps)):
-            raise TraceError(f"{one.source} lacks steps {_named(lacking)} of {other.source}")
-    return _compared(predicted.phases, measured.phases, measured.steps)
-
-
-def _steps_of(side: str, phases: Mapping[str, Sequence[float]]) -> int:
-    """Number of steps of a table that must be whole."""
-    if not phases.get(STEP):
-        raise TraceError(f"{side}: no step times, expected a list of seconds named {STEP!r}")
-    count = len(phases[STEP])
-    for name, seconds in phases.items():
-        if len(seconds) != count:
-            raise TraceError(f"{side}: {name} has {len(seconds)} steps, {STEP} has {count}")
-    return count
-
-
-def _floats(values: Sequence[float]) -> NDArray[np.float64]:
-    return np.asarray(values, np.float64)
-
-
 def _accuracies(
-    name: str,
-    predicted: NDArray[np.float64],
-    measured: NDArray[np.float64],
-    steps: Sequence[int],
+    name: str, given: Sequence[float], seen: Sequence[float], steps: Sequence[int]
 ) -> NDArray[np.float64]:
+    predicted, measured = np.asarray(given, np.float64), np.asarray(seen, np.float64)
     same = (predicted == 0.0) & (measured == 0.0) & (name != STEP)
     bad = ~(np.isfinite(predicted) & np.isfinite(measured) & ((measured > 0.0) | same))
     if bad.any():

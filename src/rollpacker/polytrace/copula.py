@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rollpacker.polytrace.length_model import Lengths
 from rollpacker.polytrace.numerics import least_squares, normal_cdf
 from rollpacker.polytrace.quantiles import QuantileTable
 
@@ -24,7 +25,7 @@ def _weights(grid: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopulaLengths:
+class CopulaLengths(Lengths):
     """Lengths whose marginal is a quantile table, whatever the correlation within a prompt.
 
     A response's latent is ``sqrt(rho) a + sqrt(1 - rho) exp(skew tanh a) e`` with the prompt's
@@ -57,10 +58,6 @@ class CopulaLengths:
         tokens = np.rint(self.marginal.at(_levels(self.rho, self.skew, traits[:, :1], own)))
         longest = self.cap if self.cap is not None else np.iinfo(np.int32).max
         return np.clip(tokens, 1, longest).astype(np.int32)
-
-    def sample(self, rng: np.random.Generator, prompts: int, responses: int) -> NDArray[np.int32]:
-        """Lengths of fresh prompts, shape (prompts, responses)."""
-        return self.given(rng, self.traits(rng, prompts), responses)
 
     def intraclass(self) -> tuple[float, float]:
         """ICC of length and of log length in the limit of many prompts, by quadrature."""

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.fit_mixture import fit_mixture
 from rollpacker.polytrace.fit_turns import fit_turns
@@ -18,14 +17,14 @@ from rollpacker.polytrace.numerics import midranks
 from rollpacker.polytrace.quantiles import QuantileTable
 from rollpacker.polytrace.schema import Trace, TraceError
 from rollpacker.polytrace.statistics import (
+    correlations,
     drift,
     finished,
     known_cap,
+    lengths_of,
     visits,
 )
 from rollpacker.polytrace.workload import DriftModel, PromptModel, RewardModel, WorkloadModel
-
-__all__ = ["Fit", "Goodness", "LengthsKind", "fit", "goodness_of_fit"]
 
 Floats = NDArray[np.float64]
 LengthsKind = Literal["copula", "mixture"]
@@ -84,9 +83,9 @@ def _fit_task(task: str, trace: Trace, kind: LengthsKind) -> Fit:
     cap = known_cap(samples)
     groups = visits(samples)
     trend = _trend(samples)
-    tokens = np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+    tokens = lengths_of(samples)
     level = tokens / np.exp(trend.slope * _since(samples, trend))
-    icc, icc_log = (_known(value) for value in _correlations(level, groups))
+    icc, icc_log = np.nan_to_num(correlations(level, groups)).tolist()
     copula = CopulaLengths.matching(level, icc, icc_log, cap)
     steps = samples["step"].n_unique()
     sizes = np.bincount(groups)
@@ -102,14 +101,6 @@ def _fit_task(task: str, trace: Trace, kind: LengthsKind) -> Fit:
         source=f"{samples.height} responses of {sizes.size} prompts over {steps} steps",
     )
     return Fit(model=model, goodness=goodness_of_fit(model, samples))
-
-
-def _known(value: float) -> float:
-    return 0.0 if np.isnan(value) else value
-
-
-def _correlations(tokens: Floats, groups: NDArray[np.int64]) -> tuple[float, float]:
-    return intraclass_correlation(tokens, groups), intraclass_correlation(np.log(tokens), groups)
 
 
 def _trend(samples: pl.DataFrame) -> DriftModel:
@@ -174,12 +165,9 @@ def goodness_of_fit(model: WorkloadModel, samples: pl.DataFrame, seed: int = 0) 
         drift=model.drift,
     )
     made = generate(bare, steps=steps, seed=seed).samples
-    ours, theirs = (
-        np.maximum(each["response_tokens"].to_numpy().astype(np.float64), 1.0)
-        for each in (made, samples)
-    )
-    icc, icc_log = _correlations(theirs, visits(samples))
-    icc_made, icc_log_made = _correlations(ours, visits(made))
+    ours, theirs = lengths_of(made), lengths_of(samples)
+    icc, icc_log = correlations(theirs, visits(samples))
+    icc_made, icc_log_made = correlations(ours, visits(made))
     return Goodness(
         responses=samples.height,
         ks=_distance(ours, theirs),

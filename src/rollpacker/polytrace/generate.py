@@ -10,14 +10,7 @@ from numpy.typing import NDArray
 
 from rollpacker.polytrace.numerics import normal_cdf
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace
-from rollpacker.polytrace.workload import (
-    WorkloadModel,
-    load_model,
-    model_names,
-    save_model,
-)
-
-__all__ = ["generate", "load_model", "model_names", "save_model"]
+from rollpacker.polytrace.workload import WorkloadModel
 
 Ints = NDArray[np.int64]
 

@@ -28,11 +28,11 @@ class Lengths(Protocol):
 
     def sample(self, rng: np.random.Generator, prompts: int, responses: int) -> NDArray[np.int32]:
         """Lengths in tokens of fresh prompts, shape (prompts, responses)."""
-        ...
+        return self.given(rng, self.traits(rng, prompts), responses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthModel:
+class LengthModel(Lengths):
     """A log-normal body with a prompt's shared part, and a log-uniform tail.
 
     The body is ``exp(N(ln median, between) + N(0, within))``, its first normal shared by a
@@ -87,10 +87,6 @@ class LengthModel:
             log = np.where(rng.random(shape) < traits[:, 1:2], tail, log)
         tokens = np.rint(np.exp(np.minimum(log, np.log(self.cap))))
         return np.clip(tokens, 1, self.cap).astype(np.int32)
-
-    def sample(self, rng: np.random.Generator, prompts: int, responses: int) -> NDArray[np.int32]:
-        """Lengths of fresh prompts, shape (prompts, responses)."""
-        return self.given(rng, self.traits(rng, prompts), responses)
 
 
 PAPER: dict[str, LengthModel] = {

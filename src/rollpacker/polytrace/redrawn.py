@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from rollpacker.polytrace.length_model import Floats, Lengths
 
 
-class Redrawn:
+class Redrawn(Lengths):
     """Prompts and their responses, both with replacement; a ``Lengths`` without parameters.
 
     Column 0 of the traits numbers the visit: it is no normal score.
@@ -33,7 +33,3 @@ class Redrawn:
         shape = (traits.shape[0], responses)
         place = np.floor(rng.random(shape) * self._sizes[visit]).astype(np.int64)
         return self._tokens[self._starts[visit] + place].astype(np.int32)
-
-    def sample(self, rng: np.random.Generator, prompts: int, responses: int) -> NDArray[np.int32]:
-        """Lengths of fresh draws, shape (prompts, responses)."""
-        return self.given(rng, self.traits(rng, prompts), responses)

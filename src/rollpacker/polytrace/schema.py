@@ -6,6 +6,7 @@ travel in its key-value metadata.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -100,14 +101,20 @@ class Trace:
         """Names of the tasks, in order of appearance."""
         return self.samples["task"].unique(maintain_order=True).to_list()
 
+    @property
+    def tables(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """``samples``, ``reward_batches`` and ``filters``."""
+        return self.samples, self.reward_batches, self.filters
+
     def only(self, task: str) -> Trace:
         """The rows of one task."""
-        mine = pl.col("task") == task
-        return Trace(
-            samples=self.samples.filter(mine),
-            reward_batches=self.reward_batches.filter(mine),
-            filters=self.filters.filter(mine),
-        )
+        return Trace.of(table.filter(pl.col("task") == task) for table in self.tables)
+
+    @classmethod
+    def of(cls, tables: Iterable[pl.DataFrame]) -> Trace:
+        """A trace from its ``tables``."""
+        samples, reward_batches, filters = tables
+        return cls(samples=samples, reward_batches=reward_batches, filters=filters)
 
 
 class TraceError(ValueError):

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.numerics import all_alike, midranks, trend
 
 Floats = NDArray[np.float64]
@@ -20,6 +21,16 @@ _LEAST_AT_CAP = 2
 def finished(samples: pl.DataFrame) -> pl.DataFrame:
     """Responses whose whole length is known: all but the aborted."""
     return samples.filter(pl.col("state").ne_missing("aborted"))
+
+
+def lengths_of(samples: pl.DataFrame) -> Floats:
+    """Tokens of each response, at least 1, shape (rows,)."""
+    return np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+
+
+def correlations(tokens: Floats, groups: NDArray[np.int64]) -> tuple[float, float]:
+    """Intraclass correlation of length and of log length; nan where prompts have one response."""
+    return intraclass_correlation(tokens, groups), intraclass_correlation(np.log(tokens), groups)
 
 
 def known_cap(samples: pl.DataFrame) -> int | None:

@@ -68,6 +68,15 @@ def synchronous_round(lengths: Ints, layout: Layout) -> Round:
     )
 
 
+def synchronous_rounds(samples: pl.DataFrame, layout: Layout) -> dict[int, Round]:
+    """The round of each step; ``samples`` in prompt order, steps together."""
+    lengths = samples.group_by("step", maintain_order=True).agg("response_tokens")
+    return {
+        step: synchronous_round(np.asarray(tokens, np.int64), layout)
+        for step, tokens in lengths.iter_rows()
+    }
+
+
 def _engine(lengths: Ints, layout: Layout) -> tuple[float, float]:
     """Seconds until an engine is done, and its decode slots' seconds in use."""
     if lengths.size == 0:

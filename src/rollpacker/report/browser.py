@@ -33,7 +33,7 @@ def browser_section(run: Path, samples: pl.DataFrame) -> Section:
     rows, prompts = _within(run, chosen)
     if not rows:
         text = "No texts were kept: a run with samples.texts=true shows its responses here."
-        return Section(id=id_, title=title, text=text)
+        return Section(id_, title, text)
     data = {
         "rows": rows,
         "prompts": prompts,
@@ -46,7 +46,7 @@ def browser_section(run: Path, samples: pl.DataFrame) -> Section:
         + (f", as far as {MOST_BYTES / 1e6:.0f} MB go" if len(rows) < chosen.height else "")
         + ". The search looks through these; 'rollpacker samples RUN --grep TEXT' through all."
     )
-    return Section(id=id_, title=title, text=text, browser=data)
+    return Section(id_, title, text, browser=data)
 
 
 def _chosen(samples: pl.DataFrame) -> pl.DataFrame:

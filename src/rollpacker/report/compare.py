@@ -93,34 +93,26 @@ def _tiles(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> list[Tile]:
     others = number(summary, "other_load") or 0.0
     tiles = [
         Tile(
-            name=f"Speed-up of {best}",
-            value=_times_text(number(speedup, "wall")),
-            note="wall time, off / "
+            f"Speed-up of {best}",
+            _times_text(number(speedup, "wall")),
+            "wall time, off / "
             + best
             + (f"; perfect packing {_times_text(bound)}" if bound is not None else "")
             + (
                 f"; noise: other processes took {others:.0%} of the cores" if others > NOISY else ""
             ),
         ),
-        Tile(
-            name="Decode steps",
-            value=_times_text(number(speedup, "decode_steps")),
-            note=f"off / {best}",
-        ),
+        Tile("Decode steps", _times_text(number(speedup, "decode_steps")), f"off / {best}"),
     ]
     before = number(summary["before"], "sampled_accuracy")
     for mode in modes:
         after = number(mode.result, "sampled_accuracy")
         tiles.append(
-            Tile(
-                name=f"Accuracy, {mode.name}",
-                value=f"{plain(before)} → {plain(after)}",
-                note="sampled, held out",
-            )
+            Tile(f"Accuracy, {mode.name}", f"{plain(before)} → {plain(after)}", "sampled, held out")
         )
     kept = number(results[best], "kept_vs_true_len") if best in results else None
     note = "1 means no length bias"
-    tiles.append(Tile(name=f"Kept / true length, {best}", value=plain(kept), note=note))
+    tiles.append(Tile(f"Kept / true length, {best}", plain(kept), note))
     return tiles
 
 
@@ -160,7 +152,7 @@ def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
     if scope := summary.get("scope"):
         text += f" {scope}"
     table = Table(header=["", *(mode.name for mode in modes)], rows=rows)
-    return Section(id="results", title="Results", text=text, table=table)
+    return Section("results", "Results", text, table=table)
 
 
 def _row(label: str, modes: Sequence[_Mode], key: str, shown: Any) -> list[str]:
@@ -187,7 +179,7 @@ def _gantts(modes: Sequence[_Mode]) -> Section:
         "modes fill that time or cut it."
     )
     gantt = {"charts": charts, "select": False}
-    return Section(id="gantt", title="The same early step in each mode", text=text, gantt=gantt)
+    return Section("gantt", "The same early step in each mode", text, gantt=gantt)
 
 
 def _curves(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
@@ -201,9 +193,9 @@ def _curves(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
     if accuracy is not None:
         text += f" Held-out sampled accuracy was {accuracy:.3f} before training."
     return Section(
-        id="learning",
-        title="Learning over steps and over wall time",
-        text=text,
+        "learning",
+        "Learning over steps and over wall time",
+        text,
         figure=learning_curves({mode.name: mode.run.metrics for mode in modes}),
     )
 
@@ -253,4 +245,4 @@ def _times(modes: Sequence[_Mode]) -> Section:
         "or longer show one that depends on the lengths."
     )
     figure = {"data": data, "layout": layout}
-    return Section(id="times", title="Time of each step", text=text, figure=figure)
+    return Section("times", "Time of each step", text, figure=figure)

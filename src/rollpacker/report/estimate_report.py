@@ -13,7 +13,6 @@ _HEADER = ("mode", "speed-up", "kept/true length", "step", "decoded/kept tokens"
 
 def write_estimate_report(found: Estimate, out: Path) -> Path:
     """Write one self-contained HTML page, and return its path."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     return page.write_page(_page(found), out)
 
 
@@ -27,16 +26,16 @@ def _page(found: Estimate) -> Page:
             f" simulated for each mode; costs: {found.costs}"
         ),
         tiles=[
-            Tile(name="Recommended", value=found.recommended, note=f"{best.speedup:.2f}x"),
-            Tile(name="Kept/true length", value=f"{best.kept_vs_true_len:.2f}"),
-            Tile(name="Correlation", value=icc, note="of length within a prompt"),
-            Tile(name="Responses read", value=count(found.read)),
+            Tile("Recommended", found.recommended, f"{best.speedup:.2f}x"),
+            Tile("Kept/true length", f"{best.kept_vs_true_len:.2f}"),
+            Tile("Correlation", icc, "of length within a prompt"),
+            Tile("Responses read", count(found.read)),
         ],
         sections=[
             Section(
-                id="modes",
-                title="Modes",
-                text=" ".join(found.sentences),
+                "modes",
+                "Modes",
+                " ".join(found.sentences),
                 figure=_figure(found),
                 table=_table(found),
             )

@@ -54,11 +54,8 @@ def present(metrics: Metrics, name: str) -> list[float]:
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
     """Centred moving mean over ``window`` steps, over what is known of them."""
-    half, means = window // 2, []
-    for i in range(len(values)):
-        near = [v for v in values[max(0, i - half) : i + half + 1] if v is not None]
-        means.append(sum(near) / len(near) if near else None)
-    return means
+    known = pl.Series(values, dtype=pl.Float64)
+    return known.rolling_mean(window, min_samples=1, center=True).to_list()
 
 
 def thin(count: int) -> list[int]:

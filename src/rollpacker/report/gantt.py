@@ -118,31 +118,26 @@ class Gantt:
         spans = list(zip(mine["start_s"], mine["end_s"], strict=True))
         work_spans = list(zip(work["start_s"], work["end_s"], strict=True))
         attempt_lanes, task_lanes = bubbles.lanes(spans), bubbles.lanes(work_spans)
-        idle = bubbles.gaps(bubbles.union([*spans, *work_spans]), start, end)
-        in_rollout = bubbles.gaps(bubbles.union([*spans, *work_spans]), start, rollout_end)
+        busy = bubbles.union([*spans, *work_spans])
+        idle, in_rollout = (bubbles.gaps(busy, start, to) for to in (end, rollout_end))
         columns = ("start_s", "end_s", "state", "tokens", "reward", "prompt", "sample_index")
-        attempts = [
-            (lane, _ms(a - start), _ms(b - start), state, *rest)
-            for lane, (a, b, state, *rest) in zip(
-                attempt_lanes, mine.select(columns).iter_rows(), strict=True
+        attempts, task_rows = (
+            [
+                (lane, _ms(a - start), _ms(b - start), *rest)
+                for lane, (a, b, *rest) in zip(lanes, rows.iter_rows(), strict=True)
+            ]
+            for lanes, rows in (
+                (attempt_lanes, mine.select(columns)),
+                (task_lanes, work.select("start_s", "end_s", "kind", "prompts")),
             )
-            if lane % every == 0
-        ]
-        task_rows = [
-            (lane, _ms(a - start), _ms(b - start), kind, prompts)
-            for lane, (a, b, kind, prompts) in zip(
-                task_lanes,
-                work.select("start_s", "end_s", "kind", "prompts").iter_rows(),
-                strict=True,
-            )
-        ]
+        )
         return {
             "worker": worker,
             "lanes": max(attempt_lanes, default=0) + 1,
             "task_lanes": max(task_lanes, default=0) + 1,
             "bubble": round(bubbles.total(in_rollout) / max(rollout_end - start, 1e-9), 4),
             "idle": [(_ms(a - start), _ms(b - start)) for a, b in idle.tolist()],
-            "attempts": attempts,
+            "attempts": [row for row in attempts if row[0] % every == 0],
             "tasks": task_rows,
         }
 

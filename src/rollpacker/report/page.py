@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ except ImportError as error:
 from rollpacker.core.finite import finite
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tile:
     """A headline number with its name and a short note."""
 
@@ -37,7 +37,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """A part of the page.
 
@@ -56,6 +56,7 @@ class Section:
     id: str
     title: str
     text: str
+    _: KW_ONLY
     figure: Mapping[str, Any] | None = None
     gantt: Mapping[str, Any] | None = None
     table: Table | None = None
@@ -75,7 +76,8 @@ class Page:
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Render and write ``path``; a reader never sees half of it."""
+    """Render and write ``path``, its folder made when missing; a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     environment = Environment(
         loader=PackageLoader("rollpacker.report"),
         autoescape=True,

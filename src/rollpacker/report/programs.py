@@ -19,8 +19,8 @@ def program_section(samples: pl.DataFrame) -> Section | None:
     graded = samples.filter(pl.col("code_verdict").is_not_null())
     title = "Programs and their tests"
     if graded.is_empty():
-        return Section(id="programs", title=title, text="No program was graded.")
-    return Section(id="programs", title=title, text=_text(graded), table=_table(test_times(graded)))
+        return Section("programs", title, "No program was graded.")
+    return Section("programs", title, _text(graded), table=_table(test_times(graded)))
 
 
 def test_times(samples: pl.DataFrame) -> pl.DataFrame:

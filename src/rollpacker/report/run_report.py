@@ -136,42 +136,32 @@ def _subtitle(run: RunFolder) -> str:
 
 def _tiles(run: RunFolder, facts: dict[str, Any]) -> list[Tile]:
     first, last = facts["accuracy_first"], facts["accuracy_last"]
-    accuracy = Tile(
-        name="Held-out accuracy", value=f"{plain(first)} → {plain(last)}", note="sampled"
-    )
+    accuracy = Tile("Held-out accuracy", f"{plain(first)} → {plain(last)}", "sampled")
     lag = max(present(run.metrics, "policy_version_max_lag"), default=0)
     return [
         Tile(
-            name="Reward",
-            value=f"{plain(facts['reward_first'])} → {plain(facts['reward_last'])}",
-            note="first and last tenth of the steps",
+            "Reward",
+            f"{plain(facts['reward_first'])} → {plain(facts['reward_last'])}",
+            "first and last tenth of the steps",
         ),
         *([accuracy] if last is not None else []),
         Tile(
-            name="Steps",
-            value=count(facts["steps"]),
-            note=f"{count(facts['prompts_trained'])} groups, policy lag {lag:.0f}",
+            "Steps",
+            count(facts["steps"]),
+            f"{count(facts['prompts_trained'])} groups, policy lag {lag:.0f}",
         ),
+        Tile("Wall time", seconds(facts["wall_s"]), f"{seconds(facts['mean_step_s'])} a step"),
         Tile(
-            name="Wall time",
-            value=seconds(facts["wall_s"]),
-            note=f"{seconds(facts['mean_step_s'])} a step",
-        ),
-        Tile(
-            name="Bubble",
-            value=share(facts["step_bubble"]),
-            note=f"idle time of {facts['workers']} worker{'s' * (facts['workers'] > 1)}, "
+            "Bubble",
+            share(facts["step_bubble"]),
+            f"idle time of {facts['workers']} worker{'s' * (facts['workers'] > 1)}, "
             f"{share(facts['rollout_bubble'])} of the rollouts",
         ),
+        Tile("Kept / true length", plain(facts["kept_vs_true_len"]), "1 means no length bias"),
         Tile(
-            name="Kept / true length",
-            value=plain(facts["kept_vs_true_len"]),
-            note="1 means no length bias",
-        ),
-        Tile(
-            name="Tokens thrown away",
-            value=share(facts["lost_share"]),
-            note=f"{count(facts['lost_tokens'])} of "
+            "Tokens thrown away",
+            share(facts["lost_share"]),
+            f"{count(facts['lost_tokens'])} of "
             f"{count(facts['lost_tokens'] + facts['kept_tokens'])}",
         ),
     ]
@@ -184,7 +174,7 @@ def _missing(run: RunFolder) -> Section:
         f"samples.parquet, since a file of it was damaged: those of steps {_ranges(run.missing)}. "
         "Lengths, charts and texts below leave them out; rewards and times do not."
     )
-    return Section(id="missing", title="Missing responses", text=text)
+    return Section("missing", "Missing responses", text)
 
 
 def _ranges(steps: Iterable[int]) -> str:
@@ -211,7 +201,7 @@ def _learning(run: RunFolder) -> Section:
             "No held-out accuracy was measured: set eval.fraction, or eval.data, to see it here."
         )
     figure = figures.learning(run.metrics, accuracy)
-    return Section(id="learning", title="Learning", text=text, figure=figure)
+    return Section("learning", "Learning", text, figure=figure)
 
 
 def _time(run: RunFolder, facts: dict[str, Any]) -> Section:
@@ -223,10 +213,7 @@ def _time(run: RunFolder, facts: dict[str, Any]) -> Section:
         "its bar."
     )
     return Section(
-        id="time",
-        title="Where each step's time went",
-        text=text,
-        figure=figures.time_split(run.metrics),
+        "time", "Where each step's time went", text, figure=figures.time_split(run.metrics)
     )
 
 
@@ -244,7 +231,7 @@ def _gantt(gantt: Gantt, facts: dict[str, Any]) -> Section:
     if len(charts) < len(gantt.windows):
         text += f" {len(charts)} of {len(gantt.windows)} steps can be chosen."
     data = {"charts": charts, "marked": marked, "shown": marked["median"], "select": True}
-    return Section(id="gantt", title="Workers and the bubble", text=text, gantt=data)
+    return Section("gantt", "Workers and the bubble", text, gantt=data)
 
 
 def _lengths(curves: LengthCurves, facts: dict[str, Any]) -> Section:
@@ -263,25 +250,20 @@ def _lengths(curves: LengthCurves, facts: dict[str, Any]) -> Section:
         "aborted response counts as at least as long as it got."
     )
     return Section(
-        id="lengths",
-        title="Response lengths: kept and estimated true",
-        text=text,
-        figure=figures.lengths(curves),
+        "lengths", "Response lengths: kept and estimated true", text, figure=figures.lengths(curves)
     )
 
 
 def _aborted(lost: pl.DataFrame, facts: dict[str, Any]) -> Section:
     title = "What was thrown away"
     if facts["lost_tokens"] == 0:
-        return Section(
-            id="aborted", title=title, text="Nothing: every generated token was trained on."
-        )
+        return Section("aborted", title, "Nothing: every generated token was trained on.")
     text = (
         f"{count(facts['lost_tokens'])} generated tokens ({share(facts['lost_share'])}) reached "
         "no update. Short rounds abort the responses that lose the race, long rounds re-run them "
         "and abort nothing: high bars without lower step times mean that racing does not pay here."
     )
-    return Section(id="aborted", title=title, text=text, figure=figures.aborted(lost))
+    return Section("aborted", title, text, figure=figures.aborted(lost))
 
 
 def _steps(run: RunFolder, gantt: Gantt) -> Section:
@@ -316,9 +298,9 @@ def _steps(run: RunFolder, gantt: Gantt) -> Section:
     )
     if every > 1:
         text += f" Every {every}th step is listed."
-    return Section(id="steps", title="Steps", text=text, table=Table(header=header, rows=rows))
+    return Section("steps", "Steps", text, table=Table(header=header, rows=rows))
 
 
 def _config(run: RunFolder) -> Section:
     text = "The resolved configuration: running it again with this file repeats the run."
-    return Section(id="config", title="Configuration", text=text, code=run.config_text)
+    return Section("config", "Configuration", text, code=run.config_text)

@@ -8,7 +8,8 @@ are decode slots and gradient lanes, so events of a thread nest or follow each o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,17 @@ def _us(seconds: float) -> int:
 
 
 def _process(pid: int, name: str) -> Iterator[Event]:
-    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-    order = {"sort_index": pid}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": order}
+    yield from _named("process", pid, 0, name, pid)
 
 
-def _thread(pid: int, tid: int, name: str) -> Iterator[Event]:
-    yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
-    order = {"sort_index": tid}
-    yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": order}
+def _threads(pid: int, first: int, names: Iterable[str]) -> Iterator[Event]:
+    for tid, name in enumerate(names, first):
+        yield from _named("thread", pid, tid, name, tid)
+
+
+def _named(what: str, pid: int, tid: int, name: str, order: int) -> Iterator[Event]:
+    for key, args in (("name", {"name": name}), ("sort_index", {"sort_index": order})):
+        yield {"ph": "M", "name": f"{what}_{key}", "pid": pid, "tid": tid, "args": args}
 
 
 def _complete(
@@ -101,7 +104,7 @@ def _complete(
 
 def _steps(run: RunFolder) -> Iterator[Event]:
     yield from _process(_STEPS, "steps")
-    yield from _thread(_STEPS, 1, "step")
+    yield from _threads(_STEPS, 1, ["step"])
     kinds = dict(run.samples.select("step", "round_kind").unique("step").iter_rows())
     metrics = {line["step"]: line for line in run.metrics}
     windows = bubbles.step_windows(run.samples, run.tasks, run.rounds, run.metrics)
@@ -126,8 +129,7 @@ def _decoding(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]:
         about, on="attempt", how="left", maintain_order="left"
     )
     slots = bubbles.lanes(_spans(rows))
-    for slot in range(max(slots, default=-1) + 1):
-        yield from _thread(pid, _SLOT + slot, f"slot {slot}")
+    yield from _threads(pid, _SLOT, (f"slot {n}" for n in range(max(slots, default=-1) + 1)))
     for slot, (attempt, start, end, *values) in zip(slots, rows.iter_rows(), strict=True):
         args = {"attempt": attempt} | dict(zip(columns, values, strict=True))
         name = f"{args['prompt']} #{args['sample_index']}"
@@ -137,27 +139,21 @@ def _decoding(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]:
 
 def _running(pid: int, spans: Sequence[tuple[float, float]]) -> Iterator[Event]:
     """How many attempts a worker decodes, at every change."""
-    changes: dict[int, int] = {}
+    changes: Counter[int] = Counter()
     for start, end in spans:
-        changes[_us(start)] = changes.get(_us(start), 0) + 1
-        changes[_us(end)] = changes.get(_us(end), 0) - 1
+        changes[_us(start)] += 1
+        changes[_us(end)] -= 1
+    place = {"ph": "C", "name": "running attempts", "pid": pid, "tid": 0}
     running = 0
     for at in sorted(changes):
         running += changes[at]
-        yield {
-            "ph": "C",
-            "name": "running attempts",
-            "pid": pid,
-            "tid": 0,
-            "ts": at,
-            "args": {"running": running},
-        }
+        yield place | {"ts": at, "args": {"running": running}}
 
 
 def _tasks(pid: int, tasks: pl.DataFrame) -> Iterator[Event]:
     lanes = bubbles.lanes(_spans(tasks))
-    for lane in range(max(lanes, default=-1) + 1):
-        yield from _thread(pid, _TASK + lane, "gradients" if lane == 0 else f"gradients {lane}")
+    more = (f"gradients {n}" for n in range(1, max(lanes, default=0) + 1))
+    yield from _threads(pid, _TASK, ["gradients", *more] if lanes else [])
     rows = tasks.select("start_s", "end_s", "kind", "step", "prompts").iter_rows()
     for lane, (start, end, kind, step, prompts) in zip(lanes, rows, strict=True):
         args = {"step": step, "prompts": prompts}
@@ -169,17 +165,13 @@ def _grading(run: RunFolder) -> Iterator[Event]:
     yield from _process(_REWARDS, "rewards")
     graded = run.samples.filter(pl.col("grade_s").is_not_null())
     rows = graded.select(
-        pl.col("end_s").alias("begin_s"),
-        (pl.col("end_s") + pl.col("grade_s")).alias("done_s"),
-        "attempt",
-        "prompt",
-        "sample_index",
-        "reward",
-    ).sort("begin_s")
-    lanes = bubbles.lanes(list(zip(rows["begin_s"], rows["done_s"], strict=True)))
-    for lane in range(max(lanes, default=-1) + 1):
-        yield from _thread(_REWARDS, 1 + lane, f"grading {lane}")
-    for lane, (start, end, attempt, prompt, index, reward) in zip(
+        *("attempt", "prompt", "sample_index", "reward"),
+        start_s="end_s",
+        end_s=pl.col("end_s") + pl.col("grade_s"),
+    ).sort("start_s")
+    lanes = bubbles.lanes(_spans(rows))
+    yield from _threads(_REWARDS, 1, (f"grading {n}" for n in range(max(lanes, default=-1) + 1)))
+    for lane, (attempt, prompt, index, reward, start, end) in zip(
         lanes, rows.iter_rows(), strict=True
     ):
         args = {"attempt": attempt, "reward": reward}

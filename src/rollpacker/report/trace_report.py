@@ -13,8 +13,8 @@ from rollpacker.polytrace.characterize import TaskReport
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.sentences import sentences
 from rollpacker.polytrace.shares import reward_time_share, tool_latency_share
-from rollpacker.polytrace.statistics import finished, visits
-from rollpacker.polytrace.synchronous_round import Layout, synchronous_round
+from rollpacker.polytrace.statistics import finished, lengths_of, visits
+from rollpacker.polytrace.synchronous_round import Layout, synchronous_rounds
 from rollpacker.report import page, trace_figures
 from rollpacker.report.page import Page, Section, Table, Tile, count, share
 
@@ -33,7 +33,6 @@ def write_trace_report(
         out: the HTML file; its folder is made when missing.
         layout: engines of the rollout, as given to ``characterize``.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     return page.write_page(_page(trace, reports, layout or Layout()), out)
 
 
@@ -57,22 +56,18 @@ def _page(trace: Trace, reports: Mapping[str, TaskReport], layout: Layout) -> Pa
 def _tiles(report: TaskReport) -> list[Tile]:
     return [
         Tile(
-            name="Responses",
-            value=count(report.responses),
-            note=f"{count(report.prompts)} prompts, {count(report.steps)} steps",
+            "Responses",
+            count(report.responses),
+            f"{count(report.prompts)} prompts, {count(report.steps)} steps",
         ),
-        Tile(
-            name="Median → longest",
-            value=f"{count(report.p50)} → {count(report.max)}",
-            note="tokens",
-        ),
-        Tile(name="Engines idle", value=share(report.idle_fraction), note="in synchronous rounds"),
+        Tile("Median → longest", f"{count(report.p50)} → {count(report.max)}", "tokens"),
+        Tile("Engines idle", share(report.idle_fraction), "in synchronous rounds"),
     ]
 
 
 def _plainly(place: int, task: str, report: TaskReport) -> Section:
     told = ". ".join(each[0].upper() + each[1:] for each in sentences(report))
-    return Section(id=f"plainly-{place}", title=f"In plain words: {task}", text=f"{told}.")
+    return Section(f"plainly-{place}", f"In plain words: {task}", f"{told}.")
 
 
 def _table(reports: Mapping[str, TaskReport]) -> Section:
@@ -97,7 +92,7 @@ def _table(reports: Mapping[str, TaskReport]) -> Section:
         "response to finish; 0.5 is a coin."
     )
     table = Table(header=_TABLE, rows=rows)
-    return Section(id="numbers", title="Numbers", text=text, table=table)
+    return Section("numbers", "Numbers", text, table=table)
 
 
 class _Task:
@@ -111,10 +106,7 @@ class _Task:
         self.samples = finished(trace.samples.filter(mine)).sort("step", "prompt", "index")
         self.batches = trace.reward_batches.filter(mine)
         self.steps = trace_figures.by_step(self.samples)
-        self.rounds = {
-            step: synchronous_round(rows["response_tokens"].to_numpy().astype(np.int64), layout)
-            for step, rows in self.steps
-        }
+        self.rounds = synchronous_rounds(self.samples, layout)
 
     def sections(self, *, several: bool) -> list[Section]:
         """What to show of the task; titles name it if there are ``several``."""
@@ -137,17 +129,17 @@ class _Task:
         report = self.report
         names = ("p50", "p75", "p90", "p99", "max")
         quantiles = {name: getattr(report, name) for name in names}
-        tokens = np.maximum(self.samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+        tokens = lengths_of(self.samples)
         cap = "" if report.cap is None else f" The cap is {count(report.cap)} tokens."
         return Section(
-            id=self._id("lengths"),
-            title="Response lengths",
-            text=f"What a synchronous round waits for is the right end.{cap}",
+            self._id("lengths"),
+            "Response lengths",
+            f"What a synchronous round waits for is the right end.{cap}",
             figure=trace_figures.lengths(tokens, quantiles),
         )
 
     def _prompts(self) -> list[Section]:
-        tokens = np.maximum(self.samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+        tokens = lengths_of(self.samples)
         figure = trace_figures.within_and_between(tokens, visits(self.samples))
         if figure is None:
             return []
@@ -157,7 +149,7 @@ class _Task:
             "most, and biases most, on a tall cloud."
         )
         title = "Lengths within and between prompts"
-        return [Section(id=self._id("prompts"), title=title, text=text, figure=figure)]
+        return [Section(self._id("prompts"), title, text, figure=figure)]
 
     def _over_steps(self) -> Section:
         drift = self.report.drift
@@ -168,9 +160,9 @@ class _Task:
             f"that all steps are alike has the p-value {drift.differ_p:.2g}."
         )
         return Section(
-            id=self._id("steps"),
-            title="Lengths over steps",
-            text=text,
+            self._id("steps"),
+            "Lengths over steps",
+            text,
             figure=trace_figures.over_steps(self.samples),
         )
 
@@ -184,9 +176,9 @@ class _Task:
             f"{report.load_imbalance.balanced:.2f}x."
         )
         return Section(
-            id=self._id("waiting"),
-            title="Waiting in synchronous rounds",
-            text=text,
+            self._id("waiting"),
+            "Waiting in synchronous rounds",
+            text,
             figure=trace_figures.waiting(self.rounds),
         )
 
@@ -207,7 +199,7 @@ class _Task:
             else f"Tools take {share(part)} of the time of a response."
         )
         figure = trace_figures.seconds(seconds, "a tool call")
-        found = [Section(id=self._id("tools"), title="Tool latency", text=text, figure=figure)]
+        found = [Section(self._id("tools"), "Tool latency", text, figure=figure)]
         by_step = {step: tool_latency_share(rows) for step, rows in self.steps}
         return found + _share_section(self._id("tool-share"), "Time in tools", "tools", by_step)
 
@@ -226,7 +218,7 @@ class _Task:
         text = f"{count(seconds.size)} graded responses."
         figure = trace_figures.seconds(seconds, "a reward")
         title = "Reward latency"
-        return [*found, Section(id=self._id("rewards"), title=title, text=text, figure=figure)]
+        return [*found, Section(self._id("rewards"), title, text, figure=figure)]
 
 
 def _share_section(
@@ -237,4 +229,4 @@ def _share_section(
     if not known:
         return []
     text = "Share of the time of each step, when one follows the other."
-    return [Section(id=id, title=title, text=text, figure=trace_figures.share(name, known))]
+    return [Section(id, title, text, figure=trace_figures.share(name, known))]

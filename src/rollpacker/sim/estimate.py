@@ -7,12 +7,11 @@ is drawn from a model with the trace's marginal and correlations, given the prom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rollpacker.config.rollout import RolloutConfig, StreamingConfig, TailMode
 from rollpacker.core.groups import intraclass_correlation
@@ -36,8 +35,6 @@ _CYCLE = 5
 _MOST_STEPS = 60
 _MOST_ATTEMPTS = 12_000
 """Responses simulated for one mode, about three seconds."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +195,6 @@ def estimate(
     *,
     steps: int | None = None,
     seed: int = 0,
-    on_mode: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Simulate every mode. Raises ``ValueError`` when the machines cannot run the job.
 
@@ -207,17 +203,11 @@ def estimate(
         trace: where its lengths come from.
         steps: of every mode; default: enough to settle, within seconds.
         seed: of what the trace does not hold.
-        on_mode: told which mode comes next.
     """
     icc, read = correlation(trace, job.task)
     aborted = 1.0 - read / task_samples(trace, job.task).height
     count = steps or steps_for(job)
-    found: dict[str, JobResult] = {}
-    for mode in MODES:
-        if on_mode is not None:
-            on_mode(mode)
-        found[mode] = _simulate(job, mode, count, seed)
-    modes = _against_off(found)
+    modes = _against_off({mode: _simulate(job, mode, count, seed) for mode in MODES})
     limit = job.rollout.tail_batching.bias_limit
     recommended = recommend(modes, limit)
     return Estimate(

@@ -8,7 +8,7 @@ import numpy as np
 
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.rollout import from_journal
-from rollpacker.polytrace.compare import STEP, Comparison, compare
+from rollpacker.polytrace.compare import STEP, Comparison, Timed, compare
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.course import Turn, Turns
 from rollpacker.sim.fit_costs import calibrate, timed
@@ -118,20 +118,18 @@ def accuracy(
     chosen = {step.number for step in (timed(run) if steps is None else steps)}
     alone = not run.settings["asynchronous_grading"]
     phase_s = calibration.synchronous_reward_s if alone else 0.0
-    predicted: dict[str, list[float]] = {phase: [] for phase in METRICS}
-    measured: dict[str, list[float]] = {phase: [] for phase in METRICS}
-    for step, result in zip(run.steps, rerun(run, calibration), strict=True):
-        if step.number not in chosen:
-            continue
-        train_s = result.train_s - phase_s
-        for phase, seconds in (
-            (STEP, result.step_s),
-            ("rollout", result.step_s - train_s),
-            ("train", train_s),
-        ):
-            predicted[phase].append(seconds)
-            measured[phase].append(step.measured[phase])
-    return compare(predicted, measured)
+    both = zip(run.steps, rerun(run, calibration), strict=True)
+    pairs = [(step, result) for step, result in both if step.number in chosen]
+    whole = [result.step_s for _, result in pairs]
+    train = [result.train_s - phase_s for _, result in pairs]
+    rollout = [a - b for a, b in zip(whole, train, strict=True)]
+    numbers = tuple(step.number for step, _ in pairs)
+    predicted = {STEP: tuple(whole), "rollout": tuple(rollout), "train": tuple(train)}
+    measured = {phase: tuple(step.measured[phase] for step, _ in pairs) for phase in METRICS}
+    return compare(
+        Timed(source="predicted", steps=numbers, phases=predicted),
+        Timed(source="measured", steps=numbers, phases=measured),
+    )
 
 
 def held_back(run: RunRecord) -> Comparison:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -11,17 +10,17 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.copula import CopulaLengths
 from rollpacker.polytrace.fit_turns import fit_turns
-from rollpacker.polytrace.generate import load_model, model_names
+from rollpacker.polytrace.formats.lines import Note, silent
 from rollpacker.polytrace.length_model import Floats, Lengths
 from rollpacker.polytrace.numerics import midranks
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics import finished, known_cap
+from rollpacker.polytrace.statistics import correlations, finished, known_cap, lengths_of
 from rollpacker.polytrace.turn_model import TurnModel
 from rollpacker.polytrace.turns import Scale, response
+from rollpacker.polytrace.workload import load_model, model_names
 from rollpacker.sim.course import Turns, recorded_turns
 from rollpacker.sim.workload import Recorded
 
@@ -50,13 +49,7 @@ class Source:
     tool_tokens: int = 0
 
 
-def _silent(_: str) -> None:
-    return
-
-
-def load_source(
-    name: str, task: str | None = None, note: Callable[[str], None] = _silent
-) -> Source:
+def load_source(name: str, task: str | None = None, note: Note = silent) -> Source:
     """A source by the name of a model, or the path of a model or of a trace.
 
     Raises ``ValueError`` with one line that says what is wrong.
@@ -86,13 +79,12 @@ def of_trace(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source:
     samples = _in_order(finished(task_samples(trace, task)))
     if samples.is_empty():
         raise ValueError("the trace has no finished response: nothing is known of its lengths")
-    tokens = np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
+    tokens = lengths_of(samples)
     groups = samples["visit"].to_numpy().astype(np.int64)
     sizes = np.bincount(groups)
-    icc, icc_log = (intraclass_correlation(v, groups) for v in (tokens, np.log(tokens)))
+    icc, icc_log = np.nan_to_num(correlations(tokens, groups)).tolist()
     cap = known_cap(samples)
-    known = [value if np.isfinite(value) else 0.0 for value in (icc, icc_log)]
-    model = CopulaLengths.matching(tokens, known[0], known[1], cap)
+    model = CopulaLengths.matching(tokens, icc, icc_log, cap)
     traits = _posterior(tokens, groups, model.rho, np.random.default_rng([seed, 4]))
     ends = np.cumsum(sizes)[:-1]
     rewards = _rewards(samples["reward"], ends)

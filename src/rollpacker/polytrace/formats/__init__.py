@@ -11,12 +11,12 @@ from pathlib import Path
 
 import polars as pl
 
-from rollpacker.polytrace import native
 from rollpacker.polytrace.formats import (
     dapo_filter,
     detect,
     journal,
     multiturn,
+    native,
     packed_lengths,
     reward_timings,
     runs,
@@ -25,15 +25,11 @@ from rollpacker.polytrace.formats import (
 )
 from rollpacker.polytrace.formats.detect import FORMATS
 from rollpacker.polytrace.formats.export import WRITABLE, write
-from rollpacker.polytrace.formats.lines import Note
+from rollpacker.polytrace.formats.lines import Note, silent
 from rollpacker.polytrace.formats.reading import Reading, Repeats
 from rollpacker.polytrace.schema import Trace, TraceError
 
 __all__ = ["FORMATS", "WRITABLE", "read", "write"]
-
-
-def _silent(_: str) -> None:
-    """Nobody wants to know."""
 
 
 def _read_native(files: Sequence[Path], reading: Reading) -> Trace:
@@ -55,7 +51,7 @@ _READERS: dict[str, Callable[[Sequence[Path], Reading], Trace]] = {
 
 
 def read(
-    path: Path, *, format: str | None = None, task: str | None = None, note: Note = _silent
+    path: Path, *, format: str | None = None, task: str | None = None, note: Note = silent
 ) -> Trace:
     """Read the trace at ``path``.
 
@@ -91,9 +87,4 @@ def read(
 def _renamed(trace: Trace, task: str) -> Trace:
     if len(trace.tasks) > 1:
         raise TraceError(f"one task name for {len(trace.tasks)} tasks ({', '.join(trace.tasks)})")
-    name = pl.lit(task).alias("task")
-    return Trace(
-        samples=trace.samples.with_columns(name),
-        reward_batches=trace.reward_batches.with_columns(name),
-        filters=trace.filters.with_columns(name),
-    )
+    return Trace.of(table.with_columns(task=pl.lit(task)) for table in trace.tables)

@@ -44,6 +44,10 @@ def unpack(extra: str | None, source: str) -> Record | None:
 
 def samples(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     """Rows as the table ``SAMPLES``; missing keys are null."""
+    return table(rows, SAMPLES)
+
+
+def table(rows: Iterable[Mapping[str, Any]], schema: dict[str, pl.DataType]) -> pl.DataFrame:
+    """The same for any of a trace's tables."""
     given = list(rows)
-    columns = {name: [row.get(name) for row in given] for name in SAMPLES}
-    return pl.DataFrame(columns, schema=SAMPLES)
+    return pl.DataFrame({name: [row.get(name) for row in given] for name in schema}, schema=schema)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 from pydantic import BaseModel, model_validator
 
 from rollpacker.polytrace.formats import packed_lengths
-from rollpacker.polytrace.formats.columns import join, samples, split, unpack
+from rollpacker.polytrace.formats.columns import join, samples, split, table, unpack
 from rollpacker.polytrace.formats.lines import Count, Note, Record, records, same_count
 from rollpacker.polytrace.formats.reading import Reading
-from rollpacker.polytrace.schema import FILTERS, Trace
+from rollpacker.polytrace.schema import FILTERS, SAMPLES, Trace
 
 _COLUMNS = {
     "workload_step": "step",
@@ -59,8 +60,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
         for _, record in records(path, Line):
             held, rest = split(record, _COLUMNS)
             rows.append({**held, "task": reading.task, "extra": json.dumps(rest)})
-    columns = {name: [row[name] for row in rows] for name in FILTERS}
-    return Trace(samples=samples([]), filters=pl.DataFrame(columns, schema=FILTERS))
+    return Trace(samples=samples([]), filters=table(rows, FILTERS))
 
 
 def mark(trace: Trace, note: Note) -> Trace:
@@ -87,16 +87,12 @@ def mark(trace: Trace, note: Note) -> Trace:
         ]
     if not dropped:
         return trace
-    keys = pl.DataFrame(
-        dropped,
-        schema={"task": pl.String(), "step": pl.Int32(), "prompt": pl.String()},
-        orient="row",
-    ).with_columns(_filtered=pl.lit("filtered"))
-    marked = trace.samples.join(
-        keys, on=["task", "step", "prompt"], how="left", maintain_order="left"
-    )
+    key = ["task", "step", "prompt"]
+    keys = pl.DataFrame(dropped, schema={name: SAMPLES[name] for name in key}, orient="row")
+    keys = keys.with_columns(_filtered=pl.lit("filtered"))
+    marked = trace.samples.join(keys, on=key, how="left", maintain_order="left")
     marked = marked.with_columns(state=pl.coalesce("_filtered", "state")).drop("_filtered")
-    return Trace(samples=marked, reward_batches=trace.reward_batches, filters=trace.filters)
+    return replace(trace, samples=marked)
 
 
 def _in_batch_order(frame: pl.DataFrame, task: str, step: int) -> list[str]:

@@ -13,8 +13,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from rollpacker.core.sample_columns import files as table_files
-from rollpacker.polytrace import native
-from rollpacker.polytrace.formats import runs, trl
+from rollpacker.polytrace.formats import native, runs, trl
 from rollpacker.polytrace.schema import TraceError
 
 POLYTRACE = ("packed_lengths", "multiturn", "reward_timings", "dapo_filter")

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import polars as pl
 
-from rollpacker.polytrace import native
-from rollpacker.polytrace.formats import dapo_filter, multiturn, packed_lengths, reward_timings
+from rollpacker.polytrace.formats import (
+    dapo_filter,
+    multiturn,
+    native,
+    packed_lengths,
+    reward_timings,
+)
 from rollpacker.polytrace.formats.columns import unpack
-from rollpacker.polytrace.formats.lines import Note, Record
+from rollpacker.polytrace.formats.lines import Note, Record, silent
 from rollpacker.polytrace.schema import Trace, TraceError
 
 WRITABLE = ("native", "polytrace", "packed_lengths", "multiturn", "reward_timings", "dapo_filter")
@@ -22,11 +27,7 @@ _NO_PLACE = {
 }
 
 
-def _silent(_: str) -> None:
-    """Nobody wants to know."""
-
-
-def write(trace: Trace, path: Path, format: str, *, note: Note = _silent) -> list[Path]:
+def write(trace: Trace, path: Path, format: str, *, note: Note = silent) -> list[Path]:
     """Write ``trace`` and return the files.
 
     Args:
@@ -66,9 +67,8 @@ def write(trace: Trace, path: Path, format: str, *, note: Note = _silent) -> lis
 
 
 def _tasks(trace: Trace) -> list[str]:
-    tables = (trace.samples, trace.reward_batches, trace.filters)
     return (
-        pl.concat([table.select("task") for table in tables])
+        pl.concat([table.select("task") for table in trace.tables])
         .unique(maintain_order=True)["task"]
         .to_list()
     )

@@ -17,6 +17,11 @@ Record = dict[str, Any]
 Note = Callable[[str], None]
 """Told, in one line each, what a reader approximated or a writer left out."""
 
+
+def silent(_: str) -> None:
+    """A ``Note`` where nobody wants to know."""
+
+
 MOST = 2**31 - 1
 """Counts are stored in 32 bits."""
 

@@ -9,10 +9,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import polars as pl
 from pydantic import BaseModel, Field, StrictBool
 
-from rollpacker.polytrace.formats.columns import join, samples, split
+from rollpacker.polytrace.formats.columns import join, samples, split, table
 from rollpacker.polytrace.formats.lines import Count, Number, Record, records
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import REWARD_BATCHES, Trace
@@ -43,8 +42,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
         for record in fresh:
             held, rest = split(record, _COLUMNS)
             rows.append({**held, "task": reading.task, "extra": json.dumps(rest)})
-    columns = {name: [row[name] for row in rows] for name in REWARD_BATCHES}
-    return Trace(samples=samples([]), reward_batches=pl.DataFrame(columns, schema=REWARD_BATCHES))
+    return Trace(samples=samples([]), reward_batches=table(rows, REWARD_BATCHES))
 
 
 def lines(trace: Trace) -> dict[int, list[Record]]:

@@ -25,8 +25,12 @@ def read_table(path: Path, needed: Sequence[str], *, only: bool = False) -> pl.D
                 raise TraceError(f"{path}: column {name} is missing")
         return (table.select(needed) if only else table).collect()
     except PolarsError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise TraceError(f"{path}: cannot be read as parquet ({reason})") from error
+        raise TraceError(f"{path}: cannot be read as parquet ({first_line(error)})") from error
+
+
+def first_line(error: Exception) -> str:
+    """What it says, without the rest."""
+    return str(error).strip().partition("\n")[0]
 
 
 def whole_numbers(path: Path, frame: pl.DataFrame, names: Iterable[str]) -> None:

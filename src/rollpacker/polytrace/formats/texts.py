@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
-from rollpacker.polytrace.formats.lines import MOST
+from rollpacker.polytrace.formats.columns import pack, samples
+from rollpacker.polytrace.formats.lines import MOST, Record
+from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.schema import Trace
 
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English; code and mathematics have fewer, other scripts far fewer."""
@@ -58,6 +62,58 @@ def said(value: object) -> str:
     if isinstance(value, list):
         return "".join(said(part) for part in cast(list[Any], value))
     return ""
+
+
+class Rows:
+    """Responses of a log of texts, as rows; lengths that it does not tell are guessed.
+
+    Args:
+        reading: of what task, and who is told of guesses.
+        source: name of the format.
+    """
+
+    def __init__(self, reading: Reading, source: str) -> None:
+        self._reading, self._source = reading, source
+        self._places: Counter[tuple[int, str]] = Counter()
+        self._guessed = 0
+        self._rows: list[Record] = []
+
+    def add(
+        self,
+        record: Record,
+        texts: tuple[str, str],
+        *,
+        step: int,
+        domain: str | None,
+        reward: float | None,
+        rest: Record,
+    ) -> None:
+        """One response; ``texts``: its prompt, whose hash is the id, and itself."""
+        key = (step, prompt_id(texts[0]))
+        before = counted(record, PROMPT_COUNTS, PROMPT_IDS)
+        tokens = counted(record, RESPONSE_COUNTS, RESPONSE_IDS)
+        self._guessed += tokens is None
+        self._rows.append(
+            {
+                "task": self._reading.task,
+                "step": step,
+                "prompt": key[1],
+                "index": self._places[key],
+                "domain": domain,
+                "prompt_tokens": estimate(texts[0]) if before is None else before,
+                "response_tokens": estimate(texts[1]) if tokens is None else tokens,
+                "state": "kept",
+                "reward": reward,
+                "extra": pack(self._source, rest),
+            }
+        )
+        self._places[key] += 1
+
+    def trace(self) -> Trace:
+        """All of them; says how many lengths are guessed."""
+        if self._guessed:
+            self._reading.note(approximated(self._reading.task, self._guessed, len(self._rows)))
+        return Trace(samples=samples(self._rows))
 
 
 def approximated(task: str, responses: int, of: int) -> str:

@@ -8,19 +8,19 @@ from pathlib import Path
 import polars as pl
 from pydantic import BaseModel
 
-from rollpacker.polytrace import native
 from rollpacker.polytrace.formats import (
     dapo_filter,
     detect,
     journal,
     multiturn,
+    native,
     packed_lengths,
     reward_timings,
     runs,
     trl,
     verl,
 )
-from rollpacker.polytrace.formats.lines import Bad, Problem, Record, records
+from rollpacker.polytrace.formats.lines import Bad, Problem, Record, records, silent
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import TraceError
 
@@ -36,10 +36,6 @@ _MODELS: dict[str, type[BaseModel]] = {
 _READERS = {"run": runs.read, "journal": journal.read, "trl": trl.read}
 _STATES = ("kept", "filtered", "aborted")
 _Lines = list[tuple[Path, int, Record]]
-
-
-def _ignore(_: str) -> None:
-    """Approximations are no problems."""
 
 
 def problems(path: Path, *, format: str | None = None) -> list[Problem]:
@@ -88,7 +84,7 @@ def _unreadable(files: list[Path], kind: str, task: str) -> list[Problem]:
             if kind == "native":
                 found += [Problem(path, 0, text) for text in _wrong_rows(native.read(path).samples)]
             else:
-                _READERS[kind]([path], Reading(task=task, note=_ignore))
+                _READERS[kind]([path], Reading(task=task, note=silent))
         except TraceError as error:
             found.append(Problem(path, 0, _without(str(error), path)))
     return found

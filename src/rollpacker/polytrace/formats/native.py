@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 from polars.exceptions import ComputeError, PolarsError
 
+from rollpacker.polytrace.formats.tables import first_line, read_table
 from rollpacker.polytrace.schema import (
     FILTERS,
     REWARD_BATCHES,
@@ -51,9 +52,7 @@ def read(path: Path) -> Trace:
         raise TraceError(
             f"{path}: schema version {metadata[KEY]}, this rollpacker reads version {VERSION}"
         )
-    frame = _read_parquet(path)
-    if missing := sorted(set(SAMPLES) - set(frame.columns)):
-        raise TraceError(f"{path}: column {missing[0]} is missing")
+    frame = read_table(path, sorted(SAMPLES))
     wrong = [name for name, kind in SAMPLES.items() if frame.schema[name] != kind]
     if wrong:
         kind = frame.schema[wrong[0]]
@@ -70,18 +69,7 @@ def header(path: Path) -> dict[str, str]:
     try:
         return pl.read_parquet_metadata(path)
     except (ComputeError, PolarsError) as error:
-        raise TraceError(f"{path}: not a parquet file ({_line(error)})") from error
-
-
-def _read_parquet(path: Path) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(path)
-    except PolarsError as error:
-        raise TraceError(f"{path}: cannot be read as parquet ({_line(error)})") from error
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+        raise TraceError(f"{path}: not a parquet file ({first_line(error)})") from error
 
 
 def _table(
@@ -91,14 +79,10 @@ def _table(
         rows = json.loads(metadata.get(key, "[]"))
         return pl.DataFrame(rows, schema=columns)
     except (ValueError, TypeError, PolarsError) as error:
-        raise TraceError(f"{path}: metadata {key} cannot be read ({_line(error)})") from error
+        raise TraceError(f"{path}: metadata {key} cannot be read ({first_line(error)})") from error
 
 
 def concat(traces: Iterable[Trace]) -> Trace:
     """The rows of several traces, in their order."""
-    given = list(traces)
-    return Trace(
-        samples=pl.concat([trace.samples for trace in given]),
-        reward_batches=pl.concat([trace.reward_batches for trace in given]),
-        filters=pl.concat([trace.filters for trace in given]),
-    )
+    tables = zip(*(trace.tables for trace in traces), strict=True)
+    return Trace.of(pl.concat(parts) for parts in tables)

@@ -10,7 +10,6 @@ import pickle
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.pipes import encode
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
@@ -76,7 +76,7 @@ class StandIns(WorkerPool):
         self.responses = self.tokens = self.sent = 0
 
     def _send(self, number: int, command: msg.Command) -> None:
-        size = len(ForkingPickler.dumps(command))
+        size = len(encode(command))
         with self._apart():
             self.sent += size
             self._take(number, command)
@@ -130,16 +130,20 @@ class StandIns(WorkerPool):
     async def serve(self, rewards: Rewards) -> None:
         """Report what is due, one message after the other, as fast as grading follows."""
         while True:
-            while len(rewards.pending()) > UNGRADED or not self._agenda:
-                await asyncio.sleep(1e-3)
+            while self._must_wait(rewards):
+                await asyncio.sleep(5e-3)
             with self._apart():
                 when, _, worker, what = heapq.heappop(self._agenda)
                 report = self._report(what, when)
-                data = ForkingPickler.dumps(report) if report is not None else None
+                data = encode(report) if report is not None else None
             if data is not None:
                 self._clock.now = when
                 self._loop.call_soon(self._deliver, worker, data)
             await asyncio.sleep(0)
+
+    def _must_wait(self, rewards: Rewards) -> bool:
+        with self._apart():
+            return len(rewards.pending()) > UNGRADED or not self._agenda
 
     def _deliver(self, worker: int, data: Any) -> None:
         self._dispatch(worker, pickle.loads(data))

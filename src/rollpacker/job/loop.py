@@ -209,6 +209,8 @@ class Job:
             await self._evaluate_whole("before")
         gc.collect()
         gc.freeze()  # collections must not walk the libraries' objects again and again
+        # Nor all attempts of a large step while reports wait: each step has its time for that.
+        gc.set_threshold(700, 10, 1000)
         watching = asyncio.create_task(self._watch().run())
         over = self.stopping.interrupted or self._over()
         dropped = False
@@ -233,6 +235,8 @@ class Job:
         """The algorithm: every token of a step is sampled by the weights that the last one left."""
         rollout = self._parts.rollout
         with rollout.step(step):
+            # When the engines have begun to decode.
+            asyncio.get_running_loop().call_soon(gc.collect)
             await rollout.generate()
             await rollout.train()
             await rollout.publish()

@@ -6,10 +6,7 @@ from typing import Any, Protocol
 
 
 class Channel(Protocol):
-    """One end of a connection: whole messages, in order, none lost while both ends live.
-
-    A pipe's end (``multiprocessing.connection.Connection``) is one as it stands.
-    """
+    """One end of a connection: whole messages, in order, none lost while both ends live."""
 
     def send(self, obj: Any, /) -> None:
         """Send a message. Raises ``BrokenPipeError`` or ``ConnectionResetError`` when the other

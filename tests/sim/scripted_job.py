@@ -6,6 +6,7 @@ from rollpacker.config import FakeEngineConfig, RolloutConfig
 from rollpacker.core.types import Prompt, PromptId, sampling_seed
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.fake import scripted_length
+from rollpacker.policy.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.sim.costs import CurveCosts, RewardCosts, TrainCosts
@@ -40,7 +41,7 @@ class Script:
             latency=LATENCY, kv_tokens=10**9, prefill_token_s=0.0, context_token_s=1.7e-6
         )
         return WorldCosts(
-            engines=self.workers,
+            fleet=colocated(grid(self.workers, self.workers), tensor_parallel=1, replica=1),
             engine=lambda _devices: CurveCosts(device),
             max_running=self.concurrency,
             train=TrainCosts(launch_s=0.0113, token_s=3.1e-4, prompt_tokens=PROMPT_TOKENS),

@@ -10,7 +10,8 @@ from scripted_job import Script, ScriptedWorkload
 from test_world import Run, check_once, check_step
 
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId
+from rollpacker.core.types import AttemptId, Prompt, PromptId
+from rollpacker.policy.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import BLOCK_SLACK, TrainCosts
@@ -85,7 +86,10 @@ def world_of(responses: list[Turns], mode: str = "off", tool_kv: ToolKv = "cache
         workers=1,
     )
     costs = WorldCosts(
-        engines=1, engine=lambda _devices: Flat(), train=TrainCosts(0.0, 1.0), tool_kv=tool_kv
+        fleet=colocated(grid(1, 1), tensor_parallel=1, replica=1),
+        engine=lambda _devices: Flat(),
+        train=TrainCosts(0.0, 1.0),
+        tool_kv=tool_kv,
     )
     lines: list[tuple] = []
     world = World(
@@ -156,7 +160,7 @@ class Bench:
         self.stopped: list[tuple[float, int, dict]] = []
         self.workers = [
             SimWorker(
-                EngineId(n),
+                n,
                 self.agenda,
                 Flat(),
                 devices=1,

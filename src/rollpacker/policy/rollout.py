@@ -39,7 +39,7 @@ class RolloutPolicy:
             self._engines = Engines(
                 settings.machine,
                 settings.rollout,
-                stream=settings.rules.stream,
+                stream=settings.rules.stream and settings.rules.layout == "colocated",
                 history=self._measure.history,
                 ledger=self._ledger,
             )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollpacker.config import RolloutConfig
+from rollpacker.policy.fleet import Layout
 from rollpacker.policy.latency import LatencyCurve, consolidation_threshold
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.streaming import StreamingRules
@@ -76,6 +77,7 @@ def streaming_rules(
     train_all: bool = False,
     machine: Machine | None = None,
     shared: bool = False,
+    layout: Layout = "colocated",
 ) -> StreamingRules:
     """What streaming may do, from the configuration.
 
@@ -87,8 +89,10 @@ def streaming_rules(
         ordered, updates, train_all: as in ``StreamingRules``.
         machine: devices, as in ``RolloutSettings``: then another rule moves the tail.
         shared: other jobs may be given the nodes of a tail.
+        layout: where replicas are; separate ones have no use for the engines of a tail.
     """
     mode, config = rollout.tail_batching.mode, rollout.streaming
+    frees = machine is None and layout == "colocated"
     stream = config.enabled and mode != "off" and not whole_batch
     below = config.consolidate_below
     if below == "auto":
@@ -96,12 +100,13 @@ def streaming_rules(
         below = consolidation_threshold(curve.at, engines, curve.largest)
     return StreamingRules(
         stream=stream,
-        consolidate_below=below if stream and machine is None else 0,
+        consolidate_below=below if stream and frees else 0,
         ordered=ordered,
         updates=updates,
         train_all=train_all,
         prompts=rollout.prompts_per_step,
-        tail_engines=tail_engines(engines) if shared and machine is None else 0,
+        tail_engines=tail_engines(engines) if shared and frees else 0,
+        layout=layout,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollpacker.config import Config, RolloutConfig, StreamingConfig
+from rollpacker.policy.fleet import Layout
 from rollpacker.sim.decoder import ToolKv
 from rollpacker.sim.grading import RewardKind
 
@@ -55,6 +56,11 @@ class SimulationConfig(Config):
     """Task domains; P0 is split into quotas by their shares."""
     gpus: int | None = Field(default=None, ge=1)
     """GPUs, when not the calibration's."""
+    layout: Layout = "colocated"
+    """``colocated``: all GPUs roll out and train in turn; ``separate``: ``training_gpus`` of them
+    train, the others roll out, and gradients begin with the first complete group."""
+    training_gpus: int | None = Field(default=None, ge=1)
+    """GPUs that train, with ``layout: separate``."""
     rollout_tp: int | None = Field(default=None, ge=1)
     """Tensor-parallel size of rollout, when not the calibration's."""
     tool_kv: ToolKv = "cached"
@@ -69,3 +75,11 @@ class SimulationConfig(Config):
         if any(not name for name in value):
             raise ValueError("a domain needs a name")
         return value
+
+    @model_validator(mode="after")
+    def _split(self) -> SimulationConfig:
+        if self.layout == "separate" and self.training_gpus is None:
+            raise ValueError("layout: separate needs training_gpus, how many of the gpus train")
+        if self.layout == "colocated" and self.training_gpus is not None:
+            raise ValueError("training_gpus: with layout: colocated all gpus train; set separate")
+        return self

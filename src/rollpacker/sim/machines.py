@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from rollpacker.policy.fleet import Fleet, colocated, grid, separate
 from rollpacker.policy.machine import EngineProfile, Machine
 from rollpacker.policy.reward_timeouts import TimeoutSettings
 from rollpacker.sim.calibration import Calibration
@@ -24,13 +25,11 @@ class WorldCosts:
     """What everything costs on the simulated machines. Times in seconds.
 
     Args:
-        engines: each owns the devices of the smallest engine.
-        engine_devices: how many those are.
+        fleet: engines of the smallest size, and training replicas of one size.
         engine: costs of an engine on so many devices.
         max_running: most sequences that an engine decodes together.
         tool_kv: what becomes of KV during tool calls.
-        replica: engines of a training replica.
-        train: gradient work of one.
+        train: gradient work of a training replica.
         start_s: once per rollout.
         sync_s: new weights to the engines.
         apply_s: reduce and update.
@@ -41,12 +40,10 @@ class WorldCosts:
             length after it.
     """
 
-    engines: int
-    engine_devices: int = 1
+    fleet: Fleet
     engine: Callable[[int], EngineCosts]
     max_running: int = 1024
     tool_kv: ToolKv = "cached"
-    replica: int = 1
     train: TrainCosts
     start_s: float = 0.0
     sync_s: float = 0.0
@@ -61,32 +58,20 @@ class WorldCosts:
         cls,
         calibration: Calibration,
         *,
-        gpus: int,
-        engine_devices: int,
-        replica_devices: int,
+        fleet: Fleet,
         kinds: dict[str, RewardKind],
         reward_phase: bool,
         timeouts: TimeoutSettings | None = None,
         max_running: int = 1024,
         tool_kv: ToolKv = "cached",
     ) -> WorldCosts:
-        """A calibration's costs on ``gpus`` devices.
-
-        Raises ``ValueError`` when they do not divide into training replicas and engines.
-        """
-        if gpus % replica_devices or replica_devices % engine_devices:
-            raise ValueError(
-                f"gpus={gpus} do not divide into training replicas of {replica_devices} GPUs with "
-                f"engines of {engine_devices}: change gpus or rollout_tp"
-            )
+        """A calibration's costs on a fleet."""
         return cls(
-            engines=gpus // engine_devices,
-            engine_devices=engine_devices,
+            fleet=fleet,
             engine=calibration.engine,
             max_running=max_running,
             tool_kv=tool_kv,
-            replica=replica_devices // engine_devices,
-            train=calibration.training(replica_devices),
+            train=calibration.training(len(next(iter(fleet.replicas.values())))),
             start_s=calibration.rollout_start_s,
             sync_s=calibration.weight_sync_s,
             apply_s=calibration.apply_s,
@@ -97,15 +82,54 @@ class WorldCosts:
         )
 
 
+def fleet_of(config: SimulationConfig, calibration: Calibration) -> Fleet:
+    """Engines and replicas of a job, training devices after those of rollout.
+
+    Raises ``ValueError`` when its devices do not divide into them.
+    """
+    gpus, training = config.gpus or calibration.gpus, config.training_gpus
+    engine, replica = engine_devices(config, calibration), replica_devices(config, calibration)
+    devices = grid(gpus, gpus if calibration.measured else calibration.devices(gpus).node_size)
+    if training is None:
+        if gpus % replica or replica % engine:
+            raise ValueError(
+                f"gpus={gpus} do not divide into training replicas of {replica} GPUs with "
+                f"engines of {engine}: change gpus or rollout_tp"
+            )
+        calibration.engine(engine)  # says which sizes the model can have
+        return colocated(devices, tensor_parallel=engine, replica=replica)
+    rollout = rollout_gpus(config, calibration)
+    if rollout % engine or training % replica:
+        raise ValueError(
+            f"training_gpus={training} of gpus={gpus}: {training} must divide into training "
+            f"replicas of {replica} GPUs and {rollout} into engines of {engine}: change "
+            "training_gpus, gpus or rollout_tp"
+        )
+    calibration.engine(engine)
+    return separate(devices[:rollout], devices[rollout:], tensor_parallel=engine, replica=replica)
+
+
+def rollout_gpus(config: SimulationConfig, calibration: Calibration) -> int:
+    """Devices that decode. Raises ``ValueError`` when ``training_gpus`` leaves none."""
+    gpus, training = config.gpus or calibration.gpus, config.training_gpus or 0
+    if training >= gpus:
+        raise ValueError(
+            f"training_gpus={training} of gpus={gpus} leaves none for rollout: change training_gpus"
+        )
+    return gpus - training
+
+
 def engine_devices(config: SimulationConfig, calibration: Calibration) -> int:
     """Devices of the smallest engine: a planner may use any size, else the configured one."""
     if config.rollout.planner != "off":
-        return calibration.engine_sizes(config.gpus)[0]
+        return calibration.engine_sizes(rollout_gpus(config, calibration))[0]
     return config.rollout_tp or calibration.rollout_tp
 
 
 def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
-    """Devices of a training replica: it holds at least one engine."""
+    """Devices of a training replica: a colocated one holds at least one engine."""
+    if config.layout == "separate":
+        return calibration.train_gpus
     return max(calibration.train_gpus, engine_devices(config, calibration))
 
 
@@ -114,7 +138,7 @@ def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | 
     if calibration.measured is not None:
         return None
     base = engine_devices(config, calibration)
-    devices = calibration.devices(config.gpus)
+    devices = calibration.devices(rollout_gpus(config, calibration))
     return Machine(
         node_size=devices.node_size,
         engine_devices=base,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from rollpacker.core.types import Prompt, PromptId
+from rollpacker.policy.fleet import colocated, grid
 from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace.compare import STEP, Comparison, Timed, compare
 from rollpacker.sim.calibration import Calibration
@@ -91,12 +92,10 @@ class RunWorkload:
 
 def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
     """Simulate every step of a run under its own policy."""
-    settings = run.settings
+    settings, gpus = run.settings, len(run.steps[0].engines)
     costs = WorldCosts.of(
         calibration,
-        gpus=len(run.steps[0].engines),
-        engine_devices=1,
-        replica_devices=1,
+        fleet=colocated(grid(gpus, gpus), tensor_parallel=1, replica=1),
         kinds=dict.fromkeys(settings["sizes"], "math"),
         reward_phase=not settings["asynchronous_grading"],
     )

@@ -16,10 +16,10 @@ from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import packing_bound_s, single_sequence_s
 from rollpacker.sim.machines import (
     WorldCosts,
-    engine_devices,
+    fleet_of,
     latency_curve,
     machine_of,
-    replica_devices,
+    rollout_gpus,
 )
 from rollpacker.sim.result import JobResult, StepResult
 from rollpacker.sim.source import Source
@@ -52,7 +52,7 @@ class Simulation:
         self._source = source
         self._calibration = calibration
         self.costs = world_costs(config, calibration)
-        self._sizes = calibration.engine_sizes(config.gpus)
+        self._sizes = calibration.engine_sizes(rollout_gpus(config, calibration))
         self.cap = config.rollout.max_completion_length or source.cap or calibration.response_cap
         self._workload = DrawnWorkload(
             source.lengths,
@@ -76,7 +76,7 @@ class Simulation:
     def _settings(self) -> RolloutSettings:
         config, costs = self._config, self.costs
         machine = machine_of(config, self._calibration)
-        latency = latency_curve(costs.engine(costs.engine_devices))
+        latency = latency_curve(costs.engine(costs.fleet.tp))
         return RolloutSettings(
             rollout=config.rollout,
             seed=config.seed,
@@ -87,7 +87,8 @@ class Simulation:
             rules=streaming_rules(
                 config.rollout,
                 latency=latency,
-                engines=costs.engines,
+                engines=len(costs.fleet.engines),
+                layout=config.layout,
                 whole_batch=config.reward_phase,
                 ordered=not config.balanced_training,
                 machine=machine,
@@ -117,7 +118,7 @@ class Simulation:
         prompts = max(1, _BOUND_SAMPLES // rollout.num_generations)
         drawn = self._source.lengths.sample(rng, prompts, rollout.num_generations)
         lengths = np.minimum(drawn, self.cap).ravel().tolist()
-        devices = costs.engines * costs.engine_devices
+        devices = len(costs.fleet.engines) * costs.fleet.tp
         whole = min(
             packing_bound_s(costs.engine(tp), devices // tp, lengths, max_running=costs.max_running)
             for tp in self._sizes
@@ -137,9 +138,7 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
     asynchronous = asynchronous_grading(config.rollout, config.asynchronous_grading)
     return WorldCosts.of(
         calibration,
-        gpus=config.gpus or calibration.gpus,
-        engine_devices=engine_devices(config, calibration),
-        replica_devices=replica_devices(config, calibration),
+        fleet=fleet_of(config, calibration),
         kinds={name: domain.reward for name, domain in config.domains.items()},
         reward_phase=config.reward_phase or not asynchronous,
         timeouts=timeouts,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
+from rollpacker.policy.fleet import Fleet
 from rollpacker.sim.course import Course
 from rollpacker.sim.result import StepResult
 from rollpacker.sim.worker import Work
@@ -51,21 +52,21 @@ class Step:
     )
 
 
-def step_result(
-    step: Step, work: Sequence[Work], end: float, *, devices: int, replica: int
-) -> StepResult:
+def step_result(step: Step, work: Sequence[Work], end: float, fleet: Fleet) -> StepResult:
     """A finished step.
 
     Args:
         step: its record.
         work: of each worker.
         end: when it ended.
-        devices: of an engine of the smallest size.
-        replica: such engines of a training replica.
+        fleet: engines of the smallest size, and training replicas of one size.
     """
     seconds = end - step.start_s
-    busy = sum(w.decode_s + w.train_s * replica * devices for w in work)
-    tool_wait_s = sum(w.tool_wait_s for w in work) / (len(work) * devices)
+    replica, decoding = len(next(iter(fleet.replicas.values()))), len(fleet.engines) * fleet.tp
+    busy = sum(w.decode_s + w.train_s * replica for w in work)
+    tool_wait_s = sum(w.tool_wait_s for w in work) / decoding
+    total = len(fleet.devices)
+    used_s = busy / total + tool_wait_s * (decoding / total)
     return StepResult(
         step=step.number,
         kind=step.kind,
@@ -79,9 +80,7 @@ def step_result(
         decode_steps=max(w.decode_steps for w in work),
         preemptions=sum(w.preemptions for w in work),
         peak_kv=max(w.peak_kv for w in work),
-        bubble=(
-            1.0 - (busy / (len(work) * devices) + tool_wait_s) / seconds if seconds > 0 else 0.0
-        ),
+        bubble=1.0 - used_s / seconds if seconds > 0 else 0.0,
         tool_wait_s=tool_wait_s,
         longest_tool_s=step.longest_tool_s,
     )

@@ -1,4 +1,4 @@
-"""A simulated worker: devices with an engine, and a part in a training replica."""
+"""A simulated worker: an engine, a training replica, or both in turn on the same devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollpacker.core.types import AttemptId, EngineId, GroupPart
+from rollpacker.core.types import AttemptId, GroupPart, ReplicaId
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import EngineCosts
 from rollpacker.sim.course import Course
@@ -16,8 +16,9 @@ from rollpacker.sim.decoder import Decoder, ToolKv
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Gradient work: ``seconds`` on the worker's training replica."""
+    """Gradient work: ``seconds`` on a training replica."""
 
+    replica: ReplicaId
     parts: tuple[GroupPart, ...]
     seconds: float
 
@@ -47,7 +48,7 @@ class SimWorker:
     are held, but not by the engine.
 
     Args:
-        id: the worker's.
+        id: its number among the workers.
         agenda: time.
         costs: of its engine.
         devices: that the engine runs on.
@@ -61,16 +62,16 @@ class SimWorker:
 
     def __init__(
         self,
-        id: EngineId,
+        id: int,
         agenda: Agenda,
         costs: EngineCosts,
         *,
         devices: int,
         max_running: int,
         tool_kv: ToolKv = "cached",
-        on_ended: Callable[[EngineId, Sequence[AttemptId], Mapping[AttemptId, int]], None],
-        on_turn: Callable[[EngineId], None],
-        on_accumulated: Callable[[EngineId, Task], None],
+        on_ended: Callable[[int, Sequence[AttemptId], Mapping[AttemptId, int]], None],
+        on_turn: Callable[[int], None],
+        on_accumulated: Callable[[int, Task], None],
     ) -> None:
         self.id = id
         self._agenda = agenda

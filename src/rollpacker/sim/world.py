@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
-from rollpacker.core.types import AttemptId, EngineId, GroupPart, ReplicaId, RoundKind
+from rollpacker.core.types import AttemptId, EngineId, GroupPart, RoundKind
 from rollpacker.policy.reward_timeouts import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
@@ -53,20 +53,12 @@ class World:
         self._train_all = train_all
         self._agenda = Agenda()
         self._pump = Pump(policy, self._perform, lambda: self._agenda.now, record)
-        self._engine = costs.engine(costs.engine_devices)
-        self._workers = {
-            EngineId(number): SimWorker(
-                EngineId(number),
-                self._agenda,
-                self._engine,
-                devices=costs.engine_devices,
-                max_running=costs.max_running,
-                tool_kv=costs.tool_kv,
-                on_turn=self._turned,
-                on_ended=self._ended,
-                on_accumulated=self._accumulated,
-            )
-            for number in range(costs.engines)
+        self._engine = costs.engine(costs.fleet.tp)
+        self._workers: list[SimWorker] = []
+        self._engines = {engine: self._hire() for engine in costs.fleet.engines}
+        self._replicas = {
+            replica: self._engines[beside[0]] if beside else self._hire()
+            for replica, beside in costs.fleet.beside.items()
         }
         self._grading = Grading(
             self._agenda,
@@ -77,12 +69,28 @@ class World:
             on_graded=self._graded,
         )
         self._now = Step(number=-1, start_s=0.0)
-        self._touched: set[EngineId] = set()
+        self._touched: set[int] = set()
         self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
         self._settling = False
         self._forming: dict[EngineId, tuple[EngineId, ...]] = {}
         self._true = Counter[str]()
         self._kept = Counter[str]()
+
+    def _hire(self) -> SimWorker:
+        """Another worker."""
+        worker = SimWorker(
+            len(self._workers),
+            self._agenda,
+            self._engine,
+            devices=self._costs.fleet.tp,
+            max_running=self._costs.max_running,
+            tool_kv=self._costs.tool_kv,
+            on_turn=self._turned,
+            on_ended=self._ended,
+            on_accumulated=self._accumulated,
+        )
+        self._workers.append(worker)
+        return worker
 
     @property
     def kept_vs_true_len(self) -> float:
@@ -95,16 +103,13 @@ class World:
     def run_step(self, number: int) -> StepResult:
         """One synchronous step, from the weights' arrival to the next ones."""
         self._now = step = Step(number=number, start_s=self._agenda.now)
-        for worker in self._workers.values():
-            worker.begin_step(self._engine, self._costs.engine_devices)
+        for worker in self._workers:
+            worker.begin_step(self._engine, self._costs.fleet.tp)
         self._agenda.after(self._costs.sync_s + self._costs.start_s, self._begin_rollout)
         while not step.over:
             assert self._agenda.run_next(), "nothing is left to happen, and the step is not over"
-        work = [worker.end_step() for worker in self._workers.values()]
-        devices = self._costs.engine_devices
-        return step_result(
-            step, work, self._agenda.now, devices=devices, replica=self._costs.replica
-        )
+        work = [worker.end_step() for worker in self._workers]
+        return step_result(step, work, self._agenda.now, self._costs.fleet)
 
     def _begin_rollout(self) -> None:
         step = self._now
@@ -112,8 +117,8 @@ class World:
         self._post(
             ev.StepStarted(
                 step=step.number,
-                engines=tuple(self._workers),
-                replicas=tuple(map(ReplicaId, self._workers))[:: self._costs.replica],
+                engines=tuple(self._engines),
+                replicas=tuple(self._replicas),
                 remaining=self._workload.remaining(),
             )
         )
@@ -132,10 +137,10 @@ class World:
             self._workers[worker].settle()
         self._grading.reload()
 
-    def _worker(self, id_: EngineId) -> SimWorker:
+    def _touch(self, worker: SimWorker) -> SimWorker:
         """A worker that is about to change; it plans anew when this instant is over."""
-        self._touched.add(id_)
-        return self._workers[id_]
+        self._touched.add(worker.id)
+        return worker
 
     # What the policy decided ------------------------------------------------------------------
 
@@ -144,8 +149,8 @@ class World:
             if not isinstance(decision, do.DeferPrompt):
                 self._PERFORM[type(decision)](self, decision)
         stopping, self._stopping = self._stopping, defaultdict(list)
-        for worker, attempts in stopping.items():
-            self._worker(worker).stop(attempts)
+        for engine, attempts in stopping.items():
+            self._touch(self._engines[engine]).stop(attempts)
 
     def _begin_round(self, decision: do.BeginRound) -> None:
         self._now.kind = decision.round
@@ -168,7 +173,7 @@ class World:
             course,
             reward=self._workload.reward(self._now.number, decision.prompt, decision.index),
         )
-        self._worker(decision.engine).submit(course)
+        self._touch(self._engines[decision.engine]).submit(course)
 
     def _abort(self, decision: do.AbortAttempt) -> None:
         attempt = decision.attempt
@@ -206,11 +211,11 @@ class World:
         self._workload.forget(decision.prompt)
 
     def _accumulate(self, decision: do.AccumulateGradients) -> None:
-        task = Task(decision.parts, self._gradient_s(decision.parts))
+        task = Task(decision.replica, decision.parts, self._gradient_s(decision.parts))
         gate = 0.0
         if self._costs.reward_phase_s is not None:
             gate = self._now.rollout_end_s + self._costs.reward_phase_s
-        self._worker(EngineId(decision.replica)).accumulate(task, gate)
+        self._touch(self._replicas[decision.replica]).accumulate(task, gate)
 
     def _gradient_s(self, parts: Iterable[GroupPart]) -> float:
         """Groups that the policy calls uninformative have no gradient."""
@@ -231,7 +236,7 @@ class World:
         step.rollout_end_s = self._agenda.now
         if not self._measure:
             return
-        pressure = [worker.pressure() for worker in self._workers.values()]
+        pressure = [worker.pressure() for worker in self._engines.values()]
         self._pump.post(
             ev.RoundMeasured(
                 step=step.number,
@@ -246,17 +251,17 @@ class World:
         self._forming[decision.engine] = decision.members
         self._form()
         if decision.engine in self._forming:
-            self._workers[decision.engine].form()
+            self._engines[decision.engine].form()
 
     def _form(self) -> None:
         """Form the engines whose members are all idle."""
         for lead, members in list(self._forming.items()):
             others = [member for member in members if member != lead]
-            if self._workers[lead].held or not all(self._workers[m].idle for m in others):
+            if self._engines[lead].held or not all(self._engines[m].idle for m in others):
                 continue
             del self._forming[lead]
-            devices = len(members) * self._costs.engine_devices
-            self._worker(lead).set_engine(self._costs.engine(devices), devices)
+            devices = len(members) * self._costs.fleet.tp
+            self._touch(self._engines[lead]).set_engine(self._costs.engine(devices), devices)
             self._pump.post(ev.EngineFormed(engine=lead))
 
     def _migrate(self, decision: do.MigrateAttempts) -> None:
@@ -299,7 +304,7 @@ class World:
     # What happened ----------------------------------------------------------------------------
 
     def _ended(
-        self, worker: EngineId, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]
+        self, worker: int, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]
     ) -> None:
         """A decode step has ended, and with it these attempts."""
         self._touched.add(worker)
@@ -310,7 +315,7 @@ class World:
             self._form()
         self._post()
 
-    def _turned(self, worker: EngineId) -> None:
+    def _turned(self, worker: int) -> None:
         """A turn of an attempt has ended, or tools have answered."""
         self._touched.add(worker)
         self._post()
@@ -335,27 +340,30 @@ class World:
             known.decoding = False
             return ev.AttemptAborted(attempt=attempt, tokens=tokens)
         known.engine, known.target = known.target, None
-        self._worker(known.engine).submit(known.course)
+        self._touch(self._engines[known.engine]).submit(known.course)
         return ev.AttemptMigrated(attempt=attempt, engine=known.engine, tokens=tokens)
 
     def _graded(self, attempt: AttemptId) -> None:
         reward = self._now.attempts[attempt].reward
         self._post(ev.AttemptGraded(attempt=attempt, reward=reward))
 
-    def _accumulated(self, worker: EngineId, task: Task) -> None:
+    def _accumulated(self, worker: int, task: Task) -> None:
         self._touched.add(worker)
         seconds = round(task.seconds, 6)
         self._now.summed = True
-        replica = ReplicaId(worker)
-        self._post(ev.GradientsAccumulated(replica=replica, parts=task.parts, seconds=seconds))
+        done = ev.GradientsAccumulated(replica=task.replica, parts=task.parts, seconds=seconds)
+        self._post(done)
 
     def _applied(self, decision: do.ApplyUpdate) -> None:
         self._post(ev.UpdateApplied(step=decision.step, update=decision.update))
 
     def _busy_share(self) -> float:
         """Of the devices; the judge is as slow beside gradients as beside decoding."""
-        workers, costs = self._workers.values(), self._costs
-        decoding = sum(worker.devices for worker in workers if worker.decoding)
-        training = sum(worker.training for worker in workers) * costs.replica
-        busy = decoding / costs.engine_devices + training
-        return min(1.0, busy / len(workers))
+        fleet = self._costs.fleet
+        decoding = sum(worker.devices for worker in self._workers if worker.decoding)
+        training = sum(
+            len(fleet.replicas[replica])
+            for replica, worker in self._replicas.items()
+            if worker.training
+        )
+        return min(1.0, (decoding + training) / len(fleet.devices))

@@ -69,6 +69,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree")
     for folder in COPIED:
         shutil.copytree(ROOT / folder, root / folder)
+    shutil.copy(ROOT / "pyproject.toml", root)
     follow(PAGE, root)
     return root
 
@@ -88,7 +89,7 @@ def run(tree: Path, *args: str) -> str:
 
 
 def suite(tree: Path, file: str, names: str) -> str:
-    options = ("-q", "-p", "no:cacheprovider", "-p", "no:warnings", "-k", names)
+    options = ("-p", "no:cacheprovider", "-p", "no:warnings", "-k", names)
     return run(tree, "-m", "pytest", *options, file)
 
 
@@ -108,13 +109,19 @@ def test_the_examples_keep_to_the_style_and_reach_the_reference(tree: Path) -> N
     paths = sorted({path for _, path, _ in STEP.findall(PAGE)})
     reward = tree / "my_rewards.py"
     reward.write_text(block("python", section("A reward")), encoding="utf-8")
-    settings = ("--config", str(ROOT / "pyproject.toml"))
     for check in (["check"], ["format", "--check"]):
-        run(tree, "-m", "ruff", *check, *settings, *paths, reward.name)
+        run(tree, "-m", "ruff", *check, *paths, reward.name)
     run(tree, "docs/gen_config.py")
     reference = (tree / "docs" / "config.md").read_text(encoding="utf-8")
     for new in ("REINFORCE with the group's median", "``ramp``", "Every token as likely"):
         assert new.replace("``", "`") in reference
+
+
+@pytest.mark.slow
+def test_the_examples_have_the_types_and_keep_to_the_layers(tree: Path) -> None:
+    paths = sorted({path for _, path, _ in STEP.findall(PAGE) if path.startswith("src")})
+    run(tree, "-m", "pyright", "--pythonpath", sys.executable, *paths)
+    run(tree, "-c", "from importlinter.cli import lint_imports_command as lint; lint()")
 
 
 GRADIENT = """

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from judge_models import request, save_judge
 
+from grading import grade_now
 from rollpacker import job
 from rollpacker.config import ConfigError, GradingConfig, RewardConfig, load
 from rollpacker.reward.functions import resolve
@@ -45,7 +46,7 @@ def test_a_grading_process_judges_a_group(options):
     try:
         pool.wait_ready()
         requests = [request(i, text) for i, text in enumerate(("2", "3", "two"))]
-        grades = pool.grade_now(requests, group=True)
+        grades = grade_now(pool, requests, group=True)
     finally:
         pool.close()
     expected = Judge(JudgeOptions(**options)).grade(requests)
@@ -61,7 +62,7 @@ def test_batches_change_no_score(options):
     pool = GradingPool([RewardConfig(function="judge", options=options, batch=4)], GradingConfig())
     try:
         pool.wait_ready()
-        grades = [grade.reward for grade in pool.grade_now(requests)]
+        grades = [grade.reward for grade in grade_now(pool, requests)]
     finally:
         pool.close()
     assert len({round(score, 4) for score in alone}) > 5
@@ -75,7 +76,7 @@ def test_a_response_that_cannot_be_judged_harms_no_other(options):
     pool = GradingPool([reward], GradingConfig(retries=0))
     try:
         pool.wait_ready()
-        grades = pool.grade_now(requests)
+        grades = grade_now(pool, requests)
         said = pool.said()
     finally:
         pool.close()

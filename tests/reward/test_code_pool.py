@@ -11,6 +11,7 @@ import pytest
 from pool_helpers import grading_processes, wait_until
 from program_jobs import LOOP, RIGHT, WRONG, children, fenced, seconds_old
 
+from grading import grade_now
 from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
@@ -52,7 +53,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 def test_grades_tell_what_became_of_the_program(pool_of) -> None:
     pool = pool_of(CODE, "length")
-    right, wrong = pool.grade_now(programs(RIGHT, WRONG))
+    right, wrong = grade_now(pool, programs(RIGHT, WRONG))
     assert (right.rewards["code"], wrong.rewards["code"]) == (1.0, 0.0)
     assert right.runs["code"].tests == ("pass", "pass")
     assert all(0.0 < seconds < 1.0 for seconds in right.runs["code"].cpu_s)
@@ -66,7 +67,7 @@ def test_a_program_may_take_longer_than_a_silent_process(pool_of) -> None:
     pool = pool_of(RewardConfig(function="code", timeout_s=1.0), retries=0)
     pool.wait_ready()
     began = time.monotonic()
-    (grade,) = pool.grade_now(programs(LOOP, timeout=2.0))
+    (grade,) = grade_now(pool, programs(LOOP, timeout=2.0))
     assert time.monotonic() - began > 2.0
     assert grade.error is None
     assert grade.runs["code"].verdict == "tle_cpu"
@@ -100,12 +101,12 @@ def test_killed_and_stopped_zygotes_are_replaced(pool_of) -> None:
     pool.wait_ready()
     (zygote,) = zygotes()
     os.kill(zygote, signal.SIGKILL)
-    (grade,) = pool.grade_now(programs(RIGHT))
+    (grade,) = grade_now(pool, programs(RIGHT))
     assert grade.reward == 1.0
     assert pool.said() == ["a sandbox zygote died and was replaced"]
     (zygote,) = zygotes()
     os.kill(zygote, signal.SIGSTOP)
-    (grade,) = pool.grade_now(programs(RIGHT))
+    (grade,) = grade_now(pool, programs(RIGHT))
     assert grade.reward == 1.0
     assert pool.said() == ["reward 'code': timed out after 3 s; it is called again"]
 
@@ -121,7 +122,7 @@ def test_what_fails_in_one_process_is_tried_in_another(pool_of, code) -> None:
     log.write_text("")
     pool = pool_of("picky", workers=2, retries=1)
     pool.wait_ready()
-    (grade,) = pool.grade_now(programs(RIGHT, tests=str(log)))
+    (grade,) = grade_now(pool, programs(RIGHT, tests=str(log)))
     assert grade.error is not None
     assert grade.error.startswith("reward 'picky': ")
     assert grade.error.endswith("in picky: ValueError: not here")
@@ -144,7 +145,7 @@ def test_domains_choose_rewards(pool_of, code) -> None:
             domain=domain,
         )
 
-    code_grade, text, neither = pool.grade_now([of("code", 0), of("text", 1), of("art", 2)])
+    code_grade, text, neither = grade_now(pool, [of("code", 0), of("text", 1), of("art", 2)])
     assert set(code_grade.rewards) == {"code", "length"}
     assert text.rewards["code"] is None
     assert text.rewards["length"] is not None
@@ -161,7 +162,7 @@ def test_sandboxes_come_before_what_the_user_imports(pool_of, tmp_path) -> None:
         "def found(completions, **_):\n    return [float(FOUND)]\n"
     )
     pool = pool_of(RewardConfig(function=f"{path}:found"), CODE)
-    (grade,) = pool.grade_now(programs(RIGHT))
+    (grade,) = grade_now(pool, programs(RIGHT))
     assert grade.rewards == {"found": 1.0, "code": 1.0}
 
 

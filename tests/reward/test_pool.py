@@ -10,6 +10,7 @@ from pool_helpers import collect, grading_processes, requests
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest
@@ -22,7 +23,7 @@ def test_grades_in_order_and_weighted_sums(pool_of, code):
         RewardConfig(function=f"{code}:length", name="len", weight=-0.5),
         RewardConfig(function=f"{code}:never"),
     )
-    grades = pool.grade_now(requests(["1", "10", "none"]))
+    grades = grade_now(pool, requests(["1", "10", "none"]))
     assert [g.attempt for g in grades] == [0, 1, 2]
     assert [g.reward for g in grades] == [0.5, 9.0, -2.0]
     assert [dict(g.rewards) for g in grades] == [
@@ -34,13 +35,13 @@ def test_grades_in_order_and_weighted_sums(pool_of, code):
 
 
 def test_nothing_applies_is_no_error(pool_of):
-    (grade,) = pool_of("never").grade_now(requests(["1"]))
+    (grade,) = grade_now(pool_of("never"), requests(["1"]))
     assert (grade.reward, grade.error, grade.rewards) == (None, None, {"never": None})
 
 
 def test_a_sum_that_overflows_is_no_reward(pool_of, code):
     huge = [RewardConfig(function=f"{code}:act", name=n, weight=1e10) for n in "ab"]
-    (grade,) = pool_of(*huge).grade_now(requests(["1e300"]))
+    (grade,) = grade_now(pool_of(*huge), requests(["1e300"]))
     assert (grade.reward, grade.error) == (None, "the weighted sum of its rewards is inf")
 
 
@@ -104,7 +105,7 @@ def test_the_callback_may_submit_again(pool_of):
 def test_group_rewards_see_the_whole_group(pool_of, code):
     pool = pool_of("length", RewardConfig(function=f"{code}:rank", needs_group=True, weight=10))
     assert pool.needs_group
-    grades = pool.grade_now(requests(["3", "1", "22", "2"]), group=True)
+    grades = grade_now(pool, requests(["3", "1", "22", "2"]), group=True)
     assert [g.rewards["rank"] for g in grades] == [0.5, 0.0, 0.75, 0.25]
     assert [g.reward for g in grades] == [6.0, 1.0, 9.5, 3.5]
     with pytest.raises(AssertionError, match="submit whole groups"):
@@ -181,24 +182,6 @@ def test_pending_names_what_is_awaited(pool_of, code):
     assert all(0.09 < seconds < time.monotonic() - start for seconds in waits.values())
 
 
-def test_grade_now_leaves_the_grades_of_others_to_their_callback(pool_of):
-    pool = pool_of("act")
-
-    async def run():
-        grades = []
-        got = asyncio.Event()
-        pool.attach(asyncio.get_running_loop(), lambda some: (grades.extend(some), got.set()))
-        pool.submit(requests(["1", "2"]))
-        own = pool.grade_now(requests(["7", "8"], first=100))
-        assert grades == []
-        await asyncio.wait_for(got.wait(), 30)
-        return own, grades
-
-    own, others = asyncio.run(run())
-    assert [g.reward for g in own] == [7.0, 8.0]
-    assert [g.reward for g in others] == [1.0, 2.0]
-
-
 def test_submitting_never_waits_even_for_large_batches(pool_of, code):
     """Nobody reads meanwhile."""
     pool = pool_of(RewardConfig(function=f"{code}:length", timeout_s=100))
@@ -216,7 +199,7 @@ def test_a_function_that_does_not_exist_is_one_clear_error(pool_of, code):
     pool = pool_of("nothing")
     with pytest.raises(ValueError, match="has no function 'nothing'"):
         pool.wait_ready()
-    (grade,) = pool.grade_now(requests(["1"]))
+    (grade,) = grade_now(pool, requests(["1"]))
     assert grade.reward is None
     assert grade.error == (
         f"rewards: '{code}' has no function 'nothing'; it has act, length, never, rank, pid"
@@ -226,7 +209,7 @@ def test_a_function_that_does_not_exist_is_one_clear_error(pool_of, code):
 def test_columns_that_cannot_be_sent_harm_their_own_row_only(pool_of):
     pool = pool_of("act")
     some = requests(["1"]) + requests(["2"], first=1, bad=lambda: 0) + requests(["3"], first=2)
-    grades = pool.grade_now(some)
+    grades = grade_now(pool, some)
     assert [g.reward for g in grades] == [1.0, None, 3.0]
     assert grades[1].error is not None
     assert grades[1].error.startswith("its data row cannot be sent: ")
@@ -255,7 +238,7 @@ def test_all_kinds_of_rewards_together(code):
     try:
         texts = [entry["answer"], "1234567", entry["answer"]]
         some = [rg_request(i, entry, text) for i, text in enumerate(texts)]
-        grades = pool.grade_now(some, group=True)
+        grades = grade_now(pool, some, group=True)
     finally:
         pool.close()
     assert [g.rewards["rg"] for g in grades] == [1.0, 0.0, 1.0]
@@ -275,10 +258,10 @@ def test_the_driver_spends_little(pool_of):
         )
         for i in range(128)
     ]
-    pool.grade_now(batch)
+    grade_now(pool, batch)
     start = time.process_time()
     for _ in range(10):
-        pool.grade_now(batch)
+        grade_now(pool, batch)
     spent = (time.process_time() - start) / 1280
     assert spent < 300e-6, f"{spent * 1e6:.0f} us a sample; 25 on an idle machine"
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from pool_helpers import collect, grading_processes, requests
 
+from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
@@ -72,7 +73,7 @@ def numbers(count: int) -> list[str]:
 
 
 def test_what_waits_shares_calls_as_large_as_possible(calls) -> None:
-    grades = calls.pool(4).grade_now(calls.requests(numbers(10)))
+    grades = grade_now(calls.pool(4), calls.requests(numbers(10)))
     assert [grade.reward for grade in grades] == list(range(10))
     assert calls.made() == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
 
@@ -96,13 +97,13 @@ def test_what_comes_during_a_call_shares_the_next_one(calls) -> None:
 def test_only_calls_of_the_same_function_are_joined(calls, code) -> None:
     other = RewardConfig(function=calls.function, name="other", batch=3, domains=["default"])
     pool = calls.pool(2, "length", other)
-    grades = pool.grade_now(calls.requests(numbers(4)))
+    grades = grade_now(pool, calls.requests(numbers(4)))
     assert [grade.reward for grade in grades] == [2 * i + 1 for i in range(4)]
     assert sorted(map(len, calls.made())) == [1, 2, 2, 3]
 
 
 def test_without_batch_each_response_has_its_call(calls) -> None:
-    calls.pool(1).grade_now(calls.requests(numbers(5)))
+    grade_now(calls.pool(1), calls.requests(numbers(5)))
     assert calls.made() == [[text] for text in numbers(5)]
 
 
@@ -110,7 +111,7 @@ def test_a_pool_that_must_not_join_does_not(calls) -> None:
     reward = RewardConfig(function=calls.function, batch=4)
     pool = GradingPool([reward], GradingConfig(), join=False)
     try:
-        grades = pool.grade_now(calls.requests(numbers(5)))
+        grades = grade_now(pool, calls.requests(numbers(5)))
     finally:
         pool.close()
     assert [grade.reward for grade in grades] == list(range(5))
@@ -123,7 +124,7 @@ def test_every_idle_process_takes_a_whole_call(calls, code) -> None:
         "    return [1000.0 * os.getpid() + len(completions)] * len(completions)\n"
     )
     pool = calls.pool(1, RewardConfig(function=f"{code}:who", batch=4), workers=2)
-    seen = [grade.rewards["who"] for grade in pool.grade_now(calls.requests(numbers(8)))]
+    seen = [grade.rewards["who"] for grade in grade_now(pool, calls.requests(numbers(8)))]
     assert {score % 1000 for score in seen} == {4.0}
     assert len(set(seen)) == 2
 
@@ -133,7 +134,7 @@ def test_every_idle_process_takes_a_whole_call(calls, code) -> None:
 def test_a_call_that_fails_is_tried_one_by_one(calls, retries, workers) -> None:
     pool = calls.pool(6, retries=retries, workers=workers)
     texts = ["0", "1", "bad", "3", "4", "5"]
-    grades = pool.grade_now(calls.requests(texts))
+    grades = grade_now(pool, calls.requests(texts))
     assert [grade.reward for grade in grades] == [0.0, 1.0, None, 3.0, 4.0, 5.0]
     assert (grades[2].error or "").endswith(" in calls: ValueError: one of them is bad")
     assert calls.made()[0] == texts
@@ -146,7 +147,7 @@ def test_a_call_that_fails_is_tried_one_by_one(calls, retries, workers) -> None:
 
 
 def test_each_response_is_charged_once_for_a_shared_call(calls) -> None:
-    grades = calls.pool(3, retries=2).grade_now(calls.requests(["bad", "1", "bad"]))
+    grades = grade_now(calls.pool(3, retries=2), calls.requests(["bad", "1", "bad"]))
     assert [grade.reward for grade in grades] == [None, 1.0, None]
     assert sorted(calls.made()[1:]) == [["1"]] + [["bad"]] * 4
 
@@ -155,7 +156,7 @@ def test_an_endless_call_is_killed_after_its_timeout_and_the_others_are_graded(c
     pool = calls.pool(4, retries=1)
     texts = ["0", "hang", *numbers(8)[2:]]
     began = time.monotonic()
-    grades = pool.grade_now(calls.requests(texts))
+    grades = grade_now(pool, calls.requests(texts))
     assert time.monotonic() - began > 3.0  # once with others, once alone
     assert [grade.reward for grade in grades] == [0.0, None, *range(2, 8)]
     assert grades[1].error == "reward 'calls': timed out after 1.5 s"
@@ -166,7 +167,7 @@ def test_an_endless_call_is_killed_after_its_timeout_and_the_others_are_graded(c
 def test_a_shared_call_in_time_is_not_killed_by_those_before_it(calls) -> None:
     """The timeout is for one call, however many wait."""
     texts = ["sleep 0.4"] * 8
-    grades = calls.pool(2, retries=0).grade_now(calls.requests(texts))
+    grades = grade_now(calls.pool(2, retries=0), calls.requests(texts))
     assert [grade.reward for grade in grades] == [-1.0] * 8
     assert calls.made() == [texts[:2]] * 4
 
@@ -208,7 +209,7 @@ def test_those_cancelled_in_a_call_that_fails_are_not_tried_again(calls) -> None
 
 def test_a_row_that_cannot_be_sent_harms_itself_only(calls) -> None:
     some = calls.requests(["0", "1"]) + calls.requests(["2"], first=2, strange=lambda: 0)
-    grades = calls.pool(4, retries=0).grade_now([*some, *calls.requests(["3"], first=3)])
+    grades = grade_now(calls.pool(4, retries=0), [*some, *calls.requests(["3"], first=3)])
     assert [grade.reward for grade in grades] == [0.0, 1.0, None, 3.0]
     assert (grades[2].error or "").startswith("its data row cannot be sent: ")
 

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 from pool_helpers import collect, requests
 
+from grading import grade_now
 from rollpacker.config import RewardConfig
 
 
@@ -28,22 +29,22 @@ def test_a_function_that_hangs_is_given_up_after_three_prompts(pool_of, code, wo
 
 def test_a_function_that_raises_is_given_up_with_its_line(pool_of, code):
     pool = pool_of(reward(code, "act"))
-    pool.grade_now(requests(["raise"] * 40))
+    grade_now(pool, requests(["raise"] * 40))
     assert f"{code}:7 in act: KeyError: 'no\\nsuch key'; mend it or go on without" in pool.broken
     # Nothing is called any more.
-    assert pool.grade_now(requests(["1"], first=100))[0].error == pool.broken
+    assert grade_now(pool, requests(["1"], first=100))[0].error == pool.broken
 
 
 def test_a_function_whose_process_dies_is_given_up(pool_of, code):
     pool = pool_of(reward(code, "act"))
-    pool.grade_now(requests(["kill"] * 40))
+    grade_now(pool, requests(["kill"] * 40))
     assert "reward 'act' failed 3 of 3: its process was killed by signal 9" in pool.broken
 
 
 def test_slow_ones_among_good_ones_end_nothing(pool_of, code):
     pool = pool_of(reward(code, "act"), retries=0)
     texts = ["hang", "hang", *["1"] * 10, "hang", *["raise"] * 20, "2", "hang"]
-    grades = pool.grade_now(requests(texts))
+    grades = grade_now(pool, requests(texts))
     assert pool.broken is None
     assert pool.trouble() == "reward 'act' timed out 1 of 1" or pool.trouble() is None
     assert [g.reward for g in grades] == [{"1": 1.0, "2": 2.0}.get(text) for text in texts]
@@ -53,7 +54,7 @@ def test_while_all_fail_another_prompt_is_tried_next(pool_of, code):
     """A row that makes every function slow is no reason to stop, wherever it stands."""
     pool = pool_of(reward(code, "act"), retries=1)
     bad = [request_of("hang", i, "bad") for i in range(4)]
-    grades = pool.grade_now([*bad, request_of("1", 7, "good"), request_of("2", 8, "good")])
+    grades = grade_now(pool, [*bad, request_of("1", 7, "good"), request_of("2", 8, "good")])
     assert pool.broken is None
     assert [g.reward for g in grades] == [None] * 4 + [1.0, 2.0]
 
@@ -62,7 +63,7 @@ def test_a_function_can_be_skipped(pool_of, code):
     pool = pool_of(
         reward(code, "act", on_error="skip", name="a"), reward(code, "length"), workers=2
     )
-    grades = pool.grade_now(requests(["hang"] * 20))
+    grades = grade_now(pool, requests(["hang"] * 20))
     assert [g.reward for g in grades] == [4.0] * 20
     assert all(g.rewards == {"a": None, "length": 4.0} and g.error is None for g in grades)
     assert pool.broken is None
@@ -72,7 +73,7 @@ def test_a_function_can_be_skipped(pool_of, code):
         "WARNING reward 'a' timed out 3 of 3: timed out after 1 s; the run goes on without it "
         "(rewards.0.on_error=skip)"
     ]
-    (later,) = pool.grade_now(requests(["hang"], first=50))
+    (later,) = grade_now(pool, requests(["hang"], first=50))
     assert (later.reward, later.seconds < 1.0) == (4.0, True)
 
 
@@ -86,14 +87,14 @@ def test_a_skipped_function_of_a_group_or_of_shared_calls(pool_of, code):
     for group in range(5):
         texts = ["raise", "raise"]
         both = [request_of(t, 10 * group + i, f"g{group}") for i, t in enumerate(texts)]
-        grades += pool.grade_now(both, group=True)
+        grades += grade_now(pool, both, group=True)
     assert pool.broken is None
     assert [g.reward for g in grades[-2:]] == [5.0, 5.0]
 
 
 def test_without_the_last_function_there_is_nothing_to_skip_to(pool_of, code):
     pool = pool_of(reward(code, "act", on_error="skip"))
-    pool.grade_now(requests(["raise"] * 9))
+    grade_now(pool, requests(["raise"] * 9))
     assert pool.broken.endswith("; without it there is no reward left")
 
 
@@ -116,13 +117,13 @@ def floods(completions, log_extra, **_):
 """
     )
     pool = pool_of("logs", "verl", "act")
-    grade, failed = pool.grade_now(requests(["12", "text"]))
+    grade, failed = grade_now(pool, requests(["12", "text"]))
     assert grade.rewards == {"logs": None, "verl": 1.0, "act": 12.0}
     assert grade.extra == {"upper": "12", "extracted": "1"}
     assert grade.metrics == {"length": 2.0, "reward_extra/length/mean": 4.0}
     # Those that were called are known of one that failed, too.
     assert (failed.reward, failed.rewards) == (None, {"verl": 1.0})
-    (grade,) = pool_of("floods").grade_now(requests(["1"]))
+    (grade,) = grade_now(pool_of("floods"), requests(["1"]))
     assert grade.error == "reward 'floods': logged more than 1 MiB in one call"
 
 

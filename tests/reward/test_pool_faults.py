@@ -8,6 +8,7 @@ import textwrap
 import pytest
 from pool_helpers import collect, grading_processes, requests, wait_until
 
+from grading import grade_now
 from rollpacker.reward.process import Job
 from rollpacker.reward.replies import read_reply
 from rollpacker.reward.wire import WireError
@@ -31,7 +32,7 @@ FAULTS = {
 def test_each_fault_harms_its_own_sample_only(pool_of, fault):
     pool = pool_of("act", retries=0)
     pool.wait_ready()
-    grades = pool.grade_now(requests(["1", "2", fault, "4", "5", "6"]))
+    grades = grade_now(pool, requests(["1", "2", fault, "4", "5", "6"]))
     assert [g.reward for g in grades] == [1.0, 2.0, None, 4.0, 5.0, 6.0]
     assert FAULTS[fault] in (grades[2].error or "")
     assert "\n" not in (grades[2].error or "")
@@ -54,7 +55,7 @@ def test_a_failed_call_is_repeated(pool_of, tmp_path):
     marker = str(tmp_path / "marker")
     once = requests(["once"], marker=marker)
     pool = pool_of("act", retries=1)
-    (grade,) = pool.grade_now(once)
+    (grade,) = grade_now(pool, once)
     assert grade.reward is None
     assert grade.error is not None
     assert "could not convert" in grade.error
@@ -70,7 +71,7 @@ def counted(completions, **_):
     return [1.0]
 """
     code.write_text(code.read_text() + extra)
-    (grade,) = pool_of("counted", "act", retries=2).grade_now(requests(["crash"]))
+    (grade,) = grade_now(pool_of("counted", "act", retries=2), requests(["crash"]))
     assert grade.reward is None
     assert log.read_text() == "x"
 
@@ -98,9 +99,9 @@ def test_kill_9_at_any_time_loses_nothing(pool_of):
 
 def test_a_stopped_process_is_replaced(pool_of):
     pool = pool_of("act", retries=1)
-    (process,) = pool.grade_now(requests(["1"])) and grading_processes()
+    (process,) = grade_now(pool, requests(["1"])) and grading_processes()
     os.kill(process, signal.SIGSTOP)
-    assert pool.grade_now(requests(["3"]))[0].reward == 3.0
+    assert grade_now(pool, requests(["3"]))[0].reward == 3.0
 
 
 def test_group_faults_harm_the_group_only(pool_of, code):
@@ -109,8 +110,8 @@ def test_group_faults_harm_the_group_only(pool_of, code):
     from rollpacker.config import RewardConfig
 
     pool = pool_of("length", RewardConfig(function=f"{code}:picky", needs_group=True))
-    bad = pool.grade_now(requests(["1", "0", "2"]), group=True)
-    good = pool.grade_now(requests(["1", "3"], first=10), group=True)
+    bad = grade_now(pool, requests(["1", "0", "2"]), group=True)
+    good = grade_now(pool, requests(["1", "3"], first=10), group=True)
     assert [g.reward for g in bad] == [None] * 3
     assert [g.reward for g in good] == [2.0, 2.0]
 
@@ -151,7 +152,7 @@ def start(completions, **_):
     time.sleep(1000)
 """
     )
-    (grade,) = pool_of("start", retries=0).grade_now(requests(["1"]))
+    (grade,) = grade_now(pool_of("start", retries=0), requests(["1"]))
     assert grade.error == "reward 'start': timed out after 1 s"
     wait_until(lambda: not alive(int(note.read_text())))
 

@@ -1,6 +1,7 @@
 import time
 from collections.abc import Iterator
 
+from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest
@@ -36,7 +37,7 @@ def test_timeouts_are_those_of_the_moment_that_a_program_is_sent() -> None:
     pool = GradingPool([RewardConfig(function="code")], GradingConfig(workers=1))
     try:
         pool.wait_ready()
-        grades = pool.grade_now(requests)
+        grades = grade_now(pool, requests)
     finally:
         pool.close()
     assert [grade.reward for grade in grades] == [1.0, 1.0]

@@ -9,6 +9,7 @@ import torch
 from pool_helpers import requests
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
+from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.demo.model import build_tokenizer
@@ -120,7 +121,7 @@ def test_it_runs_in_a_pool_with_shared_calls(folder: Path) -> None:
     pool = GradingPool([reward], GradingConfig())
     try:
         pool.wait_ready()
-        grades = pool.grade_now(requests(TEXTS))
+        grades = grade_now(pool, requests(TEXTS))
     finally:
         pool.close()
     assert [set(grade.rewards) for grade in grades] == [{"critic"}] * 3

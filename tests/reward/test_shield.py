@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pool_helpers import requests
 
+from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.reward.pool import GradingPool
 from rollpacker.sandbox.zygote import Zygote
@@ -42,7 +43,7 @@ def test_a_grading_process_takes_no_notice_and_its_helpers_can_be_ended(
     )
     try:
         pool.wait_ready()
-        assert [grade.reward for grade in pool.grade_now(requests(["a", "b"]))] == [1.0, 1.0]
+        assert [grade.reward for grade in grade_now(pool, requests(["a", "b"]))] == [1.0, 1.0]
         assert pool.said() == []
     finally:
         pool.close()

@@ -200,12 +200,8 @@ def _members(annotation: Any) -> list[Any]:
 
 def _tags(node: Any) -> list[str]:
     """The kinds of a discriminated union."""
-    return [str(tag) for member in _members(node) for tag in _tag_of(member)]
-
-
-def _tag_of(member: Any) -> tuple[Any, ...]:
-    field = _fields(member).get("kind")
-    return () if field is None else get_args(field.annotation)
+    found = [_fields(member).get("kind") for member in _members(node)]
+    return [str(tag) for field in found if field for tag in get_args(field.annotation)]
 
 
 def _has_tag(member: Any, tag: int | str) -> bool:

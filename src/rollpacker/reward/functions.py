@@ -69,7 +69,7 @@ def resolve(
     """
     if function in BUILT_IN:
         return _built_in(function, options, host)
-    if _is_checkpoint(function):
+    if ":" not in function and Path(function).expanduser().is_dir():
         from rollpacker.reward.classifier import from_checkpoint
 
         return from_checkpoint(function, options)
@@ -123,10 +123,6 @@ def _located(target: Any, scorer: Scorer) -> Scorer:
             raise GradingError(f"{place}: {error}") from error
 
     return scorer if place is None else score
-
-
-def _is_checkpoint(function: str) -> bool:
-    return ":" not in function and Path(function).expanduser().is_dir()
 
 
 def _is_module(target: Any) -> bool:

@@ -146,31 +146,6 @@ class GradingPool:
         said, self._said = self._said, []
         return said
 
-    def grade_now(self, requests: Sequence[GradeRequest], group: bool = False) -> list[Grade]:
-        """Grade and wait; in the order of ``requests``. Grades of others are kept for their own
-        callback."""
-        wanted = {request.attempt for request in requests}
-        own: dict[AttemptId, Grade] = {}
-        others: list[Grade] = []
-        attached, self._on_grades = self._on_grades, None
-        try:
-            self.submit(requests, group)
-            while True:
-                for grade in self._ledger.done:
-                    if grade.attempt in wanted:
-                        own[grade.attempt] = grade
-                    else:
-                        others.append(grade)
-                self._ledger.done = []
-                if len(own) == len(wanted):
-                    return [own[request.attempt] for request in requests]
-                self._pump(_CHECK_S)
-        finally:
-            self._on_grades = attached
-            self._ledger.done = others
-            if others and self._loop is not None:
-                self._loop.call_soon(self._deliver)
-
     def close(self) -> None:
         """Kill the processes and forget everything that is pending."""
         for timer in (self._checking, self._pause):

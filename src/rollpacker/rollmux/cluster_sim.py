@@ -186,22 +186,20 @@ class ClusterSimulation:
         run = self._live[decision.job]
         run.tailing = True
         extra = TAIL_COST * (run.end_at - run.began)
-        self._count_used(0, (self.now - run.began) * len(decision.nodes))
-        self._count_used(0, TAIL_ENGINES * (run.end_at + extra - self.now) * len(decision.nodes))
+        used_s, nodes = self.meter.used_s, len(decision.nodes)
+        used_s[0] += (self.now - run.began) * nodes
+        used_s[0] += TAIL_ENGINES * (run.end_at + extra - self.now) * nodes
         run.end_at += extra
         for node in decision.nodes:
             self._tails[node] = run.end_at
         self._at(run.end_at, self._end_phase, run, run.token, decision.nodes)
-
-    def _count_used(self, pool: int, seconds: float) -> None:
-        self.meter.used_s[pool] += seconds
 
     def _end_phase(self, run: Running, token: int, nodes: tuple[str, ...]) -> None:
         if run.token != token or self.now < run.end_at:
             return
         pool = 0 if run.phase == "rollout" else 1
         if not run.tailing:
-            self._count_used(pool, (self.now - run.began) * len(nodes))
+            self.meter.used_s[pool] += (self.now - run.began) * len(nodes)
         name = run.job.spec.id
         self._log.write(
             self.now, "end", name, phase=run.phase, nodes=list(nodes), epoch=run.epoch, token=token

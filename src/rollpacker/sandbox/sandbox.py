@@ -144,8 +144,9 @@ class Sandbox:
     def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
         job, stdin = encode_job(program, test)
         result: TestResult | None = None
+        stretched = max(_LEAST_MARGIN * timeout_s, _MARGIN * timeout_s - _LATE_S)
         for _ in range(1 + _RETRIES):
-            execution = self._execute(job, stdin, _stretched(timeout_s), stop)
+            execution = self._execute(job, stdin, stretched, stop)
             if execution is None:
                 continue
             near = execution.end == "exit" and execution.cpu_s > timeout_s
@@ -249,10 +250,6 @@ class Sandbox:
 def _close_late(starting: Future[Zygote]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         starting.result().close()
-
-
-def _stretched(timeout_s: float) -> float:
-    return max(_LEAST_MARGIN * timeout_s, _MARGIN * timeout_s - _LATE_S)
 
 
 def strongest_level() -> Level | None:

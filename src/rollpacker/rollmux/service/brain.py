@@ -58,12 +58,13 @@ class Brain:
         """Take one event: it happened."""
         self.seq, self.now = seq, now
         effects = Effects()
-        if (note := _NOTES.get(type(event))) is not None:
-            note(self, event)
+        if isinstance(event, notes.Note):
+            self._note(event)
             return effects
         if isinstance(event, ev.PermitRequested):
-            self._supersede(event.job, key)
-        effects.decisions = self.scheduler.handle(now, event)  # type: ignore[arg-type]
+            self.jobs[event.job].request = key
+            self.touched.add(event.job)
+        effects.decisions = self.scheduler.handle(now, event)
         if (after := _EVENTS.get(type(event))) is not None:
             after(self, event, effects)
         for decision in effects.decisions:
@@ -133,11 +134,6 @@ class Brain:
         self.leases[token].deadline = inf
         for fence in self.fences:
             fence.tokens.discard(token)
-
-    def _supersede(self, job: str, key: str | None) -> None:
-        record = self.jobs[job]
-        record.request = key
-        self.touched.add(job)
 
     def _arrived(self, event: ev.JobArrived, _: Effects) -> None:
         self.jobs[event.spec.id] = JobRecord(len(self.jobs), event.spec, self.now)
@@ -224,19 +220,18 @@ class Brain:
             self.tokens.pop(node, None)
             self.agents.pop(node, None)
 
-    def _drain(self, note: notes.DrainSet) -> None:
-        self.draining = note.draining
-
-    def _joined(self, note: notes.AgentJoined) -> None:
-        self.agents[note.node] = self.now
-
-    def _fence_node(self, note: notes.NodeFenced) -> None:
-        self._fence(Fence(set(note.tokens), node=note.node))
-
-    def _fence_end(self, note: notes.EndFenced) -> None:
-        self.jobs[note.job].ending = True
-        self.touched.add(note.job)
-        self._fence(Fence({note.token}, job=note.job))
+    def _note(self, note: notes.Note) -> None:
+        match note:
+            case notes.DrainSet():
+                self.draining = note.draining
+            case notes.AgentJoined():
+                self.agents[note.node] = self.now
+            case notes.NodeFenced():
+                self._fence(Fence(set(note.tokens), node=note.node))
+            case notes.EndFenced():
+                self.jobs[note.job].ending = True
+                self.touched.add(note.job)
+                self._fence(Fence({note.token}, job=note.job))
 
     def _fence(self, fence: Fence) -> None:
         for token in fence.tokens:
@@ -244,12 +239,6 @@ class Brain:
         self.fences.append(fence)
 
 
-_NOTES: dict[type, Callable[..., None]] = {
-    notes.DrainSet: Brain._drain,
-    notes.AgentJoined: Brain._joined,
-    notes.NodeFenced: Brain._fence_node,
-    notes.EndFenced: Brain._fence_end,
-}
 _EVENTS: dict[type, Callable[..., None]] = {
     ev.JobArrived: Brain._arrived,
     ev.PhaseFinished: Brain._finished,

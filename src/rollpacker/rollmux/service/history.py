@@ -98,8 +98,17 @@ class Lines:
             handle(self, event)
         for decision in decisions:
             told = lines_of(t, decision)
-            if (note := _DECISIONS.get(type(decision))) is not None:
-                told = note(self, decision, told)
+            match decision:
+                case do.Move():
+                    self._permits.pop(decision.job, None)
+                    self._next[decision.job] = "rollout"
+                    self._moves[decision.job] = decision
+                case do.Permit():
+                    self._permits[decision.job] = decision
+                case do.Depart():
+                    told = self._depart(decision.job, told)
+                case _:
+                    pass
             self._made.extend(told)
         return self._made
 
@@ -130,18 +139,7 @@ class Lines:
     def _failed(self, event: dict[str, Any]) -> None:
         self._write("node_down", None, nodes=[event["node"]])
 
-    def _move(self, made: do.Move, told: list[Line]) -> list[Line]:
-        self._permits.pop(made.job, None)
-        self._next[made.job] = "rollout"
-        self._moves[made.job] = made
-        return told
-
-    def _permit(self, made: do.Permit, told: list[Line]) -> list[Line]:
-        self._permits[made.job] = made
-        return told
-
-    def _depart(self, made: do.Depart, told: list[Line]) -> list[Line]:
-        job = made.job
+    def _depart(self, job: str, told: list[Line]) -> list[Line]:
         self._phase_over(job, lost=True)
         self._moves.pop(job, None)
         wanted, done = self._iterations[job], self._done[job]
@@ -155,9 +153,4 @@ _EVENTS: dict[str, Callable[[Lines, dict[str, Any]], None]] = {
     "PermitLost": Lines._lost,
     "MoveFinished": Lines._moved,
     "NodeFailed": Lines._failed,
-}
-_DECISIONS: dict[type, Callable[..., list[Line]]] = {
-    do.Move: Lines._move,
-    do.Permit: Lines._permit,
-    do.Depart: Lines._depart,
 }

@@ -11,7 +11,8 @@ import json
 import ssl
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,7 +68,9 @@ class Link:
             raise ValueError(
                 f"mux.url (--url) must be http://HOST:PORT or https://HOST:PORT, got {url!r}"
             )
-        self._tls = _trusted(cafile) if parts.scheme == "https" else None
+        self._connect: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            self._connect = partial(http.client.HTTPSConnection, context=_trusted(cafile))
         self.address = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
         self._host, self._port = parts.hostname, parts.port
         self._token, self._token_file = _token(token_file), token_file
@@ -128,7 +131,7 @@ class Link:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         if key is not None:
             headers["Idempotency-Key"] = key
-        connection = self._connect(timeout)
+        connection = self._connect(self._host, self._port, timeout=timeout)
         try:
             text = None if body is None else json.dumps(body)
             connection.request(method, path, text, headers)
@@ -137,13 +140,6 @@ class Link:
         finally:
             connection.close()
         return response.status, _parse(data)
-
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
-        if self._tls is not None:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=timeout, context=self._tls
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -22,7 +22,8 @@ class PatientProtocol(H11Protocol):
         """A client is there; one too many is turned away."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            self._turn_away()
+            error = f"at most {self.max_connections} connections"
+            self._plain("503 Service Unavailable", error)
         else:
             self._head = self.loop.call_later(self.head_s, self.transport.close)
 
@@ -42,9 +43,6 @@ class PatientProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or has too many headers."""
         self._plain("400 Bad Request", f"not a request: {msg} Headers: at most {MAX_HEADERS} bytes")
-
-    def _turn_away(self) -> None:
-        self._plain("503 Service Unavailable", f"at most {self.max_connections} connections")
 
     def _plain(self, status: str, error: str) -> None:
         body = json.dumps({"error": error})

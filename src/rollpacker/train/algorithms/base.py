@@ -138,9 +138,12 @@ class Algorithm:
         return torch.ones(len(lengths), device=lengths.device)
 
     def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
-        """What some samples with ``tokens`` response tokens add to the divisor."""
-        del samples, max_length
-        return float(tokens)
+        """What some samples with ``tokens`` response tokens add to the divisor.
+
+        Tokens, or responses where each has one ratio.
+        """
+        del max_length
+        return float(samples if self.sequence_level else tokens)
 
     def centred(self, rewards: NDArray[np.float64]) -> Floats:
         """Rewards less their mean; zeros where they do not differ."""

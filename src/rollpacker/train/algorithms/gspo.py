@@ -40,8 +40,3 @@ class GSPO(GroupScaled):
     def weights(self, lengths: torch.Tensor) -> torch.Tensor:
         """``1 / length``: the mean over a response's tokens."""
         return 1.0 / lengths
-
-    def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
-        """Responses."""
-        del tokens, max_length
-        return float(samples)

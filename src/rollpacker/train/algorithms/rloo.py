@@ -32,8 +32,3 @@ class RLOO(Algorithm):
         epsilon = self.config.epsilon
         loss, bound = clipped(ratio, responses.advantages, epsilon, epsilon)
         return (loss / responses.lengths)[responses.owner], bound[responses.owner]
-
-    def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
-        """Responses."""
-        del tokens, max_length
-        return float(samples)

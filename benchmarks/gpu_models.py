@@ -18,43 +18,16 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer
 
 CONTEXT = 2048
 
+_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_KEYS += ("num_key_value_heads", "vocab_size", "tie_word_embeddings")
 SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 512,
-        "tie_word_embeddings": True,
-    },
-    "0.5B": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
-    },
-    "1.5B": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
-    },
-    "7B": {
-        "hidden_size": 3584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152_064,
-        "tie_word_embeddings": False,
-    },
+    name: dict(zip(_KEYS, values, strict=True))
+    for name, values in {
+        "tiny": (64, 160, 2, 4, 2, 512, True),
+        "0.5B": (896, 4864, 24, 14, 2, 151_936, True),
+        "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
+        "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
+    }.items()
 }
 
 

@@ -64,9 +64,9 @@ def text(number: float, form: str) -> str:
     return form.format(number) if number == number else ""
 
 
-def table(runs: Runs, columns: Columns, arms: Sequence[str] = ()) -> list[str]:
+def table(runs: Runs, columns: Columns) -> list[str]:
     """A row for each arm."""
-    names = arms or list(dict.fromkeys(run.arm for run in runs))
+    names = dict.fromkeys(run.arm for run in runs)
     rows = [[arm, *(cell(runs, arm) for cell in columns.values())] for arm in names]
     head = ["", *columns]
     return [line(head), line(["---", *["--:"] * len(columns)]), *map(line, rows)]

@@ -6,16 +6,13 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from rollpacker.cli.mux_service import register
 from rollpacker.cli.output import Json, console, print_json, print_plain
-
-if TYPE_CHECKING:
-    from rollpacker.rollmux.trace import TraceJob
 
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)
 register(mux_app)
@@ -68,7 +65,8 @@ def simulate(
     with ExitStack() as stack:
         file = stack.enter_context(events.open("w", encoding="utf-8")) if events else None
         result = POLICIES[policy](Run(loaded, seed, EventLog(file), time.perf_counter))
-    found = {"policy": policy, "trace": _name(trace, loaded)} | result.to_json()
+    name = f"synthetic, {len(loaded)} jobs" if trace == "philly" else trace
+    found = {"policy": policy, "trace": name} | result.to_json()
     if as_json:
         print_json(found)
         return
@@ -81,10 +79,6 @@ def _range(text: str) -> tuple[float, float]:
     except ValueError as error:
         raise ValueError(f"--slo {text}: expected LOW,HIGH, for example 1,2") from error
     return low, high
-
-
-def _name(trace: str, jobs: list[TraceJob]) -> str:
-    return f"synthetic, {len(jobs)} jobs" if trace == "philly" else trace
 
 
 def _show(found: dict[str, Any]) -> None:

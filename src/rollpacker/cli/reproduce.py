@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
+from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -89,11 +90,7 @@ def _simulate(jobs: Mapping[str, Job], processes: int) -> dict[str, JobResult]:
     if processes == 1:
         return {key: job.run() for key, job in jobs.items()}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return dict(zip(jobs, pool.map(_run, jobs.values()), strict=True))
-
-
-def _run(job: Job) -> JobResult:
-    return job.run()
+        return dict(zip(jobs, pool.map(methodcaller("run"), jobs.values()), strict=True))
 
 
 def _table(rows: Iterable[Row]) -> Table:

@@ -83,10 +83,8 @@ def _number(value: float | None) -> str:
 def visible(text: str, kept: str = _KEPT) -> str:
     """The text with everything escaped that would do something to a terminal, but for ``kept``."""
     return "".join(
-        _escaped(char) if unicodedata.category(char) in _UNSAFE and char not in kept else char
+        char.encode("unicode_escape").decode("ascii")
+        if unicodedata.category(char) in _UNSAFE and char not in kept
+        else char
         for char in text
     )
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")

@@ -20,7 +20,7 @@ sandbox_app = typer.Typer(
 )
 
 LevelOption = Annotated[
-    str, typer.Option("--level", help="strong, standard or basic; refused where it does not work.")
+    str, typer.Option(help="strong, standard or basic; refused where it does not work.")
 ]
 
 

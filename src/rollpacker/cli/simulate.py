@@ -34,7 +34,7 @@ def simulate(
     path: ConfigFile,
     overrides: Overrides = None,
     journal: Annotated[
-        Path | None, typer.Option("--journal", help="Journal of every decision to write.")
+        Path | None, typer.Option(help="Journal of every decision to write.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -154,7 +154,7 @@ def estimate(
     device: Annotated[str | None, typer.Option(help="Other GPUs than the calibration's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each mode.", min=1)] = None,
     task: Annotated[str | None, typer.Option(help="Task of a trace that has several.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Page to write.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say what each mode of tail batching would gain on your own response lengths.

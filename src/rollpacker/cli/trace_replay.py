@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -212,15 +211,11 @@ def _written(made: Iterable[Row], scale: Scale, out: Path | None) -> list[Row]:
     rows: list[Row] = []
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        file = None
-        for row in made:
-            if out is not None and file is None:
-                file = stack.enter_context(out.open("w", encoding="utf-8"))
-            rows.append({**row, "max_tokens_scale": scale.tokens, "time_scale": scale.time})
-            if file is not None:
+    for row in made:
+        rows.append({**row, "max_tokens_scale": scale.tokens, "time_scale": scale.time})
+        if out is not None:
+            with out.open("a" if rows[1:] else "w", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
-                file.flush()
     return rows
 
 

@@ -61,7 +61,7 @@ class CopulaLengths(Lengths):
 
     def intraclass(self) -> tuple[float, float]:
         """ICC of length and of log length in the limit of many prompts, by quadrature."""
-        lengths = self.marginal.at(_quadrature_levels(self.rho, self.skew))
+        lengths = self.marginal.at(_levels(self.rho, self.skew, _SHARED[:, None], _OWN))
         return _share_between(lengths), _share_between(np.log(lengths))
 
     @classmethod
@@ -108,11 +108,6 @@ def _levels(rho: float, skew: float, shared: Floats, own: Floats) -> Floats:
     latent = float(np.sqrt(rho)) * shared + _spread(rho, skew, shared) * own
     grid, cdf = _latent_cdf(rho, skew)
     return np.asarray(np.interp(latent, grid, cdf), np.float64)
-
-
-def _quadrature_levels(rho: float, skew: float) -> Floats:
-    """Levels at each (shared, own) node, shape (shared, own)."""
-    return _levels(rho, skew, _SHARED[:, None], _OWN)
 
 
 def _share_between(values: Floats) -> float:

@@ -227,17 +227,13 @@ def _read_journal(path: Path) -> _JournalReader:
 def _read_summary(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    lines = _read_json(path)
-    if not isinstance(lines, dict):
-        raise ReportError(f"{path}: expected a JSON object")
-    return lines
-
-
-def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ReportError(f"{path}: not JSON ({_one_line(error)})") from None
+    if not isinstance(found, dict):
+        raise ReportError(f"{path}: expected a JSON object")
+    return found
 
 
 def _one_line(error: Exception) -> str:

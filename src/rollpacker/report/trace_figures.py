@@ -72,13 +72,12 @@ def _histogram(values: Floats, name: str, colour: str, *, whole: bool) -> Figure
     return line(edges.tolist(), [*share.tolist(), 0.0], name, colour, **stairs)
 
 
-def within_and_between(lengths: Floats, groups: NDArray[np.int64], seed: int = 0) -> Figure | None:
+def within_and_between(lengths: Floats, groups: NDArray[np.int64]) -> Figure | None:
     """Each response against the others of its prompt; None where prompts have one response.
 
     Args:
         lengths: tokens, at least 1, shape (n,).
         groups: visit of each, from 0, shape (n,).
-        seed: of the choice of responses, when there are too many to draw.
     """
     logs = np.log(lengths)
     sizes = np.bincount(groups)[groups]
@@ -86,7 +85,7 @@ def within_and_between(lengths: Floats, groups: NDArray[np.int64], seed: int = 0
     if several.size == 0:
         return None
     if several.size > MAX_POINTS:
-        several = np.sort(np.random.default_rng(seed).choice(several, MAX_POINTS, replace=False))
+        several = np.sort(np.random.default_rng(0).choice(several, MAX_POINTS, replace=False))
     totals = np.bincount(groups, logs)[groups]
     others = np.exp((totals - logs)[several] / (sizes[several] - 1))
     own = lengths[several]

@@ -21,7 +21,7 @@ from rollpacker.polytrace.statistics import correlations, finished, known_cap, l
 from rollpacker.polytrace.turn_model import TurnModel
 from rollpacker.polytrace.turns import Scale, response
 from rollpacker.polytrace.workload import load_model, model_names
-from rollpacker.sim.course import Turns, recorded_turns
+from rollpacker.sim.course import recorded_turns
 from rollpacker.sim.workload import Recorded
 
 
@@ -89,7 +89,8 @@ def of_trace(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source:
     ends = np.cumsum(sizes)[:-1]
     rewards = _rewards(samples["reward"], ends)
     turns = fit_turns(samples)
-    played = [] if turns is None else _played(samples)
+    rows = () if turns is None else samples.iter_rows(named=True)
+    played = [recorded_turns(response(row, Scale())) for row in rows]
     mean_prompt = samples["prompt_tokens"].cast(pl.Float64).mean()
     return Source(
         lengths=model,
@@ -111,11 +112,6 @@ def of_trace(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source:
         turns=turns,
         tool_tokens=max((sum(turn.added for turn in each) for each in played), default=0),
     )
-
-
-def _played(samples: pl.DataFrame) -> list[Turns]:
-    """The turns of every row."""
-    return [recorded_turns(response(row, Scale())) for row in samples.iter_rows(named=True)]
 
 
 def _in_order(samples: pl.DataFrame) -> pl.DataFrame:

@@ -87,16 +87,12 @@ def sentences(
             f"Mode {name} would be faster ({races[name].speedup:.2f}x) but trains on responses of "
             f"{races[name].kept_vs_true_len:.2f} of the true mean length{cause}."
         )
-    return told + _missing(aborted)
-
-
-def _missing(aborted: float) -> list[str]:
-    if aborted < 0.01:
-        return []
-    return [
-        f"{aborted:.0%} of the responses were aborted and are left out, so true lengths are longer:"
-        " estimate from a run of mode off or exact."
-    ]
+    if aborted >= 0.01:
+        told.append(
+            f"{aborted:.0%} of the responses were aborted and are left out, so true lengths are "
+            "longer: estimate from a run of mode off or exact."
+        )
+    return told
 
 
 def _keeps(mode: ModeEstimate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -119,7 +120,7 @@ class Replayer:
         self.vocabulary = vocabulary
         self.seed = seed
         self.now, self.sleep = now, sleep
-        self._attempts = 0
+        self.attempts = itertools.count(1)
 
     def warm_up(self) -> None:
         """Compile what the engine compiles on first use."""
@@ -129,11 +130,6 @@ class Replayer:
     def run(self, plan: StepPlan) -> Replayed:
         """Replay one step. Raises ``ValueError`` when the engine can never hold a request."""
         return _Step(self, plan).run()
-
-    def attempt(self) -> AttemptId:
-        """A new id."""
-        self._attempts += 1
-        return AttemptId(self._attempts)
 
 
 class _Step:
@@ -196,7 +192,7 @@ class _Step:
         if turn.tokens == 0:
             self._over(conversation, now)
             return
-        attempt = self._owner.attempt()
+        attempt = AttemptId(next(self._owner.attempts))
         self._decoding[attempt] = conversation
         self._outbox.append(self._request(attempt, conversation, turn))
 

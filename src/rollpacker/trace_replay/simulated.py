@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,10 +75,23 @@ def replay(
             tail_batching=TailBatchingConfig(mode="off"),
         ),
     )
-    ends = _Ends()
-    step = Simulation(config, costs, _source(plan), record=ends).run().steps[0]
+    places: dict[PromptId, int] = {}
+    attempts: dict[AttemptId, tuple[int, int]] = {}
+    ended: dict[tuple[int, int], float] = {}
+
+    def follow(now: float, event: ev.Event, decisions: Sequence[do.Decision]) -> None:
+        """Keep when each response ended, by the place of the group and of the response in it."""
+        if isinstance(event, ev.PromptsDrawn):
+            places.update((prompt.id, at) for at, prompt in enumerate(event.prompts))
+        elif isinstance(event, ev.AttemptFinished):
+            ended[attempts[event.attempt]] = now
+        for made in decisions:
+            if isinstance(made, do.StartAttempt):
+                attempts[made.attempt] = (places[made.prompt], made.index)
+
+    step = Simulation(config, costs, _source(plan), record=follow).run().steps[0]
     rollout_s = step.rollout_s - step.grade_wait_s
-    reward_s = _reward_s(plan, ends)
+    reward_s = _reward_s(plan, ended)
     return {
         "step": plan.step,
         "step_s": rollout_s + reward_s,
@@ -113,35 +126,11 @@ def _longest(plan: StepPlan) -> int:
     return max(1, max(response.tokens for response in plan.responses))
 
 
-class _Ends:
-    """Takes a simulation's events; keeps when each response ended."""
-
-    def __init__(self) -> None:
-        self._places: dict[PromptId, int] = {}
-        self._attempts: dict[AttemptId, tuple[int, int]] = {}
-        self.ended: dict[tuple[int, int], float] = {}
-        """Seconds by the place of the group and of the response in it."""
-
-    def __call__(self, now: float, event: ev.Event, decisions: Sequence[do.Decision]) -> None:
-        """One event with its decisions."""
-        match event:
-            case ev.PromptsDrawn():
-                self._places |= {prompt.id: at for at, prompt in enumerate(event.prompts)}
-            case ev.AttemptFinished():
-                self.ended[self._attempts[event.attempt]] = now
-            case _:
-                pass
-        for decision in decisions:
-            if isinstance(decision, do.StartAttempt):
-                place = (self._places[decision.prompt], decision.index)
-                self._attempts[decision.attempt] = place
-
-
-def _reward_s(plan: StepPlan, ends: _Ends) -> float:
+def _reward_s(plan: StepPlan, ended: Mapping[tuple[int, int], float]) -> float:
     """Seconds from the last response to the last reward."""
     graded = [
-        ends.ended[at, index] + response.reward_s
+        ended[at, index] + response.reward_s
         for at, group in enumerate(plan.groups)
         for index, response in enumerate(group)
     ]
-    return max(graded) - max(ends.ended.values()) + plan.batch_reward_s
+    return max(graded) - max(ended.values()) + plan.batch_reward_s

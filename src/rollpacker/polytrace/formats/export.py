@@ -100,11 +100,9 @@ def _files(trace: Trace, format: str, note: Note) -> dict[str, list[Record]]:
 
 def _responses(trace: Trace, kind: str, note: Note) -> dict[str, list[Record]]:
     _tell_losses(trace.samples, kind, note)
-    if kind == "multiturn":
-        found = multiturn.lines(trace).items()
-        return {f"multiturn_workload_step_{step}.jsonl": lines for step, lines in found}
-    found = packed_lengths.lines(trace).items()
-    return {f"packed_lengths_step_{step}.jsonl": lines for step, lines in found}
+    turns = kind == "multiturn"
+    name, form = ("multiturn_workload", multiturn) if turns else ("packed_lengths", packed_lengths)
+    return {f"{name}_step_{step}.jsonl": lines for step, lines in form.lines(trace).items()}
 
 
 def _tell_losses(frame: pl.DataFrame, kind: str, note: Note) -> None:

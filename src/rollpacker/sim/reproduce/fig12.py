@@ -29,20 +29,6 @@ class PlannedResult(JobResult):
     sizes: tuple[int, ...]
 
 
-class _Sizes:
-    """Follows what the planner decides."""
-
-    def __init__(self) -> None:
-        self.of_steps: list[int] = []
-
-    def __call__(self, now: float, event: Event, decisions: Sequence[Decision]) -> None:
-        """Take an event with its decisions."""
-        del now
-        if isinstance(event, StepStarted):
-            groups = [len(d.members) for d in decisions if isinstance(d, FormEngine)]
-            self.of_steps.append(max(groups, default=1))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowingJob(Job):
     """Lengths in proportion to a cap that grows step by step.
@@ -56,14 +42,20 @@ class GrowingJob(Job):
     def run(self, record: Record | None = None) -> PlannedResult:
         """Simulate it and note the sizes of its engines."""
         assert record is None
-        sizes = _Sizes()
-        result = Job.run(self, sizes)
+        sizes: list[int] = []
+
+        def follow(_now: float, event: Event, decisions: Sequence[Decision]) -> None:
+            if isinstance(event, StepStarted):
+                groups = [len(d.members) for d in decisions if isinstance(d, FormEngine)]
+                sizes.append(max(groups, default=1))
+
+        result = Job.run(self, follow)
         return PlannedResult(
             steps=result.steps,
             kept_vs_true_len=result.kept_vs_true_len,
             packing_s=result.packing_s,
             single_sequence_s=result.single_sequence_s,
-            sizes=tuple(sizes.of_steps),
+            sizes=tuple(sizes),
         )
 
     def source(self, config: SimulationConfig) -> Source:

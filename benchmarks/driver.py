@@ -219,6 +219,8 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
         log.flush()
     spent = time.thread_time() - began
     out["driver_s"], out["writer_s"] = spent - meter.apart_s, time.process_time() - whole - spent
+    await asyncio.sleep(0)
+    out |= {"longest_ms": 1e3 * meter.longest_s, "longest": meter.longest}
     out["wall_s"], out["grading_s"] = time.monotonic() - wall, children_s() - loading_s
     out["attempts"], out["responses"] = len(record.attempts), pool.responses
     out["tokens"], out["sent_mb"] = pool.tokens, pool.sent / 1e6
@@ -234,14 +236,13 @@ def children_s() -> float:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One mode and size in this process; the grading processes are its only children."""
-    meter, out = Meter(), {"mode": args.modes[0], "longest_ms": 0.0}
+    meter, out = Meter(), {"mode": args.modes[0]}
     with (
         tempfile.TemporaryDirectory() as name,
         asyncio.Runner(loop_factory=lambda: TimedLoop(meter)) as runner,
     ):
         config = config_of(Path(name), args.modes[0], args, args.attempts[0])
         runner.run(run_step(meter, config, Path(name), out))
-    out |= {"longest_ms": 1e3 * meter.longest_s, "longest": meter.longest}
     out["parts"] = {part: meter.parts[part] for part in SHOWN}
     return out
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.wire import JOB, Channel, frame
+from rollpacker.reward.wire import HEADER, JOB, Channel, frame
 from rollpacker.shield import shielded
 
 Loaded = tuple[str, dict[str, Any], list[str] | None]
@@ -45,7 +45,7 @@ class Job:
         """The job as a frame. Raises what pickle raises on columns that it cannot write."""
         requests = [_plain(request) for request in self.requests]
         body = pickle.dumps((self.functions, requests), pickle.HIGHEST_PROTOCOL)
-        return frame(JOB.pack(self.id) + body)
+        return b"".join((HEADER.pack(JOB.size + len(body)), JOB.pack(self.id), body))
 
     def cancellation(self) -> bytes:
         """The frame that cancels it."""

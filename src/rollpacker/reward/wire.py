@@ -49,19 +49,28 @@ class Channel:
 
     def send(self, data: bytes) -> bool:
         """Write frames, keeping what does not fit now; false if ``flush`` must follow."""
+        if not self._unsent:
+            data = data[self._write(data) :]
         self._unsent += data
         return self.flush()
 
     def flush(self) -> bool:
         """Write what is kept; true when nothing is left. A dead reader is noticed by reading."""
-        try:
-            while self._unsent:
-                del self._unsent[: self._sock.send(self._unsent)]
-        except BlockingIOError:
-            return False
-        except OSError:
-            self._unsent.clear()
+        while self._unsent:
+            written = self._write(self._unsent)
+            if not written:
+                return False
+            del self._unsent[:written]
         return True
+
+    def _write(self, data: bytes | bytearray) -> int:
+        """Bytes that fit now; all of them where nobody reads any more."""
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
 
     def receive(self) -> tuple[list[bytes], State]:
         """Complete frames that have arrived, and what the other side is like after them."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, Sample
 from rollpacker.engine.base import Output, Request
@@ -24,6 +26,11 @@ class Stage(Enum):
 
 
 DECODING = (Stage.RUNNING, Stage.MIGRATING)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def _nothing() -> Mapping[str, Any]:
+    return _NOTHING
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,13 +54,13 @@ class Attempt:
     graded_s: float | None = None
     output: Output | None = None
     reward: float | None = None
-    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    rewards: Mapping[str, float | None] = field(default_factory=_nothing)
     """Every function's score; None where it is not applicable."""
-    runs: Mapping[str, CodeRun] = field(default_factory=dict[str, CodeRun])
+    runs: Mapping[str, CodeRun] = field(default_factory=_nothing)
     """What became of its program, by reward."""
-    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    extra: Mapping[str, str] = field(default_factory=_nothing)
     """Columns that reward functions logged for the samples table."""
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: Mapping[str, float] = field(default_factory=_nothing)
     """Numbers that reward functions logged, by metric."""
     verdict: State = "aborted"
     """Its state in the samples table; an attempt whose prompt is done without it is aborted."""

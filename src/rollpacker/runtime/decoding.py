@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,9 @@ from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.protocols import Workers
 from rollpacker.runtime.step import StepRecord
+
+_AT_ONCE = 1024
+"""Requests sent before reports are heard."""
 
 
 class Decoding:
@@ -61,6 +65,7 @@ class Decoding:
     def begin(self, record: StepRecord) -> None:
         """A step begins."""
         self._record = record
+        self._outbox.clear()
         for engine in self._workers.engines:
             self._workers.to_engine(engine, msg.BeginStep())
 
@@ -106,13 +111,26 @@ class Decoding:
                 attempt.target = decision.target
 
     def send(self) -> None:
-        """Send what was gathered, one message for each engine."""
-        for engine, requests in self._outbox.items():
-            self._workers.to_engine(engine, msg.Submit(requests=requests))
+        """Send what was gathered, one message for each engine.
+
+        Of very many requests the first now, and the others when reports have had their turn.
+        """
+        sent = 0
+        while self._outbox and (self._lockstep or sent < _AT_ONCE):
+            sent += self._submit(next(iter(self._outbox)))
         for engine, attempts in self._stopping.items():
+            self._submit(engine)
             self._workers.to_engine(engine, msg.Abort(attempts=attempts))
-        self._outbox.clear()
         self._stopping.clear()
+        if self._outbox:
+            asyncio.get_running_loop().call_soon(self.send)
+
+    def _submit(self, engine: EngineId) -> int:
+        """Send an engine its requests; returns how many."""
+        requests = self._outbox.pop(engine, [])
+        if requests:
+            self._workers.to_engine(engine, msg.Submit(requests=requests))
+        return len(requests)
 
     def proceed(self) -> None:
         """In lockstep: what finished has been dealt with, decode on."""

@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rollpacker.reward.base import CodeRun, Grade
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.durable import AppendFile
 
+Buffer = bytes | memoryview
 _FRAME = struct.Struct("<III")
 """CRC-32 of what follows the frame, bytes of JSON, bytes of tokens with logprobs."""
 
@@ -94,7 +96,7 @@ class GradedLog:
             return
         new = (a for a in attempts if (a.prompt, a.index) not in self._known)
         try:
-            self._file.write(b"".join(map(_encode_attempt, new)))
+            self._file.write(b"".join(chain.from_iterable(map(_encode_attempt, new))))
         except OSError as error:
             self._stop(error)
 
@@ -114,7 +116,7 @@ class GradedLog:
             file.truncate(good)
         self._file = AppendFile(self._path)
         if not good:
-            self._file.write(_encode(head, b""))
+            self._file.write(b"".join(_encode(head)))
 
     def _stop(self, error: OSError) -> None:
         self.close()
@@ -124,7 +126,7 @@ class GradedLog:
         )
 
 
-def _encode_attempt(attempt: Attempt) -> bytes:
+def _encode_attempt(attempt: Attempt) -> Sequence[Buffer]:
     assert attempt.output is not None
     fields = {
         "prompt": attempt.prompt,
@@ -138,7 +140,7 @@ def _encode_attempt(attempt: Attempt) -> bytes:
     }
     tokens = np.ascontiguousarray(attempt.output.tokens, dtype="<i4")
     logprobs = np.ascontiguousarray(attempt.output.logprobs, dtype="<f4")
-    return _encode(fields, tokens.tobytes() + logprobs.tobytes())
+    return _encode(fields, tokens.data, logprobs.data)
 
 
 def _response(step: int, fields: Mapping[str, Any], body: bytes) -> GradedResponse:
@@ -165,10 +167,13 @@ def _run(fields: Mapping[str, Any]) -> CodeRun:
     return CodeRun(**{**fields, "tests": tuple(fields["tests"]), "cpu_s": tuple(fields["cpu_s"])})
 
 
-def _encode(fields: Mapping[str, Any], body: bytes) -> bytes:
+def _encode(fields: Mapping[str, Any], *arrays: memoryview) -> Sequence[Buffer]:
+    """The parts of a record."""
     head = json.dumps(fields).encode()
-    crc = zlib.crc32(body, zlib.crc32(head))
-    return _FRAME.pack(crc, len(head), len(body)) + head + body
+    crc = zlib.crc32(head)
+    for array in arrays:
+        crc = zlib.crc32(array, crc)
+    return _FRAME.pack(crc, len(head), sum(array.nbytes for array in arrays)), head, *arrays
 
 
 def _read(path: Path) -> tuple[Sequence[tuple[dict[str, Any], bytes]], int]:

@@ -65,7 +65,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     left out of its mean.
     """
     totals = [[s.reward for s in group.samples if s.reward is not None] for group in groups]
-    stds = np.array([_std(rewards) for rewards in totals])
+    stds = _stds(totals)
     flat = [reward for rewards in totals for reward in rewards]
     count = sum(len(group.samples) for group in groups)
     result = {"reward": _mean(flat), "reward_std": _std(flat), "reward_group_std": _mean(stds)}
@@ -269,6 +269,13 @@ def _plain(value: float | str) -> float | str | None:
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values)) if len(values) else 0.0
+
+
+def _stds(rows: Sequence[Sequence[float]]) -> np.ndarray:
+    """``_std`` of each; in one call where all are alike."""
+    if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1:
+        return np.std(rows, axis=1, ddof=1)
+    return np.array([_std(row) for row in rows])
 
 
 def _std(values: Sequence[float]) -> float:

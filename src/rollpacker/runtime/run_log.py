@@ -62,7 +62,7 @@ class RunLog:
         # One step's rows at most wait for it: a disk that is too slow slows the run.
         self._writer = ThreadPoolExecutor(1, "samples")
         self._written: Future[None] = self._writer.submit(lambda: None)
-        programs = any(reward.runs_programs for reward in config.rewards)
+        self._programs = any(reward.runs_programs for reward in config.rewards)
         self._texts, self._kept = texts, config.samples
         self._samples = SampleLog(
             folder,
@@ -70,7 +70,7 @@ class RunLog:
             last_step=last_step,
             say=progress.note,
             rewards=reward_names(config.rewards),
-            programs=programs,
+            programs=self._programs,
         )
         self._metrics = MetricsLog(
             folder, last_step=last_step, trackers=trackers, say=progress.note
@@ -106,18 +106,17 @@ class RunLog:
             bubble=record.bubble(),
         )
         metrics["grading/resampled"] = record.resampled()
-        metrics |= program_metrics(record.attempts.values())
+        graded = record.attempts.values() if self._programs else ()
+        metrics |= program_metrics(graded)
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()} | extra
         metrics["start_s"] = record.start_s
         metrics |= self._logged(record, metrics)
-        no_code = without_program(record.attempts.values())
-        for line in self._warnings.check(record.step, groups, no_code):
+        for line in self._warnings.check(record.step, groups, without_program(graded)):
             self.progress.note(line)
         for line in _troubles(record):
             self.progress.note(f"step {record.step}: {line}")
         self._written.result()
-        self._written = self._writer.submit(self._add_samples, record, groups)
-        self._add_tasks(record)
+        self._written = self._writer.submit(self._add_rows, record, groups)
         self._metrics.write(metrics)
         self.progress.step(metrics)
         self.journal.flush()
@@ -133,6 +132,10 @@ class RunLog:
                 "what it logs is left out; give it another name"
             )
         return {name: value for name, value in logged.items() if name not in ours}
+
+    def _add_rows(self, record: StepRecord, groups: Sequence[Group]) -> None:
+        self._add_tasks(record)
+        self._add_samples(record, groups)
 
     def _add_samples(self, record: StepRecord, groups: Sequence[Group]) -> None:
         advantages = {

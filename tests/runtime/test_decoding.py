@@ -1,0 +1,83 @@
+"""Requests on their way to the engines."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from rollpacker.core import decisions as do
+from rollpacker.core.types import AttemptId, EngineId, PromptId
+from rollpacker.engine.base import SamplingParams
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.decoding import Decoding
+from rollpacker.runtime.graded_log import GradedLog
+from rollpacker.runtime.step import StepRecord
+
+ENGINES, EACH = 8, 400
+
+
+class Engines:
+    """Notes what each engine is told."""
+
+    def __init__(self) -> None:
+        self.engines = tuple(map(EngineId, range(ENGINES)))
+        self.told: dict[EngineId, list[Any]] = {engine: [] for engine in self.engines}
+
+    def to_engine(self, engine: EngineId, command: Any) -> None:
+        self.told[engine].append(command)
+
+    def submitted(self) -> int:
+        told = [c for commands in self.told.values() for c in commands]
+        return sum(len(c.requests) for c in told if isinstance(c, msg.Submit))
+
+
+def decoding(engines: Engines, folder: Path, lockstep: bool) -> tuple[Decoding, StepRecord]:
+    """With attempts that are started and not sent yet."""
+    decoding = Decoding(
+        cast(Any, engines),
+        cast(Any, SimpleNamespace(tokens={PromptId("p"): np.zeros(3, np.int32)})),
+        GradedLog(folder / "graded.log", print),
+        SamplingParams(max_tokens=4),
+        0,
+        lockstep=lockstep,
+        post=print,
+        clock=Clock(),
+    )
+    record = StepRecord(step=0, start_s=0.0)
+    decoding.begin(record)
+    for n in range(ENGINES * EACH):
+        engine = EngineId(n // EACH)
+        decoding.start(
+            do.StartAttempt(attempt=AttemptId(n), prompt=PromptId("p"), index=n, engine=engine)
+        )
+    return decoding, record
+
+
+def test_a_large_step_is_sent_a_part_at_a_time_and_an_abort_never_before_its_request(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        engines = Engines()
+        sender, record = decoding(engines, tmp_path, lockstep=False)
+        sender.abort(record.attempts[AttemptId(ENGINES * EACH - 1)])
+        sender.send()
+        assert 0 < engines.submitted() < ENGINES * EACH
+        last = engines.told[EngineId(ENGINES - 1)]
+        assert [type(command) for command in last] == [msg.BeginStep, msg.Submit, msg.Abort]
+        for _ in range(ENGINES):
+            await asyncio.sleep(0)
+        assert engines.submitted() == ENGINES * EACH
+
+    asyncio.run(run())
+
+
+def test_in_lockstep_all_of_it_is_sent_at_once(tmp_path: Path) -> None:
+    engines = Engines()
+    sender, _ = decoding(engines, tmp_path, lockstep=True)
+    sender.send()
+    assert engines.submitted() == ENGINES * EACH

@@ -18,6 +18,7 @@ from rollpacker.rollmux.service.guard import Guard
 from rollpacker.rollmux.service.protocol import PatientProtocol
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 from rollpacker.rollmux.settings import Settings
+from rollpacker.shield import OUTSIDE
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["rollpacker.rollmux.service.serve", "mux_fleet"])
@@ -33,6 +34,8 @@ def free_port() -> int:
 def _serve(
     options: ServeOptions, ready: Any, patience: tuple[float, int] | None, file_limit: int | None
 ) -> None:
+    # Whoever ran a job in this process has forked it off one that signals do not reach.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
     if patience is not None:
         PatientProtocol.head_s, PatientProtocol.max_connections = patience
         Guard.body_s = patience[0]

@@ -103,7 +103,7 @@ def write_samples(folder: Path, *states: str) -> None:
             sample_index=attempt,
             step=4,
             round_kind=RoundKind.SHORT,
-            engine=EngineId(1),
+            worker=EngineId(1),
             weights_version=4,
             prompt_tokens=7,
             tokens=20 + attempt,

@@ -169,7 +169,7 @@ def test_a_changed_journal_fails(shop: Workshop, tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     lines = (shop.folder / "roll" / "journal.jsonl").read_text().splitlines()
     place = next(i for i, line in enumerate(lines) if '"StartAttempt"' in line)
-    lines[place] = lines[place].replace('"worker":0', '"worker":1', 1)
+    lines[place] = lines[place].replace('"engine":0', '"engine":1', 1)
     journal.write_text("\n".join(lines) + "\n")
     done = cli("journal", "replay", journal, "--json")
     assert done.returncode == 1

@@ -26,7 +26,7 @@ from rollpacker.core.types import Group, GroupPart, PromptId, Sample
 from rollpacker.engine.base import Output
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.colocated_worker import ColocatedWorker
-from rollpacker.runtime.server import Server, WorkerSpec
+from rollpacker.runtime.worker import Server, WorkerSpec
 
 PROMPT = "012"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -47,7 +47,7 @@ class VirtualClock:
 
 
 class VirtualWorker:
-    """Serves as ``runtime.worker.Worker`` does: commands first, then decoding, then gradients."""
+    """Serves as ``runtime.worker.Server`` does: commands first, then decoding, then gradients."""
 
     def __init__(self, id_: EngineId, script: Script, agenda: Agenda, report, wake) -> None:
         self._wake = wake

@@ -44,7 +44,7 @@ class Upgrade:
             if self._version == 1:
                 self._size = line["meta"].get("settings", {}).get("rules", {}).get("replica", 1)
                 return line | {"meta": _meta(line["meta"])}
-        elif self._version == 1 and "event" in line:
+        elif self._version == 1 and "event" in line and "decisions" in line:
             event = self._event(line["event"])
             return line | {"event": event, "decisions": self._decisions(event, line["decisions"])}
         return line

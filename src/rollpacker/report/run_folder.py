@@ -41,7 +41,7 @@ class RunFolder:
         config_text: ``config.yaml`` as written.
         config: the same, parsed.
         metrics: one object a step, by step; of a step that was repeated, the last.
-        samples: one row per attempt: the columns of ``runtime/sample_table.py`` without texts.
+        samples: one row per attempt: the columns of ``core/sample_columns.py`` without texts.
         missing: how many responses of a step have no row, since a file of the table was damaged.
         tasks: one row per gradient task on a worker (``TASK_COLUMNS``).
         moves: start and migrations of the attempts that changed workers (``MOVE_COLUMNS``).

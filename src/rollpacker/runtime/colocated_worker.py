@@ -11,8 +11,8 @@ from rollpacker.config import RunConfig
 from rollpacker.config.rollout import FakeEngineConfig, MiniEngineConfig
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.engine_worker import EngineWorker
-from rollpacker.runtime.server import Commands, Send, WorkerSpec
 from rollpacker.runtime.train_worker import TrainWorker
+from rollpacker.runtime.worker import Commands, Send, WorkerSpec
 
 if TYPE_CHECKING:
     from rollpacker.engine.base import Engine

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.server import Commands, Send
+from rollpacker.runtime.worker import Commands, Send
 
 if TYPE_CHECKING:
     from rollpacker.engine.base import Engine

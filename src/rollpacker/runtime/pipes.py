@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rollpacker.runtime.channel import Channel
-from rollpacker.runtime.server import WorkerSpec
-from rollpacker.runtime.worker import main
+from rollpacker.runtime.worker import WorkerSpec
+from rollpacker.runtime.worker_process import main
 from rollpacker.shield import shielded
 
 # Workers are forked off a process that has imported what all of them need: half of the start's CPU
@@ -21,7 +21,7 @@ from rollpacker.shield import shielded
 _START = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = (
     "rollpacker.engine.mini.engine",
-    "rollpacker.runtime.worker",
+    "rollpacker.runtime.worker_process",
     "rollpacker.train.local",
     "rollpacker.train.model",
     "transformers.modeling_utils",

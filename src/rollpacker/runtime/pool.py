@@ -18,7 +18,7 @@ from rollpacker.runtime.devices import worker_devices
 from rollpacker.runtime.faults import Fault, WorkerError
 from rollpacker.runtime.pipes import start_local
 from rollpacker.runtime.protocols import Listener, Loss
-from rollpacker.runtime.server import WorkerSpec
+from rollpacker.runtime.worker import WorkerSpec
 
 _CLOSE_S = 3.0
 """In which workers should have left; what they do then is of no use to anybody."""

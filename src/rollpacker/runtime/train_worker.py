@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.durable import disk_full
 from rollpacker.runtime.faults import Fault
-from rollpacker.runtime.server import Commands, Send
+from rollpacker.runtime.worker import Commands, Send
 
 if TYPE_CHECKING:
     from rollpacker.train.local import LocalTrainer

@@ -1,41 +1,116 @@
-"""The process of a worker: builds its role and serves until told to stop."""
+"""How a worker, whatever its role, serves its driver: commands first, then its own work."""
 
 from __future__ import annotations
 
-import os
-import traceback
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
+from typing import Any, Protocol
 
+from rollpacker.config import RunConfig
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.channel import Channel
-from rollpacker.runtime.colocated_worker import ColocatedWorker
-from rollpacker.runtime.faults import Fault
-from rollpacker.runtime.server import Server, WorkerSpec
-from rollpacker.train.base import NotFiniteError
+
+Send = Callable[[msg.Report], None]
+"""Takes a report to the driver."""
+Commands = Mapping[type, Callable[[Any], None]]
+"""What to do for each kind of command."""
 
 
-def main(channel: Channel, spec: WorkerSpec) -> None:
-    """Entry point of the process: serve until told to stop or the driver is gone."""
-    if spec.cores:
-        os.sched_setaffinity(0, spec.cores)
-    server = Server(channel, spec.config.workers.heartbeat_s)
-    try:
-        fault = _serve(server, spec)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
-    if fault is not None:
-        server.send(msg.Died(fault=fault))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """How to build a worker.
+
+    Args:
+        config: the run's.
+        rank: 0 to world - 1.
+        cores: CPU cores to stay on; empty for any.
+        device: ``cpu`` or ``cuda:N``.
+        max_length: longest response in tokens.
+        total_updates: updates of the whole run.
+    """
+
+    config: RunConfig
+    rank: int
+    cores: tuple[int, ...]
+    device: str
+    max_length: int
+    total_updates: int
 
 
-def _serve(server: Server, spec: WorkerSpec) -> Fault | None:
-    """What the worker died of, if it did."""
-    try:
-        server.serve(lambda send: ColocatedWorker(spec, send))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise
-    except ValueError as error:
-        return Fault(kind="user", text=str(error))
-    except NotFiniteError as error:
-        return Fault(kind="crash", text=str(error))
-    except Exception:
-        return Fault(kind="crash", text=traceback.format_exc())
-    return None
+class Role(Protocol):
+    """What a worker is: an engine, a replica, or both."""
+
+    commands: Commands
+
+    @property
+    def progress(self) -> int:
+        """Pieces of work done so far."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether there is work between commands."""
+        ...
+
+    def work(self) -> None:
+        """Do a piece of it, as short as may be: commands wait meanwhile."""
+        ...
+
+
+class Server:
+    """Serves a driver: its commands first, then the role's own work.
+
+    Args:
+        channel: to the driver.
+        heartbeat_s: seconds between two signs of life.
+    """
+
+    def __init__(self, channel: Channel, heartbeat_s: float) -> None:
+        self._channel = channel
+        self._heartbeat_s = heartbeat_s
+        self._inbox: SimpleQueue[msg.Command | None] = SimpleQueue()
+        self._sending = Lock()
+        self._stopped = Event()
+        # Always reading: two processes that both write into full pipes would wait for ever.
+        Thread(target=self._listen, name="inbox", daemon=True).start()
+
+    def serve(self, build: Callable[[Send], Role]) -> None:
+        """Until told to stop. Raises ``EOFError`` or ``OSError`` when the driver is gone."""
+        role = build(self.send)
+        Thread(target=self._beat, args=(role,), name="heartbeat", daemon=True).start()
+        gc.collect()
+        gc.freeze()  # collections must not walk the libraries' objects again and again
+        try:
+            while True:
+                if role.busy() and self._inbox.empty():
+                    role.work()
+                    continue
+                command = self._inbox.get()
+                if command is None:
+                    raise EOFError
+                if isinstance(command, msg.Stop):
+                    return
+                role.commands[type(command)](command)
+        finally:
+            self._stopped.set()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._inbox.put(self._channel.recv())
+        except (EOFError, OSError):
+            self._inbox.put(None)
+
+    def send(self, report: msg.Report) -> None:
+        """Tell the driver. Raises ``OSError`` when it is gone."""
+        with self._sending:
+            self._channel.send(report)
+
+    def _beat(self, role: Role) -> None:
+        try:
+            while not self._stopped.wait(self._heartbeat_s):
+                self.send(msg.Beat(progress=role.progress))
+        except OSError:
+            return  # the driver is gone; whoever serves it sees that too

@@ -1,0 +1,41 @@
+"""The entry point of a worker's process, and what is told of its death."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.channel import Channel
+from rollpacker.runtime.colocated_worker import ColocatedWorker
+from rollpacker.runtime.faults import Fault
+from rollpacker.runtime.worker import Server, WorkerSpec
+from rollpacker.train.base import NotFiniteError
+
+
+def main(channel: Channel, spec: WorkerSpec) -> None:
+    """Entry point of the process: serve until told to stop or the driver is gone."""
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+    server = Server(channel, spec.config.workers.heartbeat_s)
+    try:
+        fault = _serve(server, spec)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    if fault is not None:
+        server.send(msg.Died(fault=fault))
+
+
+def _serve(server: Server, spec: WorkerSpec) -> Fault | None:
+    """What the worker died of, if it did."""
+    try:
+        server.serve(lambda send: ColocatedWorker(spec, send))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except ValueError as error:
+        return Fault(kind="user", text=str(error))
+    except NotFiniteError as error:
+        return Fault(kind="crash", text=str(error))
+    except Exception:
+        return Fault(kind="crash", text=traceback.format_exc())
+    return None

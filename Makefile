@@ -32,7 +32,7 @@ demo: $(VENV)/.installed  ## train a small model on this machine and show the re
 	@$(BIN)/rollpacker demo $(ARGS)
 
 test: $(VENV)/.installed-dev  ## run the default test suite
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part: PART=1/4
 	@$(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu and not peers' \

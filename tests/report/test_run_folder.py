@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import polars as pl
 import pytest
 
@@ -108,6 +110,27 @@ def test_the_last_try_of_a_repeated_step_counts(copy):
     assert again.moves.equals(before.moves)
     assert again.rounds.equals(before.rounds)
     assert again.metrics == before.metrics
+
+
+def test_a_journal_is_read_line_by_line(copy):
+    """Its lines are never in memory together: that of a long run is as large as the disk allows."""
+    folder = copy("off")
+    journal = folder / "journal.jsonl"
+
+    def most() -> int:
+        tracemalloc.start()
+        try:
+            load_run(folder)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    load_run(folder)
+    before = most()
+    line = '{"t": 1.0, "event": {"kind": "Waited"}, "decisions": []}\n'
+    with journal.open("a", encoding="utf-8") as file:
+        file.write(line * 10_000)
+    assert most() - before < 10_000 * len(line)
 
 
 def test_migrations_come_from_the_journal(made):

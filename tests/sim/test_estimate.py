@@ -10,7 +10,7 @@ from rollpacker.polytrace.schema import SAMPLES, Trace
 from rollpacker.sim import estimate as est
 from rollpacker.sim.calibration import FOLDER
 from rollpacker.sim.source import of_trace
-from rollpacker.sim.verdict import ModeEstimate, recommend
+from rollpacker.sim.verdict import ModeEstimate, recommend, sentences
 
 
 def trace_of(lengths: np.ndarray, *, cap: int, steps: int = 4, task: str = "made") -> Trace:
@@ -111,6 +111,17 @@ def test_recommendation(
 ) -> None:
     modes = {"off": mode(1.0), "exact": exact, "prompts": prompts, "race": race}
     assert recommend(modes, 0.95) == expected
+
+
+@pytest.mark.parametrize(("speedup", "tempting"), [(1.015, False), (1.2, True)])
+def test_a_race_tempts_where_it_beats_synchronous_rounds_too(
+    speedup: float, tempting: bool
+) -> None:
+    """And not only the mode to use, which may be a little slower than those."""
+    slow = mode(0.9)
+    modes = {"off": mode(1.0), "exact": mode(0.985), "prompts": slow, "race": mode(speedup, 0.8)}
+    told = sentences(modes, "exact", left_out="nothing", icc=None, limit=0.95)
+    assert any("race would be faster" in sentence for sentence in told) == tempting
 
 
 def test_aborted_responses_are_said_to_be_missing() -> None:

@@ -22,11 +22,11 @@ def settled(folder: Path, steps: int) -> list[float]:
     return [row["loss"] for row in metrics(folder)[:steps]]
 
 
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of 0.1.0, killed in step 7 after checkpoint-6, gone on with to its end."""
-    folder = tmp_path_factory.mktemp("stored") / "v0_1_0"
-    shutil.copytree(STORED / "v0_1_0", folder)
+@pytest.fixture(scope="module", params=["v0_1_0", "v0_1_0_engines"])
+def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stored run, killed in step 7 after checkpoint-6, gone on with to its end."""
+    folder = tmp_path_factory.mktemp("stored") / request.param
+    shutil.copytree(STORED / request.param, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         _, said = run(config.load(Path("job.yaml"), []), resume=True)
@@ -41,7 +41,7 @@ def test_a_stored_run_is_resumed(resumed: Path) -> None:
     expected = Counter({json.loads(row)["id"]: 2 for row in rows})
     assert times_trained(resumed) == expected
     assert set(kept_groups(resumed).values()) == {3}
-    before = STORED / "v0_1_0" / "run"
+    before = STORED / resumed.parent.name / "run"
     assert settled(resumed, 6) == settled(before, 6)
     assert [row["step"] for row in metrics(resumed)] == list(range(checkpoints(resumed)[-1]))
     assert all("eval/sampled_accuracy" in row for row in metrics(resumed)[1::2])
@@ -49,8 +49,9 @@ def test_a_stored_run_is_resumed(resumed: Path) -> None:
 
 def test_it_goes_on_as_it_began(resumed: Path) -> None:
     kept = config.load(resumed / "config.yaml")
-    assert kept.rollout.min_reward_range == 1e-3
-    assert not kept.train.kl_bias_correction
+    first = resumed.parent.name == "v0_1_0"
+    assert kept.rollout.min_reward_range == (1e-3 if first else 0.0)
+    assert kept.train.kl_bias_correction is not first
     assert getattr(kept.train.algorithm, "scale_rewards", None) == "group"
 
 
@@ -60,9 +61,10 @@ def test_its_journal_replays(resumed: Path) -> None:
     assert replay.unfinished is None
 
 
-def test_the_stored_files_are_read_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["v0_1_0", "v0_1_0_engines"])
+def test_the_stored_files_are_read_as_they_are(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(STORED / "v0_1_0" / "run", folder)
+    shutil.copytree(STORED / name / "run", folder)
     assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
     assert write_report(folder).stat().st_size > 10_000
     assert json.loads(write_timeline(folder).read_text(encoding="utf-8"))["traceEvents"]

@@ -292,14 +292,7 @@ def test_replay_writes_what_compare_reads(
     call: Call, search: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     real, simulated = tmp_path / "new" / "real.jsonl", tmp_path / "simulated.jsonl"
-    scaled = (
-        "--steps",
-        2,
-        "--max-tokens-scale",
-        0.03,
-        "--time-scale",
-        0.05,
-    )  # tools that decoding cannot hide
+    scaled = ("--steps", 2, "--max-tokens-scale", 0.03, "--time-scale", 0.05)
     code, out, err = call("replay", search, "--model", checkpoint, *scaled, "--out", real, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)

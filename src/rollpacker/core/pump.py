@@ -21,6 +21,7 @@ class Pump:
         perform: starts what one event led to and never waits; may post events itself.
         clock: seconds; the run's own, or simulated.
         record: where every event goes; None for nowhere.
+        flush: what comes after all that is known has been performed; may post events too.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class Pump:
         perform: Callable[[Sequence[Decision]], None],
         clock: Callable[[], float],
         record: Record | None = None,
+        flush: Callable[[], None] | None = None,
     ) -> None:
         self._policy = policy
         self._perform = perform
         self._clock = clock
         self._record = record
+        self._flush = flush
         self._inbox: deque[Event] = deque()
         self._pumping = False
 
@@ -46,6 +49,8 @@ class Pump:
         try:
             while self._inbox:
                 self._pump_one(self._inbox.popleft())
+                if self._flush is not None and not self._inbox:
+                    self._flush()
         finally:
             self._pumping = False
 

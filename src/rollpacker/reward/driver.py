@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 import time
 from collections import deque
 from typing import Any
 
+from rollpacker.core.codec import dumps
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.wire import HEADER, JOB, LARGEST_REPLY, frame
 
@@ -38,7 +38,7 @@ class Driver:
 
     def reply(self, message: dict[str, Any]) -> None:
         """Write one message. Raises ``GradingError`` when it is larger than the driver reads."""
-        text = json.dumps(message, separators=(",", ":")).encode()
+        text = dumps(message)
         if len(text) > LARGEST_REPLY:
             raise GradingError(f"logged more than {LARGEST_REPLY >> 20} MiB in one call")
         self._sock.sendall(frame(text))

@@ -4,46 +4,55 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sized
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
 
 from rollpacker.reward.base import CodeRun
 from rollpacker.reward.process import Job
 from rollpacker.reward.wire import WireError
 
-_RUN_FIELDS = {each.name for each in fields(CodeRun)}
+_LONGEST = 1000
+"""Characters of a text that are shown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """One message.
 
     Args:
         ready: the process has loaded its functions.
         fatal: why it cannot load them.
+        job: what is answered, and
+        function: which of its functions.
         scores: of the running job's next function, one for each request.
         error: why that function has no scores.
         way: what faults of that kind have in common.
-        seconds: time that the call took.
+        seconds: time that the call took; infinite where it does not say.
         runs: what became of each response's program, where the function runs them.
         extra: columns that the function logged, for each response.
         metrics: numbers that it logged, for each response.
-        beat: the running call goes on.
+        beat: the running call goes on: its job.
         say: something that the user should know.
     """
 
     ready: bool = False
     fatal: str | None = None
+    job: int | None = None
+    function: int | None = msgspec.field(name="f", default=None)
     scores: tuple[float | None, ...] = ()
     error: str | None = None
     way: str = ""
-    seconds: float = 0.0
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(name="s", default=math.inf)
     runs: tuple[CodeRun, ...] = ()
     extra: tuple[dict[str, str], ...] = ()
     metrics: tuple[dict[str, float], ...] = ()
-    beat: bool = False
+    beat: int | None = None
     say: str | None = None
+
+
+_decode = msgspec.json.Decoder(Reply).decode
 
 
 def read_reply(payload: bytes, job: Job | None) -> Reply:
@@ -52,91 +61,52 @@ def read_reply(payload: bytes, job: Job | None) -> Reply:
     Raises ``WireError`` when it is not an answer to the job's next call.
     """
     try:
-        data = json.loads(payload)
-    except (ValueError, RecursionError):
-        raise WireError("no JSON") from None
-    if not isinstance(data, dict):
-        raise WireError("no object")
-    return _aside(data, job) or _answer(data, job)
-
-
-def _aside(data: dict[str, Any], job: Job | None) -> Reply | None:
-    """A message that answers no call."""
-    if isinstance(fatal := data.get("fatal"), str):
-        return Reply(fatal=fatal[:1000])
-    if data.get("ready") is True:
-        return Reply(ready=True)
-    if isinstance(say := data.get("say"), str):
-        return Reply(say=say[:1000])
-    if "beat" in data:
-        return Reply(beat=job is not None and data["beat"] == job.id)
-    return None
-
-
-def _answer(data: dict[str, Any], job: Job | None) -> Reply:
-    if job is None or data.get("job") != job.id or not _seconds(data.get("s")):
+        reply = _parsed(payload)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"no reply: {error}") from None
+    if reply.fatal is not None:
+        return replace(reply, fatal=reply.fatal[:_LONGEST])
+    if reply.say is not None:
+        return replace(reply, say=reply.say[:_LONGEST])
+    if reply.ready:
+        return reply
+    if reply.beat is not None:
+        return reply if job is not None and reply.beat == job.id else Reply()
+    if job is None or reply.job != job.id or not math.isfinite(reply.seconds):
         raise WireError("no answer to the running job")
-    if isinstance(error := data.get("error"), str):
-        return Reply(error=error[:1000], way=str(data.get("way"))[:1000], seconds=data["s"])
-    scores = data.get("scores")
-    if data.get("f") != job.functions[0] or not isinstance(scores, list):
+    if reply.error is not None:
+        return replace(reply, error=reply.error[:_LONGEST], way=reply.way[:_LONGEST])
+    _check(reply, job)
+    return reply
+
+
+def _parsed(payload: bytes) -> Reply:
+    try:
+        return _decode(payload)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        # It refuses half a surrogate pair, which a user's function may have logged.
+        data = json.loads(payload, parse_float=_finite, parse_constant=_finite)
+        return msgspec.convert(data, Reply)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def _check(reply: Reply, job: Job) -> None:
+    """Refuse scores of another call, and what does not belong to its requests one by one."""
+
+    def each(values: Sized) -> bool:
+        return len(values) == len(job.requests)
+
+    if reply.function != job.functions[0] or not each(reply.scores):
         raise WireError("no scores of the running call")
-    if len(scores) != len(job.requests) or not all(s is None or _finite(s) for s in scores):
-        raise WireError("no scores of the running call")
-    return Reply(
-        scores=tuple(scores),
-        seconds=data["s"],
-        runs=_runs(data.get("runs"), job),
-        extra=_logged(data.get("extra"), job, lambda value: isinstance(value, str)),
-        metrics=_logged(data.get("metrics"), job, _finite),
-    )
-
-
-def _logged(value: Any, job: Job, fine: Callable[[Any], bool]) -> tuple[dict[str, Any], ...]:
-    """What was logged with each response of a call."""
-    if value is None:
-        return ()
-    if not isinstance(value, list) or len(value) != len(job.requests):
+    if not all(each(values) for values in (reply.runs, reply.extra, reply.metrics) if values):
         raise WireError("no notes of the running call")
-    if not all(isinstance(each, dict) and all(map(fine, each.values())) for each in value):
-        raise WireError("no notes of the running call")
-    return tuple(value)
-
-
-def _runs(value: Any, job: Job) -> tuple[CodeRun, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or len(value) != len(job.requests):
-        raise WireError("no programs of the running call")
-    return tuple(_run(each) for each in value)
-
-
-def _run(value: Any) -> CodeRun:
-    fine = (
-        isinstance(value, dict)
-        and set(value) == _RUN_FIELDS
-        and all(isinstance(value[name], str) for name in ("verdict", "level"))
-        and all(isinstance(value[name], list) for name in ("tests", "cpu_s"))
-        and all(isinstance(each, str) for each in value["tests"])
-        and all(_seconds(each) for each in (*value["cpu_s"], value["timeout_s"]))
-        and len(value["tests"]) == len(value["cpu_s"])
-        and isinstance(value["forgeable"], bool)
-    )
-    if not fine:
-        raise WireError("no program's outcome")
-    return CodeRun(
-        verdict=value["verdict"],
-        tests=tuple(value["tests"]),
-        cpu_s=tuple(value["cpu_s"]),
-        timeout_s=value["timeout_s"],
-        level=value["level"],
-        forgeable=value["forgeable"],
-    )
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
-
-
-def _seconds(value: Any) -> bool:
-    return _finite(value) and value >= 0
+    for run in reply.runs:
+        if len(run.tests) != len(run.cpu_s) or min((*run.cpu_s, run.timeout_s)) < 0:
+            raise WireError("no program's outcome")

@@ -149,7 +149,6 @@ class Decoding:
                 self._post(*(self._finished(output) for output in report.outputs))
             case msg.Aborted():
                 self._post(*map(self._stopped, report.outputs))
-                self.send()
             case msg.Failed():
                 self._post(*(self._failed(a, report.error) for a in report.attempts))
             case msg.WeightsLoaded():

@@ -77,7 +77,7 @@ class Rollout:
         self._phases = phases
         self._summed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pump = Pump(policy, self._perform, clock, journal.record)
+        self._pump = Pump(policy, self._perform, clock, journal.record, self._send)
         self._lockstep = config.deterministic
         self._decoding = Decoding(
             workers,
@@ -191,6 +191,8 @@ class Rollout:
     def _perform(self, decisions: Sequence[do.Decision]) -> None:
         for decision in decisions:
             self._performers[type(decision)](decision)
+
+    def _send(self) -> None:
         self._decoding.send()
         self._grading.send()
 

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from rollpacker.sim import calibration
-from rollpacker.sim.calibration import Calibration, Measured
+from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.costs import CurveCosts, GpuCosts
+from rollpacker.sim.hardware import MeasuredDevice
 
 CPU: dict[str, Any] = {
     "name": "mine",
@@ -35,7 +36,7 @@ def test_the_papers_settings() -> None:
     assert [c.train_mfu for c in loaded] == [0.45, 0.2, 0.2]
     assert [c.synchronous_reward_s for c in loaded] == [98.0, 44.0, 76.0]
     assert [c.weight_sync_s for c in loaded] == [5.0, 13.0, 23.0]
-    assert [c.cluster().gpus for c in loaded] == [16, 32, 64]
+    assert [c.gpus for c in loaded] == [16, 32, 64]
     assert all((c.device, c.prompts, c.responses) == ("H800", 128, 8) for c in loaded)
 
 
@@ -55,7 +56,7 @@ def test_costs_carry_the_calibration() -> None:
     fast, slow = loaded.engine(tp=8), loaded.engine(tp=4)
     assert fast.step_s(1, 1000) < slow.step_s(1, 1000)
     assert loaded.training(gpus=16).sequence_s(1000) < loaded.training().sequence_s(1000)
-    assert loaded.rewards.costs().judged_s(1.0) == 42.0
+    assert loaded.rewards.judged_s(1.0) == 42.0
 
 
 def test_terms_of_the_step_can_be_measured() -> None:
@@ -73,7 +74,7 @@ def test_a_cpu_calibration_survives_a_round_trip(tmp_path: Path) -> None:
     assert isinstance(mine.engine(), CurveCosts)
     assert mine.engine().step_s(8, 0) == 0.004
     assert mine.training().sequence_s(100) == pytest.approx(300 * 1e-4)
-    assert mine.measured == Measured.model_validate(CPU["measured"])
+    assert mine.measured == MeasuredDevice.model_validate(CPU["measured"])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_cpu_calibration_survives_a_round_trip(tmp_path: Path) -> None:
         ({"gpus": 0}, "'gpus': input should be"),
         ({"measured": None}, "device 'cpu' and the section 'measured' go together"),
         ({"device": "H900", "measured": None}, "unknown device 'H900'"),
-        ({"device": "H800", "measured": None, "gpus": 12}, "gpus=12"),
+        ({"device": "H800", "measured": None, "gpus": 12}, "gpus=12: use 1 to 8, or a multiple"),
         ({"fitted": {"kapa": "x"}}, "fitted.kapa is not a key"),
         ({"rollout_tp": 3}, "gpus=2 is not a multiple of rollout_tp"),
         ({"device": "H800", "measured": None, "model": "x"}, "unknown model 'x'"),

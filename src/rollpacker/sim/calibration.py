@@ -25,12 +25,10 @@ from rollpacker.sim.costs import (
     TrainCosts,
     engine_devices,
 )
-from rollpacker.sim.hardware import Cluster, MeasuredDevice, find_device
+from rollpacker.sim.hardware import MeasuredDevice, find_device
 from rollpacker.sim.models import ModelShape, find_model
 
 FOLDER = Path(__file__).parent / "calibration"
-_EFFICIENCY = Efficiency()
-
 
 _STAND_FOR = {
     "kappa": "a decode step over its roofline",
@@ -41,75 +39,6 @@ _STAND_FOR = {
     "synchronous_reward_s": "seconds of the reward phase of mode off, whatever the model",
 }
 """What the constants that are fitted to an experiment mean elsewhere."""
-
-
-class Measured(Config):
-    """Latencies of one CPU worker; see ``MeasuredDevice``."""
-
-    latency: dict[int, float]
-    """Seconds of a decode step by batch size."""
-    kv_tokens: int = Field(gt=0)
-    """KV budget."""
-    prefill_token_s: float = Field(ge=0.0)
-    """Seconds to prefill one token."""
-    context: int = Field(default=0, ge=0)
-    """Tokens of each sequence when ``latency`` was measured."""
-    context_token_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of a step for each further context token of the batch."""
-    train_token_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of gradient for one token, prompts included."""
-    train_square_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of gradient times the square of a sequence's tokens (attention)."""
-    train_task_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of each message that asks for gradients."""
-
-    def device(self) -> MeasuredDevice:
-        """The same as a device."""
-        return MeasuredDevice(**self.model_dump(exclude={"train_square_s", "train_task_s"}))
-
-
-class EngineEfficiency(Config):
-    """Terms of the decode step; see ``Efficiency``."""
-
-    step_s: float = Field(default=_EFFICIENCY.step_s, ge=0.0)
-    """Fixed seconds of a decode step."""
-    sequence_s: float = Field(default=_EFFICIENCY.sequence_s, ge=0.0)
-    """More seconds of it for each sequence."""
-    layer_s: float = Field(default=_EFFICIENCY.layer_s, ge=0.0)
-    """More seconds of it for each layer, at a tensor-parallel size above 1."""
-    weights: float = Field(default=_EFFICIENCY.weights, gt=0.0, le=1.0)
-    """Share of the memory's bandwidth at which weights are read."""
-    kv: float = Field(default=_EFFICIENCY.kv, gt=0.0, le=1.0)
-    """The same for the KV cache."""
-    compute: float = Field(default=_EFFICIENCY.compute, gt=0.0, le=1.0)
-    """Share of the flops that decoding reaches at large batches."""
-    prefill: float = Field(default=_EFFICIENCY.prefill, gt=0.0, le=1.0)
-    """The same for prefill."""
-    memory: float = Field(default=_EFFICIENCY.memory, gt=0.0, le=1.0)
-    """Share of a GPU's memory that the engine may use."""
-    reserved: float = Field(default=_EFFICIENCY.reserved, ge=0.0)
-    """Bytes of it that are neither weights nor KV."""
-
-    def costs(self) -> Efficiency:
-        """The same as costs."""
-        return Efficiency(**self.model_dump())
-
-
-class Rewards(Config):
-    """Reward latencies; see ``RewardCosts``."""
-
-    math_s: float = Field(default=0.05, ge=0.0)
-    """Answer extraction and comparison."""
-    judge_s: float = Field(default=30.0, ge=0.0)
-    """One judged response while the judge's devices are loaded."""
-    judge_idle: float = Field(default=0.25, ge=0.0, le=1.0)
-    """Factor of that on idle devices."""
-    judge_slots: int = Field(default=256, ge=1)
-    """Responses judged at once."""
-
-    def costs(self) -> RewardCosts:
-        """The same as costs."""
-        return RewardCosts(**self.model_dump())
 
 
 class Calibration(Config):
@@ -137,7 +66,7 @@ class Calibration(Config):
     """Mean prompt length."""
     kappa: float = Field(default=1.0, gt=0.0)
     """Factor of every decode step."""
-    efficiency: EngineEfficiency = EngineEfficiency()
+    efficiency: Efficiency = Efficiency()
     """Terms of a decode step on a GPU, where they were measured."""
     train_launch_s: float = Field(default=0.0, ge=0.0)
     """Fixed time of each response in training."""
@@ -151,8 +80,8 @@ class Calibration(Config):
     """Reduction of the gradients and update."""
     rollout_start_s: float = Field(default=ROLLOUT_START_S, ge=0.0)
     """Start of every rollout."""
-    rewards: Rewards = Rewards()
-    measured: Measured | None = None
+    rewards: RewardCosts = RewardCosts()
+    measured: MeasuredDevice | None = None
     """Latencies of a CPU worker, instead of a datasheet."""
     fitted: dict[str, str]
     """To what each fitted value was fitted, or that it is assumed."""
@@ -168,20 +97,16 @@ class Calibration(Config):
             if self.gpus % getattr(self, key):
                 raise ValueError(f"gpus={self.gpus} is not a multiple of {key}")
         if self.measured is None:
-            Cluster.of(self.device, self.gpus)
-            self.engine()
-        else:
-            CurveCosts(self.measured.device())
+            node = find_device(self.device).per_node
+            if self.gpus > node and self.gpus % node:
+                raise ValueError(f"gpus={self.gpus}: use 1 to {node}, or a multiple of {node}")
+        self.engine()
         return self
 
     @property
     def shape(self) -> ModelShape:
         """Sizes of the model."""
         return find_model(self.model)
-
-    def cluster(self) -> Cluster:
-        """The GPUs. Raises ``ValueError`` on a CPU."""
-        return Cluster.of(self.device, self.gpus)
 
     def moved(self, model: str | None, device: str | None) -> Calibration:
         """The same constants for another model or other GPUs.
@@ -218,7 +143,7 @@ class Calibration(Config):
     def devices(self, gpus: int | None = None) -> Devices:
         """What decides which tensor-parallel sizes are possible on ``gpus`` (default: its own)."""
         device = find_device(self.device)
-        return engine_devices(device, self.shape, self.efficiency.costs(), gpus or self.gpus)
+        return engine_devices(device, self.shape, self.efficiency, gpus or self.gpus)
 
     def engine_sizes(self, gpus: int | None = None) -> tuple[int, ...]:
         """Tensor-parallel sizes that hold the model on ``gpus`` (default: its own), ascending."""
@@ -227,7 +152,7 @@ class Calibration(Config):
     def engine(self, tp: int | None = None) -> EngineCosts:
         """Costs of one engine replica at ``tp`` (default: ``rollout_tp``; unused on a CPU)."""
         if self.measured is not None:
-            return CurveCosts(self.measured.device())
+            return CurveCosts(self.measured)
         tp = self.rollout_tp if tp is None else tp
         device = find_device(self.device)
         return GpuCosts(
@@ -235,7 +160,7 @@ class Calibration(Config):
             shape=self.shape,
             tp=tp,
             kappa=self.kappa,
-            efficiency=self.efficiency.costs(),
+            efficiency=self.efficiency,
         )
 
     def training(self, gpus: int | None = None) -> TrainCosts:

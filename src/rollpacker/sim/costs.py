@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import Field
+
+from rollpacker.config import Config
 from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.parallelism import Devices
 from rollpacker.sim.hardware import Device, MeasuredDevice
@@ -47,29 +50,27 @@ class EngineCosts(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
-    """What is left of the datasheet, and overheads.
+class Efficiency(Config):
+    """Terms of the decode step: what is left of the datasheet, and overheads."""
 
-    Args:
-        step_s: fixed time of a step.
-        sequence_s: of each sequence in it (sampling, scheduling).
-        layer_s: of each layer's all-reduces, with tensor parallelism.
-        weights, kv, compute: shares of bandwidth (weights, KV) and of flops that are reached.
-        prefill: share of flops that prefill reaches.
-        memory: share of device memory that the engine takes.
-        reserved: bytes of each device for activations and graphs.
-    """
-
-    step_s: float = 4.5e-3
-    sequence_s: float = 60e-6
-    layer_s: float = 50e-6
-    weights: float = 0.92
-    kv: float = 0.75
-    compute: float = 0.6
-    prefill: float = 0.5
-    memory: float = 0.85
-    reserved: float = 4e9
+    step_s: float = Field(default=4.5e-3, ge=0.0)
+    """Fixed seconds of a decode step."""
+    sequence_s: float = Field(default=60e-6, ge=0.0)
+    """More seconds of it for each sequence (sampling, scheduling)."""
+    layer_s: float = Field(default=50e-6, ge=0.0)
+    """More seconds of it for each layer's all-reduces, at a tensor-parallel size above 1."""
+    weights: float = Field(default=0.92, gt=0.0, le=1.0)
+    """Share of the memory's bandwidth at which weights are read."""
+    kv: float = Field(default=0.75, gt=0.0, le=1.0)
+    """The same for the KV cache."""
+    compute: float = Field(default=0.6, gt=0.0, le=1.0)
+    """Share of the flops that decoding reaches at large batches."""
+    prefill: float = Field(default=0.5, gt=0.0, le=1.0)
+    """The same for prefill."""
+    memory: float = Field(default=0.85, gt=0.0, le=1.0)
+    """Share of a GPU's memory that the engine may use."""
+    reserved: float = Field(default=4e9, ge=0.0)
+    """Bytes of it that are neither weights nor KV: activations and graphs."""
 
 
 def engine_devices(device: Device, shape: ModelShape, efficiency: Efficiency, gpus: int) -> Devices:
@@ -82,27 +83,22 @@ def engine_devices(device: Device, shape: ModelShape, efficiency: Efficiency, gp
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCosts:
     """A model on ``tp`` GPUs of one node; ``kappa`` multiplies the decode step.
 
     Raises ``ValueError`` when the model cannot have ``tp``.
     """
 
-    device: Device
-    shape: ModelShape
-    tp: int = 1
-    kappa: float = 1.0
-    efficiency: Efficiency = Efficiency()
-    capacity: float = field(init=False)
-    _weights_s: float = field(init=False, repr=False)
-    _sequence_flops_s: float = field(init=False, repr=False)
-    _fixed_s: float = field(init=False, repr=False)
-    _sequence_s: float = field(init=False, repr=False)
-    _slope: float = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        device, shape, tp, e = self.device, self.shape, self.tp, self.efficiency
+    def __init__(
+        self,
+        *,
+        device: Device,
+        shape: ModelShape,
+        tp: int = 1,
+        kappa: float = 1.0,
+        efficiency: Efficiency | None = None,
+    ) -> None:
+        e = efficiency or Efficiency()
         devices = engine_devices(device, shape, e, device.per_node)
         if tp not in devices.sizes():
             raise ValueError(
@@ -113,15 +109,15 @@ class GpuCosts:
         many = tp > 1
         reduced = 2 * shape.layers * shape.hidden * 2 * 2 * (tp - 1) / (tp * device.bus)
         kv_shards = min(tp, shape.kv_heads)
-        put = object.__setattr__
-        put(self, "capacity", free / shape.kv_bytes)
-        put(self, "_weights_s", shape.weight_bytes / (tp * device.bandwidth * e.weights))
-        flops = 2 * shape.parameters
-        put(self, "_sequence_flops_s", flops / (tp * device.flops * e.compute))
-        put(self, "_fixed_s", e.step_s + many * e.layer_s * shape.layers)
-        put(self, "_sequence_s", e.sequence_s + many * reduced)
-        slope = shape.kv_bytes / (kv_shards * device.bandwidth * e.kv)
-        put(self, "_slope", self.kappa * slope)
+        self.tp, self.kappa = tp, kappa
+        self.capacity = free / shape.kv_bytes
+        self._flops = 2 * shape.parameters
+        self._weights_s = shape.weight_bytes / (tp * device.bandwidth * e.weights)
+        self._sequence_flops_s = self._flops / (tp * device.flops * e.compute)
+        self._fixed_s = e.step_s + many * e.layer_s * shape.layers
+        self._sequence_s = e.sequence_s + many * reduced
+        self._slope = kappa * (shape.kv_bytes / (kv_shards * device.bandwidth * e.kv))
+        self._prefill_rate = tp * device.flops * e.prefill
 
     def step_s(self, batch: int, context_tokens: float) -> float:
         """Seconds of a decode step: the roofline of the weights plus the KV cache's reading."""
@@ -135,8 +131,7 @@ class GpuCosts:
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds to prefill ``tokens``, bound by compute."""
-        rate = self.tp * self.device.flops * self.efficiency.prefill
-        return tokens * 2 * self.shape.parameters / rate
+        return tokens * self._flops / self._prefill_rate
 
 
 class CurveCosts:
@@ -203,25 +198,17 @@ class TrainCosts:
         return self.launch_s + (self.token_s + self.square_s * whole) * whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardCosts:
-    """Seconds of one reward, by kind.
+class RewardCosts(Config):
+    """Seconds of one reward, by kind."""
 
-    Args:
-        math_s: answer extraction and comparison.
-        judge_s: one judged response while the judge's devices are loaded.
-        judge_idle: factor of that on idle devices.
-        judge_slots: responses judged at once; more wait.
-    """
-
-    math_s: float = 0.05
-    judge_s: float = 30.0
-    judge_idle: float = 0.25
-    judge_slots: int = 256
-
-    def code_s(self, run_s: float, timeout_s: float) -> float:
-        """A program that would run for ``run_s`` is killed at its timeout."""
-        return min(run_s, timeout_s)
+    math_s: float = Field(default=0.05, ge=0.0)
+    """Answer extraction and comparison."""
+    judge_s: float = Field(default=30.0, ge=0.0)
+    """One judged response while the judge's devices are loaded."""
+    judge_idle: float = Field(default=0.25, ge=0.0, le=1.0)
+    """Factor of that on idle devices."""
+    judge_slots: int = Field(default=256, ge=1)
+    """Responses judged at once; more wait."""
 
     def judged_s(self, load: float) -> float:
         """One judged response, its devices loaded from 0 (idle) to 1; linear in between."""

@@ -140,7 +140,7 @@ def on_paper_gpus(task: str, source: Source, hardware: Hardware = ASSUMED) -> Jo
     smaller = prompts / source.prompts
     if costs.measured is None:
         wanted = costs.gpus * prompts * source.responses / (costs.prompts * costs.responses)
-        node = costs.cluster().per_node
+        node = costs.devices().node_size
         if gpus is None or smaller < 1.0:
             gpus = node * max(1, round((wanted if gpus is None else gpus * smaller) / node))
     count = gpus or costs.gpus

@@ -73,7 +73,7 @@ class Grading:
             case "math":
                 self._after(self._costs.math_s, job)
             case "code":
-                self._after(self._costs.code_s(run_s, self._timeouts.timeout(case)), job)
+                self._after(min(run_s, self._timeouts.timeout(case)), job)
             case "judge":
                 self._judge.submit(attempt)
 

@@ -1,4 +1,4 @@
-"""Devices and clusters that costs are computed for.
+"""Devices that costs are computed for.
 
 GPUs are described by their datasheets, a CPU by what our own engine measured on it.
 """
@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from pydantic import Field
+
+from rollpacker.config import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,55 +54,25 @@ DEVICES: Mapping[str, Device] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredDevice:
-    """A device known by measurement only: the CPU cores of one worker with one model.
+class MeasuredDevice(Config):
+    """A device known by measurement only: the CPU cores of one worker with one model."""
 
-    Args:
-        latency: seconds of a decode step by batch size, as ``engine.latency`` measures.
-        context: tokens of each sequence during that measurement.
-        context_token_s: extra seconds of a step for each further context token of the batch.
-        prefill_token_s: seconds to prefill one token.
-        kv_tokens: KV budget.
-        train_token_s: seconds of gradient for one token, prompts included.
-        name: for reports.
-    """
-
-    latency: Mapping[int, float]
-    kv_tokens: int
-    prefill_token_s: float
-    context: int = 0
-    context_token_s: float = 0.0
-    train_token_s: float = 0.0
-    name: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """``nodes`` of ``per_node`` equal devices."""
-
-    device: Device
-    nodes: int
-    per_node: int
-
-    @classmethod
-    def of(cls, name: str, gpus: int) -> Cluster:
-        """Whole nodes of a known device; a single partial node below that.
-
-        Raises ``ValueError`` on an unknown device or a number of GPUs that fills no whole nodes.
-        """
-        device = find_device(name)
-        if gpus < 1 or (gpus > device.per_node and gpus % device.per_node):
-            raise ValueError(
-                f"gpus={gpus}: use 1 to {device.per_node}, or a multiple of {device.per_node}"
-            )
-        per_node = min(gpus, device.per_node)
-        return cls(device, gpus // per_node, per_node)
-
-    @property
-    def gpus(self) -> int:
-        """All devices."""
-        return self.nodes * self.per_node
+    latency: dict[int, float]
+    """Seconds of a decode step by batch size, as ``engine.latency`` measures."""
+    kv_tokens: int = Field(gt=0)
+    """KV budget."""
+    prefill_token_s: float = Field(ge=0.0)
+    """Seconds to prefill one token."""
+    context: int = Field(default=0, ge=0)
+    """Tokens of each sequence when ``latency`` was measured."""
+    context_token_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of a step for each further context token of the batch."""
+    train_token_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of gradient for one token, prompts included."""
+    train_square_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of gradient times the square of a sequence's tokens (attention)."""
+    train_task_s: float = Field(default=0.0, ge=0.0)
+    """Seconds of each message that asks for gradients."""
 
 
 def find_device(name: str) -> Device:

@@ -75,7 +75,7 @@ class WorldCosts:
             start_s=calibration.rollout_start_s,
             sync_s=calibration.weight_sync_s,
             apply_s=calibration.apply_s,
-            rewards=calibration.rewards.costs(),
+            rewards=calibration.rewards,
             kinds=kinds,
             timeouts=timeouts or TimeoutSettings(),
             reward_phase_s=calibration.synchronous_reward_s if reward_phase else None,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_scaling import Roofline, attempts, consolidation, curve, fleet
+from test_scaling import Roofline, attempts, consolidation, curve, fleet, observe
 
 from rollpacker.core.types import AttemptId
 from rollpacker.policy.censoring import KaplanMeier
@@ -17,7 +17,7 @@ LONG = curve([int(x) for x in np.exp(np.random.default_rng(1).normal(8.0, 1.0, 4
 
 def moved(policy, where, active, work=0, now=0.0):
     policy.begin(where, LONG)
-    return policy.observe(0.5, active, work, now)
+    return observe(policy, 0.5, active, work, now)
 
 
 def test_a_short_tail_of_a_large_model_runs_as_one_group_of_a_node():
@@ -48,7 +48,7 @@ def test_nothing_moves_above_the_threshold_or_without_lengths():
     assert moved(consolidation(below=64), where, attempts(65, where)) is None
     policy = consolidation()
     policy.begin(where, None)
-    assert policy.observe(0.9, attempts(8, where), 10**6, 0.0) is None
+    assert observe(policy, 0.9, attempts(8, where), 10**6, 0.0) is None
 
 
 def test_a_group_that_cannot_hold_the_tail_is_not_chosen():
@@ -72,8 +72,8 @@ def test_a_second_move_waits_for_the_first():
     assert len(made.groups) > 1
     bound = [replace(one, engine=made.moves[one.attempt]) for one in active]
     left = list({one.engine: one for one in bound}.values())
-    assert first.observe(0.9, left, 5_000_000, 1.0) is None
-    again = first.observe(0.9, left, 5_000_000, 1000.0)
+    assert observe(first, 0.9, left, 5_000_000, 1.0) is None
+    again = observe(first, 0.9, left, 5_000_000, 1000.0)
     assert again is not None
     after = {one.attempt: again.moves.get(one.attempt, made.moves[one.attempt]) for one in left}
     members = {engine for group in made.groups.values() for engine in group}
@@ -101,7 +101,7 @@ def test_noise_in_the_costs_below_the_margin_moves_nothing_back_and_forth(amplit
     where = fleet(8, 1, 1)
     policy.begin(where, LONG)
     active = attempts(100, where)
-    made = [policy.observe(0.5, active, 0, float(now)) for now in range(50)]
+    made = [observe(policy, 0.5, active, 0, float(now)) for now in range(50)]
     assert made == [None] * 50
 
 
@@ -133,7 +133,7 @@ def long_round(below: int, seed: int, where, true: KaplanMeier) -> float:
                     del active[one.attempt]
                 else:
                     active[one.attempt] = replace(one, generated=generated)
-        made = policy.observe(1 - len(active) / 256, list(active.values()), 0, now)
+        made = observe(policy, 1 - len(active) / 256, list(active.values()), 0, now)
         if made is not None:
             tp = made.tp
             for engine in set(made.moves.values()):

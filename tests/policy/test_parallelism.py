@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,17 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollpacker.core import events as ev
 from rollpacker.core.types import PromptId, RoundKind
 from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.parallelism import (
     Devices,
     ForecastPlanner,
-    ForecastSettings,
     LengthForecast,
     PaperPlanner,
-    PaperSettings,
     Planner,
-    RoundReport,
     occupancy,
 )
 
@@ -31,17 +30,18 @@ LENGTHS = LengthForecast(running=np.array([4.0, 2.0, 1.0, 0.0]), prompt_tokens=1
 
 
 def report(kind: RoundKind, tp: int, preemptions: int = 0, seconds: float = 100.0, peak: float = 0):
-    return RoundReport(kind=kind, tp=tp, preemptions=preemptions, peak_kv=peak, seconds=seconds)
+    measured = ev.RoundMeasured(step=0, preemptions=preemptions, peak_kv=peak, seconds=seconds)
+    return kind, tp, measured
 
 
 def paper(initial: int = 1, devices: Devices = NODE) -> PaperPlanner:
-    return PaperPlanner(PaperSettings(devices=devices, initial=initial))
+    return PaperPlanner(devices, initial)
 
 
 def run(planner: Planner, kind: RoundKind, preemptions: list[int]) -> list[int]:
     sizes = []
     for count in preemptions:
-        planner.observe(report(kind, planner.plan(kind), count))
+        planner.observe(*report(kind, planner.plan(kind), count))
         sizes.append(planner.plan(kind))
     return sizes
 
@@ -96,12 +96,13 @@ reports = st.lists(
 
 
 def forecast_planner(**rules: float) -> ForecastPlanner:
-    def cost(tp: int, lengths: LengthForecast, kind: RoundKind) -> float:
-        return {SHORT: 100.0, LONG: 300.0}.get(kind, 200.0) / tp**0.3 + 2.0 * tp
+    def cost(tp: int, lengths: LengthForecast) -> float:
+        return lengths.prompt_tokens / tp**0.3 + 2.0 * tp
 
-    return ForecastPlanner(
-        ForecastSettings(devices=NODE, initial=2, **rules), cost, lambda kind: LENGTHS
-    )
+    def forecast(kind: RoundKind) -> LengthForecast:
+        return replace(LENGTHS, prompt_tokens={SHORT: 100.0, LONG: 300.0}.get(kind, 200.0))
+
+    return ForecastPlanner(NODE, 2, cost, forecast, **rules)
 
 
 @pytest.mark.parametrize("build", [paper, forecast_planner])
@@ -117,8 +118,8 @@ def test_same_reports_same_sizes_and_the_state_says_it_all(build, history, cut):
         assert first.plan(kind) == second.plan(kind)
         assert first.plan(kind) in NODE.sizes()
         seen = report(kind, first.plan(kind), preemptions, seconds, peak)
-        first.observe(seen)
-        second.observe(seen)
+        first.observe(*seen)
+        second.observe(*seen)
     assert first.state_dict() == second.state_dict()
     assert [first.plan(kind) for kind in RoundKind] == [second.plan(kind) for kind in RoundKind]
 
@@ -129,16 +130,18 @@ class Noisy:
     def __init__(self, times: dict[int, float], noise, **rules):
         self.times, self.noise = times, noise
         self.planner = ForecastPlanner(
-            ForecastSettings(devices=NODE, initial=1, **rules),
-            lambda tp, lengths, kind: times[tp] * next(noise),
+            NODE,
+            1,
+            lambda tp, lengths: times[tp] * next(noise),
             lambda kind: LENGTHS,
+            **rules,
         )
 
     def sizes(self, rounds: int, start: int) -> list[int]:
         found = [start]
         for _ in range(rounds):
             tp = found[-1]
-            self.planner.observe(report(SHORT, tp, seconds=self.times[tp] * next(self.noise)))
+            self.planner.observe(*report(SHORT, tp, seconds=self.times[tp] * next(self.noise)))
             found.append(self.planner.plan(SHORT))
         return found
 
@@ -190,13 +193,14 @@ def test_without_noise_it_ends_within_the_margin_of_the_best(times, start):
 def test_a_wrong_cost_model_is_found_out_after_one_move():
     measured = {1: 100.0, 2: 130.0, 4: 200.0, 8: 300.0}
     planner = ForecastPlanner(
-        ForecastSettings(devices=NODE, initial=1),
-        lambda tp, lengths, kind: {1: 100.0, 2: 70.0, 4: 99.0, 8: 120.0}[tp],
+        NODE,
+        1,
+        lambda tp, lengths: {1: 100.0, 2: 70.0, 4: 99.0, 8: 120.0}[tp],
         lambda kind: LENGTHS,
     )
     sizes = [1]
     for _ in range(60):
-        planner.observe(report(LONG, sizes[-1], seconds=measured[sizes[-1]]))
+        planner.observe(*report(LONG, sizes[-1], seconds=measured[sizes[-1]]))
         sizes.append(planner.plan(LONG))
     assert 2 in sizes
     assert sizes[-1] == 1
@@ -208,13 +212,14 @@ def test_one_odd_round_moves_nothing():
     rounds = iter([1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.5, 1.0])
     now = {"factor": 1.0}
     planner = ForecastPlanner(
-        ForecastSettings(devices=NODE, initial=1),
-        lambda tp, lengths, kind: 100.0 * (now["factor"] if tp == 2 else 1.0),
+        NODE,
+        1,
+        lambda tp, lengths: 100.0 * (now["factor"] if tp == 2 else 1.0),
         lambda kind: LENGTHS,
     )
     for factor in rounds:
         now["factor"] = factor
-        planner.observe(report(SHORT, planner.plan(SHORT)))
+        planner.observe(*report(SHORT, planner.plan(SHORT)))
         assert planner.plan(SHORT) == 1
 
 
@@ -223,13 +228,14 @@ def test_it_does_not_shrink_into_a_size_that_the_peak_would_not_fit():
 
     def end(peak: float) -> int:
         planner = ForecastPlanner(
-            ForecastSettings(devices=tight, initial=4),
-            lambda tp, lengths, kind: 100.0 * tp,
+            tight,
+            4,
+            lambda tp, lengths: 100.0 * tp,
             lambda kind: LENGTHS,
         )
-        planner.observe(report(LONG, 4, peak=peak))
+        planner.observe(*report(LONG, 4, peak=peak))
         for _ in range(4):
-            planner.observe(report(LONG, planner.plan(LONG), peak=peak))
+            planner.observe(*report(LONG, planner.plan(LONG), peak=peak))
         return planner.plan(LONG)
 
     assert end(0.9) == 4
@@ -239,19 +245,21 @@ def test_it_does_not_shrink_into_a_size_that_the_peak_would_not_fit():
 
 def test_without_a_forecast_it_stays():
     planner = ForecastPlanner(
-        ForecastSettings(devices=NODE, initial=2),
-        lambda tp, lengths, kind: 1.0 / tp,
+        NODE,
+        2,
+        lambda tp, lengths: 1.0 / tp,
         lambda k: None,
     )
     assert planner.plan(SHORT) == 2
-    planner.observe(report(SHORT, 2))
+    planner.observe(*report(SHORT, 2))
     assert planner.plan(SHORT) == 2
 
 
 def test_infinite_predictions_are_never_chosen():
     planner = ForecastPlanner(
-        ForecastSettings(devices=NODE, initial=1),
-        lambda tp, lengths, kind: math.inf if tp > 2 else 100.0 / tp,
+        NODE,
+        1,
+        lambda tp, lengths: math.inf if tp > 2 else 100.0 / tp,
         lambda kind: LENGTHS,
     )
     assert run(planner, SHORT, [0] * 5)[-1] == 2

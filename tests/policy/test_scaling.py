@@ -17,9 +17,7 @@ from rollpacker.policy.fleet import Fleet, cheapest_half, grid
 from rollpacker.policy.scaling import (
     ActiveAttempt,
     FixedScaling,
-    FixedScalingSettings,
     PaperScaling,
-    PaperScalingSettings,
     ScaleDecision,
     Scaling,
     peak_tokens,
@@ -83,8 +81,8 @@ def consolidation(cost: TailCost | None = None, **rules) -> Consolidation:
 
 
 POLICIES = {
-    "paper": lambda: PaperScaling(PaperScalingSettings(), lambda tp: 3e4 * tp),
-    "fixed": lambda: FixedScaling(FixedScalingSettings()),
+    "paper": lambda: PaperScaling(lambda tp: 3e4 * tp),
+    "fixed": lambda: FixedScaling(0.4),
     "ours": lambda: consolidation(train_seconds_per_token=1e-3),
 }
 
@@ -94,6 +92,10 @@ fleets = st.builds(
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([1, 2, 4, 8, 16]),
 )
+
+
+def observe(policy: Scaling, finished: float, active, work: int, now: float):
+    return policy.observe(finished, len(active), lambda: active, work, now)
 
 
 class Round:
@@ -127,7 +129,7 @@ class Round:
     def observe(self, now: float) -> ScaleDecision | None:
         finished = 1.0 - len(self.active) / self.total
         work = (self.total - len(self.active)) * 800
-        decision = self.policy.observe(finished, list(self.active.values()), work, now)
+        decision = observe(self.policy, finished, list(self.active.values()), work, now)
         if decision is not None:
             self.check(decision)
             self.obey(decision)
@@ -265,43 +267,43 @@ def test_the_papers_rule_tries_each_mark_once_between_20_and_50_percent():
         asked.append(tp)
         return 0.0
 
-    policy = PaperScaling(PaperScalingSettings(), room)
+    policy = PaperScaling(room)
     policy.begin(where, LENGTHS)
     for percent in range(101):
-        assert policy.observe(percent / 100, attempts(100 - percent or 1, where), 0, 0.0) is None
+        assert observe(policy, percent / 100, attempts(100 - percent or 1, where), 0, 0.0) is None
     assert len(asked) == 7
 
 
 def test_the_papers_rule_frees_half_when_the_rest_fits_and_not_before():
     where, lengths = fleet(8, 1, 2), curve([1000])
-    policy = PaperScaling(PaperScalingSettings(headroom=1.0), lambda tp: 20 * 1050.0)
+    policy = PaperScaling(lambda tp: (20 * 1050 + 1) / 0.95)
     policy.begin(where, lengths)
-    assert policy.observe(0.2, attempts(81, where), 0, 0.0) is None
-    decision = policy.observe(0.25, attempts(80, where), 0, 0.0)
+    assert observe(policy, 0.2, attempts(81, where), 0, 0.0) is None
+    decision = observe(policy, 0.25, attempts(80, where), 0, 0.0)
     assert decision is not None
     assert decision.freed == (4, 5, 6, 7)
     assert decision.tp == 1
     assert set(decision.moves.values()) == {0, 1, 2, 3}
-    assert policy.observe(0.3, attempts(40, where), 0, 0.0) is None
+    assert observe(policy, 0.3, attempts(40, where), 0, 0.0) is None
 
 
 def test_without_length_history_the_papers_rule_waits():
-    policy = PaperScaling(PaperScalingSettings(), lambda tp: 1e12)
+    policy = PaperScaling(lambda tp: 1e12)
     policy.begin(fleet(8, 1, 1), None)
-    assert policy.observe(0.4, attempts(8, fleet(8, 1, 1)), 0, 0.0) is None
+    assert observe(policy, 0.4, attempts(8, fleet(8, 1, 1)), 0, 0.0) is None
     policy.begin(fleet(8, 1, 1), LENGTHS)
-    assert policy.observe(0.4, attempts(8, fleet(8, 1, 1)), 0, 0.0) is not None
+    assert observe(policy, 0.4, attempts(8, fleet(8, 1, 1)), 0, 0.0) is not None
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.3, 0.4])
 def test_the_fixed_rule_frees_half_once_at_its_fraction(fraction):
     where = fleet(8, 2, 4)
-    policy = FixedScaling(FixedScalingSettings(fraction=fraction))
+    policy = FixedScaling(fraction)
     policy.begin(where, None)
     fired = [
         percent
         for percent in range(100)
-        if policy.observe(percent / 100, attempts(100 - percent, where), 0, 0.0)
+        if observe(policy, percent / 100, attempts(100 - percent, where), 0, 0.0)
     ]
     assert fired == [round(100 * fraction)]
 

@@ -18,6 +18,7 @@ from rollpacker.policy.fleet import Fleet
 from rollpacker.policy.scaling import (
     ActiveAttempt,
     ScaleDecision,
+    Scaling,
     Tokens,
     peak_tokens,
     remaining_tokens,
@@ -88,7 +89,7 @@ class _Plan:
     """Of it, until the first token after the move."""
 
 
-class Consolidation:
+class Consolidation(Scaling):
     """Compares what is left of the step on the present groups and on fewer or larger ones.
 
     Groups that a round has left are never taken back, so moves cannot go back and forth.
@@ -101,8 +102,6 @@ class Consolidation:
     def __init__(self, settings: ConsolidationSettings, cost: TailCost) -> None:
         self._settings = settings
         self._cost = cost
-        self._fleet: Fleet | None = None
-        self._lengths: KaplanMeier | None = None
         self._start({}, 1)
 
     def _start(self, groups: _Groups, tp: int) -> None:
@@ -113,27 +112,25 @@ class Consolidation:
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
         """A round starts on all of ``fleet``; without ``lengths`` nothing moves in it."""
-        self._fleet, self._lengths = fleet, lengths
+        super().begin(fleet, lengths)
         groups = {
             engine: _Group(tuple(sorted(fleet.engines[engine])), (engine,))
             for engine in sorted(fleet.engines)
         }
         self._start(groups, fleet.tp)
 
-    def observe(
-        self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    def _decide(
+        self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
     ) -> ScaleDecision | None:
         """Move the tail when that ends the step sooner by the margin."""
-        del finished
-        if self._fleet is None or self._lengths is None or not self._due(len(active), now):
-            return None
+        assert self._lengths is not None
         ordered = self._present(active)
         if not ordered:
             return None
         view = _View(
             settings=self._settings,
             cost=self._cost,
-            fleet=self._fleet,
+            fleet=fleet,
             active=ordered,
             remaining=remaining_tokens(self._lengths, ordered),
             work=gradient_tokens * self._settings.train_seconds_per_token,
@@ -151,12 +148,13 @@ class Consolidation:
             (one for one in active if one.engine in self._groups), key=lambda one: one.attempt
         )
 
-    def _due(self, count: int, now: float) -> bool:
-        if not 0 < count <= self._settings.below or now < self._until:
+    def _due(self, finished: float, running: int, now: float) -> bool:
+        del finished
+        if self._lengths is None or running > self._settings.below or now < self._until:
             return False
-        if self._looked is not None and count > self._settings.recheck * self._looked:
+        if self._looked is not None and running > self._settings.recheck * self._looked:
             return False
-        self._looked = count
+        self._looked = running
         return True
 
     def _follow(self, plan: _Plan, now: float) -> ScaleDecision:
@@ -174,7 +172,7 @@ class Consolidation:
 
     def lose(self, engine: EngineId) -> None:
         """An engine has died, and with it the group that it was in."""
-        self._fleet = self._fleet and self._fleet.without(engine)
+        super().lose(engine)
         self._groups = {
             lead: group for lead, group in self._groups.items() if engine not in group.members
         }

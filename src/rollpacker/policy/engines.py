@@ -6,8 +6,8 @@ reported while it runs; it is at least what finished attempts of its engine need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
@@ -19,44 +19,18 @@ from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.parallelism import (
     ForecastPlanner,
-    ForecastSettings,
     LengthForecast,
     PaperPlanner,
-    PaperSettings,
     Planner,
-    RoundReport,
     occupancy,
 )
 from rollpacker.policy.scaling import (
     ActiveAttempt,
     FixedScaling,
-    FixedScalingSettings,
     PaperScaling,
-    PaperScalingSettings,
     ScaleDecision,
     Scaling,
 )
-
-
-class _Running(Sequence[ActiveAttempt]):
-    """The running attempts, described only when a rule looks at them and not just counts."""
-
-    def __init__(self, count: int, describe: Callable[[], list[ActiveAttempt]]) -> None:
-        self._count = count
-        self._describe = describe
-        self._items: list[ActiveAttempt] | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, place: int) -> ActiveAttempt: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[ActiveAttempt]: ...
-    def __getitem__(self, place: int | slice) -> ActiveAttempt | list[ActiveAttempt]:
-        if self._items is None:
-            self._items = self._describe()
-        return self._items[place]
 
 
 class Engines:
@@ -104,29 +78,24 @@ class Engines:
             case "off":
                 return None
             case "paper":
-                return PaperPlanner(PaperSettings(devices=devices, initial=initial))
+                return PaperPlanner(devices, initial)
             case "forecast":
-                return ForecastPlanner(
-                    ForecastSettings(devices=devices, initial=initial),
-                    self._round_seconds,
-                    self._forecast,
-                )
+                return ForecastPlanner(devices, initial, self._round_seconds, self._forecast)
 
     def _build_scaling(self) -> Scaling:
         streaming, machine = self._config.streaming, self._machine
         match streaming.scaling:
             case "paper":
-                return PaperScaling(PaperScalingSettings(), machine.kv_tokens)
+                return PaperScaling(machine.kv_tokens)
             case "fixed":
-                return FixedScaling(FixedScalingSettings(fraction=streaming.scaling_fraction))
+                return FixedScaling(streaming.scaling_fraction)
             case "consolidate":
                 settings = ConsolidationSettings(
                     sizes=machine.sizes, train_seconds_per_token=machine.train_token_s
                 )
                 return Consolidation(settings, machine)
 
-    def _round_seconds(self, tp: int, lengths: LengthForecast, kind: RoundKind) -> float:
-        del kind
+    def _round_seconds(self, tp: int, lengths: LengthForecast) -> float:
         return self._machine.round_seconds(tp, lengths, self._devices)
 
     def _forecast(self, kind: RoundKind) -> LengthForecast | None:
@@ -192,15 +161,7 @@ class Engines:
         if self._planner is not None and started:
             kind = self._ledger.kind
             self._rounds[kind] = started, self._started_tokens / started
-            self._planner.observe(
-                RoundReport(
-                    kind=kind,
-                    tp=self._tp,
-                    preemptions=event.preemptions,
-                    peak_kv=event.peak_kv,
-                    seconds=event.seconds,
-                )
-            )
+            self._planner.observe(kind, self._tp, event)
 
     def decide(self, now: float, gradient_tokens: int) -> Iterable[do.Decision]:
         """Move the tail when the rule says so."""
@@ -208,8 +169,7 @@ class Engines:
         if self._scaling is None or not running:
             return
         finished = 1.0 - running / len(self._ledger.attempts)
-        active = _Running(running, self._active)
-        decision = self._scaling.observe(finished, active, gradient_tokens, now)
+        decision = self._scaling.observe(finished, running, self._active, gradient_tokens, now)
         if decision is not None:
             yield from self._follow(decision)
 

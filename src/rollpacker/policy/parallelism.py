@@ -8,13 +8,16 @@ noise could feign.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
+from rollpacker.core import events as ev
 from rollpacker.core.types import RoundKind
 from rollpacker.policy.lengths import LengthHistory
 
@@ -56,67 +59,50 @@ class Devices:
         return self.device_bytes - self.weight_bytes / size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundReport:
-    """What a round's engines went through.
-
-    Args:
-        kind: the round's.
-        tp: size that it ran at.
-        preemptions: over all engines.
-        peak_kv: largest share of an engine's KV budget in use, 0 to 1.
-        seconds: of the rollout.
-    """
-
-    kind: RoundKind
-    tp: int
-    preemptions: int
-    peak_kv: float
-    seconds: float
-
-
-class Planner(Protocol):
-    """Chooses sizes from reports. ``plan`` changes nothing: asked twice, it says the same."""
-
-    def observe(self, report: RoundReport) -> None:
-        """Take the report of a round that is over."""
-        ...
-
-    def plan(self, kind: RoundKind) -> int:
-        """Size of the next round of this kind."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
-        ...
-
-
-def _checked(initial: int, sizes: tuple[int, ...]) -> int:
-    if initial not in sizes:
-        known = ", ".join(map(str, sizes))
-        raise ValueError(f"initial tensor-parallel size {initial} is not possible; choose {known}")
-    return initial
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaperSettings:
-    """The paper's constants.
+class Planner(ABC):
+    """Chooses sizes from what rounds went through.
 
     Args:
         devices: which sizes are possible.
-        initial: size to start from: the best one without tail batching.
-        growth: preemptions over those of the previous like round from which the size doubles.
-        calm_rounds: like rounds in a row without a preemption after which it halves.
+        initial: size before anything is known.
     """
 
-    devices: Devices
-    initial: int
-    growth: float = 1.05
-    calm_rounds: int = 4
+    _STATE: ClassVar[TypeAdapter[Any]]
+    """What is kept of each kind of round."""
+
+    def __init__(self, devices: Devices, initial: int) -> None:
+        self._devices = devices
+        self._sizes = devices.sizes()
+        self._initial = self._checked(initial)
+        self._kinds: dict[RoundKind, Any] = {}
+
+    def _checked(self, size: int) -> int:
+        if size not in self._sizes:
+            known = ", ".join(map(str, self._sizes))
+            raise ValueError(f"initial tensor-parallel size {size} is not possible; choose {known}")
+        return size
+
+    @abstractmethod
+    def observe(self, kind: RoundKind, tp: int, measured: ev.RoundMeasured) -> None:
+        """A round of this kind is over, which ran at size ``tp``."""
+
+    @abstractmethod
+    def plan(self, kind: RoundKind) -> int:
+        """Size of the next round of this kind. Changes nothing: asked twice, it says the same."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a step, as JSON."""
+        return self._STATE.dump_python(self._kinds, mode="json")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``."""
+        self._kinds = self._STATE.validate_python(state)
+
+
+_GROWTH = 1.05
+"""Preemptions over those of the previous like round from which the paper doubles the size."""
+_CALM_ROUNDS = 4
+"""Like rounds in a row without a preemption after which it halves it."""
 
 
 @dataclass(slots=True)
@@ -126,27 +112,24 @@ class _Pressure:
     calm: int = 0
 
 
-class PaperPlanner:
+class PaperPlanner(Planner):
     """Doubles the size when preemptions grow, halves it when there are none for a while.
 
-    Each kind of round has its own state.
+    Each kind of round has its own state. The paper's initial size is the best one without tail
+    batching.
     """
 
-    def __init__(self, settings: PaperSettings) -> None:
-        self._settings = settings
-        self._sizes = settings.devices.sizes()
-        self._initial = _checked(settings.initial, self._sizes)
-        self._kinds: dict[RoundKind, _Pressure] = {}
+    _STATE = TypeAdapter(dict[RoundKind, _Pressure])
 
-    def observe(self, report: RoundReport) -> None:
-        """Take the report of a round that is over."""
-        seen = self._kinds.setdefault(report.kind, _Pressure(self._initial))
-        seen.tp = _checked(report.tp, self._sizes)
-        before, seen.previous = seen.previous, report.preemptions
-        seen.calm = 0 if report.preemptions else seen.calm + 1
-        if before is not None and report.preemptions > self._settings.growth * before:
+    def observe(self, kind: RoundKind, tp: int, measured: ev.RoundMeasured) -> None:
+        """A round of this kind is over, which ran at size ``tp``."""
+        seen: _Pressure = self._kinds.setdefault(kind, _Pressure(self._initial))
+        seen.tp = self._checked(tp)
+        before, seen.previous = seen.previous, measured.preemptions
+        seen.calm = 0 if measured.preemptions else seen.calm + 1
+        if before is not None and measured.preemptions > _GROWTH * before:
             self._move(seen, 2 * seen.tp)
-        elif seen.calm >= self._settings.calm_rounds:
+        elif seen.calm >= _CALM_ROUNDS:
             seen.calm = 0
             self._move(seen, seen.tp // 2)
 
@@ -157,14 +140,6 @@ class PaperPlanner:
     def plan(self, kind: RoundKind) -> int:
         """Size of the next round of this kind."""
         return self._kinds[kind].tp if kind in self._kinds else self._initial
-
-    def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
-        return {str(kind): asdict(seen) for kind, seen in self._kinds.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
-        self._kinds = {RoundKind(kind): _Pressure(**seen) for kind, seen in state.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -196,31 +171,6 @@ def occupancy(
     )
 
 
-class RoundCost(Protocol):
-    """Predicted seconds of a round at a size; infinite where it cannot run."""
-
-    def __call__(self, tp: int, lengths: LengthForecast, kind: RoundKind, /) -> float:
-        """Seconds of the rollout."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastSettings:
-    """When a better size is worth a move.
-
-    Args:
-        devices: which sizes are possible.
-        initial: size before anything is known.
-        margin: share of a round's time that a move must save; the guard against noise.
-        patience: like rounds in a row in which a move must be worth it.
-    """
-
-    devices: Devices
-    initial: int
-    margin: float = 0.1
-    patience: int = 2
-
-
 @dataclass(slots=True)
 class _Error:
     """Running mean of ``log(measured / predicted)`` at one size."""
@@ -241,46 +191,54 @@ class _Seen:
     errors: dict[int, _Error] = field(default_factory=dict[int, _Error])
 
 
-class ForecastPlanner:
+class ForecastPlanner(Planner):
     """Moves a kind of round to the size with the least predicted time, with hysteresis.
 
     Predictions are corrected by what was measured, at a size that never ran by what was measured
     at the present one: a wrong cost model is found out after one move.
 
     Args:
-        settings: when a move is worth it.
-        cost: predicted seconds by size.
+        devices: which sizes are possible.
+        initial: size before anything is known.
+        cost: predicted seconds of a rollout by size; infinite where it cannot run.
         forecast: what is known now of the next round of a kind; None if nothing.
+        margin: share of a round's time that a move must save; the guard against noise.
+        patience: like rounds in a row in which a move must be worth it.
     """
+
+    _STATE = TypeAdapter(dict[RoundKind, _Seen])
 
     def __init__(
         self,
-        settings: ForecastSettings,
-        cost: RoundCost,
+        devices: Devices,
+        initial: int,
+        cost: Callable[[int, LengthForecast], float],
         forecast: Callable[[RoundKind], LengthForecast | None],
+        *,
+        margin: float = 0.1,
+        patience: int = 2,
     ) -> None:
-        self._settings = settings
+        super().__init__(devices, initial)
         self._cost = cost
         self._forecast = forecast
-        self._sizes = settings.devices.sizes()
-        self._initial = _checked(settings.initial, self._sizes)
-        self._kinds: dict[RoundKind, _Seen] = {}
+        self._margin = margin
+        self._patience = patience
 
-    def observe(self, report: RoundReport) -> None:
-        """Take the report of a round that is over; this is where a kind's size may change."""
-        seen = self._kinds.setdefault(report.kind, _Seen(report.tp))
-        seen.tp = _checked(report.tp, self._sizes)
-        predicted = self._predicted(report.kind)
-        if math.isfinite(predicted.get(seen.tp, math.inf)) and report.seconds > 0.0:
-            error = seen.errors.setdefault(seen.tp, _Error())
-            error.add(math.log(report.seconds / predicted[seen.tp]))
-        self._decide(report, seen, self._corrected(seen, predicted))
+    def observe(self, kind: RoundKind, tp: int, measured: ev.RoundMeasured) -> None:
+        """A round of this kind is over; this is where its size may change."""
+        seen: _Seen = self._kinds.setdefault(kind, _Seen(tp))
+        seen.tp = self._checked(tp)
+        predicted = self._predicted(kind)
+        if math.isfinite(predicted.get(tp, math.inf)) and measured.seconds > 0.0:
+            error = seen.errors.setdefault(tp, _Error())
+            error.add(math.log(measured.seconds / predicted[tp]))
+        self._decide(measured.peak_kv, seen, self._corrected(seen, predicted))
 
     def _predicted(self, kind: RoundKind) -> dict[int, float]:
         lengths = self._forecast(kind)
         if lengths is None:
             return {}
-        return {tp: self._cost(tp, lengths, kind) for tp in self._sizes}
+        return {tp: self._cost(tp, lengths) for tp in self._sizes}
 
     def _corrected(self, seen: _Seen, predicted: Mapping[int, float]) -> dict[int, float]:
         """Seconds of a like round by size."""
@@ -290,25 +248,24 @@ class ForecastPlanner:
             for tp, seconds in predicted.items()
         }
 
-    def _decide(self, report: RoundReport, seen: _Seen, seconds: Mapping[int, float]) -> None:
-        rules = self._settings
-        allowed = [tp for tp in seconds if tp >= seen.tp or self._holds(report, tp)]
+    def _decide(self, peak_kv: float, seen: _Seen, seconds: Mapping[int, float]) -> None:
+        allowed = [tp for tp in seconds if tp >= seen.tp or self._holds(peak_kv, seen.tp, tp)]
         if not allowed:
             return
         best = min(allowed, key=lambda tp: (seconds[tp], tp != seen.tp, tp))
         now = seconds[seen.tp]
-        clear = seconds[best] < (1.0 - rules.margin) * now
+        clear = seconds[best] < (1.0 - self._margin) * now
         seen.worth = seen.worth + 1 if best != seen.tp and clear else 0
-        if seen.worth >= rules.patience:
+        if seen.worth >= self._patience:
             seen.tp, seen.worth = best, 0
 
-    def _holds(self, report: RoundReport, tp: int) -> bool:
+    def _holds(self, peak_kv: float, present: int, tp: int) -> bool:
         """Whether the KV in use at the round's peak would fit at the smaller size ``tp``.
 
         Smaller groups repeat the weights, so all devices together hold less KV.
         """
-        kv = self._settings.devices.kv_per_device
-        return report.peak_kv * kv(report.tp) <= kv(tp)
+        kv = self._devices.kv_per_device
+        return peak_kv * kv(present) <= kv(tp)
 
     def plan(self, kind: RoundKind) -> int:
         """Size of the next round of this kind; the best prediction before the first."""
@@ -316,28 +273,6 @@ class ForecastPlanner:
             return self._kinds[kind].tp
         seconds = self._predicted(kind)
         return min(seconds, key=lambda tp: (seconds[tp], tp)) if seconds else self._initial
-
-    def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
-        return {
-            str(kind): {
-                "tp": seen.tp,
-                "worth": seen.worth,
-                "errors": {str(tp): asdict(error) for tp, error in seen.errors.items()},
-            }
-            for kind, seen in self._kinds.items()
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
-        self._kinds = {
-            RoundKind(kind): _Seen(
-                tp=seen["tp"],
-                worth=seen["worth"],
-                errors={int(tp): _Error(**error) for tp, error in seen["errors"].items()},
-            )
-            for kind, seen in state.items()
-        }
 
 
 _MEMORY = 8

@@ -7,9 +7,9 @@ devices can hold what is coming, and the fixed one of its artifact, which does n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,29 +62,50 @@ class ScaleDecision:
     )
 
 
-class Scaling(Protocol):
+class Scaling(ABC):
     """Decides within one round at a time."""
+
+    _fleet: Fleet | None = None
+    _lengths: KaplanMeier | None = None
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
         """A round starts on all of ``fleet``; ``lengths`` is what is known of responses."""
-        ...
+        self._fleet, self._lengths = fleet, lengths
 
     def observe(
-        self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+        self,
+        finished: float,
+        running: int,
+        active: Callable[[], Sequence[ActiveAttempt]],
+        gradient_tokens: int,
+        now: float,
     ) -> ScaleDecision | None:
         """Take the state of the round, whenever an attempt has ended.
 
         Args:
             finished: share of the round's requests that have finished, 0 to 1.
-            active: those that have not.
+            running: how many have not.
+            active: describes these; called only when a rule looks at them and not just counts.
             gradient_tokens: tokens of finished groups whose gradients wait for devices.
             now: seconds.
         """
-        ...
+        if self._fleet is None or not running or not self._due(finished, running, now):
+            return None
+        return self._decide(self._fleet, active(), gradient_tokens, now)
+
+    @abstractmethod
+    def _due(self, finished: float, running: int, now: float) -> bool:
+        """Whether to look at the attempts now."""
+
+    @abstractmethod
+    def _decide(
+        self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    ) -> ScaleDecision | None:
+        """What to free now, if anything."""
 
     def lose(self, engine: EngineId) -> None:
         """An engine has died."""
-        ...
+        self._fleet = self._fleet and self._fleet.without(engine)
 
 
 Tokens = NDArray[np.int64]
@@ -130,20 +151,12 @@ def spread(
     return found
 
 
-def contexts_by_engine(
-    fleet: Fleet, active: Iterable[ActiveAttempt]
-) -> dict[EngineId, list[ActiveAttempt]]:
-    """The attempts of each engine of a fleet; a dead engine's are left out."""
-    found: dict[EngineId, list[ActiveAttempt]] = {engine: [] for engine in fleet.engines}
-    for one in active:
-        if one.engine in found:
-            found[one.engine].append(one)
-    return found
-
-
 def halve(fleet: Fleet, active: Sequence[ActiveAttempt]) -> ScaleDecision | None:
     """Free the cheapest half; its requests go to the others. None if no half can be freed."""
-    by_engine = contexts_by_engine(fleet, active)
+    by_engine: dict[EngineId, list[ActiveAttempt]] = {engine: [] for engine in fleet.engines}
+    for one in active:
+        if one.engine in by_engine:  # a dead one's are left out
+            by_engine[one.engine].append(one)
     loads = {engine: sum(one.context for one in mine) for engine, mine in by_engine.items()}
     freed = cheapest_half(fleet, loads)
     if freed is None:
@@ -153,121 +166,87 @@ def halve(fleet: Fleet, active: Sequence[ActiveAttempt]) -> ScaleDecision | None
     return ScaleDecision(freed=freed, moves=spread(moved, kept), tp=fleet.tp)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaperScalingSettings:
-    """The paper's constants.
-
-    Args:
-        first, last: share of finished requests between which devices are freed.
-        every: growth of that share between two tries.
-        headroom: share of the KV that the projected peak may take.
-    """
-
-    first: float = 0.2
-    last: float = 0.5
-    every: float = 0.05
-    headroom: float = 0.95
+_FIRST, _LAST, _EVERY = 0.2, 0.5, 0.05
+"""Shares of finished requests: first and last at which the paper frees devices, and its step."""
+_HEADROOM = 0.95
+"""Share of the KV that the projected peak may take there."""
 
 
-class PaperScaling:
+class PaperScaling(Scaling):
     """Frees half of the devices, once a round, as soon as the other half can hold the rest.
 
     Args:
-        settings: its constants.
         kv_tokens: KV tokens that a group of so many devices holds.
     """
 
-    def __init__(self, settings: PaperScalingSettings, kv_tokens: Callable[[int], float]) -> None:
-        self._settings = settings
+    def __init__(self, kv_tokens: Callable[[int], float]) -> None:
         self._kv_tokens = kv_tokens
-        self._fleet: Fleet | None = None
-        self._lengths: KaplanMeier | None = None
         self._done = False
         self._tried = -1
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
         """A round starts on all of ``fleet``; without ``lengths`` nothing is freed in it."""
-        self._fleet, self._lengths = fleet, lengths
+        super().begin(fleet, lengths)
         self._done, self._tried = False, -1
 
-    def observe(
-        self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
-    ) -> ScaleDecision | None:
-        """Free half when a new mark of progress is passed and the rest fits."""
-        del gradient_tokens, now
-        if self._done or self._fleet is None or self._lengths is None or not self._due(finished):
-            return None
-        decision = halve(self._fleet, active)
-        if decision is None or not self._fits(self._lengths, active, decision):
-            return None
-        self._done = True
-        return decision
-
-    def _due(self, finished: float) -> bool:
-        rules = self._settings
-        if not rules.first - _ROUNDING <= finished <= rules.last + _ROUNDING:
+    def _due(self, finished: float, running: int, now: float) -> bool:
+        """When a new mark of progress is passed."""
+        del running, now
+        if self._done or self._lengths is None:
             return False
-        mark = int((finished - rules.first) / rules.every + _ROUNDING)
+        if not _FIRST - _ROUNDING <= finished <= _LAST + _ROUNDING:
+            return False
+        mark = int((finished - _FIRST) / _EVERY + _ROUNDING)
         due = mark > self._tried
         self._tried = max(mark, self._tried)
         return due
 
-    def _fits(
-        self, lengths: KaplanMeier, active: Sequence[ActiveAttempt], decision: ScaleDecision
-    ) -> bool:
-        remaining = remaining_tokens(lengths, active)
+    def _decide(
+        self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    ) -> ScaleDecision | None:
+        del gradient_tokens, now
+        decision = halve(fleet, active)
+        self._done = decision is not None and self._fits(active, decision)
+        return decision if self._done else None
+
+    def _fits(self, active: Sequence[ActiveAttempt], decision: ScaleDecision) -> bool:
+        assert self._lengths is not None
+        remaining = remaining_tokens(self._lengths, active)
         contexts = np.array([one.context for one in active], np.int64)
         targets = np.array([decision.moves.get(one.attempt, one.engine) for one in active])
-        most = self._settings.headroom * self._kv_tokens(decision.tp)
+        most = _HEADROOM * self._kv_tokens(decision.tp)
         return all(
             peak_tokens(contexts[targets == engine], remaining[targets == engine]) <= most
             for engine in set(targets.tolist())
         )
 
-    def lose(self, engine: EngineId) -> None:
-        """An engine has died."""
-        self._fleet = self._fleet and self._fleet.without(engine)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedScalingSettings:
-    """The artifact's constants (its Table 3 example).
+class FixedScaling(Scaling):
+    """Frees half of the devices at a fixed progress, whether or not the rest fits.
 
     Args:
-        fraction: share of finished requests at which half of the devices is freed; 0 never.
+        fraction: share of finished requests at which it does; 0 never.
     """
 
-    fraction: float = 0.4
-
-
-class FixedScaling:
-    """Frees half of the devices at a fixed progress, whether or not the rest fits."""
-
-    def __init__(self, settings: FixedScalingSettings) -> None:
-        self._settings = settings
-        self._fleet: Fleet | None = None
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
         self._done = False
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
         """A round starts on all of ``fleet``; lengths are not looked at."""
-        del lengths
-        self._fleet, self._done = fleet, False
+        super().begin(fleet, lengths)
+        self._done = False
 
-    def observe(
-        self, finished: float, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    def _due(self, finished: float, running: int, now: float) -> bool:
+        del running, now
+        return not self._done and self._fraction > 0.0 and finished >= self._fraction - _ROUNDING
+
+    def _decide(
+        self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
     ) -> ScaleDecision | None:
-        """Free half when the fraction is reached."""
         del gradient_tokens, now
-        fraction = self._settings.fraction
-        reached = fraction > 0.0 and finished >= fraction - _ROUNDING
-        if self._done or self._fleet is None or not reached or not active:
-            return None
         self._done = True
-        return halve(self._fleet, active)
-
-    def lose(self, engine: EngineId) -> None:
-        """An engine has died."""
-        self._fleet = self._fleet and self._fleet.without(engine)
+        return halve(fleet, active)
 
 
 _ROUNDING = 1e-9

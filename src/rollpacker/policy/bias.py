@@ -50,11 +50,11 @@ class Bias:
         alarms: what is wrong and the key to change.
     """
 
-    censored: bool
-    kept_vs_true_len: float
-    truncated_kept: float
-    truncated_true: float
-    effective_sample_size: float
+    censored: bool = False
+    kept_vs_true_len: float = 1.0
+    truncated_kept: float = 0.0
+    truncated_true: float = 0.0
+    effective_sample_size: float = 1.0
     audited_kept_vs_true: float | None = None
     audits: int = 0
     alarms: tuple[str, ...] = ()
@@ -167,11 +167,8 @@ class BiasMeter:
         share = sum(self._truncated) / max(1, everything.size)
         if not everything.size or not np.any(self._history.seen().ends == CENSORED):
             return Bias(
-                censored=False,
-                kept_vs_true_len=1.0,
                 truncated_kept=share,
                 truncated_true=share,
-                effective_sample_size=1.0,
                 audited_kept_vs_true=_ratio(self._latest),
                 audits=len(self._latest),
             )

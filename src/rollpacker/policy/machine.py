@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.policy.fleet import Fleet
@@ -152,15 +150,6 @@ class Machine:
         waiting = np.maximum(1.0, context / profile.kv_tokens)
         return float(np.sum(np.where(running > 0.0, seconds * waiting, 0.0)) * _STRIDE)
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return _ADAPTER.dump_python(self, mode="json")
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        """The inverse of ``to_json``."""
-        return _ADAPTER.validate_python(data)
-
 
 def single_devices(engines: int, *, kv_tokens: float, latency: Mapping[int, float]) -> Machine:
     """Engines of one device each, every one a training replica of its own: a run's.
@@ -183,6 +172,3 @@ def single_devices(engines: int, *, kv_tokens: float, latency: Mapping[int, floa
         profiles={1: profile},
         train_token_s=0.0,
     )
-
-
-_ADAPTER = TypeAdapter(Machine)

@@ -18,14 +18,6 @@ from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.rounds import Racing
 
-UNBIASED = Bias(
-    censored=False,
-    kept_vs_true_len=1.0,
-    truncated_kept=0.0,
-    truncated_true=0.0,
-    effective_sample_size=1.0,
-)
-
 
 class Measurements:
     """Follows a job's events and decisions.
@@ -63,7 +55,7 @@ class Measurements:
         limit = tail.bias_limit if tail.mode == "auto" else 1.0
         self._meter = BiasMeter(tail.mode, self.history, limit=min(0.95, limit))
         self._admission = Admission(tail)
-        self.bias = UNBIASED
+        self.bias = Bias()
         self._train_s = 0.0
         self._train_tokens = 0
 

@@ -86,23 +86,16 @@ def plan_round(
     fresh = sum(remaining.values())
     assert queued + fresh > 0, "a step was started on an epoch that is over"
     race = racing.on and fresh >= prompts
-    if race and queued >= long_steps * prompts:
+    if queued and (not race or queued >= long_steps * prompts):
+        updates = long_steps if race else 1
+        taken = min(queued, updates * prompts)
         return RoundPlan(
             kind=RoundKind.LONG,
             quotas={},
-            draws={},
-            queued=long_steps * prompts,
+            draws=domain_quotas(prompts - taken, sizes, remaining),
+            queued=taken,
             responses=responses,
-            updates=long_steps,
-        )
-    if queued and not race:
-        draws = domain_quotas(prompts - min(queued, prompts), sizes, remaining)
-        return RoundPlan(
-            kind=RoundKind.LONG,
-            quotas={},
-            draws=draws,
-            queued=min(queued, prompts),
-            responses=responses,
+            updates=updates,
         )
     quotas = domain_quotas(prompts, sizes, remaining)
     if not race:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from rollpacker.config import RolloutConfig
 from rollpacker.policy.fleet import Layout
@@ -40,30 +42,16 @@ class RolloutSettings:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {
-            "rollout": self.rollout.model_dump(mode="json"),
-            "seed": self.seed,
-            "sizes": self.sizes,
-            "cap": self.cap,
-            "latency": {str(batch): seconds for batch, seconds in self.latency.items()},
-            "asynchronous_grading": self.asynchronous_grading,
-            "rules": asdict(self.rules),
-            "machine": None if self.machine is None else self.machine.to_json(),
-        }
+        return _ADAPTER.dump_python(self, mode="json")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RolloutSettings:
         """The inverse of ``to_json``; what version 0.1.0 did not write is as it was then."""
-        return cls(
-            rollout=RolloutConfig.model_validate({"min_reward_range": 1e-3, **data["rollout"]}),
-            seed=data["seed"],
-            sizes=dict(data["sizes"]),
-            cap=data["cap"],
-            latency={int(batch): seconds for batch, seconds in data["latency"].items()},
-            asynchronous_grading=data["asynchronous_grading"],
-            rules=StreamingRules(**data["rules"]),
-            machine=Machine.from_json(data["machine"]) if data.get("machine") else None,
-        )
+        rollout = {"min_reward_range": 1e-3, **data["rollout"]}
+        return _ADAPTER.validate_python({**data, "rollout": rollout})
+
+
+_ADAPTER = TypeAdapter(RolloutSettings)
 
 
 def streaming_rules(

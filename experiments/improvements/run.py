@@ -80,7 +80,7 @@ def jobs(traces: Path | None) -> dict[str, tuple[SimulationConfig, Any, Source]]
     for folder in sorted(traces.iterdir()) if traces else []:
         if folder.is_dir():
             job = on_paper_gpus(folder.name, of_trace(formats.read(folder)))
-            found[folder.name] = simulation_of(job, 1, 0), job.calibration, job.source
+            found[folder.name] = simulation_of(job, 1), job.calibration, job.source
     return found
 
 

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -207,7 +208,7 @@ def test_the_order_of_rows_changes_nothing() -> None:
 def test_a_report_is_json_and_has_what_scripts_read() -> None:
     made = generate(load_model("code"), steps=2, prompts=8, seed=1)
     report = characterize(made)["code"]
-    told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    told = json.loads(json.dumps(asdict(report), allow_nan=False))
     wanted = "responses mean p50 p75 p99 max cap_share icc icc_log tail_auc_first"
     wanted += " tail_auc_fourth idle_fraction"
     assert set(wanted.split()) <= set(told)

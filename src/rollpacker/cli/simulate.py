@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -174,7 +174,7 @@ def estimate(
     found = run(job, trace, steps=steps)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
     if as_json:
-        print_json({**found.to_dict(), "notes": notes, **page})
+        print_json({**asdict(found), "notes": notes, **page})
         return
     for note in notes:
         print_note(note)
@@ -244,7 +244,7 @@ def calibrate(
     calibration.dump(costs, file)
     if as_json:
         error = 1.0 - held_back.accuracy_mean
-        print_json({"file": str(file), "error": error, **held_back.to_dict()})
+        print_json({"file": str(file), "error": error, **asdict(held_back)})
         return
     console.print(compared(held_back, "Simulated against measured, on steps that were held back"))
     print_plain(f"whole run: {held_back.total:.1%}")

@@ -144,7 +144,7 @@ def characterize(
         write_page(trace, reports, html, layout)
     if as_json:
         tasks = {
-            name: {**report.to_dict(), "sentences": sentences(report)}
+            name: {**asdict(report), "sentences": sentences(report)}
             for name, report in reports.items()
         }
         page = {"html": str(html)} if html is not None else {}
@@ -290,7 +290,7 @@ def compare(
     sides = [comparing.read_timed(path) for path in (predicted, measured)]
     found = comparing.compare(*sides)
     if as_json:
-        print_json(found.to_dict())
+        print_json(asdict(found))
         return
     console.print(tables.compared(found))
     for here, there in (sides, sides[::-1]):

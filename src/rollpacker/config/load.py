@@ -44,7 +44,7 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+        raise ConfigError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
     merged = _override(cast(dict[str, Any], data), overrides)
@@ -113,9 +113,10 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         try:
             node[leaf] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"override {item!r}: {_one_line(error)}") from None
+            raise ConfigError(f"override {item!r}: {one_line(error)}") from None
     return data
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What a library says, in one line."""
     return " ".join(str(error).split())

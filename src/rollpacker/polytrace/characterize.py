@@ -5,9 +5,8 @@ What tail batching would gain on it is simulated (``sim.estimate``): there is on
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -95,14 +94,8 @@ class TaskReport:
     prefix_cache_share: float | None
     intervals: dict[str, Interval]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
-
-def characterize(
-    trace: Trace, layout: Layout | None = None, seed: int = 0
-) -> dict[str, TaskReport]:
+def characterize(trace: Trace, layout: Layout | None = None) -> dict[str, TaskReport]:
     """Characterise every task of a trace.
 
     Raises ``TraceError`` when a task has no finished response.
@@ -110,13 +103,12 @@ def characterize(
     Args:
         trace: the workload; filtered responses count, aborted ones do not.
         layout: engines of the rollout, for who waits.
-        seed: of the bootstrap.
     """
     chosen = layout or Layout()
-    return {task: _task(task, trace, chosen, seed) for task in trace.tasks}
+    return {task: _task(task, trace, chosen) for task in trace.tasks}
 
 
-def _task(task: str, trace: Trace, layout: Layout, seed: int) -> TaskReport:
+def _task(task: str, trace: Trace, layout: Layout) -> TaskReport:
     every = trace.samples.filter(pl.col("task") == task)
     samples = finished(every).sort("step", "prompt", "index")
     if samples.height == 0:
@@ -157,7 +149,7 @@ def _task(task: str, trace: Trace, layout: Layout, seed: int) -> TaskReport:
         reward_time_share=reward_time_share(samples, batches, rounds),
         tool_latency_share=tool_latency_share(samples),
         prefix_cache_share=prefix_cache_share(samples),
-        intervals=intervals(tokens, groups, seed),
+        intervals=intervals(tokens, groups),
     )
 
 

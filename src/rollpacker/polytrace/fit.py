@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -156,14 +156,7 @@ def goodness_of_fit(model: WorkloadModel, samples: pl.DataFrame, seed: int = 0) 
     steps = max(1, model.drift.steps)
     responses = max(2, model.responses)
     prompts = max(1, _SAMPLED // (steps * responses))
-    bare = WorkloadModel(
-        task=model.task,
-        lengths=model.lengths,
-        prompt=model.prompt,
-        prompts=prompts,
-        responses=responses,
-        drift=model.drift,
-    )
+    bare = replace(model, prompts=prompts, responses=responses, turns=None, rewards=None)
     made = generate(bare, steps=steps, seed=seed).samples
     ours, theirs = lengths_of(made), lengths_of(samples)
     icc, icc_log = correlations(theirs, visits(samples))

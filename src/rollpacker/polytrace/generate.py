@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -13,24 +11,6 @@ from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace
 from rollpacker.polytrace.workload import WorkloadModel
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    steps: int
-    prompts: int
-    responses: int
-
-    @property
-    def rows(self) -> int:
-        return self.steps * self.prompts * self.responses
-
-    def visit(self) -> Ints:
-        """Visit of each row: a prompt in a step."""
-        return np.arange(self.rows) // self.responses
-
-    def step(self) -> Ints:
-        return np.arange(self.rows) // (self.prompts * self.responses)
 
 
 def generate(
@@ -53,29 +33,31 @@ def generate(
     chosen = (steps, prompts or model.prompts, responses or model.responses)
     if min(chosen) < 1:
         raise ValueError(f"steps, prompts and responses must be at least 1, got {chosen}")
-    shape = _Shape(*chosen)
+    _, prompts, responses = chosen
+    place = np.arange(steps * prompts * responses)
+    visit, step = place // responses, place // (prompts * responses)
     rng = np.random.default_rng(seed)
-    traits = model.lengths.traits(rng, shape.steps * shape.prompts)
-    prompt_tokens = _prompt_tokens(model, rng, traits[:, 0])[shape.visit()]
-    lengths = model.lengths.given(rng, traits, shape.responses).ravel()
-    response_tokens = _drifted(model, lengths, shape.step())
+    traits = model.lengths.traits(rng, steps * prompts)
+    prompt_tokens = _prompt_tokens(model, rng, traits[:, 0])[visit]
+    lengths = model.lengths.given(rng, traits, responses).ravel()
+    response_tokens = _drifted(model, lengths, step)
     columns: dict[str, object] = {
-        "task": [model.task] * shape.rows,
-        "step": shape.step(),
-        "prompt": [f"{model.task}-{number}" for number in shape.visit().tolist()],
-        "index": np.arange(shape.rows) % shape.responses,
-        "domain": [model.task] * shape.rows,
+        "task": [model.task] * place.size,
+        "step": step,
+        "prompt": [f"{model.task}-{number}" for number in visit.tolist()],
+        "index": place % responses,
+        "domain": [model.task] * place.size,
         "prompt_tokens": prompt_tokens,
         "response_tokens": response_tokens,
-        "state": ["kept"] * shape.rows,
+        "state": ["kept"] * place.size,
     }
     cap = model.lengths.cap
     if cap is not None:
-        columns |= {"cap": [cap] * shape.rows, "truncated": response_tokens >= cap}
+        columns |= {"cap": [cap] * place.size, "truncated": response_tokens >= cap}
     if model.turns is not None:
         turns, tools = model.turns.sample(rng, prompt_tokens, response_tokens)
         columns |= {"turns": turns, "tools": tools}
-    batches = _rewards(model, rng, shape, columns)
+    batches = _rewards(model, rng, chosen, columns)
     return Trace(samples=_table(columns, SAMPLES), reward_batches=_table(batches, REWARD_BATCHES))
 
 
@@ -97,27 +79,30 @@ def _drifted(model: WorkloadModel, lengths: NDArray[np.int32], step: Ints) -> In
 
 
 def _rewards(
-    model: WorkloadModel, rng: np.random.Generator, shape: _Shape, columns: dict[str, object]
+    model: WorkloadModel,
+    rng: np.random.Generator,
+    shape: tuple[int, int, int],
+    columns: dict[str, object],
 ) -> dict[str, object]:
     """Adds the columns of rewards; returns the table of batches."""
     rewards = model.rewards
     if rewards is None:
         return {}
+    steps, prompts, responses = shape
+    rows = steps * prompts * responses
     if rewards.response_s is not None:
-        columns["reward_s"] = rewards.response_s.sample(rng, shape.rows)
-        columns["reward_kind"] = [rewards.kind] * shape.rows
+        columns["reward_s"] = rewards.response_s.sample(rng, rows)
+        columns["reward_kind"] = [rewards.kind] * rows
     if rewards.batch_s is None:
         return {}
-    place = (np.arange(shape.rows) // shape.responses) % shape.prompts
-    columns["dp_rank"] = place * rewards.ranks // shape.prompts
-    ranks = np.tile(np.arange(rewards.ranks), shape.steps)
-    own = np.bincount(
-        columns["dp_rank"][: shape.prompts * shape.responses], minlength=rewards.ranks
-    )
+    place = (np.arange(rows) // responses) % prompts
+    columns["dp_rank"] = place * rewards.ranks // prompts
+    ranks = np.tile(np.arange(rewards.ranks), steps)
+    own = np.bincount(columns["dp_rank"][: prompts * responses], minlength=rewards.ranks)
     size = own[ranks]
     return {
         "task": [model.task] * ranks.size,
-        "step": np.repeat(np.arange(shape.steps), rewards.ranks),
+        "step": np.repeat(np.arange(steps), rewards.ranks),
         "dp_rank": ranks,
         "batch_size": size,
         "reward_time_s": size * rewards.batch_s.sample(rng, ranks.size),

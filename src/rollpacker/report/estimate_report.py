@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from rollpacker.report import page
@@ -40,7 +41,7 @@ def _page(found: Estimate) -> Page:
                 table=_table(found),
             )
         ],
-        facts=found.to_dict(),
+        facts=asdict(found),
     )
 
 

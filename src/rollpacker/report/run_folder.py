@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import yaml
 
+from rollpacker.config.load import one_line
 from rollpacker.core import journal
 from rollpacker.core import sample_columns as schema
 from rollpacker.runtime import sample_table as table
@@ -103,7 +104,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
         text = _need(path).read_text(encoding="utf-8")
         config = yaml.safe_load(text)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ReportError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+        raise ReportError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise ReportError(f"{path}: expected keys and values, found {type(config).__name__}")
     return text, config
@@ -114,7 +115,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         yield from journal.read_all(_need(path))
     except ValueError as error:
-        raise ReportError(_one_line(error)) from None
+        raise ReportError(one_line(error)) from None
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -136,7 +137,7 @@ def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
     try:
         rows = table.query(path, _light, said.append)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ReportError(f"{path}: samples cannot be read ({_one_line(error)})") from None
+        raise ReportError(f"{path}: samples cannot be read ({one_line(error)})") from None
     if rows.is_empty() and said:
         raise ReportError(said[0])
     for line in said:
@@ -230,11 +231,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ReportError(f"{path}: not JSON ({_one_line(error)})") from None
+        raise ReportError(f"{path}: not JSON ({one_line(error)})") from None
     if not isinstance(found, dict):
         raise ReportError(f"{path}: expected a JSON object")
     return found
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

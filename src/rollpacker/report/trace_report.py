@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ def _page(trace: Trace, reports: Mapping[str, TaskReport], layout: Layout) -> Pa
         subtitle=f"waiting is estimated for {engines}, in synchronous rounds",
         tiles=_tiles(next(iter(reports.values()))) if len(reports) == 1 else [],
         sections=sections,
-        facts={task: report.to_dict() for task, report in reports.items()},
+        facts={task: asdict(report) for task, report in reports.items()},
     )
 
 

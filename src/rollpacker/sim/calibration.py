@@ -13,6 +13,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rollpacker.config import Config
+from rollpacker.config.load import one_line
 from rollpacker.policy.parallelism import Devices
 from rollpacker.sim.costs import (
     PROMPT_TOKENS,
@@ -205,7 +206,7 @@ def load(source: str | Path) -> Calibration:
         known = ", ".join(builtin())
         raise ValueError(f"{source}: no such calibration file; built in: {known}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+        raise ValueError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path}: expected keys and values, found {type(data).__name__}")
     try:
@@ -218,10 +219,6 @@ def dump(calibration: Calibration, path: Path) -> None:
     """Write a calibration file that ``load`` reads back."""
     data: dict[str, Any] = calibration.model_dump(mode="json", exclude_unset=True)
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _explain(error: ValidationError) -> str:

@@ -8,7 +8,7 @@ is drawn from a model with the trace's marginal and correlations, given the prom
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,10 +63,6 @@ class Estimate:
     modes: dict[str, ModeEstimate]
     recommended: str
     sentences: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,25 +185,18 @@ def steps_for(job: Job) -> int:
     return _CYCLE * max(1, min(most, _MOST_STEPS) // _CYCLE)
 
 
-def estimate(
-    job: Job,
-    trace: Trace,
-    *,
-    steps: int | None = None,
-    seed: int = 0,
-) -> Estimate:
+def estimate(job: Job, trace: Trace, *, steps: int | None = None) -> Estimate:
     """Simulate every mode. Raises ``ValueError`` when the machines cannot run the job.
 
     Args:
         job: what is simulated.
         trace: where its lengths come from.
         steps: of every mode; default: enough to settle, within seconds.
-        seed: of what the trace does not hold.
     """
     icc, read = correlation(trace, job.task)
     aborted = 1.0 - read / task_samples(trace, job.task).height
     count = steps or steps_for(job)
-    modes = _against_off({mode: _simulate(job, mode, count, seed) for mode in MODES})
+    modes = _against_off({mode: _simulate(job, mode, count) for mode in MODES})
     limit = job.rollout.tail_batching.bias_limit
     recommended = recommend(modes, limit)
     return Estimate(
@@ -226,13 +215,12 @@ def estimate(
     )
 
 
-def simulation_of(job: Job, steps: int, seed: int) -> SimulationConfig:
+def simulation_of(job: Job, steps: int) -> SimulationConfig:
     """The job's configuration, in its own mode."""
     return SimulationConfig(
         calibration=job.calibration.name,
         workload=job.task,
         steps=steps,
-        seed=seed,
         rollout=job.rollout,
         gpus=job.gpus,
         rollout_tp=_tensor_parallel(job),
@@ -240,10 +228,10 @@ def simulation_of(job: Job, steps: int, seed: int) -> SimulationConfig:
     )
 
 
-def _simulate(job: Job, mode: TailMode, steps: int, seed: int) -> JobResult:
+def _simulate(job: Job, mode: TailMode, steps: int) -> JobResult:
     tail = job.rollout.tail_batching.model_copy(update={"mode": mode})
     job = replace(job, rollout=job.rollout.model_copy(update={"tail_batching": tail}))
-    return Simulation(simulation_of(job, steps, seed), job.calibration, job.source).run()
+    return Simulation(simulation_of(job, steps), job.calibration, job.source).run()
 
 
 def _tensor_parallel(job: Job) -> int | None:

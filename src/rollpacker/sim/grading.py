@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from rollpacker.core.types import AttemptId
@@ -13,14 +12,6 @@ from rollpacker.sim.costs import RewardCosts
 from rollpacker.sim.judge import Judge
 
 RewardKind = Literal["none", "math", "code", "judge"]
-
-
-@dataclass(slots=True)
-class _Job:
-    attempt: AttemptId
-    kind: RewardKind
-    case: str
-    run_s: float
 
 
 class Grading:
@@ -64,16 +55,15 @@ class Grading:
 
     def submit(self, attempt: AttemptId, domain: str, case: str, run_s: float) -> None:
         """Grade a response; its program (code only) would take ``run_s`` on the test ``case``."""
-        kind = self._kinds.get(domain, "none")
         self._wanted.add(attempt)
-        job = _Job(attempt, kind, case, run_s)
-        match kind:
+        match self._kinds.get(domain, "none"):
             case "none":
-                self._after(0.0, job)
+                self._agenda.after(0.0, lambda: self._graded(attempt))
             case "math":
-                self._after(self._costs.math_s, job)
+                self._agenda.after(self._costs.math_s, lambda: self._graded(attempt))
             case "code":
-                self._after(min(run_s, self._timeouts.timeout(case)), job)
+                seconds = min(run_s, self._timeouts.timeout(case))
+                self._agenda.after(seconds, lambda: self._ran(attempt, case, run_s))
             case "judge":
                 self._judge.submit(attempt)
 
@@ -81,15 +71,11 @@ class Grading:
         """More or fewer devices are busy than before."""
         self._judge.reload()
 
-    def _after(self, seconds: float, job: _Job) -> None:
-        self._agenda.after(seconds, lambda: self._finish(job))
-
-    def _finish(self, job: _Job) -> None:
-        if job.kind == "code" and job.attempt in self._wanted:
+    def _ran(self, attempt: AttemptId, case: str, run_s: float) -> None:
+        if attempt in self._wanted:
             # A program that ends in time counts as correct: rewards are not modelled by content.
-            correct = job.run_s <= self._timeouts.timeout(job.case)
-            self._timeouts.observe(job.case, job.run_s, correct)
-        self._graded(job.attempt)
+            self._timeouts.observe(case, run_s, run_s <= self._timeouts.timeout(case))
+        self._graded(attempt)
 
     def _graded(self, attempt: AttemptId) -> None:
         if attempt in self._wanted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollpacker.policy.fleet import Fleet, colocated, grid, separate
@@ -146,13 +146,9 @@ def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | 
         device_bytes=devices.device_bytes,
         weight_bytes=devices.weight_bytes,
         heads=devices.heads,
-        profiles={tp: _profile(calibration.engine(tp)) for tp in _at_least(base, devices.sizes())},
+        profiles={n: _profile(calibration.engine(n)) for n in devices.sizes() if n >= base},
         train_token_s=calibration.training(1).token_s,
     )
-
-
-def _at_least(base: int, sizes: Iterable[int]) -> list[int]:
-    return [size for size in sizes if size >= base]
 
 
 def _profile(engine: EngineCosts) -> EngineProfile:

@@ -71,7 +71,7 @@ def of_model(name: str) -> Source:
     )
 
 
-def of_trace(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source:
+def of_trace(trace: Trace, task: str | None = None) -> Source:
     """A trace's prompts, and a model of what it does not hold.
 
     Raises ``ValueError`` when the task is not there, not unique, or has no finished response.
@@ -85,7 +85,7 @@ def of_trace(trace: Trace, task: str | None = None, *, seed: int = 0) -> Source:
     icc, icc_log = np.nan_to_num(correlations(tokens, groups)).tolist()
     cap = known_cap(samples)
     model = CopulaLengths.matching(tokens, icc, icc_log, cap)
-    traits = _posterior(tokens, groups, model.rho, np.random.default_rng([seed, 4]))
+    traits = _posterior(tokens, groups, model.rho, np.random.default_rng([0, 4]))
     ends = np.cumsum(sizes)[:-1]
     rewards = _rewards(samples["reward"], ends)
     turns = fit_turns(samples)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
 from rollpacker.sim.reproduce import (
     fig9,
     fig10,
@@ -13,7 +16,25 @@ from rollpacker.sim.reproduce import (
     table3,
     table4,
 )
-from rollpacker.sim.reproduce.figure import Figure
+from rollpacker.sim.reproduce.jobs import Job
+from rollpacker.sim.reproduce.rows import Row
+from rollpacker.sim.result import JobResult
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A table or a figure of the paper.
+
+    Args:
+        title: what it shows.
+        jobs: to simulate, by name.
+        rows: from their results, one for each seed.
+    """
+
+    title: str
+    jobs: Callable[[], Mapping[str, Job]]
+    rows: Callable[[Mapping[str, Sequence[JobResult]]], Sequence[Row]]
+
 
 _MODULES = (table2, fig9, fig10, fig11, fig12, fig13, table3, table4, fig14)
 FIGURES: dict[str, Figure] = {

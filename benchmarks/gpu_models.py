@@ -33,8 +33,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def shape_of(name: str, **changes: Any) -> Qwen2Config:
     """The configuration; nothing ends a response unless ``changes`` say so."""
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    return Qwen2Config(max_position_embeddings=CONTEXT, **(SHAPES[name] | ids | changes))
+    usual = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    usual["max_position_embeddings"] = CONTEXT
+    return Qwen2Config(**(SHAPES[name] | usual | changes))
 
 
 def random_model(name: str, device: str, **changes: Any) -> Any:

@@ -14,20 +14,15 @@ import sys
 import time
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from gpu_models import shape_of
+from transformers import AutoModelForCausalLM
 
 from rollpacker.reward.judge.streamed import StreamedModel
 
 
 def build(layers: int, tokens: int, *, pipelined: bool) -> StreamedModel:
-    shape = Qwen2Config(
-        vocab_size=32_000,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_hidden_layers=layers,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        max_position_embeddings=tokens,
+    shape = shape_of(
+        "7B", vocab_size=32_000, num_hidden_layers=layers, max_position_embeddings=tokens
     )
     model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
     return StreamedModel(model, torch.device("cuda"), pipelined=pipelined)

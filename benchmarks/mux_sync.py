@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -123,20 +124,18 @@ def run_side(side: str, folder: Path, mib: float, training: int, rollout: int) -
     import torch
 
     torch.set_num_threads(1)
-    ranks = range(training) if side == "training" else range(training, training + rollout)
-    pids: list[int] = []
+    numbers = range(training) if side == "training" else range(training, training + rollout)
+    fork = multiprocessing.get_context("fork")
+    model = int(mib * 2**20)
+    ranks = [
+        fork.Process(target=run_rank, args=(rank, folder, model, training, rollout))
+        for rank in numbers
+    ]
     for rank in ranks:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                run_rank(rank, folder, int(mib * 2**20), training, rollout)
-                code = 0
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return max(rank.exitcode != 0 for rank in ranks)
 
 
 def run_rank(rank: int, folder: Path, total: int, training: int, rollout: int) -> None:

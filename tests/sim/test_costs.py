@@ -129,7 +129,7 @@ def test_a_decode_step_by_hand() -> None:
     fixed = 4.5e-3 + 50e-6 * 48 + weights + 10 * (60e-6 + reduced)
     reading = 5000 * 196608 / (4 * 3.35e12 * 0.75)
     assert costs.step_s(10, 5000) == pytest.approx(0.5 * (fixed + reading), rel=1e-12)
-    assert costs.slope(10) == pytest.approx(0.5 * reading / 5000, rel=1e-12)
+    assert costs.slope == pytest.approx(0.5 * reading / 5000, rel=1e-12)
     assert costs.capacity == pytest.approx((4 * (80e9 * 0.85 - 4e9) - 29540067328) / 196608)
     assert costs.prefill_s(100) == pytest.approx(100 * 29540067328 / (4 * 990e12 * 0.5))
 
@@ -144,7 +144,7 @@ def test_large_batches_are_bound_by_compute() -> None:
 def test_more_shards_than_kv_heads_do_not_read_faster() -> None:
     shape = ModelShape.from_config(QWEN_05B | {"num_attention_heads": 16}, "it")
     two, four = (GpuCosts(device=H800, shape=shape, tp=tp) for tp in (2, 4))
-    assert two.slope(1) == four.slope(1)
+    assert two.slope == four.slope
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_measured_curve_is_met_at_its_points() -> None:
     for batch, seconds in CPU.latency.items():
         assert costs.step_s(batch, batch * 64) == pytest.approx(seconds)
     assert costs.capacity == 10_000
-    assert costs.slope(4) == 0.0
+    assert costs.slope == 0.0
 
 
 def test_a_context_slope_turns_the_curve_about_its_measured_context() -> None:

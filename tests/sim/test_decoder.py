@@ -27,7 +27,8 @@ class Affine:
     def step_s(self, batch: int, context_tokens: float) -> float:
         return self.fixed + self.per_sequence * batch + self.per_token * context_tokens
 
-    def slope(self, batch: int) -> float:
+    @property
+    def slope(self) -> float:
         return self.per_token
 
     def prefill_s(self, tokens: float) -> float:

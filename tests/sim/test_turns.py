@@ -34,7 +34,8 @@ class Flat:
     def step_s(self, batch: int, context_tokens: float) -> float:
         return STEP_S
 
-    def slope(self, batch: int) -> float:
+    @property
+    def slope(self) -> float:
         return 0.0
 
     def prefill_s(self, tokens: float) -> float:

@@ -42,20 +42,8 @@ Seed = Annotated[int, typer.Option(help="Seed of prompts and sampling.")]
 Format = Annotated[str | None, typer.Option(help="Format of TRACE; found out by default.")]
 
 Row = dict[str, Any]
-_SUMS = (
-    "step_s",
-    "rollout_s",
-    "tool_wait_s",
-    "reward_s",
-    "responses",
-    "turns",
-    "generated_tokens",
-    "context_tokens",
-    "cached_tokens",
-    "prefill_tokens",
-    "decode_steps",
-    "preemptions",
-)
+_NO_SUMS = ("step", "peak_running", "rates", "max_tokens_scale", "time_scale")
+"""Cells of a step's row that do not add up over steps."""
 _SECONDS = {
     "step": "step",
     "step_s": "whole s",
@@ -220,7 +208,7 @@ def _written(made: Iterable[Row], scale: Scale, out: Path | None) -> list[Row]:
 
 
 def _total(rows: list[Row]) -> Row:
-    sums: Row = {name: sum(row[name] for row in rows) for name in _SUMS if name in rows[0]}
+    sums: Row = {name: sum(row[name] for row in rows) for name in rows[0] if name not in _NO_SUMS}
     rollout = sums["rollout_s"]
     if "peak_running" in rows[0]:
         sums["peak_running"] = max(row["peak_running"] for row in rows)

@@ -124,7 +124,9 @@ class Consolidation(Scaling):
     ) -> ScaleDecision | None:
         """Move the tail when that ends the step sooner by the margin."""
         assert self._lengths is not None
-        ordered = self._present(active)
+        # What a dead group ran will come back under new ids.
+        present = (one for one in active if one.engine in self._groups)
+        ordered = sorted(present, key=lambda one: one.attempt)
         if not ordered:
             return None
         view = _View(
@@ -141,12 +143,6 @@ class Consolidation(Scaling):
         if best.seconds >= (1.0 - self._settings.margin) * stay.seconds:
             return None
         return self._follow(best, now)
-
-    def _present(self, active: Sequence[ActiveAttempt]) -> list[ActiveAttempt]:
-        """In order; what a dead group ran will come back under new ids."""
-        return sorted(
-            (one for one in active if one.engine in self._groups), key=lambda one: one.attempt
-        )
 
     def _due(self, finished: float, running: int, now: float) -> bool:
         del finished

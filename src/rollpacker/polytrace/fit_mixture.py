@@ -23,10 +23,8 @@ _SHORTEST = 2.5
 _EVALUATIONS = 400
 
 
-def fit_mixture(
-    tokens: Floats, groups: NDArray[np.int64], cap: int | None, seed: int = 0
-) -> LengthModel:
-    """The likeliest ``LengthModel``; of at most 400 prompts, drawn with ``seed``.
+def fit_mixture(tokens: Floats, groups: NDArray[np.int64], cap: int | None) -> LengthModel:
+    """The likeliest ``LengthModel``; of at most 400 prompts, drawn with a seed of 0.
 
     Responses at the cap are right-censored. A few very short ones (empty answers), which a
     log-normal would stretch for, are raised to 2.5 deviations below the median. The tail's reach
@@ -39,7 +37,7 @@ def fit_mixture(
     """
     longest = cap if cap is not None else int(tokens.max())
     censored = cap if cap is not None else np.inf
-    logs, groups = _some_prompts(np.log(tokens), groups, seed)
+    logs, groups = _some_prompts(np.log(tokens), groups)
     logs = np.maximum(logs, _lowest(logs))
     bounds = _tail_bounds(logs, cap)
     start = _start(logs, bounds)
@@ -61,13 +59,11 @@ def fit_mixture(
     )
 
 
-def _some_prompts(
-    logs: Floats, groups: NDArray[np.int64], seed: int
-) -> tuple[Floats, NDArray[np.int64]]:
+def _some_prompts(logs: Floats, groups: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
     count = int(groups.max()) + 1
     if count <= _MOST_PROMPTS:
         return logs, groups
-    chosen = np.random.default_rng(seed).permutation(count)[:_MOST_PROMPTS]
+    chosen = np.random.default_rng(0).permutation(count)[:_MOST_PROMPTS]
     number = np.full(count, -1)
     number[chosen] = np.arange(chosen.size)
     kept = number[groups] >= 0

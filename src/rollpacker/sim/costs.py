@@ -41,7 +41,8 @@ class EngineCosts(Protocol):
         """Seconds of a decode step of ``batch`` sequences of ``context_tokens`` in all."""
         ...
 
-    def slope(self, batch: int) -> float:
+    @property
+    def slope(self) -> float:
         """Seconds that each context token adds to a step."""
         ...
 
@@ -116,18 +117,14 @@ class GpuCosts:
         self._sequence_flops_s = self._flops / (tp * device.flops * e.compute)
         self._fixed_s = e.step_s + many * e.layer_s * shape.layers
         self._sequence_s = e.sequence_s + many * reduced
-        self._slope = kappa * (shape.kv_bytes / (kv_shards * device.bandwidth * e.kv))
+        self.slope = kappa * (shape.kv_bytes / (kv_shards * device.bandwidth * e.kv))
         self._prefill_rate = tp * device.flops * e.prefill
 
     def step_s(self, batch: int, context_tokens: float) -> float:
         """Seconds of a decode step: the roofline of the weights plus the KV cache's reading."""
         weights = max(self._weights_s, batch * self._sequence_flops_s)
         fixed = self._fixed_s + self._sequence_s * batch + weights
-        return self.kappa * fixed + self._slope * context_tokens
-
-    def slope(self, batch: int) -> float:  # noqa: ARG002
-        """Seconds that each context token adds to a step: the same for every batch."""
-        return self._slope
+        return self.kappa * fixed + self.slope * context_tokens
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds to prefill ``tokens``, bound by compute."""
@@ -161,7 +158,8 @@ class CurveCosts:
         moved = self._device.context_token_s * context_tokens - self._shift * batch
         return self._curve.at(batch) + moved
 
-    def slope(self, batch: int) -> float:  # noqa: ARG002
+    @property
+    def slope(self) -> float:
         """Seconds that each context token adds to a step."""
         return self._device.context_token_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rollpacker.core.types import AttemptId
@@ -50,6 +51,7 @@ def at_most(turns: Turns, tokens: int) -> Turns:
     return tuple(kept)
 
 
+@dataclass(slots=True, eq=False)
 class Course:
     """How far an attempt has come, on whatever engine.
 
@@ -60,40 +62,30 @@ class Course:
         turns: all of them, at least one.
     """
 
-    __slots__ = (
-        "_place",
-        "_turns",
-        "added",
-        "attempt",
-        "before",
-        "generated",
-        "group",
-        "prompt_tokens",
-        "resume_at",
-        "tokens",
-    )
+    attempt: AttemptId
+    group: str
+    prompt_tokens: int
+    turns: Turns
+    tokens: int = field(init=False)
+    """Generated in all turns, in the end."""
+    before: int = 0
+    """Generated in turns that are over."""
+    added: int = 0
+    """Put in by tools so far."""
+    generated: int = 0
+    """Of this turn, when it comes to an engine."""
+    resume_at: float = 0.0
+    """When the tools have answered that this turn waits for."""
+    _place: int = 0
 
-    def __init__(self, attempt: AttemptId, group: str, prompt_tokens: int, turns: Turns) -> None:
-        self.attempt = attempt
-        self.group = group
-        self.prompt_tokens = prompt_tokens
-        self._turns = turns
-        self._place = 0
+    def __post_init__(self) -> None:
+        turns = self.turns
         self.tokens = turns[0].tokens if len(turns) == 1 else sum(turn.tokens for turn in turns)
-        """Generated in all turns, in the end."""
-        self.before = 0
-        """Generated in turns that are over."""
-        self.added = 0
-        """Put in by tools so far."""
-        self.generated = 0
-        """Of this turn, when it comes to an engine."""
-        self.resume_at = 0.0
-        """When the tools have answered that this turn waits for."""
 
     @property
     def tool_s(self) -> float:
         """Seconds that it waits for tools, in the end."""
-        return sum(turn.tool_s for turn in self._turns)
+        return sum(turn.tool_s for turn in self.turns)
 
     @property
     def context_tokens(self) -> int:
@@ -106,17 +98,17 @@ class Course:
             self.attempt,
             self.group,
             self.prompt_tokens,
-            self._turns[self._place].tokens,
+            self.turns[self._place].tokens,
             self.generated,
             self.before + self.added,
-            self._place + 1 < len(self._turns),
+            self._place + 1 < len(self.turns),
         )
 
     def end_turn(self, now: float) -> bool:
         """This turn is over; whether another one follows."""
-        if self._place + 1 == len(self._turns):
+        if self._place + 1 == len(self.turns):
             return False
-        turn = self._turns[self._place]
+        turn = self.turns[self._place]
         self._place += 1
         self.before += turn.tokens
         self.added += turn.added

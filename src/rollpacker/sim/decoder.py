@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Collection
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
@@ -48,33 +49,20 @@ class Request(NamedTuple):
     returns: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Live:
     """A held request; ``start`` is the step count at which it would have had no token."""
 
-    __slots__ = (
-        "attempt",
-        "generated",
-        "gone",
-        "group",
-        "prompt",
-        "returns",
-        "shared",
-        "start",
-        "target",
-        "ticket",
-    )
-
-    def __init__(self, request: Request) -> None:
-        self.attempt = request.attempt
-        self.group = request.group
-        self.shared = request.prompt_tokens
-        self.prompt = request.prompt_tokens + request.earlier
-        self.returns = request.returns
-        self.target = request.target_tokens
-        self.generated = request.generated
-        self.start = 0
-        self.ticket = -1
-        self.gone = False
+    attempt: int
+    group: str
+    shared: int
+    prompt: int
+    returns: bool
+    target: int
+    generated: int
+    start: int = 0
+    ticket: int = -1
+    gone: bool = False
 
 
 class Decoder:
@@ -135,7 +123,15 @@ class Decoder:
         """Queue a request. Raises ``ValueError`` if it can never fit or its id is held."""
         self._check(request)
         self._run_to(now)
-        live = _Live(request)
+        live = _Live(
+            attempt=request.attempt,
+            group=request.group,
+            shared=request.prompt_tokens,
+            prompt=request.prompt_tokens + request.earlier,
+            returns=request.returns,
+            target=request.target_tokens,
+            generated=request.generated,
+        )
         if self._changed or not self._waiting:
             self._stop_at(now)
             self._changed = True
@@ -271,7 +267,7 @@ class Decoder:
     def _step_terms(self, batch: int) -> tuple[float, float]:
         terms = self._terms.get(batch)
         if terms is None:
-            terms = (self._costs.step_s(batch, 0.0), self._costs.slope(batch))
+            terms = (self._costs.step_s(batch, 0.0), self._costs.slope)
             self._terms[batch] = terms
         return terms
 

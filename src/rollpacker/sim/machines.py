@@ -155,7 +155,7 @@ def _profile(engine: EngineCosts) -> EngineProfile:
     return EngineProfile(
         kv_tokens=engine.capacity,
         latency={batch: engine.step_s(batch, 0.0) for batch in _CURVE},
-        context_token_s=engine.slope(1),
+        context_token_s=engine.slope,
         prefill_token_s=engine.prefill_s(1.0),
     )
 

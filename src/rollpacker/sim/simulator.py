@@ -108,7 +108,7 @@ class Simulation:
             steps=steps,
             kept_vs_true_len=self._world.kept_vs_true_len,
             packing_s=self._packing_s(),
-            single_sequence_s=self._single_sequence_s(),
+            single_sequence_s=single_sequence_s(self.costs.engine(self._sizes[-1]), self.cap),
         )
 
     def _packing_s(self) -> float:
@@ -125,9 +125,6 @@ class Simulation:
             if tp <= devices
         )
         return whole * responses / len(lengths)
-
-    def _single_sequence_s(self) -> float:
-        return single_sequence_s(self.costs.engine(self._sizes[-1]), self.cap)
 
 
 def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCosts:

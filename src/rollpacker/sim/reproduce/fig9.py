@@ -17,23 +17,18 @@ _FUSED = (
 )
 
 
-def rlhfuse(setting: str) -> Job:
-    """Plain rounds, rewards beside the rollout."""
-    return job(
-        setting,
-        "off",
-        domains=three_domains(),
-        asynchronous_grading=True,
-        balanced_training=False,
-    )
-
-
 def jobs() -> dict[str, Job]:
     """Three systems in each setting, and ours that discards nothing."""
     found: dict[str, Job] = {}
     for setting in SETTINGS:
         found[f"{setting}/veRL"] = verl(setting)
-        found[f"{setting}/RLHFuse"] = rlhfuse(setting)
+        found[f"{setting}/RLHFuse"] = job(
+            setting,
+            "off",
+            domains=three_domains(),
+            asynchronous_grading=True,
+            balanced_training=False,
+        )
         found[f"{setting}/RollPacker"] = part(setting, "trainer")
         for mode in ("exact", "race"):
             found[f"{setting}/{mode}"] = job(

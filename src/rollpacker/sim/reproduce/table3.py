@@ -29,14 +29,13 @@ def streamed(streaming: Tree | None) -> Job:
     )
 
 
-def _fixed(fraction: float) -> Tree:
-    return {"group_tokens": 16384, "scaling": "fixed", "scaling_fraction": fraction}
-
-
 def jobs() -> dict[str, Job]:
     """By rule."""
     found = {"none": streamed(None), "adaptive": streamed(PAPER_STREAMING)}
-    return found | {f"fixed {n}%": streamed(_fixed(n / 100)) for n in (20, 30, 40)}
+    fixed: Tree = {"group_tokens": 16384, "scaling": "fixed"}
+    for percent in (20, 30, 40):
+        found[f"fixed {percent}%"] = streamed(fixed | {"scaling_fraction": percent / 100})
+    return found
 
 
 def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:

@@ -139,8 +139,8 @@ def test_it_races_prompts_only_within_the_bias_limit():
         found[limit] = choose(admission, history)
         assert found[limit].mode in ("exact", "prompts")
         assert found[limit].eta_responses == 1.0
-        assert admission.prediction.kept_vs_true >= limit
-        assert admission.prediction.gain >= 1.05 or found[limit] == Choice()
+        assert admission._prediction.kept_vs_true >= limit
+        assert admission._prediction.gain >= 1.05 or found[limit] == Choice()
     assert found[0.8].eta_prompts > found[0.9].eta_prompts > 1.0
     assert found[0.99] == Choice()
 

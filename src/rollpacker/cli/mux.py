@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from rollpacker.cli.mux_service import register
+from rollpacker.cli.mux_service import drain, end, serve, status, submit
 from rollpacker.cli.output import Json, console, print_json, print_plain
 
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)
-register(mux_app)
+for command in (serve, submit, status, end, drain):
+    mux_app.command()(command)
 _SHOWN = 20
 
 

@@ -201,9 +201,3 @@ class _Daemon:
         except UnreachableError as error:
             text = f"no daemon answers: {error}; start one: rollpacker mux serve"
             raise RuntimeError(text) from error
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``rollpacker mux``."""
-    for command in (serve, submit, status, end, drain):
-        app.command()(command)

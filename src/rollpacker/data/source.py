@@ -33,11 +33,6 @@ class PromptSource:
         self._begin(0)
 
     @property
-    def epoch(self) -> int:
-        """Epochs begun before this one."""
-        return self._epoch
-
-    @property
     def quotas(self) -> dict[str, int]:
         """Prompts of each domain in an epoch."""
         return {domain: len(prompts) for domain, prompts in self._prompts.items()}
@@ -64,12 +59,12 @@ class PromptSource:
 
     def next_epoch(self) -> None:
         """Begin the next epoch; what was not drawn in this one is passed over."""
-        self._begin(self._epoch + 1)
+        self._begin(self.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as JSON."""
         return {
-            "epoch": self._epoch,
+            "epoch": self.epoch,
             "cursors": dict(self._cursors),
             "seed": self._seed,
             "shuffle": self._shuffle,
@@ -92,7 +87,8 @@ class PromptSource:
         self._cursors |= {domain: int(n) for domain, n in state["cursors"].items()}
 
     def _begin(self, epoch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
+        """Epochs begun before this one."""
         self._cursors = dict.fromkeys(self._prompts, 0)
         self._order = {domain: self._shuffled(prompts) for domain, prompts in self._prompts.items()}
 
@@ -100,7 +96,7 @@ class PromptSource:
         if not self._shuffle:
             return prompts
         # A sort by keyed hash is the same in every library version, unlike generators' shuffles.
-        key = f"{self._seed}/{self._epoch}".encode()
+        key = f"{self._seed}/{self.epoch}".encode()
         return sorted(
             prompts,
             key=lambda p: hashlib.blake2b(p.id.encode(), key=key, digest_size=8).digest(),

@@ -186,11 +186,6 @@ class Admission:
         self._icc: float | None = None
         self._harsher = 1.0
 
-    @property
-    def prediction(self) -> Prediction:
-        """Of the present choice."""
-        return self._prediction
-
     def choose(
         self,
         step: int,

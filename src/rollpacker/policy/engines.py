@@ -61,7 +61,8 @@ class Engines:
         self._planner = self._build_planner()
         self._scaling = self._build_scaling() if stream else None
         self._tp = machine.engine_devices
-        self._regroups: list[do.FormEngine] = []
+        self.regroups: list[do.FormEngine] = []
+        """How the engines of the round that was laid out are formed."""
         self._retired: tuple[EngineId, ...] = ()
         self._prompt_tokens: dict[PromptId, int] = {}
         self._rounds: dict[RoundKind, tuple[int, float]] = {}
@@ -111,7 +112,7 @@ class Engines:
             self._tp = self._planner.plan(kind)
         fleet = self._machine.fleet(engines, self._tp)
         size = self._tp // self._machine.engine_devices
-        self._regroups = [
+        self.regroups = [
             do.FormEngine(
                 engine=lead, members=tuple(EngineId(lead + place) for place in range(size))
             )
@@ -122,10 +123,6 @@ class Engines:
             known = self._history.distribution() if len(self._history) else None
             self._scaling.begin(fleet, known)
         return tuple(fleet.engines)
-
-    def regroups(self) -> list[do.FormEngine]:
-        """How the engines of the round that was laid out are formed."""
-        return self._regroups
 
     def drawn(self, event: ev.PromptsDrawn) -> None:
         """Prompts may start from now on."""

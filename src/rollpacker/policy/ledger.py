@@ -139,9 +139,6 @@ class LedgerWriter(Ledger):
 
     # What happened ----------------------------------------------------------------------------
 
-    def _step_started(self, event: ev.StepStarted) -> None:
-        self._begin(event.step, event.engines)
-
     def _finished(self, event: ev.AttemptFinished) -> Attempt | None:
         attempt = self.running.get(event.attempt)
         if attempt is not None:
@@ -263,7 +260,7 @@ class LedgerWriter(Ledger):
         self.idled.extend(self._members.get(engine, (engine,)))
 
     _EVENTS: ClassVar[dict[type, Callable[[Any, Any], Attempt | None]]] = {
-        ev.StepStarted: _step_started,
+        ev.StepStarted: lambda self, event: self._begin(event.step, event.engines),
         ev.AttemptFinished: _finished,
         ev.AttemptGraded: _graded,
         ev.AttemptFailed: _failed,

@@ -137,10 +137,6 @@ class Measurements:
             kept=None if kept is None else tuple(one.tokens for one in kept),
         )
 
-    def predicted(self, prompt: PromptId) -> float | None:
-        """Expected length of a prompt's responses; None if it was never visited."""
-        return self.history.predicted(prompt)
-
     def weights(self, lengths: Sequence[int]) -> list[float]:
         """Censoring weights of the kept responses of the step just measured (mode ``prompts``)."""
         return [float(weight) for weight in self._meter.weights(lengths)]

@@ -47,7 +47,7 @@ class RolloutPolicy:
             settings.rollout,
             settings.sizes,
             asynchronous_grading=settings.asynchronous_grading,
-            predict=self._measure.predicted,
+            predict=self._measure.history.predicted,
             ledger=self._ledger,
             engines=every_engine if self._engines is None else self._engines.lay_out,
         )
@@ -116,7 +116,7 @@ class RolloutPolicy:
             for react in self._hears.get(type(decision), ()):
                 react(decision)
             if self._engines is not None and isinstance(decision, do.BeginRound):
-                self._add(made, self._engines.regroups())
+                self._add(made, self._engines.regroups)
 
     @property
     def queue(self) -> int:

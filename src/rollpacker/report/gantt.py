@@ -37,15 +37,11 @@ class Gantt:
         self._samples = run.samples.partition_by("step", as_dict=True)
         self._tasks = run.tasks.partition_by("step", as_dict=True)
 
-    def duration(self, step: int) -> float:
-        """Seconds from the start of a step to the end of its last task."""
-        start, _, end = self.windows[step]
-        return end - start
-
     def marked(self) -> dict[str, int]:
         """The first, the median and the longest step."""
-        ranked = sorted(self.windows, key=lambda step: (self.duration(step), step))
-        return {"first": min(ranked), "median": ranked[len(ranked) // 2], "longest": ranked[-1]}
+        ranked = sorted((end - start, step) for step, (start, _, end) in self.windows.items())
+        steps = [step for _, step in ranked]
+        return {"first": min(steps), "median": steps[len(steps) // 2], "longest": steps[-1]}
 
     def chosen(self) -> list[int]:
         """Steps to draw: the marked ones and as many others, evenly, as ``MAX_BARS`` allows."""

@@ -61,23 +61,17 @@ class WorldCosts:
         fleet: Fleet,
         kinds: dict[str, RewardKind],
         reward_phase: bool,
-        timeouts: TimeoutSettings | None = None,
-        max_running: int = 1024,
-        tool_kv: ToolKv = "cached",
     ) -> WorldCosts:
         """A calibration's costs on a fleet."""
         return cls(
             fleet=fleet,
             engine=calibration.engine,
-            max_running=max_running,
-            tool_kv=tool_kv,
             train=calibration.training(len(next(iter(fleet.replicas.values())))),
             start_s=calibration.rollout_start_s,
             sync_s=calibration.weight_sync_s,
             apply_s=calibration.apply_s,
             rewards=calibration.rewards,
             kinds=kinds,
-            timeouts=timeouts or TimeoutSettings(),
             reward_phase_s=calibration.synchronous_reward_s if reward_phase else None,
         )
 

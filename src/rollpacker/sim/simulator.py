@@ -133,12 +133,11 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
     if not config.adaptive_timeout:
         timeouts = replace(timeouts, least=timeouts.most)
     asynchronous = asynchronous_grading(config.rollout, config.asynchronous_grading)
-    return WorldCosts.of(
+    costs = WorldCosts.of(
         calibration,
         fleet=fleet_of(config, calibration),
         kinds={name: domain.reward for name, domain in config.domains.items()},
         reward_phase=config.reward_phase or not asynchronous,
-        timeouts=timeouts,
-        max_running=config.max_running,
-        tool_kv=config.tool_kv,
     )
+    running, tool_kv = config.max_running, config.tool_kv
+    return replace(costs, timeouts=timeouts, max_running=running, tool_kv=tool_kv)

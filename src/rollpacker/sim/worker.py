@@ -88,12 +88,14 @@ class SimWorker:
         self._inbox: list[Callable[[], None]] = []
         self._forming = False
         self._tasks: deque[Task] = deque()
-        self._training = False
+        self.training = False
+        """Whether it accumulates gradients now."""
         self._gate = 0.0
         self._due: float | None = None
         self._work = Work()
         self._costs = costs
-        self._devices = devices
+        self.devices = devices
+        """Of its engine."""
         self._decoder = self._engine()
 
     def _engine(self) -> Decoder:
@@ -110,16 +112,6 @@ class SimWorker:
         return len(self._attempts) > len(self._at_tools)
 
     @property
-    def devices(self) -> int:
-        """Of its engine."""
-        return self._devices
-
-    @property
-    def training(self) -> bool:
-        """Whether it accumulates gradients now."""
-        return self._training
-
-    @property
     def idle(self) -> bool:
         """Nothing is held, nor on its way into the engine."""
         return not (self._attempts or self._inbox or self._forming)
@@ -132,7 +124,7 @@ class SimWorker:
         """Another engine, on so many devices; nothing may be held."""
         assert not self._attempts, "attempts are moved before their engine changes"
         self._note_work()
-        self._costs, self._devices = costs, devices
+        self._costs, self.devices = costs, devices
         self._decoder = self._engine()
         self._due = None
         self._forming = False
@@ -152,7 +144,7 @@ class SimWorker:
 
     def submit(self, course: Course) -> None:
         """Decode an attempt, from where it is."""
-        if self._training or self._forming:
+        if self.training or self._forming:
             self._inbox.append(lambda: self.submit(course))
             return
         self._attempts[course.attempt] = course
@@ -179,7 +171,7 @@ class SimWorker:
         """Keep the time in which all that is held waits for tools."""
         now = self._agenda.now
         if self._quiet_since is not None:
-            self._work.tool_wait_s += (now - self._quiet_since) * self._devices
+            self._work.tool_wait_s += (now - self._quiet_since) * self.devices
             self._quiet_since = None
         if self._at_tools and not self.decoding:
             self._quiet_since = now
@@ -254,19 +246,19 @@ class SimWorker:
         self._tasks.append(task)
 
     def _train(self) -> None:
-        if self._training or self._attempts or self._forming or not self._tasks:
+        if self.training or self._attempts or self._forming or not self._tasks:
             return
         if self._agenda.now < self._gate:
             self._agenda.at(self._gate, self._train)
             return
         task = self._tasks.popleft()
-        self._training = True
+        self.training = True
         self._work.train_s += task.seconds
         self._agenda.after(task.seconds, lambda: self._trained(task))
 
     def _trained(self, task: Task) -> None:
         self._on_accumulated(self.id, task)
-        self._training = False
+        self.training = False
         self._open()
 
     def pressure(self) -> tuple[int, float]:
@@ -277,13 +269,13 @@ class SimWorker:
 
     def _note_work(self) -> None:
         work, decoder = self._work, self._decoder
-        work.decode_s += decoder.busy_s * self._devices
+        work.decode_s += decoder.busy_s * self.devices
         work.decode_steps = max(work.decode_steps, decoder.decode_steps)
         work.generated_tokens += decoder.generated_tokens
         work.preemptions, work.peak_kv = self.pressure()
 
     def end_step(self) -> Work:
         """What was done since ``begin_step``."""
-        self.set_engine(self._costs, self._devices)
+        self.set_engine(self._costs, self.devices)
         work, self._work = self._work, Work()
         return work

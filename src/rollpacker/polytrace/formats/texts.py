@@ -112,13 +112,9 @@ class Rows:
     def trace(self) -> Trace:
         """All of them; says how many lengths are guessed."""
         if self._guessed:
-            self._reading.note(approximated(self._reading.task, self._guessed, len(self._rows)))
+            self._reading.note(
+                f"{self._reading.task}: lengths of {self._guessed} of {len(self._rows)} responses "
+                "are approximated: the log has texts but no token counts, "
+                f"{CHARACTERS_PER_TOKEN} characters are taken as a token"
+            )
         return Trace(samples=samples(self._rows))
-
-
-def approximated(task: str, responses: int, of: int) -> str:
-    """The note that goes with estimated lengths."""
-    return (
-        f"{task}: lengths of {responses} of {of} responses are approximated: the log has texts but "
-        f"no token counts, {CHARACTERS_PER_TOKEN} characters are taken as a token"
-    )

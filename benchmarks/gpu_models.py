@@ -47,7 +47,7 @@ def random_model(name: str, device: str, **changes: Any) -> Any:
     return model.eval()
 
 
-def write_checkpoint(folder: Path, name: str, device: str, *, mean_length: int) -> Path:
+def write_checkpoint(folder: Path, name: str, device: str, *, mean_length: int) -> None:
     """A checkpoint with a byte tokenizer whose responses end after ``mean_length`` tokens or so."""
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -65,7 +65,6 @@ def write_checkpoint(folder: Path, name: str, device: str, *, mean_length: int) 
         pad_token="<pad>",
         model_max_length=CONTEXT,
     ).save_pretrained(folder)
-    return folder
 
 
 def synchronize(device: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
 class LatencyCurve:
     """Seconds of one decode step of one engine, by batch size.
 
@@ -20,25 +18,16 @@ class LatencyCurve:
     the last slope continued above the last. Raises ``ValueError`` without a positive point.
     """
 
-    points: Mapping[int, float]
-    _batch: Floats = field(init=False, repr=False, compare=False)
-    _seconds: Floats = field(init=False, repr=False, compare=False)
-    _slope: float = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not self.points or min(self.points) < 1 or min(self.points.values()) <= 0.0:
+    def __init__(self, points: Mapping[int, float]) -> None:
+        if not points or min(points) < 1 or min(points.values()) <= 0.0:
             raise ValueError("a latency curve needs batch sizes >= 1 with times > 0")
-        batch = np.array(sorted(self.points), np.float64)
-        seconds = np.maximum.accumulate([self.points[size] for size in sorted(self.points)])
-        rise = np.diff(seconds[-2:]) / np.diff(batch[-2:])
-        object.__setattr__(self, "_batch", batch)
-        object.__setattr__(self, "_seconds", seconds)
-        object.__setattr__(self, "_slope", float(rise[0]) if rise.size else 0.0)
-
-    @property
-    def largest(self) -> int:
+        self.points = points
+        self.largest = max(points)
         """Largest batch measured."""
-        return max(self.points)
+        self._batch: Floats = np.array(sorted(points), np.float64)
+        self._seconds: Floats = np.maximum.accumulate([points[size] for size in sorted(points)])
+        rise = np.diff(self._seconds[-2:]) / np.diff(self._batch[-2:])
+        self._slope = float(rise[0]) if rise.size else 0.0
 
     def at(self, batch: float) -> float:
         """Seconds of a step with ``batch`` sequences; 0 with none."""

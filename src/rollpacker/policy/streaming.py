@@ -103,18 +103,14 @@ class Streaming:
         self._reach: dict[PromptId, list[int]] = {}
         """Tokens with a gradient of a kept group's first 0, 1, ... samples."""
         self._ready: list[_Ready] = []
-        self._waiting = 0
+        self.waiting = 0
+        """Tokens of complete groups whose gradients nobody has begun."""
         self._later: list[list[GroupPart]] = []
         self._next: list[GroupPart] = []
         self._update = 0
         self._rollout_over = False
         self._applying = self._updated = False
         self._tail.start()
-
-    @property
-    def waiting(self) -> int:
-        """Tokens of complete groups whose gradients nobody has begun."""
-        return self._waiting
 
     # What happened and what was decided -------------------------------------------------------
 
@@ -160,7 +156,7 @@ class Streaming:
             self._next.append(part)
             return
         self._add(part)
-        self._waiting += sum(lengths)
+        self.waiting += sum(lengths)
 
     def finish(self, decision: do.FinishRollout) -> None:
         """The rollout is over: every replica may sum, and the updates are laid out."""
@@ -198,7 +194,7 @@ class Streaming:
         ledger = self._ledger
         if not self._rules.stream or len(ledger.running) > self._rules.consolidate_below:
             return
-        if self._waiting < self._config.group_tokens or ledger.busy < 2:
+        if self.waiting < self._config.group_tokens or ledger.busy < 2:
             return
         running = ledger.by_engine()
         order = sorted(running, key=lambda engine: (len(running[engine]), -engine))
@@ -210,13 +206,13 @@ class Streaming:
             if self._rollout_over:
                 yield from self._dispatch_in_order()
             return
-        if not self._rollout_over and not (self._waiting and self._rules.stream):
+        if not self._rollout_over and not (self.waiting and self._rules.stream):
             return
         while self._ready:
-            if not self._waiting and not self._rollout_over:
+            if not self.waiting and not self._rollout_over:
                 return
             # The last tasks go to replicas that have none, or one would end late.
-            scarce = self._waiting < 2 * _SMALLEST_TASK * len(self._sums)
+            scarce = self.waiting < 2 * _SMALLEST_TASK * len(self._sums)
             replica = self._idlest(1 if scarce else self._config.lookahead)
             if replica is None:
                 return
@@ -278,7 +274,7 @@ class Streaming:
         self._ready = []
         for part in parts:
             self._add(part)
-        self._waiting = sum(map(self._cost, parts))
+        self.waiting = sum(map(self._cost, parts))
 
     def _add(self, part: GroupPart) -> None:
         """The largest go first; in order, whoever came first."""
@@ -300,7 +296,7 @@ class Streaming:
         Tasks shrink with what is left, so that all replicas end together (guided
         self-scheduling).
         """
-        share = max(_SMALLEST_TASK, self._waiting // (2 * len(self._sums)))
+        share = max(_SMALLEST_TASK, self.waiting // (2 * len(self._sums)))
         budget = min(self._config.group_tokens, share)
         first = self._cut(_part(heappop(self._ready)), budget)
         taken = [first]
@@ -308,7 +304,7 @@ class Streaming:
         while self._ready and tokens - self._ready[0][0] <= budget:
             tokens -= self._ready[0][0]
             taken.append(_part(heappop(self._ready)))
-        self._waiting -= tokens
+        self.waiting -= tokens
         return tuple(taken)
 
     def _cut(self, part: GroupPart, budget: int) -> GroupPart:

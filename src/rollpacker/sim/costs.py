@@ -138,7 +138,9 @@ class CurveCosts:
     """
 
     def __init__(self, device: MeasuredDevice) -> None:
-        self._device = device
+        self.capacity = float(device.kv_tokens)
+        self.slope = device.context_token_s
+        self._prefill_token_s = device.prefill_token_s
         self._curve = LatencyCurve(device.latency)
         self._shift = device.context * device.context_token_s
         for batch in device.latency:
@@ -148,24 +150,14 @@ class CurveCosts:
                     "lower context_token_s"
                 )
 
-    @property
-    def capacity(self) -> float:
-        """KV budget in tokens."""
-        return float(self._device.kv_tokens)
-
     def step_s(self, batch: int, context_tokens: float) -> float:
         """Seconds of a decode step: the measured curve, moved to this context."""
-        moved = self._device.context_token_s * context_tokens - self._shift * batch
+        moved = self.slope * context_tokens - self._shift * batch
         return self._curve.at(batch) + moved
-
-    @property
-    def slope(self) -> float:
-        """Seconds that each context token adds to a step."""
-        return self._device.context_token_s
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds to prefill ``tokens``."""
-        return tokens * self._device.prefill_token_s
+        return tokens * self._prefill_token_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,9 @@ def _fit_task(task: str, trace: Trace, kind: LengthsKind) -> Fit:
     groups = visits(samples)
     trend = _trend(samples)
     tokens = lengths_of(samples)
-    level = tokens / np.exp(trend.slope * _since(samples, trend))
+    steps = samples["step"].to_numpy()
+    since = steps - steps.min() - (trend.steps - 1) / 2.0
+    level = tokens / np.exp(trend.slope * since)
     icc, icc_log = np.nan_to_num(correlations(level, groups)).tolist()
     copula = CopulaLengths.matching(level, icc, icc_log, cap)
     steps = samples["step"].n_unique()
@@ -110,11 +112,6 @@ def _trend(samples: pl.DataFrame) -> DriftModel:
     if found is None or found.slope_p >= _SURE_OF_DRIFT:
         return DriftModel(slope=0.0, steps=span)
     return DriftModel(slope=round(found.slope, 6), steps=span)
-
-
-def _since(samples: pl.DataFrame, trend: DriftModel) -> Floats:
-    steps = samples["step"].to_numpy()
-    return steps - steps.min() - (trend.steps - 1) / 2.0
 
 
 def _prompts(

@@ -38,7 +38,8 @@ def fit_mixture(tokens: Floats, groups: NDArray[np.int64], cap: int | None) -> L
     longest = cap if cap is not None else int(tokens.max())
     censored = cap if cap is not None else np.inf
     logs, groups = _some_prompts(np.log(tokens), groups)
-    logs = np.maximum(logs, _lowest(logs))
+    half, spread = _body(logs)
+    logs = np.maximum(logs, half - _SHORTEST * spread)
     bounds = _tail_bounds(logs, cap)
     start = _start(logs, bounds)
 
@@ -74,11 +75,6 @@ def _body(logs: Floats) -> tuple[float, float]:
     """Mean and deviation of the normal that has the quartiles of the data."""
     quarter, half, three = np.quantile(logs, [0.25, 0.5, 0.75])
     return float(half), max(float(three - quarter) / 1.349, 1e-3)
-
-
-def _lowest(logs: Floats) -> float:
-    half, spread = _body(logs)
-    return half - _SHORTEST * spread
 
 
 def _tail_bounds(logs: Floats, cap: int | None) -> tuple[float, float]:

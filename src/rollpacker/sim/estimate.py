@@ -7,7 +7,6 @@ is drawn from a model with the trace's marginal and correlations, given the prom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -196,7 +195,8 @@ def estimate(job: Job, trace: Trace, *, steps: int | None = None) -> Estimate:
     icc, read = correlation(trace, job.task)
     aborted = 1.0 - read / task_samples(trace, job.task).height
     count = steps or steps_for(job)
-    modes = _against_off({mode: _simulate(job, mode, count) for mode in MODES})
+    found = {mode: _simulate(job, mode, count) for mode in MODES}
+    modes = {mode: _mode(result, found["off"].mean_step_s) for mode, result in found.items()}
     limit = job.rollout.tail_batching.bias_limit
     recommended = recommend(modes, limit)
     return Estimate(
@@ -243,11 +243,6 @@ def _tensor_parallel(job: Job) -> int | None:
     need = source.cap + prompt + BLOCK_SLACK
     sizes = [tp for tp in costs.engine_sizes(job.gpus) if tp >= costs.rollout_tp]
     return next((tp for tp in sizes if costs.engine(tp).capacity >= need), None)
-
-
-def _against_off(found: Mapping[str, JobResult]) -> dict[str, ModeEstimate]:
-    base = mean(step.step_s for step in found["off"].steps)
-    return {mode: _mode(result, base) for mode, result in found.items()}
 
 
 def _mode(result: JobResult, base: float) -> ModeEstimate:

@@ -80,7 +80,8 @@ def sentences(
             f"Use {recommended}: about {chosen.speedup:.2f}x faster than synchronous rounds, "
             f"{_keeps(chosen)} (left out: {left_out})."
         )
-    biased = [name for name, each in races.items() if _tempting(each, chosen, limit)]
+    tempting = _SAME * max(1.0, chosen.speedup)
+    biased = [n for n, r in races.items() if r.kept_vs_true_len < limit and r.speedup > tempting]
     for name in biased[:1]:
         cause = "" if icc is None or icc > 0.5 else " since length is mostly chance within a prompt"
         told.append(
@@ -99,7 +100,3 @@ def _keeps(mode: ModeEstimate) -> str:
     if mode.kept_vs_true_len > 0.995:
         return "and no response is lost"
     return f"keeping {mode.kept_vs_true_len:.2f} of the true mean length"
-
-
-def _tempting(mode: ModeEstimate, chosen: ModeEstimate, limit: float) -> bool:
-    return mode.kept_vs_true_len < limit and mode.speedup > _SAME * max(1.0, chosen.speedup)

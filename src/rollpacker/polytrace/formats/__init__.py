@@ -80,11 +80,8 @@ def read(
     if not trace.samples.height + trace.reward_batches.height + trace.filters.height:
         raise TraceError(f"{path}: no responses in it")
     if task is not None:
-        trace = _renamed(trace, task)
+        if len(trace.tasks) > 1:
+            tasks = ", ".join(trace.tasks)
+            raise TraceError(f"one task name for {len(trace.tasks)} tasks ({tasks})")
+        trace = Trace.of(table.with_columns(task=pl.lit(task)) for table in trace.tables)
     return dapo_filter.mark(trace, note)
-
-
-def _renamed(trace: Trace, task: str) -> Trace:
-    if len(trace.tasks) > 1:
-        raise TraceError(f"one task name for {len(trace.tasks)} tasks ({', '.join(trace.tasks)})")
-    return Trace.of(table.with_columns(task=pl.lit(task)) for table in trace.tables)

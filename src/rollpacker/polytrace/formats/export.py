@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -51,7 +50,8 @@ def write(trace: Trace, path: Path, format: str, *, note: Note = silent) -> list
         return [path]
     if path.is_file():
         raise TraceError(f"{path}: expected a folder for the files of {format}")
-    names = _tasks(trace)
+    tasks = pl.concat([table["task"] for table in trace.tables])
+    names: list[str] = tasks.unique(maintain_order=True).to_list()
     written: list[Path] = []
     for name in names:
         folder = path / _safe(name) if len(names) > 1 else path
@@ -59,19 +59,12 @@ def write(trace: Trace, path: Path, format: str, *, note: Note = silent) -> list
         if files:
             folder.mkdir(parents=True, exist_ok=True)
         for file, found in files.items():
-            _dump(folder / file, found)
+            text = "".join(json.dumps(record) + "\n" for record in found)
+            (folder / file).write_text(text, encoding="utf-8")
             written.append(folder / file)
     if not written:
         raise TraceError(f"{path}: the trace has nothing to write as {format}")
     return written
-
-
-def _tasks(trace: Trace) -> list[str]:
-    return (
-        pl.concat([table.select("task") for table in trace.tables])
-        .unique(maintain_order=True)["task"]
-        .to_list()
-    )
 
 
 def _safe(name: str) -> Path:
@@ -116,8 +109,3 @@ def _tell_losses(frame: pl.DataFrame, kind: str, note: Note) -> None:
     foreign = frame.height and unpack(frame["extra"][0], kind) is None
     if foreign and frame["prompt"].n_unique() < frame.select("step", "prompt").n_unique():
         note(f"{kind} has no prompt ids: prompts of several steps become different ones")
-
-
-def _dump(path: Path, found: Sequence[Record]) -> None:
-    text = "".join(json.dumps(record) + "\n" for record in found)
-    path.write_text(text, encoding="utf-8")

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import polars as pl
-
 from rollpacker.polytrace.formats import texts
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.formats.tables import read_table, whole_numbers
@@ -49,7 +47,8 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
         if first != path:
             reading.note(f"{path}: the same completions as in {first.name}: counted once")
             continue
-        rewards = _rewards(frame)
+        floats = [name for name, kind in frame.schema.items() if kind.is_float()]
+        rewards = [name for name in floats if name not in _NOT_REWARDS]
         names |= set(rewards)
         for row, both in zip(records, batch, strict=True):
             scores = [row[name] for name in rewards]
@@ -67,9 +66,3 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
         columns = ", ".join(sorted(names))
         reading.note(f"{reading.task}: reward is the sum of {columns}; the log has no weights")
     return trace
-
-
-def _rewards(frame: pl.DataFrame) -> list[str]:
-    return [
-        name for name, kind in frame.schema.items() if name not in _NOT_REWARDS and kind.is_float()
-    ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from rollpacker.core.codec import plain
+from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, UnreachableError, new_key
@@ -92,7 +92,7 @@ class MuxClient(Link):
         if not answer:
             return None
         if "move" in answer:
-            return _move(answer["move"])
+            return load(answer["move"], Move)
         return Permit(
             token=answer["token"],
             phase=answer["phase"],
@@ -181,12 +181,3 @@ class MuxClient(Link):
         patience_s: float | None = None,
     ) -> tuple[float, dict[str, Any]]:
         return self.call("POST", path, body, key, wait_s=wait_s, patience_s=patience_s)
-
-
-def _move(answer: Mapping[str, Any]) -> Move:
-    return Move(
-        id=answer["id"],
-        rollout=tuple(answer["rollout"]),
-        train=tuple(answer["train"]),
-        reason=answer["reason"],
-    )

@@ -210,7 +210,8 @@ class LocalTrainer:
         rate = learning_rate(self._config, self._updates, self._total_updates)
         applied = math.isfinite(norm) and math.isfinite(total.sums.get("loss", 0.0))
         if applied:
-            self._clip(norm)
+            if 0 < self._config.max_grad_norm < norm:
+                sums.mul_(self._config.max_grad_norm / norm)
             self._optimizer.step(rate)
             self._updates += 1
         self._skipped = 0 if applied else self._skipped + 1
@@ -238,11 +239,6 @@ class LocalTrainer:
         if sums.get(_RUN):
             metrics |= {f"trained_tokens/{name}": sums[name] / sums[_RUN] for name in TRAINED}
         return metrics
-
-    def _clip(self, norm: float) -> None:
-        limit = self._config.max_grad_norm
-        if 0 < limit < norm:
-            self._optimizer.sums.mul_(limit / norm)
 
     def discard(self) -> None:
         """Throw the accumulated gradients away (a step that is repeated)."""

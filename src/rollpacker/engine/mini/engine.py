@@ -14,7 +14,7 @@ from rollpacker.engine.latency import measure_latency
 from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.cpu import CpuRunner
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
-from rollpacker.engine.mini.schedule import Admission, Held, Plan, Scheduler
+from rollpacker.engine.mini.schedule import Admission, Held, Scheduler
 from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.slots import Slots
 from rollpacker.engine.mini.stops import StopWatcher
@@ -99,7 +99,7 @@ class MiniEngine:
         if not self.busy():
             return []
         self._runner.refresh()
-        hidden, slots, rows = self._run(self._scheduler.schedule())
+        hidden, slots, rows = self._run(*self._scheduler.schedule())
         tokens, logprobs = self._sample(hidden, slots, rows)
         return self._postprocess(slots, tokens, logprobs)
 
@@ -173,9 +173,9 @@ class MiniEngine:
         if _stops(request) and self._tokenizer is None:
             raise ValueError("rollout.stop needs the model's tokenizer")
 
-    def _run(self, plan: Plan) -> tuple[Any, Ints, Ints]:
+    def _run(self, decoding: Ints, admitted: list[Admission]) -> tuple[Any, Ints, Ints]:
         """Run the step's rows: hidden states, the slots that sample, and the row of each."""
-        s, (decoding, admitted) = self._slots, plan
+        s = self._slots
         positions = s.prompt[decoding] + s.count[decoding] - 1
         every = np.arange(len(decoding), dtype=np.int32)
         if not admitted:

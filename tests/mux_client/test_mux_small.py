@@ -68,7 +68,7 @@ def test_a_node_that_is_not_in_use_may_fail(daemon: Daemon) -> None:
 def test_an_unknown_field_of_any_text_is_said(daemon: Daemon) -> None:
     body = {"id": "odd", "worst_rollout_s": 1.0, "worst_train_s": 1.0, "\ud800" * 100: 1}
     with pytest.raises(MuxError, match="unknown field") as refused:
-        daemon.client()._post("/v1/jobs", body, "odd-field")
+        daemon.client().call("POST", "/v1/jobs", body, "odd-field")
     assert refused.value.status == 400
 
 

@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 _TOKENS, _LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
-def _no_tokens() -> NDArray[np.int32]:
-    return _TOKENS
-
-
-def _no_logprobs() -> NDArray[np.float32]:
-    return _LOGPROBS
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How responses are sampled.
@@ -73,8 +65,8 @@ class Request:
     prompt: NDArray[np.int32]
     params: SamplingParams
     seed: int
-    generated: NDArray[np.int32] = field(default_factory=_no_tokens)
-    logprobs: NDArray[np.float32] = field(default_factory=_no_logprobs)
+    generated: NDArray[np.int32] = field(default_factory=lambda: _TOKENS)
+    logprobs: NDArray[np.float32] = field(default_factory=lambda: _LOGPROBS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig
-
 from rollpacker.config import RunConfig
 from rollpacker.runtime.checkpoint import Found
 from rollpacker.runtime.progress import Progress
 from rollpacker.sim.models import ModelShape
-from rollpacker.train.model import check_architecture, source
+from rollpacker.train.model import source
 from rollpacker.train.schedule import default_learning_rate
 
 
@@ -33,9 +31,8 @@ def with_learning_rate(config: RunConfig, found: Found | None, progress: Progres
 
 def model_shape(path: str) -> ModelShape:
     """Of a folder or hub name. Raises ``ValueError``."""
-    place = source(path)
-    check_architecture(place, path)
-    return ModelShape.from_config(AutoConfig.from_pretrained(**place).to_dict(), path)
+    _, config = source(path)
+    return ModelShape.from_config(config.to_dict(), path)
 
 
 def _short(count: int) -> str:

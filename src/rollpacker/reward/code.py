@@ -153,8 +153,6 @@ class CodeReward:
         )
 
     def _tell_deaths(self) -> None:
-        if isinstance(self._sandbox, RemoteSandbox):
-            return
         for _ in range(self._sandbox.deaths - self._deaths):
             self._host.say("a sandbox zygote died and was replaced")
         self._deaths = self._sandbox.deaths

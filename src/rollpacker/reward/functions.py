@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -284,10 +284,8 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 def _finished(result: Any) -> Any:
     """The result of a call, which may have to be awaited."""
-    return _run(result) if inspect.isawaitable(result) else result
-
-
-def _run(result: Awaitable[Any]) -> Any:
+    if not inspect.isawaitable(result):
+        return result
     import asyncio
 
     # One loop per process, so that a function may keep its connections between calls.

@@ -135,12 +135,9 @@ class Admission:
 
     def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
         """Harmonic, weighted by what the jobs would cost alone."""
-        weights = [self._price(self._cluster.jobs[seat.job]) for seat in seats]
+        price = self._settings.prices.of
+        weights = [price(self._cluster.jobs[seat.job].gangs()) for seat in seats]
         return sum(weights) / sum(w / s for w, s in zip(weights, slow, strict=True))
-
-    def _price(self, job: Job) -> float:
-        prices, gangs = self._settings.prices, job.gangs()
-        return gangs[0] * prices.rollout + gangs[1] * prices.train
 
     def guess(self, seats: Sequence[Seat]) -> float:
         """A quick guess of the mean slowdown, to rank by: waiting as in a queue."""

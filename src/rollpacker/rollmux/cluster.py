@@ -187,7 +187,8 @@ class Cluster:
     def unpin(self, job: Job, home: Home, keep: Home | None = None) -> list[str]:
         """Free a job's memory, but not on nodes that ``keep`` has too.
 
-        Nodes that nobody is pinned on are dropped, and returned where they were held.
+        Nodes that nobody is pinned on are dropped, and returned where they were held; so is a group
+        without nodes.
         """
         freed: list[str] = []
         for pool in POOLS:
@@ -202,14 +203,9 @@ class Cluster:
                         freed.append(name)
                     self.drop(node)
         self.changed.add(home.group)
-        self.drop_if_empty(home.group)
+        if not any(self.groups[home.group].nodes):
+            del self.groups[home.group]
         return freed
-
-    def drop_if_empty(self, number: int) -> None:
-        """Forget a group without nodes."""
-        group = self.groups[number]
-        if not group.nodes[0] and not group.nodes[1]:
-            del self.groups[group.id]
 
     def drop(self, node: Node) -> None:
         """Forget a node."""

@@ -6,7 +6,9 @@ The scheduler and the rehearsal (stochastic admission) call the same two orders.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from heapq import heappop, heappush
+from operator import or_
 
 import numpy as np
 
@@ -232,14 +234,7 @@ def formula_holds(members: Sequence[Seat]) -> bool:
     if len({seat.masks[TRAIN] for seat in members}) > 1:
         return False
     masks = {seat.masks[ROLLOUT] for seat in members}
-    return sum(mask.bit_count() for mask in masks) == _union(masks).bit_count()
-
-
-def _union(masks: set[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union
+    return sum(mask.bit_count() for mask in masks) == reduce(or_, masks, 0).bit_count()
 
 
 def bits(mask: int) -> Iterator[int]:

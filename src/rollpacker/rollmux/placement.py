@@ -57,23 +57,24 @@ class Placement:
         self._cluster = cluster
         self._settings = settings
         self._admission = admission
+        self._price = settings.prices.of
         self.table = Table(cluster)
 
     def isolated(self, job: Job) -> Site:
         """Nodes of its own, as many as it asked for."""
         gangs = job.gangs()
-        return Site(group=None, nodes=((), ()), fresh=gangs, price=self.price(gangs))
+        return Site(group=None, nodes=((), ()), fresh=gangs, price=self._price(gangs))
 
     def alone(self, job: Job, now: float) -> Offer:
         """The best nodes of its own: a gang that shrank may be cheaper though it is slower."""
-        best = Offer(self.isolated(job), self.price(job.gangs()))
+        best = Offer(self.isolated(job), self._price(job.gangs()))
         for gangs in self._widths(job)[1:]:
             stretch = _stretch(job, gangs)
             seat = self._admission.seat(job, (1, 1), stretch)
             verdict = self._admission.judge([seat], now)
-            cost = self.price(gangs) * verdict.slowdown
+            cost = self._price(gangs) * verdict.slowdown
             if verdict.kept and cost < best.cost - 1e-9 and self._fits(job, gangs):
-                price = self.price(gangs)
+                price = self._price(gangs)
                 site = Site(group=None, nodes=((), ()), fresh=gangs, price=price, stretch=stretch)
                 best = Offer(site, cost)
         return best
@@ -90,11 +91,6 @@ class Placement:
     def _fits(self, job: Job, gangs: tuple[int, int]) -> bool:
         cap = self._settings.memory_cap_gb
         return all(job.memory_gb(pool, gangs[pool]) <= cap for pool in POOLS)
-
-    def price(self, nodes: tuple[int, int]) -> float:
-        """Dollars per hour of so many nodes of either pool."""
-        prices = self._settings.prices
-        return nodes[0] * prices.rollout + nodes[1] * prices.train
 
     def best(
         self,
@@ -173,8 +169,7 @@ class Placement:
 
     def _first(self, sites: list[Site], job: Job, now: float) -> Offer | None:
         """The published rule: the cheapest that is admitted, of these the busiest."""
-        sites.sort(key=lambda site: (site.price, -site.score))
-        for site in sites:
+        for site in sorted(sites, key=_cheapest):
             if self.cost(site, job, now) < float("inf"):
                 return Offer(site, site.price)
         return None
@@ -213,7 +208,7 @@ class Placement:
         for seat in seats:
             masks[0] |= seat.masks[0]
             masks[1] |= seat.masks[1]
-        return self.price((masks[0].bit_count(), masks[1].bit_count()))
+        return self._price((masks[0].bit_count(), masks[1].bit_count()))
 
     def value(self, group: Group, now: float, without: Collection[str] = ()) -> float:
         """Price times mean slowdown: what the work of a group costs per hour that it takes alone.
@@ -254,22 +249,18 @@ class Placement:
         """Ways to pin a job in a group, once some have left: few, the most promising ones."""
         for gangs in self._widths(job):
             stretch = _stretch(job, gangs)
-            pools = [
-                list(
-                    self._ways(
-                        job, group, pool, (gangs[pool], loads[pool] * stretch[pool]), without
-                    )
-                )
+            ways = [
+                self._ways(job, group, pool, gangs[pool], loads[pool] * stretch[pool], without)
                 for pool in POOLS
             ]
-            for (rollout, r_load), (train, t_load) in product(*pools):
+            for (rollout, r_load), (train, t_load) in product(*ways):
                 fresh = gangs[0] - len(rollout), gangs[1] - len(train)
                 if (rollout or train) and self._fits(job, gangs):
                     yield Site(
                         group=group.id,
                         nodes=(rollout, train),
                         fresh=fresh,
-                        price=self.price(fresh),
+                        price=self._price(fresh),
                         score=t_load + ROLLOUT_WEIGHT * r_load,
                         stretch=stretch,
                     )
@@ -279,12 +270,12 @@ class Placement:
         job: Job,
         group: Group,
         pool: int,
-        need: tuple[int, float],
+        gang: int,
+        load: float,
         without: Collection[str],
     ) -> Iterator[tuple[tuple[str, ...], float]]:
         """Existing nodes to take, with the load that they would have; none is a way too."""
         yield (), 0.0
-        gang, load = need
         gb = job.memory_gb(pool, gang)
         cap = self._settings.memory_cap_gb
         loads = node_loads(group, pool, (job.spec.id, *without))
@@ -321,11 +312,12 @@ def _moves(site: Site, job: Job) -> bool:
 
 def _promising(sites: list[Site]) -> list[Site]:
     """The fullest few of each price."""
-    sites.sort(key=lambda site: (site.price, -site.score))
-    kept: list[Site] = []
-    for _, same in groupby(sites, key=lambda site: site.price):
-        kept.extend(islice(same, GUESSED))
-    return kept
+    prices = groupby(sorted(sites, key=_cheapest), key=lambda site: site.price)
+    return [site for _, same in prices for site in islice(same, GUESSED)]
+
+
+def _cheapest(site: Site) -> tuple[float, float]:
+    return site.price, -site.score
 
 
 def _stretch(job: Job, gangs: tuple[int, int]) -> tuple[float, float]:

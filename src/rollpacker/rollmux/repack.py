@@ -203,22 +203,19 @@ class Repack:
         for job in jobs:
             offer = self._placement.best(job, now, below=left, avoid=(group.id,))
             if offer is None:
-                self._roll_back(moved)
+                for each in reversed(moved):
+                    self._moves.cancel(each)
                 return []
             left -= offer.cost
             self._moves.reserve(job, offer.site)
             moved.append(job)
         return moved
 
-    def _roll_back(self, moved: list[Job]) -> None:
-        for job in reversed(moved):
-            self._moves.cancel(job)
-
     def _toll(self, job: Job) -> float:
         """Dollars per hour that a move has to save to pay for itself."""
         rest = job.remaining() * sum(expected(job, self._settings))
         share = TOLL * self._settings.cold_s / min(rest, LASTS_S)
-        return share * self._placement.price(job.gangs())
+        return share * self._settings.prices.of(job.gangs())
 
     def _worth(self, job: Job, now: float) -> bool:
         """Whether a move pays and the job can afford it."""

@@ -70,8 +70,7 @@ class SimulationResult:
     @property
     def cost(self) -> float:
         """Dollars."""
-        held = self.meter.held_s
-        return (held[0] * self.prices.rollout + held[1] * self.prices.train) / 3600.0
+        return self.prices.of(self.meter.held_s) / 3600.0
 
     def to_json(self) -> dict[str, Any]:
         """What ``mux simulate --json`` prints."""

@@ -54,9 +54,15 @@ class Scheduler:
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them."""
-        self._begin_decision()
+        self._made = []
+        self._touched = {}
+        self.admission.refill()
         _HANDLERS[type(event)](self, now, event)
-        return self._finish_decision(now)
+        for number in list(self._touched):
+            if (group := self.cluster.groups.get(number)) is not None:
+                self._dispatch(group, now)
+                self._looks.note(group, now)
+        return self._made
 
     def next_look(self) -> float:
         """When to send ``TimePassed`` if nothing happens; ``seat.NEVER`` for never."""
@@ -89,18 +95,6 @@ class Scheduler:
         for group in self.cluster.groups.values():
             self._looks.note(group, -1.0)
 
-    def _begin_decision(self) -> None:
-        self._made = []
-        self._touched = {}
-        self.admission.refill()
-
-    def _finish_decision(self, now: float) -> list[do.Decision]:
-        for number in list(self._touched):
-            if (group := self.cluster.groups.get(number)) is not None:
-                self._dispatch(group, now)
-                self._looks.note(group, now)
-        return self._made
-
     def _cheapest(self, job: Job, now: float) -> Site:
         alone = self.placement.alone(job, now)
         few = len(self.cluster.groups) <= FEW
@@ -108,10 +102,11 @@ class Scheduler:
         return (alone if offer is None else offer).site
 
     def _arrived(self, now: float, event: ev.JobArrived) -> None:
-        spec = event.spec
+        spec, cap = event.spec, self.settings.memory_cap_gb
         if spec.id in self.cluster.jobs:
             raise ValueError(f"job {spec.id}: there is one of this id already")
-        self._check_memory(event)
+        if max(spec.rollout_memory_gb, spec.train_memory_gb) > cap:
+            raise ValueError(f"job {spec.id}: needs more host memory than a node's {cap:g} GB")
         job = Job(spec, now, looked_at=now)
         self.cluster.jobs[spec.id] = job
         self._moves.reserve(job, self._choose(job, now))
@@ -132,11 +127,6 @@ class Scheduler:
             )
         )
         self._rebase(group, now)
-
-    def _check_memory(self, event: ev.JobArrived) -> None:
-        spec, cap = event.spec, self.settings.memory_cap_gb
-        if max(spec.rollout_memory_gb, spec.train_memory_gb) > cap:
-            raise ValueError(f"job {spec.id}: needs more host memory than a node's {cap:g} GB")
 
     def _acquire(self, nodes: tuple[str, ...]) -> None:
         if nodes:

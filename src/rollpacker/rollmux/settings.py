@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,10 @@ class Prices:
     """H20."""
     train: float = 42.24
     """H800."""
+
+    def of(self, nodes: Sequence[float]) -> float:
+        """Dollars per hour of so many nodes of either pool, or dollars of so many node-hours."""
+        return nodes[0] * self.rollout + nodes[1] * self.train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,24 +13,25 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
+from rollpacker.sandbox.base import Runner
 from rollpacker.sandbox.execution import Execution, Stop
 from rollpacker.sandbox.grade import job_of, judge
 from rollpacker.sandbox.types import (
+    AssertTest,
+    CallTest,
     Limits,
     SandboxUnavailableError,
     StdinTest,
     StoppedError,
     Test,
     TestResult,
-    Verdict,
 )
-from rollpacker.sandbox.verdicts import budgets_of, verdict_of
 
 _GUEST = Path(__file__).parent / "guest"
 _SOURCES = {name: (_GUEST / f"{name}.py") for name in ("values", "perform", "pytests")}
@@ -71,12 +72,13 @@ class _Busy(Exception):  # noqa: N818
     """The service did not serve this time; it may the next."""
 
 
-class RemoteSandbox:
+class RemoteSandbox(Runner[Literal["remote"]]):
     """Runs programs like ``Sandbox``, in a SandboxFusion-compatible service.
 
     Its times are wall seconds of the service, and so are its timeouts: a busy service fails slow
     programs. Tests of calls and asserts are ``forgeable``, as the program's process reports them.
-    It may be shared by threads.
+    ``stop`` ends the wait for a reply; the service may run the program to its timeout. A verdict is
+    ``infra`` when the service cannot be used now.
 
     Args:
         url: of the service, such as ``http://localhost:8080``; ``/run_code`` is added.
@@ -89,9 +91,12 @@ class RemoteSandbox:
 
     Raises:
         ValueError: an URL that is not http or https, or a number out of range.
+        SandboxUnavailableError: of ``run``: the service refuses requests (4xx), as its URL is wrong
+            or it speaks another language.
     """
 
     level = "remote"
+    _forgeable = (CallTest, AssertTest)
 
     def __init__(
         self,
@@ -126,42 +131,14 @@ class RemoteSandbox:
         sources = {name: path.read_text(encoding="utf-8") for name, path in _SOURCES.items()}
         self._harness = f"SOURCES = {sources!r}\n{_HARNESS}"
 
-    def run(
-        self,
-        program: str,
-        tests: Sequence[Test],
-        timeout_s: float | Sequence[float],
-        *,
-        stop_early: bool = False,
-        stop: Stop | None = None,
-    ) -> Verdict:
-        """As ``Sandbox.run``, with wall seconds. ``infra`` when the service cannot be used now.
-
-        ``stop`` ends the wait for a reply; the service may run the program to its timeout.
-
-        Raises:
-            StoppedError: ``stop`` said so.
-            ValueError: no tests, no positive timeout, arguments that are no JSON, or a part of
-                a job that is no text.
-            SandboxUnavailableError: the service refuses requests (4xx): its URL is wrong, or it
-                speaks another language.
-        """
-        results: list[TestResult] = []
-        for test, budget_s in zip(tests, budgets_of(tests, timeout_s), strict=True):
-            results.append(self._run(program, test, budget_s, stop))
-            if stop_early and results[-1].verdict != "pass":
-                break
-        forgeable = any(not isinstance(test, StdinTest) for test in tests)
-        return verdict_of(results, level="remote", forgeable=forgeable)
-
-    def _run(self, program: str, test: Test, budget_s: float, stop: Stop | None) -> TestResult:
+    def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
         job, stdin = job_of(program, test)
         mark = ""
         if not isinstance(test, StdinTest):
             mark = secrets.token_hex(16)
             stdin = json.dumps({**job, "mark": mark}).encode()
             program = self._harness
-        timeout_s = budget_s + self._start_s
+        timeout_s += self._start_s
         body = json.dumps(
             {
                 "code": program,
@@ -247,12 +224,6 @@ class RemoteSandbox:
     def close(self) -> None:
         """Take no more programs; no connection is kept."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def __enter__(self) -> RemoteSandbox:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _result(

@@ -7,10 +7,11 @@ import queue
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
+from rollpacker.sandbox.base import Runner
 from rollpacker.sandbox.execution import Execution, Stop, execute
 from rollpacker.sandbox.grade import encode_job, judge
 from rollpacker.sandbox.selftest import quick_check
@@ -23,9 +24,7 @@ from rollpacker.sandbox.types import (
     StoppedError,
     Test,
     TestResult,
-    Verdict,
 )
-from rollpacker.sandbox.verdicts import budgets_of, verdict_of
 from rollpacker.sandbox.zygote import Zygote, ZygoteDiedError
 
 _RETRIES = 2
@@ -38,11 +37,10 @@ _LATE_S = 0.02
 _START_S = 90.0
 
 
-class Sandbox:
-    """Runs programs that may be hostile. Verdicts are computed here, outside of them.
+class Sandbox(Runner[Level]):
+    """Runs programs on this machine; as many run at once as there are zygotes.
 
-    It may be shared by threads; as many programs run at once as there are zygotes. Make it before
-    the process loads anything secret, and close it.
+    Make it before the process loads anything secret, and close it.
 
     Args:
         level: ``strong`` (namespaces, seccomp, Landlock), ``standard`` (seccomp, Landlock) or
@@ -53,9 +51,13 @@ class Sandbox:
         check: run some hostile programs first.
 
     Raises:
-        SandboxUnavailableError: the level does not work here, or a hostile program got through.
+        SandboxUnavailableError: the level does not work here, or a hostile program got through; of
+            ``run``: zygotes cannot be started any more, the sandbox is closed (also while it runs),
+            or this process was forked from the one that made it.
         ValueError: an unknown level.
     """
+
+    _forgeable = (AssertTest,)
 
     def __init__(
         self,
@@ -72,8 +74,6 @@ class Sandbox:
                 f"got level={level!r} and zygotes={zygotes}"
             )
         self.limits = limits or Limits()
-        self.deaths = 0
-        """Zygotes that died and were replaced."""
         self._closed = False
         self._pid = os.getpid()
         self._alone = threading.Lock()
@@ -83,7 +83,7 @@ class Sandbox:
         self._free: queue.SimpleQueue[Zygote] = queue.SimpleQueue()
         try:
             self._all.append(self._starter.submit(_start, level, allow_weaker).result())
-            self.level: Level = self._all[0].level
+            self.level = self._all[0].level
             if self.level != level:
                 warnings.warn(
                     f"the sandbox runs at level '{self.level}', not '{level}'", stacklevel=2
@@ -106,42 +106,9 @@ class Sandbox:
                 f"got through: {', '.join(escaped)}"
             )
 
-    def run(
-        self,
-        program: str,
-        tests: Sequence[Test],
-        timeout_s: float | Sequence[float],
-        *,
-        stop_early: bool = False,
-        stop: Stop | None = None,
-    ) -> Verdict:
-        """Run a program against its tests, each in a process of its own.
-
-        Args:
-            program: Python source.
-            tests: at least one.
-            timeout_s: CPU seconds for each test; a sequence gives every test its own.
-            stop_early: leave out the tests after the first that did not pass.
-            stop: asked a few times a second while a program runs; true ends it.
-
-        Raises:
-            StoppedError: ``stop`` said so.
-            ValueError: no tests, no positive timeout, arguments that are no JSON, or a part of
-                a job that is no text.
-            SandboxUnavailableError: zygotes cannot be started any more, the sandbox is closed (also
-                while this runs), or this process was forked from the one that made it.
-        """
-        results: list[TestResult] = []
-        for test, budget_s in zip(tests, budgets_of(tests, timeout_s), strict=True):
-            if stop is not None and stop():
-                raise StoppedError
-            results.append(self._run(program, test, budget_s, stop))
-            if stop_early and results[-1].verdict != "pass":
-                break
-        forgeable = any(isinstance(test, AssertTest) for test in tests)
-        return verdict_of(results, level=self.level, forgeable=forgeable)
-
     def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
+        if stop is not None and stop():
+            raise StoppedError
         job, stdin = encode_job(program, test)
         result: TestResult | None = None
         stretched = max(_LEAST_MARGIN * timeout_s, _MARGIN * timeout_s - _LATE_S)
@@ -239,12 +206,6 @@ class Sandbox:
         for zygote in self._all:
             zygote.close()
         self._starter.shutdown()
-
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _close_late(starting: Future[Zygote]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from rollpacker.sandbox.base import Runner
 from rollpacker.sandbox.hostile import Hostile, World, hostile_programs
-from rollpacker.sandbox.types import Level, StdinTest, Test, Verdict
+from rollpacker.sandbox.types import Level, StdinTest
 
 _QUICK = (
     "read_secret",
@@ -31,12 +30,6 @@ _HONEST = StdinTest(stdin="20 22\n", stdout="42\n")
 _HONEST_PROGRAM = "print(sum(map(int, input().split())))"
 
 
-class _Sandbox(Protocol):
-    level: Level
-
-    def run(self, program: str, tests: Sequence[Test], timeout_s: float, /) -> Verdict: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
     """What a self-test found.
@@ -54,14 +47,14 @@ class SelfTest:
     escaped: tuple[str, ...]
 
 
-def quick_check(sandbox: _Sandbox) -> list[str]:
+def quick_check(sandbox: Runner[Level]) -> list[str]:
     """Names of those of some fast hostile programs that got through."""
     with World() as world:
         programs = [each for each in hostile_programs(world) if each.name in _QUICK]
         return _escaped(sandbox, programs, 2.0) + world.damage()
 
 
-def selftest(sandbox: _Sandbox, timeout_s: float = 0.3) -> SelfTest:
+def selftest(sandbox: Runner[Level], timeout_s: float = 0.3) -> SelfTest:
     """Run every hostile program and, after each, an honest one.
 
     Args:
@@ -84,7 +77,7 @@ def selftest(sandbox: _Sandbox, timeout_s: float = 0.3) -> SelfTest:
     )
 
 
-def _escaped(sandbox: _Sandbox, programs: list[Hostile], timeout_s: float) -> list[str]:
+def _escaped(sandbox: Runner[Level], programs: list[Hostile], timeout_s: float) -> list[str]:
     escaped: list[str] = []
     for hostile in programs:
         if hostile.before is not None:

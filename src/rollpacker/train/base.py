@@ -1,20 +1,10 @@
-"""The trainer protocol: gradients accumulate un-normalised, one division ends the step."""
+"""What a training replica reports: un-normalised sums, divided once at the end of the step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rollpacker.core.types import Group, PromptId
-
-if TYPE_CHECKING:
-    import torch
-
+from rollpacker.core.types import PromptId
 
 TRAINED = ("entropy", "ratio", "abs_logprob_difference")
 """What is known of tokens that have a gradient only: others are not run."""
@@ -72,45 +62,3 @@ class Update:
     grad_norm: float
     learning_rate: float
     metrics: dict[str, float]
-
-
-class Trainer(Protocol):
-    """A training replica. Replicas that apply the same sums hold the same weights."""
-
-    def accumulate(self, groups: Sequence[Group]) -> Partial:
-        """Add the groups' un-normalised gradients to this replica's sum."""
-        ...
-
-    def apply(self, total: Partial) -> Update:
-        """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
-
-        Collective: every replica calls it with the same ``total``. Clears the sums.
-        """
-        ...
-
-    def score(self, groups: Sequence[Group]) -> dict[SampleId, NDArray[np.float32]]:
-        """Log-probabilities of the responses that have a gradient, under the weights in place.
-
-        By prompt and sample index, shape (T,), nats, of the whole softmax.
-        """
-        ...
-
-    def discard(self) -> None:
-        """Throw the accumulated gradients away (a step that is repeated)."""
-        ...
-
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """The weights by the checkpoint's names."""
-        ...
-
-    def checksum(self) -> int:
-        """CRC-32 of all weights; replicas must agree."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write the model in the hub's layout, and ``optimizer/``, into ``folder``."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Restore what ``save`` wrote. Raises ``ValueError`` on another architecture."""
-        ...

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from rollpacker.config import ModelConfig
-from rollpacker.train.model import check_architecture, first_line, require_chat_template, source
+from rollpacker.train.model import load_tokenizer, source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +28,8 @@ class Card:
 
 def read_card(config: ModelConfig) -> Card:
     """Read configuration and tokenizer. Raises ``ValueError`` in one line."""
-    place = source(config.path)
-    check_architecture(place, config.path)
-    try:
-        model = AutoConfig.from_pretrained(**place)
-        tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model.path={config.path}: {first_line(error)}") from error
-    if config.chat_template_kwargs:
-        require_chat_template(tokenizer, config.path)
+    place, model = source(config.path)
+    tokenizer = load_tokenizer(config, place)
     return Card(
         tokenizer=tokenizer,
         context=model.max_position_embeddings,

@@ -196,6 +196,8 @@ class LocalTrainer:
     def apply(self, total: Partial) -> Update:
         """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
 
+        Collective: every replica calls it with the same ``total``. Clears the sums.
+
         The normaliser is 0 where every response is masked: then so are the sums. Raises
         ``NotFiniteError`` after ``max_skipped_updates`` updates in a row that were skipped because
         the loss or the gradient was not finite.
@@ -208,7 +210,8 @@ class LocalTrainer:
         rate = learning_rate(self._config, self._updates, self._total_updates)
         applied = math.isfinite(norm) and math.isfinite(total.sums.get("loss", 0.0))
         if applied:
-            self._clip(norm)
+            if 0 < self._config.max_grad_norm < norm:
+                sums.mul_(self._config.max_grad_norm / norm)
             self._optimizer.step(rate)
             self._updates += 1
         self._skipped = 0 if applied else self._skipped + 1
@@ -237,13 +240,8 @@ class LocalTrainer:
             metrics |= {f"trained_tokens/{name}": sums[name] / sums[_RUN] for name in TRAINED}
         return metrics
 
-    def _clip(self, norm: float) -> None:
-        limit = self._config.max_grad_norm
-        if 0 < limit < norm:
-            self._optimizer.sums.mul_(limit / norm)
-
     def discard(self) -> None:
-        """Throw the accumulated gradients away."""
+        """Throw the accumulated gradients away (a step that is repeated)."""
         self._optimizer.sums.zero_()
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -255,7 +253,7 @@ class LocalTrainer:
         return ((name, p.detach()) for name, p in self._model.named_parameters())
 
     def checksum(self) -> int:
-        """CRC-32 of all weights."""
+        """CRC-32 of all weights; replicas must agree."""
         total = 0
         for parameter in self._model.parameters():
             data = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -263,7 +261,7 @@ class LocalTrainer:
         return total
 
     def save(self, folder: Path) -> None:
-        """Write the model (with LoRA also ``adapter/``) and ``optimizer/`` into ``folder``."""
+        """Write the model in the hub's layout (with LoRA also ``adapter/``), and ``optimizer/``."""
         checkpoint.save_model(folder, self._model, self._tokenizer, self.weights())
         if self._adapted is not None:
             # Left to itself, peft asks the hub whether the embeddings were changed.
@@ -278,7 +276,7 @@ class LocalTrainer:
         checkpoint.check_architecture(folder, self._model)
         state = self._state()
         checkpoint.load_state(folder / "optimizer", state)
-        self._optimizer.restored()
+        self._optimizer.copy_masters()
         self._updates, self._skipped = (int(v) for v in state["trainer"]["counts"])
         self.discard()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +33,21 @@ def load_model(
     Raises ``ValueError``, in one line, when there is no checkpoint, no tokenizer, or an
     architecture that is not supported.
     """
-    place = source(config.path)
-    check_architecture(place, config.path)
-    try:
+    place, _ = source(config.path)
+    with _in_one_line(config.path):
         model: Any = AutoModelForCausalLM.from_pretrained(
             **place, dtype=_DTYPES[config.dtype], attn_implementation="sdpa"
         )
+    return model.to(device).eval(), load_tokenizer(config, place)
+
+
+def load_tokenizer(config: ModelConfig, place: dict[str, Any]) -> PreTrainedTokenizerBase:
+    """The checkpoint's, from where ``source`` found it. Raises ``ValueError`` as ``load_model``."""
+    with _in_one_line(config.path):
         tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"model.path={config.path}: {first_line(error)}") from error
     if config.chat_template_kwargs:
         require_chat_template(tokenizer, config.path)
-    return model.to(device).eval(), tokenizer
+    return tokenizer
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
@@ -68,10 +73,11 @@ def _meant(folder: Path) -> str:
     return f"; did you mean '{numbered[max(numbered)]}'?" if numbered else ""
 
 
-def source(path: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained``; local folders never reach for the network.
+def source(path: str) -> tuple[dict[str, Any], Any]:
+    """Arguments of ``from_pretrained``, and the model's configuration.
 
-    Raises ``ValueError``, in one line, when there is neither a folder nor a model on the hub.
+    Local folders never reach for the network. Raises ``ValueError``, in one line, when there is
+    neither a folder nor a model on the hub, or its architecture is not supported.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -83,17 +89,16 @@ def source(path: str) -> dict[str, Any]:
         if not any((folder / name).exists() for name in _TOKENIZER_FILES):
             raise ValueError(f"model.path={path}: the folder has no tokenizer")
     try:
-        return model_arguments(path)
+        place: dict[str, Any] = model_arguments(path)
     except ValueError as error:
         raise ValueError(f"model.path={path}: {error}") from None
-
-
-def check_architecture(place: dict[str, Any], path: str) -> None:
-    """Raise ``ValueError`` when the checkpoint's architecture is not supported."""
-    try:
+    with _in_one_line(path):
         config = AutoConfig.from_pretrained(**place)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model.path={path}: {first_line(error)}") from error
+    _check_architecture(config, path)
+    return place, config
+
+
+def _check_architecture(config: Any, path: str) -> None:
     if config.model_type not in SUPPORTED:
         raise ValueError(
             f"model.path={path}: {config.model_type} models are not supported; "
@@ -106,6 +111,11 @@ def check_architecture(place: dict[str, Any], path: str) -> None:
         )
 
 
-def first_line(error: Exception) -> str:
-    """An error as one line."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+@contextmanager
+def _in_one_line(path: str) -> Iterator[None]:
+    """What transformers says is wrong with a checkpoint."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"model.path={path}: {first}") from error

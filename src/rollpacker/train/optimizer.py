@@ -60,17 +60,18 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
-        self._copy_masters()
+        self.copy_masters()
 
     @torch.no_grad()
-    def _copy_masters(self) -> None:
+    def copy_masters(self) -> None:
+        """Bring the weights up to their masters, such as after ``state`` was written into."""
         for name in self._low:
             self._parameters[name].copy_(self._masters[name])
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         """The tensors that continue the run exactly: masters, moments and step counts, by name.
 
-        They are the live ones: writing into them restores a state (then call ``restored``).
+        They are the live ones: writing into them restores a state (then call ``copy_masters``).
         """
         result: dict[str, dict[str, torch.Tensor]] = {"master": {}, "exp_avg": {}}
         result |= {"exp_avg_sq": {}, "step": {}}
@@ -84,10 +85,6 @@ class Optimizer:
             for key in ("exp_avg", "exp_avg_sq", "step"):
                 result[key][name] = state[key]
         return result
-
-    def restored(self) -> None:
-        """Take over what was written into the tensors of ``state``."""
-        self._copy_masters()
 
 
 def _adder(view: torch.Tensor) -> Callable[[torch.Tensor], None]:

@@ -10,7 +10,7 @@ import psutil
 from rollpacker.engine.mini.draw import draw
 from rollpacker.engine.mini.forward import forward, project
 from rollpacker.engine.mini.lanes import COLUMNS, LANES
-from rollpacker.engine.mini.nucleus import restricted_draw
+from rollpacker.engine.mini.nucleus import restrict
 from rollpacker.engine.mini.packing import PackedWeights
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows
 from rollpacker.engine.mini.shape import Shape, rope_tables
@@ -74,10 +74,7 @@ class CpuRunner:
 
     def refresh(self, *, force: bool = False) -> None:
         """Pack the weights again if they have changed."""
-        if force:
-            self._weights.pack()
-        else:
-            self._weights.refresh()
+        self._weights.refresh(force=force)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in all layers."""
@@ -160,12 +157,4 @@ class CpuRunner:
     def _draw(self, logits: Floats, draws: Draws, tokens: Ints, logprobs: Floats) -> None:
         size = self._shape.vocabulary
         draw(logits, size, draws.rows, draws.uniforms, draws.temperatures, tokens, logprobs)
-        limited = (draws.top_p < 1) | (draws.top_k > 0)
-        for i in np.flatnonzero(limited & (draws.temperatures > 0)):
-            tokens[i], logprobs[i] = restricted_draw(
-                logits[draws.rows[i], :size],
-                float(draws.temperatures[i]),
-                int(draws.top_k[i]),
-                float(draws.top_p[i]),
-                float(draws.uniforms[i]),
-            )
+        restrict(draws, lambda row: logits[row, :size], tokens, logprobs)

@@ -13,9 +13,8 @@ from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
 from rollpacker.engine.latency import measure_latency
 from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.cpu import CpuRunner
-from rollpacker.engine.mini.limits import check_request
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
-from rollpacker.engine.mini.schedule import Admission, Held, Plan, Scheduler
+from rollpacker.engine.mini.schedule import Admission, Held, Scheduler
 from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.slots import Slots
 from rollpacker.engine.mini.stops import StopWatcher
@@ -100,7 +99,7 @@ class MiniEngine:
         if not self.busy():
             return []
         self._runner.refresh()
-        hidden, slots, rows = self._run(self._scheduler.schedule())
+        hidden, slots, rows = self._run(*self._scheduler.schedule())
         tokens, logprobs = self._sample(hidden, slots, rows)
         return self._postprocess(slots, tokens, logprobs)
 
@@ -150,14 +149,33 @@ class MiniEngine:
         )
 
     def _check(self, request: Request) -> None:
+        """Raise ``ValueError`` unless it fits and its ids are the model's.
+
+        The kernels do not check bounds, so an unknown id would read whatever lies behind the
+        embedding.
+        """
         self._scheduler.check(request)
-        check_request(request, self._room, self._shape.vocabulary)
+        size, most, room = len(request.prompt), request.params.max_tokens, self._room
+        if size == 0 or size + most > room:
+            raise ValueError(
+                f"attempt {request.attempt}: {size} prompt + {most} response tokens "
+                f"do not fit {room}: lower rollout.max_completion_length or raise engine.kv_tokens"
+            )
+        if len(request.generated) >= most:
+            raise ValueError(f"attempt {request.attempt} has all its max_tokens already")
+        vocabulary = self._shape.vocabulary
+        for ids in (request.prompt, request.generated):
+            if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+                raise ValueError(
+                    f"attempt {request.attempt}: token ids must be in 0..{vocabulary - 1}: "
+                    "use the tokenizer that belongs to the model"
+                )
         if _stops(request) and self._tokenizer is None:
             raise ValueError("rollout.stop needs the model's tokenizer")
 
-    def _run(self, plan: Plan) -> tuple[Any, Ints, Ints]:
+    def _run(self, decoding: Ints, admitted: list[Admission]) -> tuple[Any, Ints, Ints]:
         """Run the step's rows: hidden states, the slots that sample, and the row of each."""
-        s, (decoding, admitted) = self._slots, plan
+        s = self._slots
         positions = s.prompt[decoding] + s.count[decoding] - 1
         every = np.arange(len(decoding), dtype=np.int32)
         if not admitted:

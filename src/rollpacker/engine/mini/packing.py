@@ -66,18 +66,13 @@ class PackedWeights:
         assert pair in (1, 2)
         return [0, *(int(e) for e in ends[:-1])], int(ends[-1])
 
-    def refresh(self) -> bool:
-        """Pack again if a parameter was written since; returns whether it was."""
-        versions = sum(p._version for p in self._parameters)
-        if versions == self._versions:
-            return False
-        self.pack()
-        return True
-
     @torch.no_grad()
-    def pack(self) -> None:
-        """Pack all weights."""
-        self._versions = sum(p._version for p in self._parameters)
+    def refresh(self, *, force: bool = False) -> None:
+        """Pack all weights again if one was written since, or by ``force``."""
+        versions = sum(p._version for p in self._parameters)
+        if versions == self._versions and not force:
+            return
+        self._versions = versions
         starts = iter(self._starts)
         for index, layer in enumerate(self._layers):
             own = layer.self_attn

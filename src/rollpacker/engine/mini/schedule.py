@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,13 +39,6 @@ class Admission:
     start: int
     leads: bool = False
     follows: bool = False
-
-
-class Plan(NamedTuple):
-    """A step: the slots that decode a token, and the sequences that join."""
-
-    decoding: Ints
-    admitted: list[Admission]
 
 
 class Scheduler:
@@ -96,9 +88,9 @@ class Scheduler:
         self.held[request.attempt] = sequence
         self._waiting.append(sequence)
 
-    def schedule(self) -> Plan:
-        """Room for the running sequences first, then whoever fits."""
-        return Plan(self._grow(), self._admit())
+    def schedule(self) -> tuple[Ints, list[Admission]]:
+        """A step: the slots that decode a token, given room first, and who joins."""
+        return self._grow(), self._admit()
 
     def remove(self, sequence: Held) -> tuple[Ints, Floats]:
         """Let go of a sequence; its response tokens and logprobs."""

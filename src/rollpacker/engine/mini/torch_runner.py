@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from rollpacker.engine.mini.nucleus import restricted_draw
+from rollpacker.engine.mini.nucleus import restrict
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows
 from rollpacker.engine.mini.shape import Shape, rope_tables
 
@@ -159,7 +159,7 @@ class TorchRunner:
         else:
             tokens, logprobs = self._draw(logits, draws, slice(None))
         out = tokens.int().cpu().numpy(), logprobs.cpu().numpy()
-        self._restrict(logits, draws, *out)
+        restrict(draws, lambda row: logits[row].cpu().numpy(), *out)
         return out
 
     def _draw(
@@ -177,14 +177,3 @@ class TorchRunner:
         sampled = sampled.clamp(max=logits.shape[1] - 1)
         tokens = torch.where(greedy, scaled.argmax(-1), sampled)
         return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
-
-    def _restrict(self, logits: torch.Tensor, draws: Draws, tokens: Ints, logprobs: Floats) -> None:
-        limited = ((draws.top_p < 1) | (draws.top_k > 0)) & (draws.temperatures > 0)
-        for i in np.flatnonzero(limited):
-            tokens[i], logprobs[i] = restricted_draw(
-                logits[draws.rows[i]].cpu().numpy(),
-                float(draws.temperatures[i]),
-                int(draws.top_k[i]),
-                float(draws.top_p[i]),
-                float(draws.uniforms[i]),
-            )

@@ -77,14 +77,10 @@ def _peak(device: torch.device) -> int:
 def _activation_bytes(model: StreamedModel) -> float:
     """Of one layer: the residual stream, its norm and attention, the gated MLP."""
     config = model.config
-    return (8 * config.hidden_size + 3 * config.intermediate_size) * _size(model)
+    return (8 * config.hidden_size + 3 * config.intermediate_size) * model.dtype.itemsize
 
 
 def _cache_bytes(model: StreamedModel) -> float:
     config = model.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * model.layers * config.num_key_value_heads * head * _size(model)
-
-
-def _size(model: StreamedModel) -> int:
-    return model.dtype.itemsize
+    return 2 * model.layers * config.num_key_value_heads * head * model.dtype.itemsize

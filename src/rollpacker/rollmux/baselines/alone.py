@@ -62,8 +62,7 @@ def gavel(job: TraceJob, prices: Prices) -> Alone:
     """The cheapest kind of allocation that keeps the SLO."""
 
     def dollars(way: Alone) -> float:
-        per_hour = way.nodes[0] * prices.rollout + way.nodes[1] * prices.train
-        return per_hour * sum(way.seconds(job))
+        return prices.of(way.nodes) * sum(way.seconds(job))
 
     nodes = max(job.spec.rollout_nodes, job.spec.train_nodes)
     cheap = Alone((nodes, 0), train=TRAIN_ON_ROLLOUT_NODES, pools=(0, 0))

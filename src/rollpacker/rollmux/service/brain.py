@@ -103,9 +103,7 @@ class Brain:
         held = self.scheduler.cluster.nodes[node]
         jobs = [self.scheduler.cluster.jobs[name] for name in held.pins]
         return [
-            job.spec.id
-            for job in jobs
-            if job.going or job.home is None or any(node in gang for gang in job.home.nodes)
+            job.spec.id for job in jobs if job.going or job.home is None or node in job.home.names
         ]
 
     def failing(self, job: str) -> bool:
@@ -113,8 +111,7 @@ class Brain:
         live = self.scheduler.cluster.jobs.get(job)
         if live is None or live.home is None:
             return False
-        down = {fence.node for fence in self.fences}
-        return any(node in down for gang in live.home.nodes for node in gang)
+        return any(fence.node in live.home.names for fence in self.fences)
 
     def state(self, job: str) -> str:
         """One word: idle, waiting, running, moving, ending, failing, ended."""
@@ -130,7 +127,7 @@ class Brain:
         return next((name for holds, name in flags if holds), "idle")
 
     def over(self, token: int) -> None:
-        """A fenced permit is over: nobody works under it any more."""
+        """A permit is over, fenced or not: nobody works under it any more."""
         self.leases[token].deadline = inf
         for fence in self.fences:
             fence.tokens.discard(token)
@@ -158,12 +155,10 @@ class Brain:
         self.tokens.pop(event.node, None)
 
     def _close(self, token: int, outcome: str, effects: Effects) -> None:
+        self.over(token)
         lease = self.leases.pop(token)
-        record = self.jobs[lease.job]
-        record.token = None
+        self.jobs[lease.job].token = None
         self.touched.add(lease.job)
-        for fence in self.fences:
-            fence.tokens.discard(token)
         effects.ended.append(token)
         stretch = self.running.pop(token)
         stretch.end, stretch.outcome = self.now, outcome

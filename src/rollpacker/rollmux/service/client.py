@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from rollpacker.core.codec import plain
+from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, UnreachableError, new_key
@@ -63,7 +63,7 @@ class MuxClient(Link):
 
     def submit(self, spec: JobSpec) -> None:
         """Register a job. Raises ``MuxError`` (409 when the id is taken)."""
-        self._post("/v1/jobs", plain(spec), new_key())
+        self.call("POST", "/v1/jobs", plain(spec), new_key())
 
     def job(self, job: str) -> dict[str, Any]:
         """The daemon's view of a job. Raises ``MuxError`` (404 when it knows none)."""
@@ -88,11 +88,11 @@ class MuxClient(Link):
         """
         body = {"phase": phase, "wait_s": wait_s}
         path = f"/v1/jobs/{quote(job, safe='')}/permits"
-        sent, answer = self._post(path, body, key, wait_s=wait_s)
+        sent, answer = self.call("POST", path, body, key, wait_s=wait_s)
         if not answer:
             return None
         if "move" in answer:
-            return _move(answer["move"])
+            return load(answer["move"], Move)
         return Permit(
             token=answer["token"],
             phase=answer["phase"],
@@ -118,7 +118,8 @@ class MuxClient(Link):
         """
         path = f"/v1/jobs/{quote(job, safe='')}/tail"
         try:
-            return bool(self._post(path, {"token": permit.token}, new_key())[1]["release_tail"])
+            _, answer = self.call("POST", path, {"token": permit.token}, new_key())
+            return bool(answer["release_tail"])
         except MuxError as error:
             raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error
 
@@ -136,16 +137,17 @@ class MuxClient(Link):
     def moved(self, job: str, move: Move, key: str | None = None) -> None:
         """The job's state is on its new nodes."""
         path = f"/v1/jobs/{quote(job, safe='')}/moved"
-        self._post(path, {"move": move.id}, key or new_key())
+        self.call("POST", path, {"move": move.id}, key or new_key())
 
     def end(self, job: str, *, patience_s: float | None = None) -> None:
         """The job is done or given up; its nodes are free."""
-        self._post(f"/v1/jobs/{quote(job, safe='')}/end", {}, new_key(), patience_s=patience_s)
+        path = f"/v1/jobs/{quote(job, safe='')}/end"
+        self.call("POST", path, {}, new_key(), patience_s=patience_s)
 
     def node_alive(self, node: str, *, patience_s: float | None = None) -> float:
         """Report a node; seconds in which to report again. Raises ``MuxError`` (410: failed)."""
         path = f"/v1/nodes/{quote(node, safe='')}/heartbeat"
-        return float(self._post(path, {}, new_key(), patience_s=patience_s)[1]["ttl_s"])
+        return float(self.call("POST", path, {}, new_key(), patience_s=patience_s)[1]["ttl_s"])
 
     def node(self, node: str) -> dict[str, Any]:
         """The daemon's view of a node."""
@@ -153,7 +155,7 @@ class MuxClient(Link):
 
     def node_failed(self, node: str, reason: str) -> None:
         """Report that a node is gone, with all that was on it."""
-        self._post(f"/v1/nodes/{quote(node, safe='')}/failed", {"reason": reason}, new_key())
+        self.call("POST", f"/v1/nodes/{quote(node, safe='')}/failed", {"reason": reason}, new_key())
 
     def _for_permit(
         self,
@@ -165,28 +167,8 @@ class MuxClient(Link):
     ) -> tuple[float, dict[str, Any]]:
         path = f"/v1/permits/{permit.token}/{action}"
         try:
-            return self._post(path, body, key or new_key(), patience_s=patience_s)
+            return self.call("POST", path, body, key or new_key(), patience_s=patience_s)
         except MuxError as error:
             if error.status in (404, 409):
                 raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error
             raise
-
-    def _post(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        key: str,
-        *,
-        wait_s: float = 0.0,
-        patience_s: float | None = None,
-    ) -> tuple[float, dict[str, Any]]:
-        return self.call("POST", path, body, key, wait_s=wait_s, patience_s=patience_s)
-
-
-def _move(answer: Mapping[str, Any]) -> Move:
-    return Move(
-        id=answer["id"],
-        rollout=tuple(answer["rollout"]),
-        train=tuple(answer["train"]),
-        reason=answer["reason"],
-    )

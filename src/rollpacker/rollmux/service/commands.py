@@ -95,7 +95,7 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
 
 def permit(core: Core, request: Asked, job: str, phase: Phase) -> Outcome:
     """Ask for a permit."""
-    record = _job(core, job)
+    record = job_record(core, job)
     if record.ended is not None or record.ending:
         raise Refused(409, f"job {job} is {core.brain.state(job)}", code="ended")
     if record.move is not None:
@@ -128,14 +128,10 @@ def poll(core: Core, job: str, key: str) -> Outcome:
         return Answer(200, move_body(record))
     if record.request == key:
         return Wait(job, key)
-    if record.token is not None:
-        lease = core.brain.leases[record.token]
-        if lease.key != key:
-            raise Refused(409, "a newer request took this one's place", code="superseded")
-        if lease.fenced:
-            return Wait(job, key)
-        return Answer(200, permit_body(core, lease))
-    if record.request is not None:
+    lease = None if record.token is None else core.brain.leases[record.token]
+    if lease is not None and lease.key == key:
+        return Wait(job, key) if lease.fenced else Answer(200, permit_body(core, lease))
+    if lease is not None or record.request is not None:
         raise Refused(409, "a newer request took this one's place", code="superseded")
     raise Refused(
         409,
@@ -214,7 +210,7 @@ def abandon(core: Core, request: Asked, token: int) -> Outcome:
 
 def tail(core: Core, request: Asked, job: str, body: bodies.Tail) -> Outcome:
     """Most responses of a running rollout are there."""
-    record, token = _job(core, job), body.token
+    record, token = job_record(core, job), body.token
     lease = _lease(core, token)
     if record.token != token or lease.phase != "rollout":
         raise Refused(409, f"token: {token} is no running rollout of job {job}", code="lost")
@@ -223,7 +219,7 @@ def tail(core: Core, request: Asked, job: str, body: bodies.Tail) -> Outcome:
 
 def moved(core: Core, request: Asked, job: str, body: bodies.Moved) -> Outcome:
     """A job is loaded on its new nodes."""
-    record = _job(core, job)
+    record = job_record(core, job)
     if record.move is None or record.move.id != body.move:
         current = None if record.move is None else record.move.id
         raise Refused(409, f"move: the current move of job {job} is {current}", move=current)
@@ -232,7 +228,7 @@ def moved(core: Core, request: Asked, job: str, body: bodies.Moved) -> Outcome:
 
 def end(core: Core, request: Asked, job: str) -> Outcome:
     """A job is done, or cancelled."""
-    record = _job(core, job)
+    record = job_record(core, job)
     if record.ended is not None:
         return Answer(200, {"state": "ended"})
     if record.ending:
@@ -291,7 +287,8 @@ def _recorded(
     return Answer(status, loads(entry.answer or "{}"))
 
 
-def _job(core: Core, job: str) -> JobRecord:
+def job_record(core: Core, job: str) -> JobRecord:
+    """What is known of a job. Raises ``Refused`` where there is none."""
     record = core.brain.jobs.get(job)
     if record is None:
         raise Refused(404, f"there is no job {job[:64]!r}", code="unknown")

@@ -13,7 +13,6 @@ from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.clock import ClusterClock
-from rollpacker.rollmux.service.records import Effects, Lease
 from rollpacker.rollmux.service.store import (
     FORMAT,
     Entry,
@@ -104,7 +103,10 @@ class Core:
         self._entries.append(entry)
         if key is not None:
             self._keys[key] = entry
-        self._note_permits(seq, effects)
+        self._grants.extend(
+            Grant(lease.token, lease.job, lease.phase, seq) for lease in effects.granted
+        )
+        self._ends.update((token, seq) for token in effects.ended)
         return entry
 
     def commit(self) -> int:
@@ -159,10 +161,6 @@ class Core:
             times.append(look)
         return max(min(times) - self.now(), 0.0) if times else None
 
-    def _note_permits(self, seq: int, effects: Effects) -> None:
-        self._grants.extend(_grant(lease, seq) for lease in effects.granted)
-        self._ends.update((token, seq) for token in effects.ended)
-
     def _replay(self, saved: Mapping[str, str]) -> None:
         for entry in chained(self.store.entries()):
             event = notes.decode(entry.event)
@@ -185,10 +183,6 @@ class Core:
         if live != self.store.live():
             raise StoreError("the permits in the database are not those of its entries")
         self.brain.touched.clear()
-
-
-def _grant(lease: Lease, seq: int) -> Grant:
-    return Grant(lease.token, lease.job, lease.phase, seq)
 
 
 def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str, str]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollpacker.rollmux.service.auth import is_authorized
+from rollpacker.rollmux.service.refused import Refused
 
 MAX_BODY = 64 * 1024
 MAX_HEADERS = 16 * 1024
@@ -25,12 +26,6 @@ _SAFETY = [
         b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
 ]
-
-
-class _Stop(Exception):  # noqa: N818 - an answer, not a fault
-    def __init__(self, status: int, error: str) -> None:
-        super().__init__(error)
-        self.status = status
 
 
 class Guard:
@@ -84,11 +79,11 @@ class Guard:
             headers = [each for each in scope["headers"] if each[0] != b"content-type"]
             scope["headers"] = [*headers, (b"content-type", b"application/json")]
             await self._app(scope, _replay(body, receive), sent)
-        except _Stop as stop:
-            await _error(sent, stop.status, str(stop))
+        except Refused as refused:
+            await _error(sent, refused)
         except TimeoutError:
             if status == 500:
-                await _error(sent, 408, "the request took too long to arrive")
+                await _error(sent, Refused(408, "the request took too long to arrive"))
         except OSError:
             status = 499
         finally:
@@ -97,13 +92,13 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
-            raise _Stop(431, f"headers: at most {MAX_HEADERS} bytes")
+            raise Refused(431, f"headers: at most {MAX_HEADERS} bytes")
         path = scope["path"]
         if path in OPEN_PATHS or path.startswith("/assets/"):
             return
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1 or not is_authorized(given[0], self._token):
-            raise _Stop(401, "Authorization: a valid 'Bearer TOKEN' is needed")
+            raise Refused(401, "Authorization: a valid 'Bearer TOKEN' is needed")
 
 
 async def _whole(receive: Receive) -> bytes:
@@ -116,7 +111,7 @@ async def _whole(receive: Receive) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > MAX_BODY:
-            raise _Stop(413, f"body: at most {MAX_BODY} bytes")
+            raise Refused(413, f"body: at most {MAX_BODY} bytes")
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
@@ -135,8 +130,8 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def _error(send: Send, status: int, error: str) -> None:
-    body = json.dumps({"error": error}).encode()
+async def _error(send: Send, refused: Refused) -> None:
+    status, body = refused.status, json.dumps(refused.body).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     headers.append((b"content-length", str(len(body)).encode()))
     if status == 401:

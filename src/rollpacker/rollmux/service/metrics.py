@@ -14,8 +14,7 @@ class Metrics:
     """Counters of the daemon; gauges are set from a status when somebody looks."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        registry = self._registry
+        self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "rollmux_requests", "Requests.", ["method", "route", "status"], registry=registry
         )

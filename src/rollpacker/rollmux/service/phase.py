@@ -102,12 +102,12 @@ class Phases:
             if state is not None:
                 state.offload()
             client.finish(permit, seconds, new_key())
-        except LeaseLostError:
-            self._retreat(state)
-            raise
-        except BaseException:
-            self._retreat(state)
-            client.abandon(permit)
+        except BaseException as error:
+            # Off the devices, whatever state the phase was left in.
+            if state is not None:
+                state.offload()
+            if not isinstance(error, LeaseLostError):
+                client.abandon(permit)
             raise
         finally:
             lease.close()
@@ -134,8 +134,3 @@ class Phases:
         """The job is over."""
         if self._client is not None:
             self._client.end(self._job)
-
-    def _retreat(self, state: State | None) -> None:
-        """Off the devices, whatever state the phase was left in."""
-        if state is not None:
-            state.offload()

@@ -102,7 +102,8 @@ class Lease:
     ) -> None:
         self._client = client
         self.permit = permit
-        self._stop_at = permit.stop_at
+        self.stop_at = permit.stop_at
+        """Monotonic seconds after which nothing may run."""
         self._on_extended = on_extended
         self._on_lost = on_lost
         self._on_tail = on_tail
@@ -116,14 +117,9 @@ class Lease:
         self._thread.start()
 
     @property
-    def stop_at(self) -> float:
-        """Monotonic seconds after which nothing may run."""
-        return self._stop_at
-
-    @property
     def lost(self) -> bool:
         """Whether the nodes may be another job's."""
-        return self._problem is not None or time.monotonic() >= self._stop_at
+        return self._problem is not None or time.monotonic() >= self.stop_at
 
     def check(self) -> None:
         """Raises ``LeaseLostError`` when the phase has to stop."""
@@ -172,8 +168,7 @@ class Lease:
     def _extend(self) -> None:
         if self.lost:
             raise LeaseLostError("its lease ran out")
-        now = replace(self.permit, stop_at=self._stop_at)
-        stop_at, released = self._client.heartbeat(now)
-        self._stop_at = stop_at
-        self._on_extended(stop_at)
+        now = replace(self.permit, stop_at=self.stop_at)
+        self.stop_at, released = self._client.heartbeat(now)
+        self._on_extended(self.stop_at)
         self._tail(released)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 FORMAT = "1"
 TABLES = (
@@ -75,8 +75,7 @@ class Entry:
         return replace(self, digest=blake2b(text, digest_size=16).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """A permit as the store knows it: its fencing token, and the entry that issued it."""
 
     token: int
@@ -158,10 +157,8 @@ class Store:
         with self._db.transaction():
             rows = [_ROW(entry) for entry in entries]
             self._db.run_many(f"INSERT INTO entries ({_COLUMNS}) VALUES ({marks})", rows)
-            self._db.run_many(
-                "INSERT INTO permits (token, job, phase, seq) VALUES (?, ?, ?, ?)",
-                [(each.token, each.job, each.phase, each.seq) for each in grants],
-            )
+            sql = "INSERT INTO permits (token, job, phase, seq) VALUES (?, ?, ?, ?)"
+            self._db.run_many(sql, grants)
             self._db.run_many(
                 "UPDATE permits SET ended = ? WHERE token = ?",
                 [(seq, token) for token, seq in ends.items()],

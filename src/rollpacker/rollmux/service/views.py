@@ -9,10 +9,9 @@ from rollpacker.core.codec import plain
 from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN
-from rollpacker.rollmux.service.commands import move_body, permit_body
+from rollpacker.rollmux.service.commands import job_record, move_body, permit_body
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Stretch
-from rollpacker.rollmux.service.refused import Refused
 
 POOLS = ("rollout", "train")
 _NEAR = 0.2
@@ -21,9 +20,7 @@ _NEAR = 0.2
 
 def job(core: Core, name: str) -> dict[str, Any]:
     """One job. Raises ``Refused`` where there is none."""
-    record = core.brain.jobs.get(name)
-    if record is None:
-        raise Refused(404, f"there is no job {name[:64]!r}", code="unknown")
+    record = job_record(core, name)
     live = core.brain.scheduler.cluster.jobs.get(name)
     recent = [] if live is None else [list(pair) for pair in live.observed.ring]
     return _job(core, name, record) | {"recent_s": recent}
@@ -118,7 +115,7 @@ def cost(core: Core) -> dict[str, float]:
     each = (prices.rollout, prices.train)
     held = sum(each[node.pool] for node in brain.scheduler.cluster.nodes.values() if node.held)
     live = [record.spec for record in brain.jobs.values() if record.ended is None]
-    solo = sum(each[0] * spec.rollout_nodes + each[1] * spec.train_nodes for spec in live)
+    solo = sum(prices.of((spec.rollout_nodes, spec.train_nodes)) for spec in live)
     return {"now": held, "solo": solo}
 
 

@@ -125,9 +125,9 @@ class Algorithm:
 
         Here of one ratio for each token, between the bounds of ``TokenClip``.
         """
-        config = self.config
+        config, advantages = self.config, responses.advantages[responses.owner]
         high = getattr(config, "epsilon_high", config.epsilon)
-        return token_surrogate(responses, config.epsilon, high, config.delta)
+        return clipped(self.ratio(responses), advantages, config.epsilon, high, config.delta)
 
     def ratio(self, responses: Responses) -> torch.Tensor:
         """Probability ratio that corrects a token's KL term, shape (N,), differentiable."""
@@ -202,11 +202,3 @@ def clipped(
     plain = (ratio if delta is None else ratio.clamp(max=delta)) * advantages
     bounded = ratio.clamp(1.0 - low, 1.0 + high) * advantages
     return -torch.minimum(plain, bounded), (bounded < plain).to(ratio.dtype)
-
-
-def token_surrogate(
-    responses: Responses, low: float, high: float, delta: float | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The clipped loss with one probability ratio per token."""
-    ratio = torch.exp(responses.logprobs - responses.old)
-    return clipped(ratio, responses.advantages[responses.owner], low, high, delta)

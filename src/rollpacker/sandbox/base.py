@@ -1,0 +1,85 @@
+"""From tests to the verdict on a program, wherever it runs."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, Literal, Self, TypeVar
+
+from rollpacker.sandbox.execution import Stop
+from rollpacker.sandbox.types import Level, Outcome, Test, TestResult, Verdict
+
+L = TypeVar("L", bound=Level | Literal["remote"])
+
+
+class Runner(ABC, Generic[L]):
+    """Runs programs that may be hostile. Verdicts are computed here, outside of them.
+
+    It may be shared by threads.
+    """
+
+    level: L
+    """The isolation that programs run in."""
+    deaths = 0
+    """Zygotes that died and were replaced."""
+    _forgeable: tuple[type[Test], ...]
+    """Tests that run where the program could change their outcome."""
+
+    def run(
+        self,
+        program: str,
+        tests: Sequence[Test],
+        timeout_s: float | Sequence[float],
+        *,
+        stop_early: bool = False,
+        stop: Stop | None = None,
+    ) -> Verdict:
+        """Run a program against its tests, each in a process of its own.
+
+        Args:
+            program: Python source.
+            tests: at least one.
+            timeout_s: CPU seconds for each test; a sequence gives every test its own.
+            stop_early: leave out the tests after the first that did not pass.
+            stop: asked a few times a second while a program runs; true ends it.
+
+        Raises:
+            StoppedError: ``stop`` said so.
+            ValueError: no tests, no positive timeout, arguments that are no JSON, or a part of
+                a job that is no text.
+            SandboxUnavailableError: see the class.
+        """
+        budgets = [timeout_s] * len(tests) if isinstance(timeout_s, int | float) else timeout_s
+        if not tests or len(budgets) != len(tests) or not all(0 < t < math.inf for t in budgets):
+            raise ValueError(
+                "a sandbox needs tests and timeout_s > 0, one or as many as tests, "
+                f"got {len(tests)} tests and timeout_s={timeout_s}"
+            )
+        results: list[TestResult] = []
+        for test, budget_s in zip(tests, budgets, strict=True):
+            results.append(self._run(program, test, budget_s, stop))
+            if stop_early and results[-1].verdict != "pass":
+                break
+        wrong: list[Outcome] = [each.verdict for each in results if each.verdict != "pass"]
+        return Verdict(
+            verdict="infra" if "infra" in wrong else wrong[0] if wrong else "pass",
+            tests=tuple(results),
+            level=self.level,
+            cpu_s=sum(each.cpu_s for each in results),
+            forgeable=any(isinstance(test, self._forgeable) for test in tests),
+        )
+
+    @abstractmethod
+    def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
+        """One test."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take no more programs."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

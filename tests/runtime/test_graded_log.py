@@ -10,7 +10,6 @@ import pytest
 from runtime_jobs import (
     Workshop,
     checkpoints,
-    cli,
     kept_samples,
     largest_difference,
     run,
@@ -143,7 +142,7 @@ def test_another_step_or_other_weights_begin_anew(
 
 def test_torn_anywhere_the_records_before_are_used_and_more_can_follow(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    written(path, 3)
+    written(path, 2)
     data = path.read_bytes()
     found: list[int] = []
     for size in range(len(data) + 1):
@@ -154,7 +153,7 @@ def test_torn_anywhere_the_records_before_are_used_and_more_can_follow(tmp_path:
         log.close()
         assert GradedLog(path, say=pytest.fail).begin(STEP, "w") == found[-1] + 1
     assert found == sorted(found)
-    assert (found[0], found[-1]) == (0, 3)
+    assert (found[0], found[-1]) == (0, 2)
 
 
 def test_zeros_after_a_power_loss_are_no_record(tmp_path: Path) -> None:
@@ -170,14 +169,14 @@ def test_zeros_after_a_power_loss_are_no_record(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_ends_what_is_believed(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    written(path, 3)
+    written(path, 2)
     data = path.read_bytes()
     for at in range(len(data)):
         flipped = bytearray(data)
         flipped[at] ^= 4
         path.write_bytes(flipped)
         log = GradedLog(path, say=pytest.fail)
-        assert log.begin(STEP, "w") < 3
+        assert log.begin(STEP, "w") < 2
         log.close()
 
 
@@ -196,54 +195,63 @@ def test_a_full_disk_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "cannot be written" in said[0]
 
 
-FIXED = {"deterministic": True, "checkpoint": {"every": 1, "keep": 9}, "grading": {"workers": 1}}
+FIXED = {
+    "deterministic": True,
+    "epochs": 1,
+    "checkpoint": {"every": 1, "keep": 9},
+    "data__shuffle": False,
+    "grading": {"workers": 1},
+}
+BREAKERS = """
+import shutil
 
-
-def killer(shop: Workshop, at: int) -> dict[str, object]:
-    """A reward that kills the driver at its call number ``at``, the first time.
-
-    In lockstep, what was graded before is in the log before the responses that follow it end.
-    """
-    options = {"log": str(shop.folder / "calls"), "marker": str(shop.folder / "killed"), "at": at}
-    return {"function": f"{shop.rewards}:killer", "options": options}
-
-
-KILLER = """
-def killer(completions, completion_ids, prompts, log, marker, at):
+def calls(log, prompts, completion_ids):
     with open(log, "a") as file:
         file.write(json.dumps([prompts[0], completion_ids[0]]) + "\\n")
-    calls = len(open(log).readlines())
-    if calls == at and not os.path.exists(marker):
-        open(marker, "w").close()
+    return len(open(log).readlines())
+
+def copier(completions, completion_ids, prompts, log, at, run, copy):
+    if calls(log, prompts, completion_ids) == at:
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".lock"))
+    return ones(completions)
+
+def killer(completions, completion_ids, prompts, log, at):
+    if calls(log, prompts, completion_ids) == at:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1000)
     return ones(completions)
 """
+CALL = 12 + 9
+"""Of the second step. In lockstep, what was graded before is in the log before the responses that
+follow it end."""
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_killed_step_samples_only_what_was_not_graded(tmp_path: Path, workers: int) -> None:
+@pytest.fixture
+def shop(tmp_path: Path) -> Workshop:
     shop = Workshop(tmp_path, rows=8)
-    shop.rewards.write_text(shop.rewards.read_text() + KILLER)
-    settings = {**FIXED, "epochs": 1, "workers__count": workers, "data__shuffle": False}
-    whole, _ = run(shop.config("whole", "exact", **settings))
-    file = shop.file("cut", "exact", **settings, rewards=[killer(shop, at=12 + 9)])
-    process = start_cli("train", file)
-    process.wait(120)
-    assert process.returncode == -9
-    process.communicate()
-    folder = tmp_path / "cut"
+    shop.rewards.write_text(shop.rewards.read_text() + BREAKERS)
+    return shop
+
+
+def breaker(shop: Workshop, name: str, **options: str) -> dict[str, Any]:
+    """A reward that does something at its call number ``CALL``."""
+    options = {"log": str(shop.folder / "calls"), **options}
+    return {"function": f"{shop.rewards}:{name}", "options": {"at": CALL, **options}}
+
+
+def assert_uses_grades_again(shop: Workshop, cut: RunConfig, whole: Path) -> None:
+    """Resumed, it samples only what was not graded, and ends as the undisturbed run."""
+    folder = Path(cut.output)
     assert checkpoints(folder) == [1]
     before = calls(shop)
-    done = cli("train", file, "--resume", "auto")
-    assert done.returncode == 0, done.stderr
-    reused = next(line for line in (done.stdout + done.stderr).splitlines() if "used again" in line)
+    _, said = run(cut, resume=True)
+    reused = next(line for line in said.splitlines() if "used again" in line)
     count = int(reused.split("step 1: ")[1].split()[0])
     assert 1 <= count <= 9
     assert calls(shop) - before == 12 - count
     assert kept_samples(folder) == kept_samples(whole)
     one, other = (f / "checkpoint-2" for f in (folder, whole))
-    if workers == 1:
+    if cut.workers.count == 1:
         assert weights_digest(one) == weights_digest(other)
     else:
         assert largest_difference(one, other) <= 1e-5
@@ -253,3 +261,24 @@ def test_a_killed_step_samples_only_what_was_not_graded(tmp_path: Path, workers:
 
 def calls(shop: Workshop) -> int:
     return (shop.folder / "calls").read_bytes().count(b"\n")
+
+
+def test_a_broken_off_step_samples_only_what_was_not_graded(shop: Workshop) -> None:
+    """What a kill leaves behind is what the files hold at that moment."""
+    places = {"run": str(shop.folder / "whole"), "copy": str(shop.folder / "cut")}
+    settings = {**FIXED, "rewards": [breaker(shop, "copier", **places)]}
+    whole, _ = run(shop.config("whole", "exact", **settings))
+    assert_uses_grades_again(shop, shop.config("cut", "exact", **settings), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_step_samples_only_what_was_not_graded(shop: Workshop, workers: int) -> None:
+    settings = {**FIXED, "workers__count": workers}
+    whole, _ = run(shop.config("whole", "exact", **settings))
+    settings["rewards"] = [breaker(shop, "killer")]
+    process = start_cli("train", shop.file("cut", "exact", **settings))
+    process.wait(120)
+    assert process.returncode == -9
+    process.communicate()
+    assert_uses_grades_again(shop, shop.config("cut", "exact", **settings), whole)

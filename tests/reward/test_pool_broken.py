@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 
 import pytest
-from pool_helpers import collect, grading_processes, requests
+from pool_helpers import collect, processes_of, requests
 
 from grading import grade_now
 from rollpacker.config import RewardConfig
@@ -75,9 +75,9 @@ def test_a_function_can_be_skipped(pool_of, code):
     ]
     # It is not called any more, or its process would be killed again.
     pool.wait_ready()
-    processes = grading_processes()
+    processes = processes_of(pool)
     (later,) = grade_now(pool, requests(["hang"], first=50))
-    assert (later.reward, grading_processes()) == (4.0, processes)
+    assert (later.reward, processes_of(pool)) == (4.0, processes)
 
 
 def test_a_skipped_function_of_a_group_or_of_shared_calls(pool_of, code):

@@ -1,6 +1,8 @@
 """The judge as a reward: by name, in grading processes, in a job."""
 
 import json
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import yaml
@@ -40,60 +42,51 @@ def test_unknown_options_are_named(options, change, problem):
         resolve("judge", options | change)
 
 
-def test_a_grading_process_judges_a_group(options):
-    reward = RewardConfig(function="judge", options=options, needs_group=True, timeout_s=100.0)
-    pool = GradingPool([reward], GradingConfig())
-    try:
-        pool.wait_ready()
-        requests = [request(i, text) for i, text in enumerate(("2", "3", "two"))]
-        grades = grade_now(pool, requests, group=True)
-    finally:
-        pool.close()
-    expected = Judge(JudgeOptions(**options)).grade(requests)
-    assert [g.reward for g in grades] == pytest.approx(expected, abs=1e-5)
-    assert [list(g.rewards) for g in grades] == [["judge"]] * 3
+@pytest.fixture(scope="module")
+def pool(options):
+    """One process, which loads libraries for seconds, with three judges: of whole groups, in
+    calls of four, and with little room for the rows of a domain of their own."""
+    of = partial(RewardConfig, function="judge", timeout_s=100.0)
+    made = GradingPool(
+        [
+            of(name="group", options=options, needs_group=True, domains=["default"]),
+            of(name="fours", options=options, batch=4, domains=["default"]),
+            of(name="short", options=options | {"max_tokens": 60}, domains=["short"]),
+        ],
+        GradingConfig(retries=0),
+    )
+    made.wait_ready()
+    yield made
+    made.close()
 
 
-def test_batches_change_no_score(options):
+def test_grading_processes_judge_groups_and_batches(options, pool):
     texts = ["2", "3", "two", "no idea", "2 of course", "1", "22", "no", "4", "five?"]
     requests = [request(i, text) for i, text in enumerate(texts)]
     judge = Judge(JudgeOptions(**options))
     alone = [judge.grade([each])[0] for each in requests]
-    pool = GradingPool([RewardConfig(function="judge", options=options, batch=4)], GradingConfig())
-    try:
-        pool.wait_ready()
-        grades = [grade.reward for grade in grade_now(pool, requests)]
-    finally:
-        pool.close()
+    grades = grade_now(pool, requests, group=True)
     assert len({round(score, 4) for score in alone}) > 5
-    assert grades == pytest.approx(alone, abs=1e-5)
+    assert [g.rewards["group"] for g in grades] == pytest.approx(judge.grade(requests), abs=1e-5)
+    assert [g.rewards["group"] for g in grades] == pytest.approx(alone, abs=1e-5)
+    assert [g.rewards["fours"] for g in grades] == pytest.approx(alone, abs=1e-5)
+    assert {g.rewards["short"] for g in grades} == {None}
 
 
-def test_a_response_that_cannot_be_judged_harms_no_other(options):
-    reward = RewardConfig(function="judge", options=options | {"max_tokens": 60})
+def test_a_response_that_cannot_be_judged_harms_no_other(pool):
+    reward = RewardConfig(function="judge")
     assert (reward.call_size, reward.call_limit_s) == (16, 300.0)
-    requests = [request(i, text) for i, text in enumerate(("2", "3" * 80, "two", "2!"))]
-    pool = GradingPool([reward], GradingConfig(retries=0))
-    try:
-        pool.wait_ready()
-        grades = grade_now(pool, requests)
-        said = pool.said()
-    finally:
-        pool.close()
+    texts = ("2", "3" * 80, "two", "2!")
+    requests = [replace(request(i, text), domain="short") for i, text in enumerate(texts)]
+    grades = grade_now(pool, requests, group=True)
     assert [g.reward is None for g in grades] == [False, True, False, False]
     assert "tokens too long" in (grades[1].error or "")
-    assert len(said) == 1
+    assert len(pool.said()) == 1
 
 
-def test_a_missing_model_stops_the_job_before_it_starts(options):
-    pool = GradingPool(
-        [RewardConfig(function="judge", options=options | {"model": "/no/model"})], GradingConfig()
-    )
-    try:
-        with pytest.raises(ValueError, match="judge: model=/no/model: there is no such folder"):
-            pool.wait_ready()
-    finally:
-        pool.close()
+def test_a_missing_model_is_named_while_the_function_is_loaded(options):
+    with pytest.raises(ValueError, match="judge: model=/no/model: there is no such folder"):
+        resolve("judge", options | {"model": "/no/model"})
 
 
 @pytest.mark.slow

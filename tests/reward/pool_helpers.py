@@ -38,8 +38,13 @@ async def collect(pool: GradingPool, feed: Callable[[], None], count: int) -> li
     return grades
 
 
+def processes_of(pool: GradingPool) -> list[int]:
+    """Oldest first."""
+    return [process.popen.pid for process in pool._processes]
+
+
 def grading_processes() -> list[int]:
-    """Of this process, oldest first; it may have other children."""
+    """Of all pools of this process, oldest first; it may have other children."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         pids = [int(child) for child in file.read().split()]
     return [pid for pid in pids if "reward.worker" in command(pid)]

@@ -22,6 +22,8 @@ WRONG = "print(0)"
 CRASH = "raise SystemExit('no idea')"
 LOOP = "while True:\n    pass"
 IDLE = "import time\ntime.sleep(1000)"
+MOST_S = 0.5
+"""CPU seconds that a program gets as long as nothing is known of its tests."""
 
 
 def fenced(program: str) -> str:
@@ -84,7 +86,7 @@ def tree(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
         "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "rows.jsonl")},
         "rewards": [{"function": "code"}],
-        "grading": {"workers": 2, "code_timeout": {"least_s": 0.2, "most_s": 1.0}},
+        "grading": {"workers": 2, "code_timeout": {"least_s": 0.1, "most_s": MOST_S}},
         "rollout": {
             "prompts_per_step": 4,
             "num_generations": 4,

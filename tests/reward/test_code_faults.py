@@ -76,12 +76,12 @@ def check_scores(folder: Path, added: float = 0.0) -> None:
 
 def test_each_fault_is_mended_and_named_once(folder: Path) -> None:
     options = {"marker": str(folder / "once-")}
-    flaky = {"function": f"{folder}/judges.py:flaky", "timeout_s": 2.0, "options": options}
+    flaky = {"function": f"{folder}/judges.py:flaky", "timeout_s": 1.0, "options": options}
     path, said = run(tree(folder, "flaky", rewards=[{"function": "code"}, flaky]))
     assert times_trained(path) == Counter({f"p{i}": 1 for i in range(ROWS)})
     check_scores(path, added=0.25)
     faults = [line for line in said.splitlines() if "reward 'flaky'" in line]
-    for fault in ("the judge is ill", "timed out after 2 s", "str 'great'", "killed by signal 9"):
+    for fault in ("the judge is ill", "timed out after 1 s", "str 'great'", "killed by signal 9"):
         assert sum(fault in line for line in faults) == 1, said
     assert len(faults) == 4
     assert all(line.endswith("it is called again") for line in faults)

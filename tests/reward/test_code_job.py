@@ -1,19 +1,19 @@
 """Whole jobs with programs as rewards: what is recorded, restored, refused and routed."""
 
 import json
-import os
-import subprocess
+import struct
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-import yaml
 from program_jobs import (
     CRASH,
     LOOP,
+    MOST_S,
     RIGHT,
     SLOW,
     WRONG,
@@ -31,6 +31,7 @@ from rollpacker.core.types import PromptId
 from rollpacker.data.base import Row
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.rewards import check_rows
+from rollpacker.sandbox.guest import kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
 
@@ -56,13 +57,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(folder: Path) -> tuple[Path, str]:
-    """Half of the rows are of domain ``code``; two epochs of two steps."""
+    """Half of the rows are of domain ``code``; two epochs of two steps, the second one resumed.
+    Deterministic: timeouts change between steps only."""
     rewards = [
         {"function": "code", "domains": ["code"]},
         {"function": f"{folder}/length.py:length", "domains": ["text"]},
     ]
     changes = {"data__path": str(folder / "mixed.jsonl"), "data__domain_key": "tag"}
-    return run(tree(folder, "mixed", epochs=2, rewards=rewards, checkpoint__every=2, **changes))
+    job = tree(folder, "mixed", epochs=2, steps=2, rewards=rewards, deterministic=True, **changes)
+    path, said = run(job)
+    del job["steps"]
+    return path, said + run(job, resume=True)[1]
 
 
 def table(folder: Path) -> pl.DataFrame:
@@ -111,11 +116,15 @@ def test_metrics_are_those_of_the_table(mixed: tuple[Path, str]) -> None:
         assert "rewards/length/passed" not in line
 
 
+def saved_timeouts(folder: Path, step: int) -> dict[str, Any]:
+    return json.loads((folder / f"checkpoint-{step}" / "state.json").read_text())["rewards"]
+
+
 def test_timeouts_follow_the_tests_and_are_saved(mixed: tuple[Path, str]) -> None:
     given = [line["rewards/code/timeout_s"] for line in metrics(mixed[0])]
     assert given[0] > given[-1]
-    assert given[-1] < 1.0
-    state = json.loads((mixed[0] / "checkpoint-4" / "state.json").read_text())["rewards"]
+    assert given[-1] < MOST_S
+    state = saved_timeouts(mixed[0], 4)
     anchors = dict(state["anchors"])
     assert {case.partition("#")[0] for case in anchors} <= HALF
     passed = table(mixed[0]).filter(pl.col("code_verdict") == "pass")
@@ -132,63 +141,48 @@ def test_the_report_lists_tests(mixed: tuple[Path, str]) -> None:
     assert "at sandbox level standard" in page
 
 
-def test_between_steps_only_and_across_a_resume(folder: Path) -> None:
-    """Deterministic: step 0 gives the longest timeouts; a resumed run knows what was seen."""
-    job = tree(folder, "resumed", epochs=2, steps=2, deterministic=True)
-    path, _ = run(job)
-    before = json.loads((path / "checkpoint-2" / "state.json").read_text())["rewards"]
+def test_between_steps_only_and_across_a_resume(mixed: tuple[Path, str]) -> None:
+    """The first epoch has the longest timeouts; a resumed run knows what was seen."""
+    before = saved_timeouts(mixed[0], 2)
     assert before["anchors"]
     assert before["later"] == {}
-    path, _ = run(job | {"steps": 3}, resume=True)
-    given = [line["rewards/code/timeout_s"] for line in metrics(path)]
-    assert given[:2] == [1.0, 1.0]
-    assert given[2] < 1.0
+    given = [line["rewards/code/timeout_s"] for line in metrics(mixed[0])]
+    assert given[:2] == [MOST_S, MOST_S]
+    assert given[2] < MOST_S
 
 
-LAUNCHER = """
-import os, struct, sys
-from rollpacker.sandbox.guest import kernel
-program = ((0x20, 0, 0, 0), (0x15, 0, 1, 444), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000))
-kernel.no_new_privileges()
-kernel.SeccompFilter(b"".join(struct.pack("=HBBI", *each) for each in program)).install()
-from rollpacker.cli import main
-main()
-"""
+def deny_landlock() -> None:
+    """To this thread and the processes that it starts, as a kernel without it does."""
+    program = ((0x20, 0, 0, 0), (0x15, 0, 1, 444), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000))
+    kernel.no_new_privileges()
+    kernel.SeccompFilter(b"".join(struct.pack("=HBBI", *each) for each in program)).install()
 
 
-def without_landlock(path: Path, job: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """``rollpacker train`` on a machine whose kernel has no Landlock."""
-    path.write_text(yaml.safe_dump(job))
-    return subprocess.run(
-        [sys.executable, "-c", LAUNCHER, "train", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env=os.environ | {"COLUMNS": "300"},
-    )
+def without_landlock(job: dict[str, Any]) -> tuple[Path, str]:
+    """A run whose grading processes have no Landlock."""
+    with ThreadPoolExecutor(1, initializer=deny_landlock) as thread:
+        return thread.submit(run, job).result()
 
 
 def test_a_weaker_sandbox_is_refused_at_the_start(folder: Path) -> None:
-    done = without_landlock(folder / "refused.yaml", tree(folder, "refused"))
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("rollpacker: rewards: 'code': sandbox level 'standard' does not work")
-    assert last.endswith("a weaker level must be asked for (options.level, options.allow_weaker)")
+    with pytest.raises(ValueError, match=r"^rewards: ") as caught:
+        without_landlock(tree(folder, "refused"))
+    said = str(caught.value)
+    assert said.startswith("rewards: 'code': sandbox level 'standard' does not work")
+    assert said.endswith("a weaker level must be asked for (options.level, options.allow_weaker)")
+    assert "\n" not in said
     assert not (folder / "refused" / "metrics.jsonl").exists()
 
 
 def test_a_weaker_sandbox_that_was_asked_for_is_said_and_stamped(folder: Path) -> None:
     rewards = [{"function": "code", "options": {"allow_weaker": True}}]
-    job = tree(folder, "weaker", rewards=rewards, steps=1)
-    done = without_landlock(folder / "weaker.yaml", job)
-    assert done.returncode == 0, done.stderr
-    warnings = [line for line in done.stderr.splitlines() if "sandbox level" in line]
+    path, said = without_landlock(tree(folder, "weaker", rewards=rewards, steps=1))
+    warnings = [line for line in said.splitlines() if "sandbox level" in line]
     assert warnings == [
         "WARNING reward 'code': programs run at sandbox level 'basic', weaker than 'standard' "
         "(options.allow_weaker) (2 times)"
     ]
-    assert set(table(folder / "weaker")["sandbox_level"]) == {"basic"}
+    assert set(table(path)["sandbox_level"]) == {"basic"}
 
 
 def row(name: str, domain: str, **columns: Any) -> Row:

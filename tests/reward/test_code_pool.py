@@ -5,14 +5,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
-from pool_helpers import grading_processes, wait_until
+from pool_helpers import processes_of, wait_until
 from program_jobs import LOOP, RIGHT, WRONG, children, fenced, seconds_old
 
 from grading import grade_now
-from rollpacker.config import RewardConfig
+from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.pool import GradingPool
@@ -25,8 +25,39 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbo
 TESTS = [{"stdin": "1 2\n", "stdout": "3\n"}, {"stdin": "0 1\n", "stdout": "1\n"}]
 CODE = RewardConfig(function="code", timeout_s=3.0)
 
+LATE = """
+from pathlib import Path
+children = [p.read_text().split() for p in Path("/proc/self/task").glob("*/children")]
+FOUND = len(sum(children, []))
 
-def programs(*texts: str, first: int = 0, timeout: float = 30.0, **row) -> list[GradeRequest]:
+def found(completions, **_):
+    return [float(FOUND)]
+
+def length(completions, **_):
+    return [float(len(c)) for c in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GradingPool]:
+    """One process with a module that looks, as it is loaded, for what was started before."""
+    late = tmp_path_factory.mktemp("late") / "late.py"
+    late.write_text(LATE)
+    made = GradingPool(
+        [
+            RewardConfig(function=f"{late}:found", domains=["late"]),
+            RewardConfig(function="code", timeout_s=3.0, domains=["code", "late"]),
+            RewardConfig(function=f"{late}:length", domains=["text", "code"]),
+        ],
+        GradingConfig(),
+    )
+    yield made
+    made.close()
+
+
+def programs(
+    *texts: str, first: int = 0, timeout: float = 30.0, domain: str = "default", **row
+) -> list[GradeRequest]:
     return [
         GradeRequest(
             attempt=AttemptId(first + i),
@@ -35,13 +66,14 @@ def programs(*texts: str, first: int = 0, timeout: float = 30.0, **row) -> list[
             completion_ids=[1],
             row={"tests": TESTS} | row,
             timeouts_s=(timeout,) * len(TESTS),
+            domain=domain,
         )
         for i, text in enumerate(texts)
     ]
 
 
-def zygotes() -> list[int]:
-    return [pid for process in grading_processes() for pid in children(process)]
+def zygotes(pool: GradingPool) -> list[int]:
+    return [pid for process in processes_of(pool) for pid in children(process)]
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -51,9 +83,8 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_grades_tell_what_became_of_the_program(pool_of) -> None:
-    pool = pool_of(CODE, "length")
-    right, wrong = grade_now(pool, programs(RIGHT, WRONG))
+def test_grades_tell_what_became_of_the_program(pool) -> None:
+    right, wrong = grade_now(pool, programs(RIGHT, WRONG, domain="code"))
     assert (right.rewards["code"], wrong.rewards["code"]) == (1.0, 0.0)
     assert right.runs["code"].tests == ("pass", "pass")
     assert all(0.0 < seconds < 1.0 for seconds in right.runs["code"].cpu_s)
@@ -64,11 +95,11 @@ def test_grades_tell_what_became_of_the_program(pool_of) -> None:
 
 def test_a_program_may_take_longer_than_a_silent_process(pool_of) -> None:
     """Its process gives signs of life: only its own timeout ends it."""
-    pool = pool_of(RewardConfig(function="code", timeout_s=1.0), retries=0)
+    pool = pool_of(RewardConfig(function="code", timeout_s=0.75), retries=0)
     pool.wait_ready()
     began = time.monotonic()
-    (grade,) = grade_now(pool, programs(LOOP, timeout=2.0))
-    assert time.monotonic() - began > 2.0
+    (grade,) = grade_now(pool, programs(LOOP, timeout=1.0))
+    assert time.monotonic() - began > 1.0
     assert grade.error is None
     assert grade.runs["code"].verdict == "tle_cpu"
 
@@ -76,13 +107,13 @@ def test_a_program_may_take_longer_than_a_silent_process(pool_of) -> None:
 def test_a_cancelled_program_is_stopped_and_its_process_lives_on(pool_of) -> None:
     pool = pool_of(CODE)
     pool.wait_ready()
-    processes, first_zygotes = grading_processes(), zygotes()
+    processes, first_zygotes = processes_of(pool), zygotes(pool)
 
     async def run() -> list[Grade]:
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
         pool.submit(programs(LOOP))
-        await asyncio.sleep(1.2)
+        await until(lambda: bool(children(first_zygotes[0])))
         pool.cancel([AttemptId(0)])
         pool.submit(programs(RIGHT, first=1))
         began = time.monotonic()
@@ -92,23 +123,23 @@ def test_a_cancelled_program_is_stopped_and_its_process_lives_on(pool_of) -> Non
 
     (grade,) = asyncio.run(run())
     assert (grade.attempt, grade.reward) == (1, 1.0)
-    assert (grading_processes(), zygotes()) == (processes, first_zygotes)
+    assert (processes_of(pool), zygotes(pool)) == (processes, first_zygotes)
     assert pool.said() == []
 
 
 def test_killed_and_stopped_zygotes_are_replaced(pool_of) -> None:
-    pool = pool_of(CODE, retries=3)
+    pool = pool_of(RewardConfig(function="code", timeout_s=1.5), retries=3)
     pool.wait_ready()
-    (zygote,) = zygotes()
+    (zygote,) = zygotes(pool)
     os.kill(zygote, signal.SIGKILL)
     (grade,) = grade_now(pool, programs(RIGHT))
     assert grade.reward == 1.0
     assert pool.said() == ["a sandbox zygote died and was replaced"]
-    (zygote,) = zygotes()
+    (zygote,) = zygotes(pool)
     os.kill(zygote, signal.SIGSTOP)
     (grade,) = grade_now(pool, programs(RIGHT))
     assert grade.reward == 1.0
-    assert pool.said() == ["reward 'code': timed out after 3 s; it is called again"]
+    assert pool.said() == ["reward 'code': timed out after 1.5 s; it is called again"]
 
 
 def test_what_fails_in_one_process_is_tried_in_another(pool_of, code) -> None:
@@ -129,41 +160,23 @@ def test_what_fails_in_one_process_is_tried_in_another(pool_of, code) -> None:
     assert len(set(log.read_text().split())) == 2
 
 
-def test_domains_choose_rewards(pool_of, code) -> None:
-    pool = pool_of(
-        RewardConfig(function="code", domains=["code"]),
-        RewardConfig(function=f"{code}:length", domains=["text", "code"]),
+def test_domains_choose_rewards(pool) -> None:
+    code, text, neither = grade_now(
+        pool,
+        [programs(RIGHT, first=i, domain=of)[0] for i, of in enumerate(("code", "text", "art"))],
     )
-
-    def of(domain: str, attempt: int) -> GradeRequest:
-        return GradeRequest(
-            attempt=AttemptId(attempt),
-            prompt="p",
-            completion=fenced(RIGHT),
-            completion_ids=[],
-            row={"tests": TESTS},
-            domain=domain,
-        )
-
-    code_grade, text, neither = grade_now(pool, [of("code", 0), of("text", 1), of("art", 2)])
-    assert set(code_grade.rewards) == {"code", "length"}
+    assert set(code.rewards) == {"found", "code", "length"}
+    assert code.rewards["found"] is None
+    assert code.rewards["code"] == 1.0
     assert text.rewards["code"] is None
     assert text.rewards["length"] is not None
     assert (neither.reward, neither.error) == (None, None)
 
 
-def test_sandboxes_come_before_what_the_user_imports(pool_of, tmp_path) -> None:
-    """The user's module sees the zygote: it was made before."""
-    path = tmp_path / "late.py"
-    path.write_text(
-        "from pathlib import Path\n"
-        "children = [p.read_text().split() for p in Path('/proc/self/task').glob('*/children')]\n"
-        "FOUND = len(sum(children, []))\n"
-        "def found(completions, **_):\n    return [float(FOUND)]\n"
-    )
-    pool = pool_of(RewardConfig(function=f"{path}:found"), CODE)
-    (grade,) = grade_now(pool, programs(RIGHT))
-    assert grade.rewards == {"found": 1.0, "code": 1.0}
+def test_sandboxes_come_before_what_the_user_imports(pool) -> None:
+    """The user's module saw the zygote: it was made before."""
+    (grade,) = grade_now(pool, programs(RIGHT, domain="late"))
+    assert (grade.rewards["found"], grade.rewards["code"]) == (1.0, 1.0)
 
 
 @pytest.mark.slow
@@ -180,7 +193,7 @@ def test_kill_9_every_second_invents_no_score(pool_of, victim: str) -> None:
         kills, last = 0, time.monotonic()
         while len(grades) < 100:
             await asyncio.sleep(0.02)
-            found = zygotes() if victim == "zygotes" else grading_processes()
+            found = zygotes(pool) if victim == "zygotes" else processes_of(pool)
             grown = [pid for pid in found if seconds_old(pid) > 4.0]
             if grown and time.monotonic() - last > 1.0:
                 kills, last = kills + 1, time.monotonic()
@@ -234,7 +247,7 @@ def test_a_beat_is_of_the_running_job_only() -> None:
 def test_zygotes_end_with_their_process(pool_of) -> None:
     pool: GradingPool = pool_of(CODE)
     pool.wait_ready()
-    found = zygotes()
+    found = zygotes(pool)
     assert len(found) == 1
     pool.close()
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in found))

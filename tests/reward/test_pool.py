@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 import reasoning_gym
-from pool_helpers import collect, grading_processes, requests
+from pool_helpers import collect, processes_of, requests
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -186,7 +186,7 @@ def test_submitting_never_waits_even_for_large_batches(pool_of, code):
     """Nobody reads meanwhile."""
     pool = pool_of(RewardConfig(function=f"{code}:length", timeout_s=100))
     pool.wait_ready()
-    (process,) = grading_processes()
+    (process,) = processes_of(pool)
     os.kill(process, signal.SIGSTOP)
     pool.submit(requests(["x" * 200_000] * 12))
     assert len(pool.pending()) == 12

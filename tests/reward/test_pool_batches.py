@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from pool_helpers import collect, grading_processes, requests
+from pool_helpers import collect, processes_of, requests
 
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
@@ -28,6 +28,8 @@ def calls(completions, log, **_):
     for text in completions:
         if text == "hang":
             time.sleep(1000)
+        while text == "gate" and not os.path.exists(log[0] + ".open"):
+            time.sleep(0.01)
         if text.startswith("sleep "):
             time.sleep(float(text[6:]))
     return [float(text) if text.isdigit() else -1.0 for text in completions]
@@ -44,14 +46,19 @@ class Calls:
         self.function = f"{code}:calls"
         self._pool_of = pool_of
 
-    def pool(self, batch: int, *more: RewardConfig | str, **settings) -> GradingPool:
-        reward = RewardConfig(function=self.function, batch=batch, timeout_s=1.5)
+    def pool(
+        self, batch: int, *more: RewardConfig | str, timeout_s: float = 1.5, **settings
+    ) -> GradingPool:
+        reward = RewardConfig(function=self.function, batch=batch, timeout_s=timeout_s)
         pool = self._pool_of(reward, *more, **settings)
         pool.wait_ready()
         return pool
 
     def requests(self, texts: list[str], first: int = 0, **row) -> list[GradeRequest]:
         return requests(texts, first, log=str(self.log), **row)
+
+    def open_gate(self) -> None:
+        self.log.with_name("calls.open").touch()
 
     def made(self) -> list[list[str]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -84,14 +91,15 @@ def test_what_comes_during_a_call_shares_the_next_one(calls) -> None:
     async def run() -> None:
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
-        pool.submit(calls.requests(["sleep 0.8"]))
+        pool.submit(calls.requests(["gate"]))
         for i in range(1, 8):
             await asyncio.sleep(0.01)
             pool.submit(calls.requests([str(i)], first=i))
+        calls.open_gate()
         await calls.until(lambda: len(grades) == 8)
 
     asyncio.run(run())
-    assert calls.made() == [["sleep 0.8"], ["1", "2", "3", "4"], ["5", "6", "7"]]
+    assert calls.made() == [["gate"], ["1", "2", "3", "4"], ["5", "6", "7"]]
 
 
 def test_only_calls_of_the_same_function_are_joined(calls, code) -> None:
@@ -153,21 +161,21 @@ def test_each_response_is_charged_once_for_a_shared_call(calls) -> None:
 
 
 def test_an_endless_call_is_killed_after_its_timeout_and_the_others_are_graded(calls) -> None:
-    pool = calls.pool(4, retries=1)
+    pool = calls.pool(4, retries=1, timeout_s=0.5)
     texts = ["0", "hang", *numbers(8)[2:]]
     began = time.monotonic()
     grades = grade_now(pool, calls.requests(texts))
-    assert time.monotonic() - began > 3.0  # once with others, once alone
+    assert time.monotonic() - began > 1.0  # once with others, once alone
     assert [grade.reward for grade in grades] == [0.0, None, *range(2, 8)]
-    assert grades[1].error == "reward 'calls': timed out after 1.5 s"
+    assert grades[1].error == "reward 'calls': timed out after 0.5 s"
     assert calls.made()[:2] == [texts[:4], texts[4:]]
     assert sorted(calls.made()[2:]) == sorted([text] for text in texts[:4])
 
 
 def test_a_shared_call_in_time_is_not_killed_by_those_before_it(calls) -> None:
     """The timeout is for one call, however many wait."""
-    texts = ["sleep 0.4"] * 8
-    grades = grade_now(calls.pool(2, retries=0), calls.requests(texts))
+    texts = ["sleep 0.15"] * 8
+    grades = grade_now(calls.pool(2, retries=0, timeout_s=1.0), calls.requests(texts))
     assert [grade.reward for grade in grades] == [-1.0] * 8
     assert calls.made() == [texts[:2]] * 4
 
@@ -178,21 +186,22 @@ def test_cancelled_responses_are_left_out(calls) -> None:
     async def run() -> list[Grade]:
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
-        pool.submit(calls.requests(["sleep 0.5"]))
+        pool.submit(calls.requests(["gate"]))
         await calls.until(lambda: len(calls.made()) == 1)
         pool.submit(calls.requests(numbers(6), first=1))
         pool.cancel([AttemptId(1), AttemptId(4)])
+        calls.open_gate()
         await calls.until(lambda: len(grades) == 5)
         return grades
 
     grades = asyncio.run(run())
     assert sorted(grade.attempt for grade in grades) == [0, 2, 3, 5, 6]
-    assert calls.made() == [["sleep 0.5"], ["1", "2", "4", "5"]]
+    assert calls.made() == [["gate"], ["1", "2", "4", "5"]]
     assert pool.pending() == {}
 
 
 def test_those_cancelled_in_a_call_that_fails_are_not_tried_again(calls) -> None:
-    pool = calls.pool(4, retries=0)
+    pool = calls.pool(4, retries=0, timeout_s=0.5)
 
     async def run() -> list[Grade]:
         grades: list[Grade] = []
@@ -224,7 +233,7 @@ def test_kill_9_during_shared_calls_loses_nothing(calls) -> None:
             pool.submit(calls.requests(["sleep 0.03"], first=i))
         for _ in range(3):
             await asyncio.sleep(0.3)
-            os.kill(grading_processes()[0], signal.SIGKILL)
+            os.kill(processes_of(pool)[0], signal.SIGKILL)
         await calls.until(lambda: len(grades) == 40)
         return grades
 

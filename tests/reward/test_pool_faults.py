@@ -6,18 +6,22 @@ import sys
 import textwrap
 
 import pytest
-from pool_helpers import collect, grading_processes, requests, wait_until
+from conftest import CODE
+from pool_helpers import collect, processes_of, requests, wait_until
 
 from grading import grade_now
+from rollpacker.config import GradingConfig, RewardConfig
+from rollpacker.reward.pool import GradingPool
 from rollpacker.reward.process import Job
 from rollpacker.reward.replies import read_reply
 from rollpacker.reward.wire import WireError
 
+TIMEOUT_S = 0.5
 FAULTS = {
     "raise": "acts.py:7 in act: KeyError: 'no\\nsuch key'",
     "exit": "acts.py:16 in act: SystemExit: 3",
-    "hang": "reward 'act': timed out after 1 s",
-    "spin": "reward 'act': timed out after 1 s",
+    "hang": "reward 'act': timed out after 0.5 s",
+    "spin": "reward 'act': timed out after 0.5 s",
     "kill": "reward 'act': its process was killed by signal 9",
     "crash": "reward 'act': its process exited with code 7",
     "forge": "reward 'act': its process wrote nonsense (no answer to the running job)",
@@ -28,19 +32,30 @@ FAULTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def acts(tmp_path_factory):
+    """A pool that goes from one fault to the next."""
+    path = tmp_path_factory.mktemp("faults") / "acts.py"
+    path.write_text(CODE)
+    reward = RewardConfig(function=f"{path}:act", timeout_s=TIMEOUT_S)
+    pool = GradingPool([reward], GradingConfig(retries=0))
+    yield pool
+    pool.close()
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_harms_its_own_sample_only(pool_of, fault):
-    pool = pool_of("act", retries=0)
-    pool.wait_ready()
-    grades = grade_now(pool, requests(["1", "2", fault, "4", "5", "6"]))
+def test_each_fault_harms_its_own_sample_only(acts, fault):
+    acts.wait_ready()
+    grades = grade_now(acts, requests(["1", "2", fault, "4", "5", "6"]))
     assert [g.reward for g in grades] == [1.0, 2.0, None, 4.0, 5.0, 6.0]
     assert FAULTS[fault] in (grades[2].error or "")
     assert "\n" not in (grades[2].error or "")
     assert all(g.error is None for g in grades if g.attempt != 2)
 
 
-def test_a_mixture_of_faults_in_an_event_loop(pool_of):
-    pool = pool_of("act", workers=2, retries=1)
+def test_a_mixture_of_faults_in_an_event_loop(pool_of, code):
+    act = RewardConfig(function=f"{code}:act", timeout_s=TIMEOUT_S)
+    pool = pool_of(act, workers=2, retries=1)
     texts = ["1"] * 30
     bad = {3: "raise", 7: "kill", 8: "crash", 13: "hang", 20: "text", 29: "exit"}
     for place, fault in bad.items():
@@ -87,7 +102,7 @@ def test_kill_9_at_any_time_loses_nothing(pool_of):
             pool.submit(requests(["sleep 0.02"], first=i))
         for _ in range(4):
             await asyncio.sleep(0.3)
-            os.kill(grading_processes()[0], signal.SIGKILL)
+            os.kill(processes_of(pool)[0], signal.SIGKILL)
         while len(grades) < 120:
             await asyncio.sleep(0.02)
         return grades
@@ -97,9 +112,9 @@ def test_kill_9_at_any_time_loses_nothing(pool_of):
     assert all(g.reward == 1.0 for g in grades)
 
 
-def test_a_stopped_process_is_replaced(pool_of):
-    pool = pool_of("act", retries=1)
-    (process,) = grade_now(pool, requests(["1"])) and grading_processes()
+def test_a_stopped_process_is_replaced(pool_of, code):
+    pool = pool_of(RewardConfig(function=f"{code}:act", timeout_s=TIMEOUT_S), retries=1)
+    (process,) = grade_now(pool, requests(["1"])) and processes_of(pool)
     os.kill(process, signal.SIGSTOP)
     assert grade_now(pool, requests(["3"]))[0].reward == 3.0
 
@@ -107,8 +122,6 @@ def test_a_stopped_process_is_replaced(pool_of):
 def test_group_faults_harm_the_group_only(pool_of, code):
     extra = "def picky(completions, **_):\n    return [1 / (c != '0') for c in completions]\n"
     code.write_text(code.read_text() + extra)
-    from rollpacker.config import RewardConfig
-
     pool = pool_of("length", RewardConfig(function=f"{code}:picky", needs_group=True))
     bad = grade_now(pool, requests(["1", "0", "2"]), group=True)
     good = grade_now(pool, requests(["1", "3"], first=10), group=True)
@@ -152,8 +165,9 @@ def start(completions, **_):
     time.sleep(1000)
 """
     )
-    (grade,) = grade_now(pool_of("start", retries=0), requests(["1"]))
-    assert grade.error == "reward 'start': timed out after 1 s"
+    start = RewardConfig(function=f"{code}:start", timeout_s=TIMEOUT_S)
+    (grade,) = grade_now(pool_of(start, retries=0), requests(["1"]))
+    assert grade.error == "reward 'start': timed out after 0.5 s"
     wait_until(lambda: not alive(int(note.read_text())))
 
 

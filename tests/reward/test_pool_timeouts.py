@@ -7,7 +7,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.pool import GradingPool
 
-BUSY = "```python\nsum(range(30_000_000))\nprint(1)\n```"
+BUSY = "```python\nsum(range(8_000_000))\nprint(1)\n```"
 
 
 class Watched(list[float]):

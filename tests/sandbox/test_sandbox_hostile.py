@@ -38,9 +38,9 @@ NOT_EVERYWHERE = {
 def test_every_program_is_contained(level: Level, each: Level) -> None:
     if LEVELS.index(each) < LEVELS.index(level):
         pytest.skip("does not work on this machine")
-    limits = Limits(memory_mb=256, output_mb=2, idle_s=0.25)
+    limits = Limits(memory_mb=256, output_mb=2, idle_s=0.2)
     with Sandbox(each, limits=limits, check=False) as sandbox:
-        found = selftest(sandbox, timeout_s=0.1)
+        found = selftest(sandbox, timeout_s=0.05)
     assert found.escaped == ()
     assert found.contained == found.total >= 170
 
@@ -65,13 +65,16 @@ def outside(hostile: Hostile, world: World) -> str:
 def test_escapes_would_succeed_outside() -> None:
     """Or else their containment would say nothing."""
     with World() as world:
-        names = [each.name for each in hostile_programs(world) if each.kind == "escape"]
+        names = {each.name for each in hostile_programs(world) if each.kind == "escape"}
+    left = sorted(names - NOT_OUTSIDE - NOT_EVERYWHERE, reverse=True)
     failed: list[str] = []
-    for name in sorted(set(names) - NOT_OUTSIDE - NOT_EVERYWHERE):
+    while left:
         with World() as world:
-            (hostile,) = [each for each in hostile_programs(world) if each.name == name]
-            if ESCAPED not in outside(hostile, world):
-                failed.append(name)
+            aimed = {each.name: each for each in hostile_programs(world)}
+            while left and not world.damage():  # one that was hit is no target any more
+                name = left.pop()
+                if ESCAPED not in outside(aimed[name], world):
+                    failed.append(name)
     # subprocess and pytest may have left no other descriptor open.
     assert set(failed) <= {"other_descriptors"}
 

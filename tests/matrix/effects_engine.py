@@ -35,7 +35,11 @@ described(
     {
         "engine.kind": "fake",
         "engine.lengths": [200],
+        "rewards.0.options": {"broken": "003", "hangs": "005"},
+        "rewards.0.timeout_s": 1.5,
+        "grading.retries": 0,
         "rollout.max_completion_length": 210,
+        "rollout.max_retries": 1,
         "rollout.streaming.enabled": False,
         "rollout.streaming.lookahead": 5,
         "rollout.streaming.group_tokens": 1,

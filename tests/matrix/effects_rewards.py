@@ -80,25 +80,14 @@ def _(ran: Ran) -> None:
         assert ran.places(step, "AttemptFinished")[-1] < ran.places(step, "GradeAttempt")[0]
 
 
-# --- a reward that fails and hangs ---------------------------------------------------------------
+# --- run ``scripted``: a reward that fails and hangs ---------------------------------------------
 
-described(
-    "faulty",
-    {
-        "rewards.0.options": {"broken": "003", "hangs": "005"},
-        "rewards.0.timeout_s": 1.5,
-        "grading.retries": 0,
-        "rollout.max_retries": 1,
-    },
-)
-
-
-@effect("rewards[].timeout_s", run="faulty")
+@effect("rewards[].timeout_s", run="scripted")
 def _(ran: Ran) -> None:
     assert "timed out after 1.5 s" in ran.said
 
 
-@effect("grading.retries", run="faulty")
+@effect("grading.retries", run="scripted")
 def _(ran: Ran) -> None:
     """No response of the prompt that nobody can grade is tried twice."""
     tried = ran.table.filter(pl.col("prompt") == "p3")
@@ -106,7 +95,7 @@ def _(ran: Ran) -> None:
     assert sum(call["prompts"] == ["003"] for call in ran.calls) <= tried.height
 
 
-@effect("rollout.max_retries", run="faulty")
+@effect("rollout.max_retries", run="scripted")
 def _(ran: Ran) -> None:
     """Three responses, and one replacement for each."""
     assert ran.table.filter(pl.col("prompt") == "p3").height == 3 + 3

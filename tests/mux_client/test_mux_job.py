@@ -11,22 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mux_real_daemon import Daemon
+from mux_real_daemon import Daemon, free_port
 
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.rollmux.service import phase_guard
-from rollpacker.rollmux.service.client import LeaseLostError
-from rollpacker.rollmux.service.link import Link, MuxError, new_key
+from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
+from rollpacker.rollmux.service.link import Link, MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_job import JobPhases
 from rollpacker.runtime.phases import DisplacedError, StoppedError
 
 
-def phases_of(daemon: Daemon, name: str, *, output: str = "", **more: Any) -> JobPhases:
+def phases_of(
+    daemon: Daemon, name: str, *, output: str = "", client: MuxClient | None = None, **more: Any
+) -> JobPhases:
     mux = {"url": daemon.url, "token_file": str(daemon.token_file), "job": name, "slo": 8.0}
     mux |= {"worst_rollout_s": 1.0, "worst_train_s": 1.0} | more
     output = output or f"runs/{name}"
     config = RunConfig.model_construct(output=output, mux=MuxConfig.model_validate(mux))
-    return JobPhases(config, say=said.append)
+    return JobPhases(config, client, said.append)
 
 
 said: list[str] = []
@@ -100,36 +102,60 @@ def test_an_interrupt_ends_the_wait_for_nodes(daemon: Daemon) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("where", ["waiting", "running", "finishing"])
-def test_a_job_can_stop_while_the_daemon_is_away(tmp_path: Path, where: str) -> None:
-    away = Daemon(tmp_path, ttl=1.0)
-    phases = phases_of(away, "left-alone")
+class Hurried(MuxClient):
+    """Gives up ten times sooner than a job's client, and notes it."""
 
-    async def run() -> float:
-        await phases.open(no_pids, failed, released)
-        if where != "waiting":
-            await phases.begin("rollout")
-        away.kill()
-        asked = None
-        if where == "waiting":
-            asked = asyncio.create_task(phases.begin("rollout"))
-            await asyncio.sleep(0.5)
-        elif where == "running":
+    def __init__(self, daemon: Daemon, url: str = "") -> None:
+        usual = phases_of(daemon, "usual")._client._patience_s
+        super().__init__(url or daemon.url, daemon.token_file, patience_s=usual / 10)
+        self.gave_up: list[str] = []
+
+    def call(
+        self, method: str, path: str, *more: Any, patience_s: float | None = None, **options: Any
+    ) -> tuple[float, dict[str, Any]]:
+        patience_s = None if patience_s is None else patience_s / 10
+        try:
+            return super().call(method, path, *more, patience_s=patience_s, **options)
+        except UnreachableError:
+            self.gave_up.append(path)
+            raise
+
+
+def test_a_job_can_stop_while_the_daemon_is_away(tmp_path: Path) -> None:
+    """It waits for nodes, runs, or has finished a phase."""
+    away = Daemon(tmp_path, ttl=1.0)
+    places = ("finishing", "running", "waiting")
+    jobs = {where: phases_of(away, where, client=Hurried(away)) for where in places}
+
+    async def stopped(where: str) -> None:
+        phases, asked = jobs[where], None
+        if where == "running":
             await until(lambda: phases.stats["lost"])
         else:
-            asked = asyncio.create_task(phases.end())
-            await asyncio.sleep(0.5)
-        began = time.monotonic()
+            asked = asyncio.create_task(
+                phases.begin("rollout") if where == "waiting" else phases.end()
+            )
+            await until(lambda: phases._client.gave_up)  # type: ignore[attr-defined]
         phases.interrupt()
         phases.interrupt()
         if asked is not None:
             with pytest.raises(StoppedError):
                 await asked
         await phases.close()
-        return time.monotonic() - began
+
+    async def run() -> None:
+        for phases in jobs.values():
+            await phases.open(no_pids, failed, released)
+            if phases is not jobs["waiting"]:
+                await phases.begin("rollout")
+            if phases is jobs["finishing"]:
+                await phases.end()
+                await phases.begin("train")
+        away.kill()
+        await asyncio.gather(*map(stopped, jobs))
 
     try:
-        assert asyncio.run(asyncio.wait_for(run(), 60)) < 30
+        asyncio.run(asyncio.wait_for(run(), 60))
     finally:
         away.stop()
 
@@ -214,16 +240,14 @@ def test_a_tail_gives_its_nodes_to_a_job_that_waits(daemon: Daemon) -> None:
     assert (tail.stats["tails"], waiter.stats["tails"]) == (1, 0)
 
 
-def test_while_the_daemon_is_not_there_the_user_is_told_once(tmp_path: Path) -> None:
-    away = Daemon(tmp_path)
-    phases = phases_of(away, "early")
-    away.kill()
+def test_while_the_daemon_is_not_there_the_user_is_told_once(daemon: Daemon) -> None:
+    client = Hurried(daemon, f"http://127.0.0.1:{free_port()}")
+    phases = phases_of(daemon, "early", client=client)
     said.clear()
 
     async def run() -> None:
         opening = asyncio.create_task(phases.open(no_pids, failed, released))
-        await until(lambda: said)
-        await asyncio.sleep(1.0)
+        await until(lambda: said and len(client.gave_up) > 2)
         assert not opening.done()
         await phases.close()
         with pytest.raises(LeaseLostError):

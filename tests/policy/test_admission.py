@@ -1,3 +1,4 @@
+import functools
 import itertools
 import json
 from dataclasses import replace
@@ -32,6 +33,23 @@ def full_rounds(family, prompts=64, steps=10, seed=0):
     for i, group in enumerate(family.sample(prompts * steps, 8, seed)):
         tell(history, PromptId(str(i)), group, group, RoundKind.FULL, i // prompts, family.cap)
     return history
+
+
+@functools.cache
+def usual():
+    """What is known of the 8k lengths; nobody adds to it."""
+    return full_rounds(FITS["8k"])
+
+
+@functools.cache
+def plain_steps(name):
+    """Rounds drawn from what whole rounds tell, their mean seconds, and the true mean length."""
+    history = full_rounds(FITS[name], steps=20)
+    rounds = SyntheticRounds.draw(
+        history.distribution(), history.icc(), (100, 80, 10), np.random.default_rng(0)
+    )
+    base, _ = seconds_of(FITS[name], 1.0, 1.0, 60)
+    return rounds, base, FITS[name].sample(20_000, 8).mean()
 
 
 def near_the_cap():
@@ -96,15 +114,10 @@ def seconds_of(family, eta_p, eta_r, steps):
     ],
 )
 def test_predictions_agree_with_real_steps(name, choice):
-    family, history = FITS[name], full_rounds(FITS[name], steps=20)
+    rounds, base, true = plain_steps(name)
     flat = replace(WORK, latency=LatencyCurve({1: 1.0}), streaming=False)
-    rounds = SyntheticRounds.draw(
-        history.distribution(), history.icc(), (100, 80, 10), np.random.default_rng(0)
-    )
     found = predict(choice, rounds, flat, StepTime(flat, 800))
-    base, _ = seconds_of(family, 1.0, 1.0, 60)
-    ticks, kept = seconds_of(family, choice.eta_prompts, choice.eta_responses, 80)
-    true = family.sample(20_000, 8).mean()
+    ticks, kept = seconds_of(FITS[name], choice.eta_prompts, choice.eta_responses, 80)
     # A tail that only some prompts have is more than the copula knows.
     assert found.kept_vs_true == pytest.approx(
         kept / true, abs=0.05 if choice.mode == "prompts" else 0.1
@@ -113,7 +126,7 @@ def test_predictions_agree_with_real_steps(name, choice):
 
 
 def test_exact_changes_nothing():
-    history = full_rounds(FITS["8k"])
+    history = usual()
     rounds = SyntheticRounds.draw(
         history.distribution(), history.icc(), (8, 64, 8), np.random.default_rng(0)
     )
@@ -128,11 +141,11 @@ def test_it_waits_until_enough_is_known():
     few = LengthHistory()
     tell(few, PromptId("a"), np.arange(8), np.arange(8), RoundKind.FULL, 0, 99)
     assert choose(admission, few, step=20) == Choice()
-    assert choose(admission, full_rounds(FITS["8k"]), step=30) != Choice()
+    assert choose(admission, usual(), step=30) != Choice()
 
 
 def test_it_races_prompts_only_within_the_bias_limit():
-    history = full_rounds(FITS["8k"])
+    history = usual()
     found = {}
     for limit in (0.8, 0.9, 0.95, 0.99):
         admission = Admission(AUTO.model_copy(update={"bias_limit": limit}))
@@ -146,7 +159,7 @@ def test_it_races_prompts_only_within_the_bias_limit():
 
 
 def test_responses_race_only_where_allowed():
-    history = full_rounds(FITS["8k"])
+    history = usual()
     wide = AUTO.model_copy(update={"bias_limit": 0.5, "race_responses": True})
     assert choose(Admission(wide), history).mode == "race"
     narrow = wide.model_copy(update={"race_responses": False})
@@ -162,12 +175,12 @@ def test_it_stays_off_near_the_cap(train):
 def test_it_stays_off_where_latency_grows_with_the_batch():
     linear = LatencyCurve({1: 0.001, 256: 0.256})
     assert (
-        choose(Admission(AUTO), full_rounds(FITS["8k"]), replace(WORK, latency=linear)) == Choice()
+        choose(Admission(AUTO), usual(), replace(WORK, latency=linear)) == Choice()
     )
 
 
 def test_the_same_inputs_give_the_same_choice():
-    history = full_rounds(FITS["8k"])
+    history = usual()
     first, second = Admission(AUTO), Admission(AUTO)
     assert choose(first, history) == choose(second, history)
     assert first.state_dict() == second.state_dict()
@@ -196,7 +209,7 @@ def bias(ratio, audits=20, alarms=()):
 
 
 def test_bad_audits_make_it_careful():
-    history = full_rounds(FITS["8k"])
+    history = usual()
     admission = Admission(AUTO)
     before = choose(admission, history)
     after = choose(admission, history, step=20, measured=bias(0.80))
@@ -207,7 +220,7 @@ def test_bad_audits_make_it_careful():
 
 
 def test_an_alarm_turns_it_off_for_a_while():
-    history = full_rounds(FITS["8k"])
+    history = usual()
     admission = Admission(AUTO)
     assert choose(admission, history) != Choice()
     assert choose(admission, history, step=13, measured=bias(0.9, alarms=("x",))) == Choice()

@@ -10,6 +10,7 @@ from rollpacker.polytrace.quantiles import QuantileTable
 from rollpacker.polytrace.redrawn import Redrawn
 
 LEVELS = [0.5, 0.75, 0.9, 0.95, 0.99]
+MATCHED = CopulaLengths.matching([10, 20, 30, 400, 500], 0.3, 0.4, 500)
 
 
 def correlation(lengths: np.ndarray) -> float:
@@ -74,10 +75,7 @@ def test_traits_stay_with_a_prompt() -> None:
 @given(seed=st.integers(0, 2**32), prompts=st.integers(1, 20), responses=st.integers(1, 9))
 @settings(max_examples=settings().max_examples // 4)
 def test_a_seed_decides_everything(seed: int, prompts: int, responses: int) -> None:
-    for model in (
-        PAPER["16k"],
-        CopulaLengths.matching([10, 20, 30, 400, 500], 0.3, 0.4, 500),
-    ):
+    for model in (PAPER["16k"], MATCHED):
         one, two = (model.sample(np.random.default_rng(seed), prompts, responses) for _ in range(2))
         assert (one == two).all()
         assert one.shape == (prompts, responses)

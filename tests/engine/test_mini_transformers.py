@@ -26,6 +26,8 @@ def make(kind: str, path: str, config: MiniEngineConfig):
 
 
 PROMPTS = [prompt(n, n) for n in (1, 15, 16, 17, 33)]
+TOKENS = 24
+"""Of a greedy response: every sequence grows into another block."""
 
 
 @cache
@@ -39,8 +41,8 @@ def greedy(kind: str):
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
-            max_new_tokens=40,
-            min_new_tokens=40,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
             eos_token_id=None,
             pad_token_id=0,
         )[0, len(tokens) :].numpy()
@@ -57,7 +59,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(kind, path, kv_tokens):
     _, engine = make(kind, path, MiniEngineConfig(max_running=6, kv_tokens=kv_tokens))
     engine.submit(
         [
-            request(i, PROMPTS[i % 5], group=str(i % 5), temperature=0, max_tokens=40)
+            request(i, PROMPTS[i % 5], group=str(i % 5), temperature=0, max_tokens=TOKENS)
             for i in range(10)
         ]
     )

@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from run_cpu import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,18 +19,33 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_unknown_figure_is_refused_before_any_work(tmp_path: Path) -> None:
-    done = run("fig99", "--out", tmp_path)
-    assert done.returncode == 2
-    assert "no runs of fig99: choose from fig9, fig11, fig13, table3" in done.stderr
-    assert not list(tmp_path.iterdir())
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., object]:
+    """What the command, in this process, leaves with; its folder stays empty."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> object:
+        monkeypatch.setattr(sys, "argv", ["run_cpu.py", *map(str, words), "--out", str(tmp_path)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert not list(tmp_path.iterdir())
+        return left.value.code
+
+    return call
 
 
-def test_an_unknown_arm_is_refused_before_any_work(tmp_path: Path) -> None:
-    done = run("table3", "--arm", "fixed 41%", "--out", tmp_path)
-    assert done.returncode == 1
-    assert "table3 has no arm 'fixed 41%': none, fixed 20%" in done.stderr
-    assert not list(tmp_path.iterdir())
+def test_an_unknown_figure_is_refused_before_any_work(
+    refused: Callable[..., object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused("fig99") == 2
+    said = "no runs of fig99: choose from fig9, fig11, fig13, table3"
+    assert said in capsys.readouterr().err
+
+
+def test_an_unknown_arm_is_refused_before_any_work(refused: Callable[..., object]) -> None:
+    assert "table3 has no arm 'fixed 41%': none, fixed 20%" in str(
+        refused("table3", "--arm", "fixed 41%")
+    )
 
 
 @pytest.mark.slow

@@ -39,10 +39,10 @@ def write_family(folder: Path, family: str) -> Path:
     shape, build, tied = FAMILIES[family]
     config = shape(
         vocab_size=len(tokenizer),
-        hidden_size=32,
+        hidden_size=48,
         intermediate_size=64,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=8,
         max_position_embeddings=128,

@@ -1,15 +1,15 @@
 """``rollpacker init``: what it writes trains as it is."""
 
+import contextlib
 import json
 import os
 import pty
-import subprocess
 import sys
-import time
+import threading
 
 import pytest
 import yaml
-from runtime_jobs import COMMAND, Workshop, run, write_byte_model
+from runtime_jobs import Workshop, run, write_byte_model
 
 from rollpacker import config
 from rollpacker.cli import main
@@ -150,30 +150,33 @@ def test_without_a_terminal_nothing_is_asked(init):
     assert err == "rollpacker: give --model, --reward: init asks on a terminal only\n"
 
 
-def test_five_questions_on_a_terminal(shop, tmp_path):
+def test_five_questions_on_a_terminal(shop, init, tmp_path, monkeypatch):
     ours, theirs = pty.openpty()
     out = tmp_path / "asked.yaml"
-    process = subprocess.Popen(
-        [*COMMAND, "init", "--out", str(out), "--json"],
-        stdin=theirs,
-        stderr=theirs,
-        stdout=subprocess.PIPE,
-    )
-    os.close(theirs)
+    said = []
+
+    def read():
+        with contextlib.suppress(OSError):  # the other end is closed
+            while True:
+                said.append(os.read(ours, 65536))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     for answer in (shop.model, "rg:gcd", "", "", "7"):
         os.write(ours, f"{answer}\n".encode())
-    said = b""
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline:
-        try:
-            said += os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-    printed, _ = process.communicate(timeout=60)
+    with (
+        open(theirs) as keys,
+        open(os.dup(theirs), "w") as screen,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(sys, "stdin", keys)
+        patch.setattr(sys, "stderr", screen)
+        code, printed, _ = init("--out", out, "--json")
+    reader.join(60)
     os.close(ours)
-    assert process.returncode == 0, said
+    assert code == 0, said
     for question in (b"Model (", b"Prompts (", b"Reward (", b"Held-out", b"Updates"):
-        assert said.count(question) == 1
+        assert b"".join(said).count(question) == 1
     assert json.loads(printed)["file"] == str(out)
     tree = yaml.safe_load(out.read_text())
     assert tree["steps"] == 7

@@ -2,15 +2,16 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
-from runtime_jobs import Workshop, cli, metrics, one_line, run, table
+from runtime_jobs import Workshop, metrics, run, table
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from rollpacker.cli import app
+from rollpacker.cli import app, main
 from rollpacker.report.gantt import Gantt
 from rollpacker.report.run_folder import load_run
 from rollpacker.report.run_report import write_report
@@ -198,7 +199,17 @@ def test_a_damaged_part_is_left_out_and_said(copy):
     assert "those of steps 1." in page
 
 
-def test_mistakes(folder, tmp_path):
-    assert one_line(cli("samples", tmp_path / "none")).endswith("no such run folder")
-    assert one_line(cli("samples", tmp_path)).endswith("no samples in it yet")
-    assert "choose one of them" in one_line(cli("samples", folder, "--best", "--worst"))
+def test_mistakes(folder, tmp_path, monkeypatch, capfd):
+    def said(*words):
+        monkeypatch.setattr(sys, "argv", ["rollpacker", "samples", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capfd.readouterr()
+        assert (left.value.code, out) == (2, "")
+        [line] = err.splitlines()
+        assert line.startswith("rollpacker: ")
+        return line
+
+    assert said(tmp_path / "none").endswith("no such run folder")
+    assert said(tmp_path).endswith("no samples in it yet")
+    assert "choose one of them" in said(folder, "--best", "--worst")

@@ -72,6 +72,18 @@ def naive_logprobs(model, prompt, tokens, temperature=1.0):
     return torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
+@torch.no_grad()
+def _logprobs_of_all(model, drawn, temperature):
+    """``naive_logprobs`` as arrays, by one forward: nothing reads the zeros behind a sequence."""
+    whole = [torch.tensor(np.concatenate(each[:2]), dtype=torch.long) for each in drawn]
+    ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
+    logits = model(input_ids=ids).logits[:, :-1].float() / temperature
+    chosen = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None])[:, :, 0].numpy()
+    starts = [len(prompt) - 1 for prompt, *_ in drawn]
+    ends = [start + len(each[1]) for start, each in zip(starts, drawn, strict=True)]
+    return [row[a:b] for row, a, b in zip(chosen, starts, ends, strict=True)]
+
+
 def make_groups(model, algorithm, *, count=5, size=4, seed=1, off=0.0, old=False, temperature=1.0):
     """Groups of random responses; sampler logprobs are the model's, plus noise of scale ``off``;
     with ``old`` the weights have changed since.
@@ -79,17 +91,21 @@ def make_groups(model, algorithm, *, count=5, size=4, seed=1, off=0.0, old=False
     The last group has equal rewards.
     """
     rng = np.random.default_rng(seed)
-    groups, parts = [], []
+    drawn = []
     for g in range(count):
         prompt = rng.integers(2, VOCABULARY, rng.integers(3, 9)).astype(np.int32)
-        samples = []
         for i in range(size):
             length = 1 if (g, i) == (0, 0) else int(rng.integers(2, MAX_LENGTH))
             tokens = rng.integers(1, VOCABULARY, length).astype(np.int32)
-            with torch.no_grad():
-                logprobs = naive_logprobs(model, prompt, tokens, temperature).numpy()
-            logprobs = (logprobs + off * rng.standard_normal(length)).astype(np.float32)
-            reward = 1.0 if g == count - 1 else float(rng.random())
+            noise = off * rng.standard_normal(length)
+            drawn.append((prompt, tokens, noise, 1.0 if g == count - 1 else float(rng.random())))
+    found = iter(zip(drawn, _logprobs_of_all(model, drawn, temperature), strict=True))
+    groups, parts = [], []
+    for g in range(count):
+        samples = []
+        for i in range(size):
+            (prompt, tokens, noise, reward), exact = next(found)
+            logprobs = (exact + noise).astype(np.float32)
             samples.append(
                 Sample(
                     prompt=PromptId(f"p{g}"),

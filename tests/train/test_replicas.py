@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 from conftest import MAX_LENGTH, group_batch, make_model, make_tokenizer
 
 from rollpacker.config import GRPOConfig, TrainConfig
+from rollpacker.runtime.pipes import PRELOADED
 from rollpacker.train.local import LocalTrainer
 
 STEPS = 3
@@ -46,7 +47,9 @@ def _replica(rank, folder):
 
 
 def test_replicas_stay_bit_identical_and_equal_one_trainer(tmp_path):
-    mp.spawn(_replica, (tmp_path,), nprocs=2)
+    # One process imports what both need.
+    mp.get_context("forkserver").set_forkserver_preload([*PRELOADED])
+    mp.start_processes(_replica, (tmp_path,), nprocs=2, start_method="forkserver")
     for dtype, limit in DTYPES.items():
         zero, one = (torch.load(tmp_path / f"{dtype}-{rank}.pt") for rank in range(2))
         single = _trainer(make_model().to(dtype), None)

@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
+# Tests start Python hundreds of times: it finds our modules compiled.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test test-slow test-gpu test-peers lint docs clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-# Two pytest workers and what they start share the machine. Read when torch is imported.
+# Pytest workers and what they start share the machine. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import HealthCheck, settings

@@ -82,6 +82,7 @@ def _(ran: Ran) -> None:
 
 # --- run ``scripted``: a reward that fails and hangs ---------------------------------------------
 
+
 @effect("rewards[].timeout_s", run="scripted")
 def _(ran: Ran) -> None:
     assert "timed out after 1.5 s" in ran.said

@@ -174,9 +174,7 @@ def test_it_stays_off_near_the_cap(train):
 
 def test_it_stays_off_where_latency_grows_with_the_batch():
     linear = LatencyCurve({1: 0.001, 256: 0.256})
-    assert (
-        choose(Admission(AUTO), usual(), replace(WORK, latency=linear)) == Choice()
-    )
+    assert choose(Admission(AUTO), usual(), replace(WORK, latency=linear)) == Choice()
 
 
 def test_the_same_inputs_give_the_same_choice():

@@ -10,6 +10,7 @@ from rollpacker.runtime.channel import Channel
 from rollpacker.runtime.colocated_worker import ColocatedWorker
 from rollpacker.runtime.faults import Fault
 from rollpacker.runtime.worker import Server, WorkerSpec
+from rollpacker.shield import shielded
 from rollpacker.train.base import NotFiniteError
 
 
@@ -17,13 +18,15 @@ def main(channel: Channel, spec: WorkerSpec) -> None:
     """Entry point of the process: serve until told to stop or the driver is gone."""
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
-    server = Server(channel, spec.config.workers.heartbeat_s)
-    try:
-        fault = _serve(server, spec)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
-    if fault is not None:
-        server.send(msg.Died(fault=fault))
+    # The process that this one was forked off may be the user's program's own, which is not.
+    with shielded():
+        server = Server(channel, spec.config.workers.heartbeat_s)
+        try:
+            fault = _serve(server, spec)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+        if fault is not None:
+            server.send(msg.Died(fault=fault))
 
 
 def _serve(server: Server, spec: WorkerSpec) -> Fault | None:

@@ -51,7 +51,7 @@ class Optimum:
     """
 
     def __init__(self, jobs: Sequence[Job], settings: Settings, largest: int = 5) -> None:
-        if any(job.gangs() != (1, 1) for job in jobs):
+        if any(job.spec.gangs != (1, 1) for job in jobs):
             raise ValueError("offline optimum: gangs of one node only")
         self._jobs = jobs
         self._settings = settings

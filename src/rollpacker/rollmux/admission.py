@@ -136,7 +136,7 @@ class Admission:
     def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
         """Harmonic, weighted by what the jobs would cost alone."""
         price = self._settings.prices.of
-        weights = [price(self._cluster.jobs[seat.job].gangs()) for seat in seats]
+        weights = [price(self._cluster.jobs[seat.job].spec.gangs) for seat in seats]
         return sum(weights) / sum(w / s for w, s in zip(weights, slow, strict=True))
 
     def guess(self, seats: Sequence[Seat]) -> float:

@@ -71,10 +71,6 @@ class Job:
     token: int = -1
     tail_reached: bool = False
 
-    def gangs(self) -> tuple[int, int]:
-        """Nodes of either pool that it asks for."""
-        return self.spec.rollout_nodes, self.spec.train_nodes
-
     def memory_gb(self, pool: int, nodes: int) -> float:
         """Host memory on each of so many nodes of a pool."""
         if pool == ROLLOUT:

@@ -164,9 +164,7 @@ class ClusterSimulation:
     def _phase_seconds(self, run: Running, decision: do.Permit) -> float:
         """Alone, stretched on a smaller gang, with the switch and what a tail takes."""
         job, settings = run.job.spec.id, self._scheduler.settings
-        gang = (
-            run.job.spec.rollout_nodes if decision.phase == "rollout" else run.job.spec.train_nodes
-        )
+        gang = run.job.spec.gangs[0 if decision.phase == "rollout" else 1]
         seconds = run.seconds() * gang / len(decision.nodes)
         if any(self._tenant.get(node, job) != job for node in decision.nodes):
             seconds += settings.warm_s

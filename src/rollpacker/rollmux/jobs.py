@@ -67,6 +67,11 @@ class JobSpec:
             if low is not None and not 1 <= low <= high:
                 raise ValueError(f"job {self.id}: a gang shrinks to 1..its size, got {low}")
 
+    @property
+    def gangs(self) -> tuple[int, int]:
+        """Nodes of either pool that it asks for."""
+        return self.rollout_nodes, self.train_nodes
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
         """From a JSON object. Raises ``ValueError`` on an unknown or missing key."""

@@ -62,12 +62,12 @@ class Placement:
 
     def isolated(self, job: Job) -> Site:
         """Nodes of its own, as many as it asked for."""
-        gangs = job.gangs()
+        gangs = job.spec.gangs
         return Site(group=None, nodes=((), ()), fresh=gangs, price=self._price(gangs))
 
     def alone(self, job: Job, now: float) -> Offer:
         """The best nodes of its own: a gang that shrank may be cheaper though it is slower."""
-        best = Offer(self.isolated(job), self._price(job.gangs()))
+        best = Offer(self.isolated(job), self._price(job.spec.gangs))
         for gangs in self._widths(job)[1:]:
             stretch = _stretch(job, gangs)
             seat = self._admission.seat(job, (1, 1), stretch)
@@ -81,7 +81,7 @@ class Placement:
 
     def _widths(self, job: Job) -> list[tuple[int, int]]:
         """Gang sizes to try, the full one first; halves down to what the job allows."""
-        full, spec = job.gangs(), job.spec
+        full, spec = job.spec.gangs, job.spec
         if not self._settings.elastic:
             return [full]
         lows = (spec.min_rollout_nodes or full[0], spec.min_train_nodes or full[1])
@@ -110,7 +110,7 @@ class Placement:
         loads = self._loads(job, now)
         sites = [
             site
-            for number in self.table.scan(job.gangs(), loads, self._settings)
+            for number in self.table.scan(job.spec.gangs, loads, self._settings)
             if number not in avoid
             for site in self.sites(job, self._cluster.groups[number], loads)
             if site.price < below - 1e-9
@@ -322,5 +322,5 @@ def _cheapest(site: Site) -> tuple[float, float]:
 
 def _stretch(job: Job, gangs: tuple[int, int]) -> tuple[float, float]:
     """How much longer the phases take on smaller gangs."""
-    full = job.gangs()
+    full = job.spec.gangs
     return full[0] / gangs[0], full[1] / gangs[1]

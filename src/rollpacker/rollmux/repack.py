@@ -215,7 +215,7 @@ class Repack:
         """Dollars per hour that a move has to save to pay for itself."""
         rest = job.remaining() * sum(expected(job, self._settings))
         share = TOLL * self._settings.cold_s / min(rest, LASTS_S)
-        return share * self._settings.prices.of(job.gangs())
+        return share * self._settings.prices.of(job.spec.gangs)
 
     def _worth(self, job: Job, now: float) -> bool:
         """Whether a move pays and the job can afford it."""

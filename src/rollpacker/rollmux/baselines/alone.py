@@ -50,12 +50,12 @@ class Alone:
 
 def solo(job: TraceJob, _: Prices) -> Alone:
     """Its gangs as asked for."""
-    return Alone((job.spec.rollout_nodes, job.spec.train_nodes))
+    return Alone(job.spec.gangs)
 
 
 def colocated(job: TraceJob, _: Prices) -> Alone:
     """Its training nodes, or as many as its rollouts need."""
-    return Alone((0, max(job.spec.rollout_nodes, job.spec.train_nodes)), pools=(1, 1))
+    return Alone((0, max(job.spec.gangs)), pools=(1, 1))
 
 
 def gavel(job: TraceJob, prices: Prices) -> Alone:
@@ -64,7 +64,7 @@ def gavel(job: TraceJob, prices: Prices) -> Alone:
     def dollars(way: Alone) -> float:
         return prices.of(way.nodes) * sum(way.seconds(job))
 
-    nodes = max(job.spec.rollout_nodes, job.spec.train_nodes)
+    nodes = max(job.spec.gangs)
     cheap = Alone((nodes, 0), train=TRAIN_ON_ROLLOUT_NODES, pools=(0, 0))
     ways = (cheap, colocated(job, prices), solo(job, prices))
     kept = (way for way in ways if sum(way.seconds(job)) <= job.spec.slo * job.solo_s)

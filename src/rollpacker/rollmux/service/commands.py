@@ -189,8 +189,7 @@ def finish(core: Core, request: Asked, token: int, body: bodies.Finished) -> Out
         done = core.brain.jobs[job].done
         return {"job": job, "phase": phase, "done": done, "next": core.brain.next_phase(job)}
 
-    spec = core.brain.jobs[job].spec
-    gang = spec.rollout_nodes if phase == "rollout" else spec.train_nodes
+    gang = core.brain.jobs[job].spec.gangs[0 if phase == "rollout" else 1]
     # On a gang that shrank it took longer; the scheduler stretches what the whole gang takes.
     alone = body.seconds * len(lease.nodes) / gang
     event = ev.PhaseFinished(job=job, phase=phase, seconds=alone, token=token)

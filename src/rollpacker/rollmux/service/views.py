@@ -115,7 +115,7 @@ def cost(core: Core) -> dict[str, float]:
     each = (prices.rollout, prices.train)
     held = sum(each[node.pool] for node in brain.scheduler.cluster.nodes.values() if node.held)
     live = [record.spec for record in brain.jobs.values() if record.ended is None]
-    solo = sum(prices.of((spec.rollout_nodes, spec.train_nodes)) for spec in live)
+    solo = sum(prices.of(spec.gangs) for spec in live)
     return {"now": held, "solo": solo}
 
 

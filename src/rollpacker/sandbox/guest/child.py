@@ -48,7 +48,7 @@ def lockdown_of(level: str) -> tuple[Lockdown, Callable[[], None]]:
     zygotes, childs = map(kernel.SeccompFilter, build_filters(os.uname().machine, files))
     restrict = kernel.no_new_privileges
     if files:
-        restrict = landlock.restriction(landlock.ruleset(*_library()))
+        restrict = landlock.restriction(*_library())
     lockdown = Lockdown(kernel.die_with_parent, restrict, RESULT + 1, childs.install)
     return lockdown, zygotes.install
 

@@ -33,8 +33,8 @@ def version() -> int:
     return syscall("Landlock", _CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
 
 
-def ruleset(readable: Iterable[str], listable: Iterable[str]) -> int:
-    """Descriptor of a ruleset: these files and folders may be read, these folders listed."""
+def restriction(readable: Iterable[str], listable: Iterable[str]) -> Prepared:
+    """What holds a process to a ruleset: these files and folders may be read, these listed."""
     known = version()
     attr = _RulesetAttr(files=_FILES_V1)
     if known >= 2:
@@ -55,7 +55,7 @@ def ruleset(readable: Iterable[str], listable: Iterable[str]) -> int:
         _allow(rules, path, _READ_FILE)
     for path in listable:
         _allow(rules, path, _READ_DIR)
-    return rules
+    return prepared_syscall("Landlock", _RESTRICT, ctypes.c_int(rules), ctypes.c_uint32(0))
 
 
 def _allow(rules: int, path: str, right: int) -> None:
@@ -72,8 +72,3 @@ def _allow(rules: int, path: str, right: int) -> None:
         )
     finally:
         os.close(parent)
-
-
-def restriction(rules: int) -> Prepared:
-    """What holds a process to a ruleset."""
-    return prepared_syscall("Landlock", _RESTRICT, ctypes.c_int(rules), ctypes.c_uint32(0))

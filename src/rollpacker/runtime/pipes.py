@@ -21,6 +21,7 @@ from rollpacker.shield import shielded
 _START = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = (
     "rollpacker.engine.mini.engine",
+    "rollpacker.engine.mini.ready",
     "rollpacker.runtime.worker_process",
     "rollpacker.train.local",
     "rollpacker.train.model",

@@ -3,22 +3,26 @@
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
 from io import StringIO
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 import torch
 import yaml
 from rich.console import Console
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from rollpacker import config, job
+from rollpacker.cli import main
 from rollpacker.config import RunConfig
 from rollpacker.demo.model import build_tokenizer
 from rollpacker.runtime import sample_table as samples
@@ -218,6 +222,29 @@ def cli(*words: object, timeout: float = 120, **options: Any) -> subprocess.Comp
         kill_group(process)
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def cli_here(*words: object) -> subprocess.CompletedProcess[str]:
+    """``rollpacker ...`` in this process, which spares its imports; without what others print."""
+    out, err = StringIO(), StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["rollpacker", *map(str, words)])
+        patch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as left:
+            main()
+    code = left.value.code
+    return subprocess.CompletedProcess(sys.argv, int(code or 0), out.getvalue(), err.getvalue())
+
+
+def start_apart(config: RunConfig) -> BaseProcess:
+    """Train in a process that may be killed, forked off the one that workers come from."""
+    process = multiprocessing.get_context("forkserver").Process(target=job.train, args=(config,))
+    process.start()
+    return process
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from runtime_jobs import (
     Workshop,
     checkpoints,
-    cli,
+    cli_here,
     start_cli,
     table,
     times_trained,
@@ -117,7 +117,7 @@ def test_ctrl_c_saves_and_resume_ends_the_run(shop: Workshop) -> None:
     assert set(table(folder)["step"]) == set(range(steps))
 
     steps += steps % 2
-    done = cli("train", file, f"steps={steps + 2}", "--resume", "auto", "--json")
+    done = cli_here("train", file, f"steps={steps + 2}", "--resume", "auto", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert not summary["interrupted"]
@@ -130,20 +130,20 @@ def test_ctrl_c_saves_and_resume_ends_the_run(shop: Workshop) -> None:
 
 @pytest.mark.slow
 def test_verl_parquet(shop: Workshop) -> None:
-    done = cli("train", job(shop, "verl", "verl.parquet", epochs=1), "--json")
+    done = cli_here("train", job(shop, "verl", "verl.parquet", epochs=1), "--json")
     assert done.returncode == 0, done.stderr
     assert "verl: prompt <- prompt, answer <- reward_model.ground_truth" in done.stderr
     assert json.loads(done.stdout)["prompts_trained"] == ROWS
-    again = cli("train", shop.folder / "verl.yaml", "epochs=2", "--resume", "auto", "--json")
+    again = cli_here("train", shop.folder / "verl.yaml", "epochs=2", "--resume", "auto", "--json")
     assert json.loads(again.stdout)["prompts_trained"] == 2 * ROWS
 
 
-def test_json_of_the_other_commands(shop: Workshop, tmp_path: Path) -> None:
+def test_json_of_the_other_commands(shop: Workshop) -> None:
     """On the run that the test above has left, or on a fresh one when it is run alone."""
     folder = shop.folder / "roll"
     if not (folder / "summary.json").exists():
-        cli("train", job(shop, "roll", "roll.jsonl", epochs=1))
-    done = cli("journal", "replay", folder / "journal.jsonl", "--json")
+        cli_here("train", job(shop, "roll", "roll.jsonl", epochs=1))
+    done = cli_here("journal", "replay", folder / "journal.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     replay = json.loads(done.stdout)
     assert set(replay) == {"events", "decisions", "differences", "unfinished_step"}
@@ -151,7 +151,7 @@ def test_json_of_the_other_commands(shop: Workshop, tmp_path: Path) -> None:
     assert replay["differences"] == 0
     assert replay["events"] > 0
 
-    done = cli("report", folder, "--json")
+    done = cli_here("report", folder, "--json")
     assert done.returncode == 0, done.stderr
     written = json.loads(done.stdout)
     assert set(written) == {"report", "timeline"}
@@ -159,7 +159,7 @@ def test_json_of_the_other_commands(shop: Workshop, tmp_path: Path) -> None:
 
 
 def test_doctor() -> None:
-    done = cli("doctor", "--json")
+    done = cli_here("doctor", "--json")
     checks = json.loads(done.stdout)["checks"]
     assert {"name", "ok", "detail", "fix"} <= set(checks[0])
     assert done.returncode == (0 if all(check["ok"] for check in checks) else 1)
@@ -171,11 +171,11 @@ def test_a_changed_journal_fails(shop: Workshop, tmp_path: Path) -> None:
     place = next(i for i, line in enumerate(lines) if '"StartAttempt"' in line)
     lines[place] = lines[place].replace('"engine":0', '"engine":1', 1)
     journal.write_text("\n".join(lines) + "\n")
-    done = cli("journal", "replay", journal, "--json")
+    done = cli_here("journal", "replay", journal, "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["differences"] == 1
     journal.write_text("nonsense\n")
-    done = cli("journal", "replay", journal)
+    done = cli_here("journal", "replay", journal)
     assert done.returncode == 2
     assert done.stderr.startswith("rollpacker: ")
     assert len(done.stderr.splitlines()) == 1
@@ -185,10 +185,11 @@ def test_what_fails_when_the_workers_are_there_ends_them(tmp_path: Path) -> None
     """They take no signals: a run that left them behind would wait for them for ever."""
     shop = Workshop(tmp_path, rows=4)
     (tmp_path / "run" / "workers.jsonl").mkdir(parents=True)
-    done = cli("train", shop.file("run", workers__count=1), timeout=60)
+    done = cli_here("train", shop.file("run", workers__count=1))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("rollpacker: ")
     assert "workers.jsonl" in done.stderr
+    assert not multiprocessing.active_children()
 
 
 def test_nodes_that_cannot_be_left_keep_no_worker(tmp_path: Path) -> None:

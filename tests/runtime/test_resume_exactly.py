@@ -8,7 +8,7 @@ import pytest
 from runtime_jobs import (
     Workshop,
     checkpoints,
-    cli,
+    cli_here,
     kept_groups,
     kept_samples,
     largest_difference,
@@ -107,7 +107,7 @@ def test_another_configuration_is_refused(race: tuple[Path, Path], shop: Worksho
 
 def test_a_second_start_is_refused(race: tuple[Path, Path]) -> None:
     with RunLock(race[1]):
-        done = cli("train", race[0], "--resume", "auto")
+        done = cli_here("train", race[0], "--resume", "auto")
     assert done.returncode == 2
     assert "another run (pid " in one_line(done)
 

@@ -3,14 +3,12 @@
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
 from io import StringIO
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -238,13 +236,6 @@ def cli_here(*words: object) -> subprocess.CompletedProcess[str]:
             main()
     code = left.value.code
     return subprocess.CompletedProcess(sys.argv, int(code or 0), out.getvalue(), err.getvalue())
-
-
-def start_apart(config: RunConfig) -> BaseProcess:
-    """Train in a process that may be killed, forked off the one that workers come from."""
-    process = multiprocessing.get_context("forkserver").Process(target=job.train, args=(config,))
-    process.start()
-    return process
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_files import child
-from runtime_jobs import Workshop, checkpoints, cli, metrics, times_trained
+from runtime_jobs import Workshop, checkpoints, cli, cli_here, metrics, times_trained
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rollpacker.runtime.durable import disk_full
@@ -27,10 +27,35 @@ def full_disk() -> None:
     )
 
 
-def test_a_run_goes_on_until_its_last_checkpoint_is_lost(tmp_path: Path) -> None:
+FILL = """
+import resource
+
+def fill(completions, largest, **_):
+    for pid in [os.getppid(), *workers()]:
+        most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, most))
+    return ones(completions)
+"""
+"""A reward with which the disk is full from the first step on."""
+
+
+@pytest.fixture
+def room_at_the_end() -> Iterator[None]:
+    """This process may write again what it could write before."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("room_at_the_end")
+def test_a_run_goes_on_until_its_last_checkpoint_is_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     shop = Workshop(tmp_path, rows=5)
-    file = shop.file("full", epochs=1, workers__count=1, checkpoint={"every": 1})
-    done = cli("train", file, "--json", preexec_fn=full_disk)
+    shop.rewards.write_text(shop.rewards.read_text() + FILL)
+    fill = {"function": f"{shop.rewards}:fill", "options": {"largest": LARGEST}}
+    changes = {"epochs": 1, "workers__count": 1, "checkpoint": {"every": 1}}
+    done = cli_here("train", shop.file("full", **changes, rewards=[fill]), "--json")
     folder = tmp_path / "full"
     *before, last = done.stderr.splitlines()
     assert done.returncode == 1
@@ -38,7 +63,7 @@ def test_a_run_goes_on_until_its_last_checkpoint_is_lost(tmp_path: Path) -> None
     assert "--resume auto" in last
     said = "checkpoint-1: no space left; free some or change 'output'"
     assert any(said in line and "the run goes on without it" in line for line in before)
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr + capfd.readouterr().err
     assert len(metrics(folder)) == 2
     assert times_trained(folder) == Counter({f"p{i}": 1 for i in range(5)})
     assert checkpoints(folder) == []
@@ -51,7 +76,7 @@ def test_it_is_resumed_when_there_is_room(tmp_path: Path) -> None:
     file = shop.file("full", epochs=1, workers__count=1, checkpoint={"every": 1})
     folder = tmp_path / "full"
     cli("train", file, preexec_fn=full_disk)
-    done = cli("train", file, "--resume", "auto", "--json")
+    done = cli_here("train", file, "--resume", "auto", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prompts_trained"] == 5
     assert times_trained(folder) == Counter({f"p{i}": 1 for i in range(5)})
@@ -98,6 +123,6 @@ def test_a_disk_that_fills_up_anywhere(tmp_path: Path, small_disk: Path, room: i
     assert done.returncode == 1, done.stderr
     assert "no space left" in done.stderr.lower()
     (small_disk / "filler").unlink()
-    resumed = cli("train", file, f"output={small_disk / 'run'}", "--resume", "auto", "--json")
+    resumed = cli_here("train", file, f"output={small_disk / 'run'}", "--resume", "auto", "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["prompts_trained"] == 5

@@ -13,7 +13,7 @@ from runtime_jobs import (
     kept_samples,
     largest_difference,
     run,
-    start_apart,
+    start_cli,
     weights_digest,
 )
 
@@ -195,42 +195,53 @@ def test_a_full_disk_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "cannot be written" in said[0]
 
 
-FIXED = {"deterministic": True, "checkpoint": {"every": 1, "keep": 9}, "grading": {"workers": 1}}
+FIXED = {
+    "deterministic": True,
+    "epochs": 1,
+    "checkpoint": {"every": 1, "keep": 9},
+    "data__shuffle": False,
+    "grading": {"workers": 1},
+}
+BREAKERS = """
+import shutil
 
-
-def killer(shop: Workshop, at: int) -> dict[str, object]:
-    """A reward that kills the driver at its call number ``at``, the first time.
-
-    In lockstep, what was graded before is in the log before the responses that follow it end.
-    """
-    options = {"log": str(shop.folder / "calls"), "marker": str(shop.folder / "killed"), "at": at}
-    return {"function": f"{shop.rewards}:killer", "options": options}
-
-
-KILLER = """
-def killer(completions, completion_ids, prompts, log, marker, at):
+def calls(log, prompts, completion_ids):
     with open(log, "a") as file:
         file.write(json.dumps([prompts[0], completion_ids[0]]) + "\\n")
-    calls = len(open(log).readlines())
-    if calls == at and not os.path.exists(marker):
-        open(marker, "w").close()
+    return len(open(log).readlines())
+
+def copier(completions, completion_ids, prompts, log, at, run, copy):
+    if calls(log, prompts, completion_ids) == at:
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".lock"))
+    return ones(completions)
+
+def killer(completions, completion_ids, prompts, log, at):
+    if calls(log, prompts, completion_ids) == at:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1000)
     return ones(completions)
 """
+CALL = 12 + 9
+"""Of the second step. In lockstep, what was graded before is in the log before the responses that
+follow it end."""
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_killed_step_samples_only_what_was_not_graded(tmp_path: Path, workers: int) -> None:
+@pytest.fixture
+def shop(tmp_path: Path) -> Workshop:
     shop = Workshop(tmp_path, rows=8)
-    shop.rewards.write_text(shop.rewards.read_text() + KILLER)
-    settings = {**FIXED, "epochs": 1, "workers__count": workers, "data__shuffle": False}
-    whole, _ = run(shop.config("whole", "exact", **settings))
-    cut = shop.config("cut", "exact", **settings, rewards=[killer(shop, at=12 + 9)])
-    process = start_apart(cut)
-    process.join(120)
-    assert process.exitcode == -9
-    folder = tmp_path / "cut"
+    shop.rewards.write_text(shop.rewards.read_text() + BREAKERS)
+    return shop
+
+
+def breaker(shop: Workshop, name: str, **options: str) -> dict[str, Any]:
+    """A reward that does something at its call number ``CALL``."""
+    options = {"log": str(shop.folder / "calls"), **options}
+    return {"function": f"{shop.rewards}:{name}", "options": {"at": CALL, **options}}
+
+
+def assert_uses_grades_again(shop: Workshop, cut: RunConfig, whole: Path) -> None:
+    """Resumed, it samples only what was not graded, and ends as the undisturbed run."""
+    folder = Path(cut.output)
     assert checkpoints(folder) == [1]
     before = calls(shop)
     _, said = run(cut, resume=True)
@@ -240,7 +251,7 @@ def test_a_killed_step_samples_only_what_was_not_graded(tmp_path: Path, workers:
     assert calls(shop) - before == 12 - count
     assert kept_samples(folder) == kept_samples(whole)
     one, other = (f / "checkpoint-2" for f in (folder, whole))
-    if workers == 1:
+    if cut.workers.count == 1:
         assert weights_digest(one) == weights_digest(other)
     else:
         assert largest_difference(one, other) <= 1e-5
@@ -250,3 +261,24 @@ def test_a_killed_step_samples_only_what_was_not_graded(tmp_path: Path, workers:
 
 def calls(shop: Workshop) -> int:
     return (shop.folder / "calls").read_bytes().count(b"\n")
+
+
+def test_a_broken_off_step_samples_only_what_was_not_graded(shop: Workshop) -> None:
+    """What a kill leaves behind is what the files hold at that moment."""
+    places = {"run": str(shop.folder / "whole"), "copy": str(shop.folder / "cut")}
+    settings = {**FIXED, "rewards": [breaker(shop, "copier", **places)]}
+    whole, _ = run(shop.config("whole", "exact", **settings))
+    assert_uses_grades_again(shop, shop.config("cut", "exact", **settings), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_step_samples_only_what_was_not_graded(shop: Workshop, workers: int) -> None:
+    settings = {**FIXED, "workers__count": workers}
+    whole, _ = run(shop.config("whole", "exact", **settings))
+    settings["rewards"] = [breaker(shop, "killer")]
+    process = start_cli("train", shop.file("cut", "exact", **settings))
+    process.wait(120)
+    assert process.returncode == -9
+    process.communicate()
+    assert_uses_grades_again(shop, shop.config("cut", "exact", **settings), whole)

@@ -1,13 +1,13 @@
 """What a run keeps: its best checkpoint, a bounded journal; what may change when it goes on."""
 
 import json
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from runtime_jobs import Workshop, checkpoints, metrics, run
+from runtime_jobs import Workshop, checkpoints, metrics, run, write_rows
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
@@ -21,8 +21,25 @@ METRIC = "eval/sampled_accuracy"
 KEPT = {"every": 1, "keep": 2, "best": METRIC, "journal_mb": 0.03}
 
 
-def evaluated(shop: Workshop, threshold: float = 0.5) -> dict[str, Any]:
-    return {"data": {"path": str(shop.data)}, "every": 1, "threshold": threshold}
+STOPPED, STEPS = 5, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """A run that was stopped and has gone on."""
+
+    shop: Workshop
+    folder: Path
+    before: list[dict[str, Any]]
+    """Its metrics when it was stopped."""
+    said: str
+    changes: dict[str, Any]
+    """Its configuration from then on."""
+
+
+def evaluated(shop: Workshop, rows: int) -> dict[str, Any]:
+    held_out = write_rows(shop.folder / "held_out.jsonl", rows)
+    return {"data": {"path": str(held_out)}, "every": 1, "threshold": 0.5}
 
 
 def best_of(rows: list[dict[str, Any]]) -> tuple[int, float]:
@@ -32,28 +49,35 @@ def best_of(rows: list[dict[str, Any]]) -> tuple[int, float]:
 
 
 @pytest.fixture(scope="module")
-def best(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workshop, Path]:
-    """A run that is stopped after six steps of nine and goes on, its journal in many parts."""
-    shop = Workshop(tmp_path_factory.mktemp("best"), rows=11)
-    changes = {**FIXED, "checkpoint": KEPT, "eval": evaluated(shop)}
-    run(shop.config("run", "exact", steps=6, **changes))
-    folder, _ = run(shop.config("run", "exact", steps=9, **changes), resume=True)
-    return shop, folder
+def best(tmp_path_factory: pytest.TempPathFactory) -> Best:
+    """It goes on with another learning rate and one epoch more, its journal in many parts.
+
+    In a race, prompts are drawn many steps before the long round that runs them.
+    """
+    shop = Workshop(tmp_path_factory.mktemp("best"), rows=17)
+    changes = {**FIXED, "checkpoint": KEPT, "eval": evaluated(shop, 4)}
+    folder, _ = run(shop.config("run", "race", steps=STOPPED, **changes))
+    before = metrics(folder)
+    changes |= {"epochs": 4, "steps": STEPS}
+    again = shop.config("run", "race", **changes, train={"learning_rate": 1e-3})
+    _, said = run(again, resume=True)
+    return Best(shop, folder, before, said, changes)
 
 
-def test_the_best_checkpoint_is_kept_and_named(best: tuple[Workshop, Path]) -> None:
-    folder = best[1]
+def test_the_best_checkpoint_is_kept_and_named(best: Best) -> None:
+    folder = best.folder
     step, value = best_of(metrics(folder))
     expected = {"step": step, "checkpoint": f"checkpoint-{step}", "metric": METRIC, "value": value}
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["best"] == expected
     assert json.loads((folder / "best.json").read_text(encoding="utf-8")) == expected
-    assert checkpoints(folder) == sorted({step, 8, 9} | ({7} if step in (8, 9) else set()))
+    assert step <= STOPPED
+    assert checkpoints(folder) == [step, STEPS - 1, STEPS]
     assert Checkpoints(folder).intact(step)
 
 
-def test_a_bounded_journal_is_read_whole(best: tuple[Workshop, Path]) -> None:
-    folder = best[1]
+def test_a_bounded_journal_is_read_whole(best: Best) -> None:
+    folder = best.folder
     path = folder / "journal.jsonl"
     parts = journal.segments(path)
     assert len(parts) > 2
@@ -64,23 +88,19 @@ def test_a_bounded_journal_is_read_whole(best: tuple[Workshop, Path]) -> None:
     assert whole.unfinished is None
     assert all(part.differences == [] and part.events for part in alone)
     steps = [line["event"]["step"] for _, line in journal.read_all(path) if _starts(line)]
-    assert steps == list(range(steps[0], 9))
+    assert steps == list(range(steps[0], STEPS))
     assert len(read_run(folder).steps) == len(steps)
     assert write_report(folder).exists()
 
 
-def test_prompts_that_wait_are_known_when_their_lines_are_gone(tmp_path: Path) -> None:
-    """Of a race, prompts are drawn many steps before the long round that runs them."""
-    shop = Workshop(tmp_path, rows=25)
-    changes = {**FIXED, "epochs": 1, "checkpoint": {"every": 0, "journal_mb": 0.01}}
-    folder, _ = run(shop.config("run", "race", **changes))
-    lines = [line for _, line in journal.read_all(folder / "journal.jsonl")]
+def test_prompts_that_wait_are_known_when_their_lines_are_gone(best: Best) -> None:
+    lines = [line for _, line in journal.read_all(best.folder / "journal.jsonl")]
     drawn = {prompt["id"] for line in lines for prompt in line.get("event", {}).get("prompts", ())}
     decisions = [each for line in lines for each in line.get("decisions", ())]
     begun = {each["prompt"] for each in decisions if each["kind"] == "StartAttempt"}
     assert begun - drawn
-    assert begun <= set(read_run(folder).prompt_tokens)
-    trace = formats.read(folder).samples
+    assert begun <= set(read_run(best.folder).prompt_tokens)
+    trace = formats.read(best.folder).samples
     assert not trace.filter(pl.col("prompt").is_in(list(begun)))["domain"].has_nulls()
 
 
@@ -95,7 +115,7 @@ def test_a_metric_that_no_evaluation_has_is_said_before_the_first_step(
     tmp_path: Path, metric: str
 ) -> None:
     shop = Workshop(tmp_path, rows=4)
-    changes = {**FIXED, "eval": evaluated(shop), "checkpoint": {"best": metric}}
+    changes = {**FIXED, "eval": evaluated(shop, 4), "checkpoint": {"best": metric}}
     with pytest.raises(ValueError, match=rf"have no '{metric}'; they have .*eval/sampled_acc"):
         run(shop.config("run", **changes))
     assert not (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -123,17 +143,13 @@ def test_a_marker_counts_only_with_its_checkpoint(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).marker() is None
 
 
-def test_a_learning_rate_may_change_on_resume(best: tuple[Workshop, Path]) -> None:
-    """The steps before it are the same, those after it are not, and the optimizer goes on."""
-    shop, whole = best
-    shutil.copytree(whole, shop.folder / "changed", ignore=shutil.ignore_patterns(".lock"))
-    changes = {**FIXED, "checkpoint": KEPT, "eval": evaluated(shop), "epochs": 4}
-    folder, said = run(
-        shop.config("changed", steps=11, **changes, train={"learning_rate": 1e-3}), resume=True
-    )
-    assert "train.learning_rate was 0.01 and is 0.001 from here on" in said
-    assert "Adam" not in said
-    assert metrics(folder)[:9] == metrics(whole)
-    assert [row["learning_rate"] for row in metrics(folder)] == [1e-2] * 9 + [1e-3] * 2
+def test_a_learning_rate_may_change_on_resume(best: Best) -> None:
+    """The steps before it stay, those after it have it, and the optimizer goes on."""
+    assert "train.learning_rate was 0.01 and is 0.001 from here on" in best.said
+    assert "Adam" not in best.said
+    rows = metrics(best.folder)
+    assert rows[:STOPPED] == best.before
+    rates = [1e-2] * STOPPED + [1e-3] * (STEPS - STOPPED)
+    assert [row["learning_rate"] for row in rows] == rates
     with pytest.raises(ValueError, match=r"'train\.beta' was 0\.0, now 0\.1"):
-        run(shop.config("changed", **changes, train={"beta": 0.1}), resume=True)
+        run(best.shop.config("run", "race", **best.changes, train={"beta": 0.1}), resume=True)

@@ -49,10 +49,10 @@ def test_a_faulty_reward_harms_only_its_own_prompts(shop: Workshop) -> None:
 
 
 def test_a_killed_worker_is_survived(shop: Workshop) -> None:
-    config = shop.config("survived", "race", rewards=assassin(shop, 1), workers__count=2)
+    config = shop.config("survived", "race", rewards=assassin(shop, 1), workers__count=2, epochs=1)
     folder, said = run(config)
     assert (shop.folder / "killed-1-SIGKILL").exists()
-    assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})
+    assert times_trained(folder) == Counter({f"p{i}": 1 for i in range(ROWS)})
     assert set(kept_groups(folder).values()) == {3}
     assert "worker 1 died: exit code -9" in said
     assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
@@ -63,11 +63,11 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
 
 def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
     """It lives and its pipe is open, but it gives no sign of life."""
-    changes = {"workers__count": 2, "workers__heartbeat_s": 2.0}
+    changes = {"workers__count": 2, "workers__heartbeat_s": 2.0, "epochs": 1}
     config = shop.config("frozen", rewards=assassin(shop, 1, "SIGSTOP"), **changes)
     folder, said = run(config)
     assert "worker 1 died: it gave no sign of life" in said
-    assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})
+    assert times_trained(folder) == Counter({f"p{i}": 1 for i in range(ROWS)})
     assert set(kept_groups(folder).values()) == {3}
 
 

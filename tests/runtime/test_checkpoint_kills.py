@@ -75,10 +75,12 @@ def kill():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=Path(__file__).parent, **pipes) as server:
+        assert server.stdout is not None
+        answers = iter(server.stdout)
 
         def ask(*request):
             print(json.dumps(request), file=server.stdin, flush=True)
-            return int(server.stdout.readline())
+            return int(next(answers))
 
         yield ask
 

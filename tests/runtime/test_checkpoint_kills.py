@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import shutil
@@ -61,15 +62,38 @@ def memory(tmp_path):
         yield Path(folder)
 
 
+def serve():
+    for line in sys.stdin:
+        run, step, at = json.loads(line)
+        print(killed_save(Path(run), step, at), flush=True)
+
+
+@pytest.fixture(scope="module")
+def kill():
+    """``killed_save`` from a small process: a fork of all that pytest has imported takes longer."""
+    code = "import test_checkpoint_kills as kills; kills.serve()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=Path(__file__).parent, **pipes) as server:
+        assert server.stdout is not None
+        answers = iter(server.stdout)
+
+        def ask(*request):
+            print(json.dumps(request), file=server.stdin, flush=True)
+            return int(next(answers))
+
+        yield ask
+
+
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [3, 2], ids=["new", "replaced"])
-def test_kill_at_lines_of_save(memory, step, stride):
+def test_kill_at_lines_of_save(memory, kill, step, stride):
     base = memory / "base"
     saved(base, 1, 2)
     outcomes = set()
     for line in range(1, 10_000, stride):
         run = shutil.copytree(base, memory / "run")
-        code = killed_save(run, step, line)
+        code = kill(str(run), step, line)
         good = [p for p in run.glob("checkpoint-*") if verify(p) is None]
         assert len(good) >= 2 or step == 2, line
         checkpoints = Checkpoints(run)

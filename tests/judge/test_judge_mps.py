@@ -1,11 +1,11 @@
 """The MPS helper against a program that behaves as NVIDIA's: a daemon, a pipe folder, commands."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
+from rollpacker.cli import main
 from rollpacker.reward.judge import mps
 
 FAKE = """#!/bin/sh
@@ -74,16 +74,13 @@ def test_a_missing_program_is_named(tmp_path, monkeypatch):
             call()
 
 
-def test_the_command_line(fake):
+def test_the_command_line(fake, monkeypatch, capfd):
     def said(*words):
-        done = subprocess.run(
-            [sys.executable, "-c", "from rollpacker.cli import main; main()", "mps", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        return done.returncode, done.stdout.strip() or done.stderr.strip()
+        monkeypatch.setattr(sys, "argv", ["rollpacker", "mps", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capfd.readouterr()
+        return left.value.code, out.strip() or err.strip()
 
     assert said("status", "--json") == (0, '{"state": "stopped"}')
     assert said("start") == (0, "CUDA MPS: started")

@@ -1,4 +1,3 @@
-import functools
 import sys
 from collections.abc import Iterator
 
@@ -16,20 +15,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="the code sandbox needs Linux"))
 
 
-@functools.cache
-def found_level() -> Level | None:
-    return strongest_level()
-
-
-@pytest.fixture
+@pytest.fixture(scope="session")
 def level() -> Level:
     """The strongest that this machine has."""
-    found = found_level()
+    found = strongest_level()
     assert found is not None, "no level works on this machine"
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def sandbox(level: Level) -> Iterator[Sandbox]:
+    """Of all tests that only run programs: whatever one of them does, the next one works."""
     with Sandbox(level, limits=SMALL, check=False) as made:
         yield made

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -88,9 +87,9 @@ def run(tree: Path, *args: str) -> str:
     return done.stdout
 
 
-def suite(tree: Path, file: str, names: str) -> str:
+def suite(tree: Path, names: str, *files: str) -> str:
     options = ("-p", "no:cacheprovider", "-p", "no:warnings", "-k", names)
-    return run(tree, "-m", "pytest", *options, file)
+    return run(tree, "-m", "pytest", *options, *files)
 
 
 def test_three_places_are_enough() -> None:
@@ -124,51 +123,30 @@ def test_the_examples_have_the_types_and_keep_to_the_layers(tree: Path) -> None:
     run(tree, "-c", "from importlinter.cli import lint_imports_command as lint; lint()")
 
 
-GRADIENT = """
-import numpy as np
-import torch
-from rollpacker import config
-from rollpacker.train.algorithms import Responses, build
-
-run = config.parse({SMALLEST} | {{"train": {{"algorithm": {{"kind": "median"}}}}}})
-algorithm = build(run.train.algorithm)
-lengths = np.ones(3, np.int64)
-advantages = algorithm.reward(np.array([0.0, 1.0, 5.0]), lengths, 1).advantages
-assert advantages.tolist() == [-1.0, 0.0, 4.0]
-
-policy = torch.zeros(3, requires_grad=True)  # over three responses of one token
-optimizer = torch.optim.SGD([policy], lr=0.1)
-logprobs = policy.log_softmax(0)
-responses = Responses(
-    logprobs=logprobs,
-    old=logprobs.detach(),
-    advantages=torch.from_numpy(advantages),
-    lengths=torch.from_numpy(lengths),
-    owner=torch.arange(3),
-)
-losses, clipped = algorithm.surrogate(responses)
-weights = algorithm.weights(responses.lengths)[responses.owner]
-((losses * weights).sum() / algorithm.normaliser(3, 3, 1)).backward()
-optimizer.step()
-worst, middle, best = (policy.softmax(0) - 1 / 3).tolist()
-assert worst < middle < 0 < best
-"""
-
-
-def test_an_algorithm_makes_a_gradient_step(tree: Path) -> None:
-    run(tree, "-c", GRADIENT.format(SMALLEST=SMALLEST))
-
-
 @pytest.mark.slow
 def test_the_suite_of_algorithms_takes_the_new_one(tree: Path) -> None:
-    said = suite(tree, "tests/train/test_algorithms.py", "median or configured_and_built")
+    said = suite(tree, "median or configured_and_built", "tests/train/test_algorithms.py")
     assert " passed" in said
 
 
+COMMANDS = """
+import shlex
+import sys
+from rollpacker.cli import main
+
+for command in sys.argv[1:]:
+    sys.argv = shlex.split(command)
+    try:
+        main()
+    except SystemExit as left:
+        assert not left.code, command
+"""
+
+
 def test_a_mode_runs_in_a_simulation_and_its_journal_replays(tree: Path) -> None:
-    simulate, replay = block("bash", section("A mode of tail batching")).splitlines()
-    for command in (simulate, replay):
-        said = run(tree, "-m", "rollpacker", *shlex.split(command)[1:])
+    commands = block("bash", section("A mode of tail batching")).splitlines()
+    said = run(tree, "-c", COMMANDS, *commands)
+    assert len(commands) == 2
     assert ", 0 differences" in said
     rounds: list[tuple[str, set[str]]] = []
     for line in (tree / "ramp.jsonl").read_text(encoding="utf-8").splitlines():
@@ -184,20 +162,55 @@ def test_a_mode_runs_in_a_simulation_and_its_journal_replays(tree: Path) -> None
     assert 16 < raced[0] < raced[-1]
 
 
-ENGINE = """
+FOLLOWED = """
+import numpy as np
+import torch
 from rollpacker import config
 from rollpacker.runtime.colocated_worker import build_engine
+from rollpacker.train.algorithms import Responses, build
 
-run = config.parse({SMALLEST} | {{"engine": {{"kind": "uniform", "max_running": 2}}}})
-info = build_engine(run, None, None).info()
-print(info.exact_seeds, info.tensor_parallel, sorted(info.latency))
+SMALLEST = {SMALLEST}
+
+
+def test_followed_an_algorithm_makes_a_gradient_step():
+    run = config.parse(SMALLEST | {{"train": {{"algorithm": {{"kind": "median"}}}}}})
+    algorithm = build(run.train.algorithm)
+    lengths = np.ones(3, np.int64)
+    advantages = algorithm.reward(np.array([0.0, 1.0, 5.0]), lengths, 1).advantages
+    assert advantages.tolist() == [-1.0, 0.0, 4.0]
+
+    policy = torch.zeros(3, requires_grad=True)  # over three responses of one token
+    optimizer = torch.optim.SGD([policy], lr=0.1)
+    logprobs = policy.log_softmax(0)
+    responses = Responses(
+        logprobs=logprobs,
+        old=logprobs.detach(),
+        advantages=torch.from_numpy(advantages),
+        lengths=torch.from_numpy(lengths),
+        owner=torch.arange(3),
+    )
+    losses, clipped = algorithm.surrogate(responses)
+    weights = algorithm.weights(responses.lengths)[responses.owner]
+    ((losses * weights).sum() / algorithm.normaliser(3, 3, 1)).backward()
+    optimizer.step()
+    worst, middle, best = (policy.softmax(0) - 1 / 3).tolist()
+    assert worst < middle < 0 < best
+
+
+def test_followed_an_engine_says_what_it_can_do():
+    run = config.parse(SMALLEST | {{"engine": {{"kind": "uniform", "max_running": 2}}}})
+    info = build_engine(run, None, None).info()
+    assert (info.exact_seeds, info.tensor_parallel, sorted(info.latency)) == (True, (1,), [1, 64])
 """
 
 
-def test_an_engine_keeps_to_the_contract_and_says_what_it_can_do(tree: Path) -> None:
-    said = suite(tree, "tests/engine/test_engine_contract.py", "uniform or held_to_it")
-    assert re.search(r"1[89] passed", said), said
-    assert run(tree, "-c", ENGINE.format(SMALLEST=SMALLEST)) == "True (1,) [1, 64]\n"
+def test_an_algorithm_makes_a_gradient_step_and_an_engine_keeps_to_the_contract(tree: Path) -> None:
+    """In one process, as both load torch."""
+    file = tree / "tests" / "engine" / "test_followed.py"
+    file.write_text(FOLLOWED.format(SMALLEST=SMALLEST), encoding="utf-8")
+    files = ("tests/engine/test_engine_contract.py", "tests/engine/test_followed.py")
+    said = suite(tree, "uniform or held_to_it or followed", *files)
+    assert re.search(r"2[01] passed", said), said
 
 
 def test_a_reward_grades_a_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,17 +17,26 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER
-    folder = f"--user-data-dir={tmp_path / 'profile'}"
+    folder = f"--user-data-dir={tmp_path_factory.mktemp('browser') / 'profile'}"
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", folder):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     yield made
     made.quit()
+
+
+@pytest.fixture
+def browser(started: Any) -> Any:
+    """One for all tests; each has a daemon, and with it an origin, of its own."""
+    started.get("about:blank")
+    for log in ("browser", "performance"):
+        started.get_log(log)
+    return started
 
 
 @pytest.fixture

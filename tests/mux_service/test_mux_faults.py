@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,14 @@ import pytest
 from mux_fleet import Daemon, Link
 from mux_world import World
 
+from rollpacker.cli import main
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.service.sqlite import SqliteStore
 from rollpacker.rollmux.service.store import Grant, chained
 
 COMMAND = "from rollpacker.cli import main; main()"
 TEXTS = ("event", "decisions")
+Call = Callable[..., tuple[int, str, str]]
 SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
 
 
@@ -32,6 +34,19 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=120,
     )
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run ``rollpacker mux`` as its entry point does: exit code, standard output and error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rollpacker", "mux", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return int(left.value.code or 0), *capsys.readouterr()
+
+    return run
 
 
 def submit_until_refused(link: Link) -> list[str]:
@@ -150,20 +165,20 @@ def test_a_second_daemon_does_not_start(tmp_path: Path) -> None:
     daemon.stop()
 
 
-def test_from_the_command_line(tmp_path: Path) -> None:
+def test_from_the_command_line(tmp_path: Path, call: Call) -> None:
     daemon = Daemon(tmp_path / "state")
     daemon.start()
     to = ["--url", f"http://127.0.0.1:{daemon.port}", "--state", str(tmp_path / "state")]
     spec = tmp_path / "job.json"
     spec.write_text('{"id": "a", "worst_rollout_s": 10, "worst_train_s": 5}')
-    assert run_cli("submit", str(spec), *to).stdout == "job a submitted\n"
-    again = run_cli("submit", str(spec), *to)
-    assert (again.returncode, "there is a job a already" in again.stderr) == (2, True)
-    assert run_cli("status", *to).stdout.count("r0 t0") == 1
-    assert run_cli("drain", *to, "--json").stdout == '{"draining": true, "jobs": 1}\n'
+    assert call("submit", str(spec), *to) == (0, "job a submitted\n", "")
+    code, _, err = call("submit", str(spec), *to)
+    assert (code, "there is a job a already" in err) == (2, True)
+    assert call("status", *to)[1].count("r0 t0") == 1
+    assert call("drain", *to, "--json")[1] == '{"draining": true, "jobs": 1}\n'
     daemon.stop()
-    gone = run_cli("status", *to)
-    assert (gone.returncode, "no daemon answers" in gone.stderr) == (1, True)
+    code, _, err = call("status", *to)
+    assert (code, "no daemon answers" in err) == (1, True)
 
 
 def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ class ServiceMachine(RuleBasedStateMachine):
 
 TestService = ServiceMachine.TestCase
 TestService.settings = settings(
-    max_examples=settings().max_examples // 2,
+    max_examples=settings().max_examples // 4,
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )

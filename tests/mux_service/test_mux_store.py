@@ -237,7 +237,7 @@ def test_any_order_of_appends_and_restarts(opener: Opener) -> None:
     run_state_machine_as_test(
         Emptied,
         settings=settings(
-            max_examples=settings().max_examples // 5,
+            max_examples=settings().max_examples // 8,
             stateful_step_count=12,
             suppress_health_check=list(HealthCheck),
         ),

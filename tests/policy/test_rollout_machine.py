@@ -240,6 +240,7 @@ def finish_all(world: World) -> None:
 
 
 RolloutMachine.TestCase.settings = settings(
+    max_examples=settings().max_examples // 2,
     stateful_step_count=60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

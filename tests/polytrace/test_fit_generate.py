@@ -58,7 +58,7 @@ def test_the_shipped_models() -> None:
     responses=st.integers(1, 6),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 8)
 def test_generated_traces_are_whole(
     name: str, steps: int, prompts: int, responses: int, seed: int
 ) -> None:
@@ -187,7 +187,7 @@ def test_rewards_are_fitted_and_generated_again() -> None:
 @given(
     groups=st.lists(st.lists(st.integers(1, 5000), min_size=1, max_size=4), min_size=1, max_size=8)
 )
-@settings(max_examples=settings().max_examples // 10)
+@settings(max_examples=settings().max_examples // 20)
 def test_any_trace_can_be_fitted(groups: list[list[int]]) -> None:
     rows = [
         dict.fromkeys(SAMPLES)

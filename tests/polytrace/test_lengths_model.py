@@ -87,7 +87,7 @@ def test_a_seed_decides_everything(seed: int, prompts: int, responses: int) -> N
     values=st.lists(st.integers(1, 30_000), min_size=30, max_size=300),
     icc=st.floats(0.0, 0.95),
 )
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=settings().max_examples // 10)
 def test_the_copula_keeps_any_marginal(values: list[int], icc: float) -> None:
     model = CopulaLengths.matching(values, icc, icc)
     levels = (np.arange(4000) + 0.5) / 4000

@@ -95,7 +95,7 @@ def by_step(lines: list[Record]) -> dict[int, list[Record]]:
     return found
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 4)
 @given(lines=st.lists(any_packed() | any_multiturn(), min_size=1, max_size=6))
 def test_any_lines_come_back(lines: list[Record], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("round")

@@ -1,6 +1,7 @@
 """``rollpacker trace characterize|fit|generate|models|compare``."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -52,7 +53,7 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("traces") / "two.parquet"
-    made = [generate(load_model(name), steps=2) for name in ("math", "code")]
+    made = [generate(load_model(name), steps=2, prompts=16) for name in ("math", "code")]
     formats.write(concat(made), path, "native")
     return path
 
@@ -128,38 +129,38 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 from rollpacker.cli import main
-main()
+
+trace = sys.argv[1]
+page = f"{trace}.html"
+for words in ("--help", f"characterize {trace} --json", f"characterize {trace} --html {page}"):
+    sys.argv = ["rollpacker", "trace", *words.split()]
+    try:
+        main()
+    except SystemExit as left:
+        loaded = sorted({"polars", "numpy", "scipy"} & {*sys.modules})
+        print("=", left.code or 0, *(loaded if words == "--help" else []))
 """
 
 
-def in_base_install(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", BASE, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-
 def test_the_base_install_describes_and_names_the_extra_of_pages(search: Path) -> None:
-    done = in_base_install("trace", "characterize", search, "--json")
+    """And its help loads no tables."""
+    command = [sys.executable, "-c", BASE, str(search)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    done = in_base_install("trace", "characterize", search, "--html", search.with_suffix(".html"))
-    assert (done.returncode, done.stdout) == (2, "")
+    told, found, page, _ = re.split(r"^= (?=\d)", done.stdout, flags=re.MULTILINE)
+    verbs = ("import", "export", "validate", "characterize", "fit", "generate", "models", "compare")
+    assert all(verb in told for verb in verbs)
+    no_tables, found = found.split("\n", 1)
+    assert no_tables == "0"
+    described, page = json.loads(found), page.split("\n", 1)
+    assert described["tasks"]["search"]["responses"] == 1440
+    assert page == ["0", ""]
+    assert done.stdout.endswith("= 2\n")
     (line,) = done.stderr.splitlines()
     assert "pip install 'rollpacker[report]'" in line
 
 
-def test_help_loads_no_tables() -> None:
-    code = (
-        "import sys, rollpacker.cli\n"
-        "sys.argv = ['rollpacker', 'trace', '--help']\n"
-        "try: rollpacker.cli.main()\n"
-        "except SystemExit: sys.exit(bool({'polars', 'numpy', 'scipy', 'torch'} & {*sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    verbs = ("import", "export", "validate", "characterize", "fit", "generate", "models", "compare")
-    assert all(verb in done.stdout for verb in verbs)
-
-
-def test_fit_then_generate(call: Call, search: Path, tmp_path: Path) -> None:
+def test_fit_then_generate(call: Call, search: Path, two: Path, tmp_path: Path) -> None:
     model, again = tmp_path / "sub" / "m.json", tmp_path / "again.parquet"
     code, out, _ = call("fit", search, "--out", model, "--json")
     assert code == 0
@@ -167,9 +168,10 @@ def test_fit_then_generate(call: Call, search: Path, tmp_path: Path) -> None:
     expected = fit(formats.read(search))["search"]
     assert told["goodness"]["ks"] == pytest.approx(expected.goodness.ks)
     assert load_model(model) == expected.model
-    code, out, _ = call("fit", search, "--out", model)
+    words = ("fit", two, "--task", "math", "--out", tmp_path / "math.json")
+    code, out, _ = call(*words)
     assert "p99" in out
-    assert str(model) in out
+    assert str(words[-1]) in out
     code, out, _ = call("generate", model, "--out", again, "--steps", 5, "--seed", 7, "--json")
     assert code == 0
     assert json.loads(out)["tasks"]["search"]["responses"] == 5 * 60 * 8

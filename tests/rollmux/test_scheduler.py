@@ -167,7 +167,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize("how", [Settings(), PLAIN], ids=["ours", "plain"])
-@settings(max_examples=settings().max_examples // 4, phases=[Phase.generate])
+@settings(max_examples=settings().max_examples // 6, phases=[Phase.generate])
 @given(data=st.data())
 def test_invariants_hold_whatever_happens(how: Settings, data: st.DataObject) -> None:
     world = Cluster(Scheduler(how))
@@ -180,7 +180,7 @@ def test_invariants_hold_whatever_happens(how: Settings, data: st.DataObject) ->
     assert not world.scheduler.cluster.nodes
 
 
-@settings(max_examples=settings().max_examples // 10, phases=[Phase.generate])
+@settings(max_examples=settings().max_examples // 25, phases=[Phase.generate])
 @given(data=st.data())
 def test_nobody_starves(data: st.DataObject) -> None:
     """When everybody goes on as fast as possible, everybody makes iterations."""

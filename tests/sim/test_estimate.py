@@ -45,13 +45,18 @@ def near_the_cap(rng: np.random.Generator) -> Trace:
     return trace_of(np.clip(own + rng.normal(0, 200, (128, 8)), 1, 8000).astype(int), cap=8000)
 
 
-def run(trace: Trace, steps: int = 10) -> est.Estimate:
+def run(trace: Trace, steps: int = 5) -> est.Estimate:
     job = est.on_paper_gpus(trace.tasks[0], of_trace(trace))
     return est.estimate(job, trace, steps=steps)
 
 
-def test_a_long_tail_gains_and_racing_shortens_what_is_kept() -> None:
-    found = run(long_tailed(np.random.default_rng(0)))
+@pytest.fixture(scope="module")
+def tailed() -> est.Estimate:
+    return run(long_tailed(np.random.default_rng(0)))
+
+
+def test_a_long_tail_gains_and_racing_shortens_what_is_kept(tailed: est.Estimate) -> None:
+    found = tailed
     assert found.icc == pytest.approx(0.0, abs=0.1)
     assert (found.prompts, found.responses) == (32, 8)
     assert found.modes["off"].speedup == 1.0
@@ -129,7 +134,7 @@ def test_aborted_responses_are_said_to_be_missing() -> None:
     raced = trace.samples.with_columns(
         state=pl.when(pl.col("index") == 7).then(pl.lit("aborted")).otherwise("state")
     )
-    found = run(Trace(samples=raced), steps=5)
+    found = run(Trace(samples=raced), steps=2)
     assert found.responses == 7
     assert "aborted" in found.sentences[-1]
 
@@ -159,12 +164,11 @@ def test_the_machine_grows_with_the_step() -> None:
     assert (FOLDER / "paper-7b-8k.yaml").is_file()
 
 
-def test_a_page_is_written(tmp_path: Path) -> None:
+def test_a_page_is_written(tailed: est.Estimate, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     from rollpacker.report.estimate_report import write_estimate_report
 
-    found = run(long_tailed(np.random.default_rng(4)), steps=5)
-    page = write_estimate_report(found, tmp_path / "made" / "estimate.html")
+    page = write_estimate_report(tailed, tmp_path / "made" / "estimate.html")
     text = page.read_text(encoding="utf-8")
-    assert found.sentences[0] in text
+    assert tailed.sentences[0] in text
     assert "http" not in text.split("<script")[0]

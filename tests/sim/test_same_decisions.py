@@ -13,6 +13,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import RoundKind
 
+Line = tuple[float, ev.Event, list[do.Decision]]
 CLOSE = 1e-9
 """Seconds: the simulator sums decode steps in closed form, the runtime one by one."""
 
@@ -47,30 +48,30 @@ def first_difference(runtime, simulated) -> int | None:
     return None
 
 
-def assert_same(script: Script, *, ties: bool = False) -> None:
-    """Fails at the first difference.
+def assert_same(script: Script, *, ties: bool = False) -> list[Line]:
+    """The simulator's lines; fails at the first difference.
 
     Two processes that report at the same instant have no order of their own: with ``ties``, a job
     in which the two drivers broke such a tie differently is passed over.
     """
-    runtime, simulated = run_runtime(script).journal.lines, simulate(script).lines
+    runtime, all_lines = run_runtime(script).journal.lines, simulate(script).lines
     # Only simulated engines span several devices, so only they report to their planner.
-    assert not any(made for _, event, made in simulated if isinstance(event, ev.RoundMeasured))
-    simulated = [line for line in simulated if not isinstance(line[1], ev.RoundMeasured)]
+    assert not any(made for _, event, made in all_lines if isinstance(event, ev.RoundMeasured))
+    simulated = [line for line in all_lines if not isinstance(line[1], ev.RoundMeasured)]
     place = first_difference(runtime, simulated)
     if place is None:
-        return
+        return all_lines
     real, ours = runtime[place], simulated[place]
     tied = abs(real[0] - ours[0]) < 1e-7 and plain(real)[0] != plain(ours)[0]
     if ties and tied and instant(runtime, real[0]) == instant(simulated, real[0]):
         reject()
     before = "\n  ".join(map(show, runtime[max(0, place - 3) : place]))
-    pytest.fail(f"line {place}\n  {before}\nRUNTIME {show(real)}\nSIM     {show(ours)}")
+    raise AssertionError(f"line {place}\n  {before}\nRUNTIME {show(real)}\nSIM     {show(ours)}")
 
 
-def decided(script: Script) -> Counter:
+def decided(lines: list[Line]) -> Counter:
     """How often the simulator decided what."""
-    return Counter(type(made).__name__ for _, _, all_ in simulate(script).lines for made in all_)
+    return Counter(type(made).__name__ for _, _, all_ in lines for made in all_)
 
 
 THREE = {"sizes": {"a": 31, "b": 23, "c": 9}, "kinds": {"a": "math", "b": "judge", "c": "math"}}
@@ -87,11 +88,8 @@ def test_domains_with_a_slow_judge(mode: str) -> None:
 
 
 def test_long_rounds() -> None:
-    given = script("race", steps=10, sizes={"a": 60})
-    assert_same(given)
-    kinds = Counter(
-        made.round for _, _, all_ in simulate(given).lines for made in all_ if is_round(made)
-    )
+    lines = assert_same(script("race", steps=10, sizes={"a": 60}))
+    kinds = Counter(made.round for _, _, all_ in lines for made in all_ if is_round(made))
     assert kinds[RoundKind.SHORT] > 2
     assert kinds[RoundKind.LONG] > 1
 
@@ -102,15 +100,13 @@ def is_round(decision) -> bool:
 
 def test_moving_the_tail() -> None:
     given = script("exact", streaming={"consolidate_below": 10, "group_tokens": 64}, workers=4)
-    assert_same(given)
-    assert decided(given)["MigrateAttempts"] > 8
+    assert decided(assert_same(given))["MigrateAttempts"] > 8
 
 
 def test_dynamic_sampling_with_and_without_a_race() -> None:
     for mode in ("exact", "race"):
         given = script(mode, sampling={"enabled": True}, responses=2, steps=6)
-        assert_same(given)
-        counts = decided(given)
+        counts = decided(assert_same(given))
         assert counts["DropGroup"] > 5
         assert counts["DrawPrompts"] > 6
 
@@ -141,7 +137,7 @@ def test_one_worker() -> None:
     assert_same(script("race", workers=1))
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 6)
 @given(scripts())
 def test_any_job(script: Script) -> None:
     assert_same(script, ties=True)

@@ -334,7 +334,7 @@ class Runtime:
             clock=clock,
         )
 
-    async def steps(self) -> VirtualRun:
+    async def steps(self) -> None:
         costs = self._script.costs()
         for step in range(self._script.steps):
             next_epoch(self.problems.source, self.policy)
@@ -345,7 +345,6 @@ class Runtime:
                 assert self.agenda.run_next(), "nothing is left to happen"
                 await asyncio.sleep(0)
             self.run.records.append(task.result())
-        return self.run
 
     async def _step(self, step: int) -> StepRecord:
         with self.rollout.step(step):
@@ -362,4 +361,7 @@ class Runtime:
 
 
 def run_runtime(script: Script) -> VirtualRun:
-    return asyncio.run(Runtime(script).steps())
+    runtime = Runtime(script)
+    # Python 3.11 spells out what the task returns: nothing, not the whole run.
+    asyncio.run(runtime.steps())
+    return runtime.run

@@ -21,11 +21,11 @@ from rollpacker.shield import shielded
 _START = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = (
     "rollpacker.engine.mini.engine",
-    "rollpacker.engine.mini.ready",
     "rollpacker.runtime.worker_process",
     "rollpacker.train.local",
     "rollpacker.train.model",
     "transformers.modeling_utils",
+    "rollpacker.runtime.ready",
 )
 """Modules that ask for no device: a fork of a process that did could not use CUDA."""
 _LEAVING_S = 5.0

@@ -18,10 +18,12 @@ from rollpacker.rollmux.service.guard import Guard
 from rollpacker.rollmux.service.protocol import PatientProtocol
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 from rollpacker.rollmux.settings import Settings
-from rollpacker.shield import OUTSIDE
+from rollpacker.runtime.pipes import PRELOADED
+from rollpacker.shield import OUTSIDE, shielded
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["rollpacker.rollmux.service.serve", "mux_fleet"])
+# Jobs of the same pytest process are forked off the same server: the first to start it decides.
+CONTEXT.set_forkserver_preload(["rollpacker.rollmux.service.serve", "mux_fleet", *PRELOADED])
 SETTINGS = Settings(cold_s=0.05, warm_s=0.0)
 TTL = 1.0
 
@@ -78,7 +80,8 @@ class Daemon:
             args=(self.options, ready, self.patience, self.file_limit),
             daemon=True,
         )
-        self.process.start()
+        with shielded():
+            self.process.start()
         while not ready.wait(0.05):
             assert self.process.is_alive(), "the daemon did not start"
             assert time.monotonic() - began < timeout_s, "the daemon takes too long to start"

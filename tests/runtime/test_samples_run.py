@@ -81,7 +81,7 @@ def test_the_bubble_is_the_same_in_the_line_of_a_step_and_in_the_report(folder):
         chart = gantt.chart(line["step"])
         assert (chart["rollout_bubble"], chart["bubble"]) == pytest.approx(said, abs=2e-4)
     page = write_report(folder).read_text(encoding="utf-8")
-    assert f"<td>{line['bubble/total']:.1%}</td>" in page
+    assert f"<td>{gantt.shares[line['step']][1]:.1%}</td>" in page
 
 
 def test_a_resumed_run_outlives_a_damaged_table_and_may_keep_other_things(shop):

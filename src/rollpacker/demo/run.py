@@ -19,7 +19,7 @@ RECOMMENDED = "exact"
 MODES = ("off", RECOMMENDED, "race")
 SCOPE = (
     "Two cores show that every mode learns and what it decodes; they show little of the gain in "
-    "time, which is measured above: the driver and grading take about a sixth of them. What each "
+    "time, which is measured above: the driver and grading take about an eighth of them. What each "
     "mode would gain on your cluster: rollpacker estimate --from YOUR_LOGS"
 )
 """What the demo can say and what it cannot."""

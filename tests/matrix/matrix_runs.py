@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 import yaml
 from matrix_tree import is_key_of
-from runtime_jobs import REWARDS, Workshop, cli, metrics, run, table
+from runtime_jobs import REWARDS, Workshop, cli_here, metrics, run, table
 
 from rollpacker import config
 from rollpacker.config import RunConfig
@@ -91,10 +91,10 @@ def in_process(chosen: RunConfig) -> tuple[Path, str]:
 
 
 def by_command(chosen: RunConfig) -> tuple[Path, str]:
-    """``rollpacker train`` as a process, which may be told to stop; its code is said last."""
+    """``rollpacker train``, which may be told to stop; its code is said last."""
     file = Path(chosen.output).with_suffix(".yaml")
     file.write_text(yaml.safe_dump(chosen.model_dump(mode="json")), encoding="utf-8")
-    done = cli("train", file, timeout=500)
+    done = cli_here("train", file)
     return Path(chosen.output), f"{done.stdout}{done.stderr}\nexit {done.returncode}"
 
 

@@ -111,7 +111,7 @@ class Group:
     advantages: NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupPart:
     """Samples ``start`` to ``stop`` of a kept group: the unit of gradient work."""
 

@@ -1,4 +1,7 @@
-"""What the driver and its workers say to each other. Order in a pipe is order of effect."""
+"""What the driver and its workers say to each other. Order in a pipe is order of effect.
+
+Without slots: a frozen class with slots pickles through Python code.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from rollpacker.runtime.faults import Fault
 from rollpacker.train.base import Partial, SampleId, Update
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BeginStep:
     """Count work from now on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadWeights:
     """Decode with the newest weights, ``version``; nothing may be running. Answered by
     ``WeightsLoaded``."""
@@ -27,26 +30,26 @@ class LoadWeights:
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Submit:
     """Sample these."""
 
     requests: Sequence[Request]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Abort:
     """Stop these; answered by ``Aborted`` for those that were still there."""
 
     attempts: Sequence[AttemptId]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Proceed:
     """In lockstep: what finished has been dealt with, decode on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Accumulate:
     """Add the gradients of these groups, cut to ``parts``; answered by ``Accumulated``."""
 
@@ -54,14 +57,14 @@ class Accumulate:
     groups: Sequence[Group]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """Log-probabilities of these under the weights in place; answered by ``Scored``."""
 
     groups: Sequence[Group]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Apply:
     """Reduce, divide, update; answered by ``Applied``, with a checksum if asked for."""
 
@@ -69,7 +72,7 @@ class Apply:
     checksum: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reform:
     """Join a new process group: ``rank`` of ``world``, meeting at the file ``rendezvous``."""
 
@@ -78,21 +81,21 @@ class Reform:
     rendezvous: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Save:
     """Write model and optimizer under ``folder``; answered by ``Done``."""
 
     folder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Load:
     """Restore model and optimizer from ``folder``; answered by ``Done``."""
 
     folder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stop:
     """Leave."""
 
@@ -102,7 +105,7 @@ ReplicaCommand = Accumulate | Score | Apply | Reform | Save | Load
 Command = EngineCommand | ReplicaCommand | Stop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """What an engine and its process have done since ``BeginStep``.
 
@@ -123,21 +126,21 @@ class Work:
     decode_cpu_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ready:
     """The worker has its model, and an engine that can do this."""
 
     info: EngineInfo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Beat:
     """The process lives; ``progress`` counts its decode steps and gradient tasks."""
 
     progress: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightsLoaded:
     """The engine has them; ``work`` is what it has done since ``BeginStep``."""
 
@@ -145,21 +148,21 @@ class WeightsLoaded:
     work: Work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Finished:
     """These attempts are complete."""
 
     outputs: Sequence[Output]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Aborted:
     """These attempts have stopped; partial outputs. What had ended before is not among them."""
 
     outputs: Sequence[Output]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Failed:
     """The engine could not take or finish these attempts."""
 
@@ -167,7 +170,7 @@ class Failed:
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Accumulated:
     """The gradients of these parts are in the sum. Times are of the monotonic clock."""
 
@@ -177,7 +180,7 @@ class Accumulated:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scored:
     """What ``Score`` asked for, by sample. Times are of the monotonic clock."""
 
@@ -186,7 +189,7 @@ class Scored:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Applied:
     """The update is done; ``checksum`` is of the new weights (0 when not asked for)."""
 
@@ -196,14 +199,14 @@ class Applied:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Done:
     """A ``Save`` or ``Load`` has ended; ``fault`` says what went wrong."""
 
     fault: Fault | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Died:
     """The worker cannot go on."""
 

@@ -18,7 +18,7 @@ SampleId = tuple[PromptId, int]
 """A sample of a step: its prompt and its index in the group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Partial:
     """Un-normalised sums over some groups; those of any split of a batch add up to its own.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
@@ -50,7 +49,6 @@ class Grading:
         self._clock = clock
         self._record = StepRecord(step=0, start_s=0.0)
         self._waiting: list[Attempt] = []
-        self._sent: set[AttemptId] = set()
         self._grades: list[Grade] = []
 
     def begin(self, record: StepRecord) -> None:
@@ -59,7 +57,6 @@ class Grading:
         source = self._problems.source
         drawn = 1.0 - sum(source.remaining().values()) / sum(source.quotas.values())
         self._rewards.begin_step(record.step, source.epoch + drawn)
-        self._sent.clear()
 
     def add(self, attempt: Attempt) -> None:
         """A response is to be graded with the next ``send``."""
@@ -81,18 +78,12 @@ class Grading:
             self._post_grades()
 
     def _send_groups(self) -> None:
-        # Responses that end in the same engine step are told one by one: those that are not told
-        # yet belong to the group too.
-        told = {attempt.id for attempt in self._waiting} | self._sent
-        unfinished = {
-            a.prompt
-            for a in self._record.attempts.values()
-            if a.stage in DECODING or (a.stage is Stage.GRADING and a.id not in told)
-        }
+        # Responses that end in the same engine step are all told before anything is sent.
+        attempts = self._record.attempts.values()
+        unfinished = {a.prompt for a in attempts if a.stage in DECODING}
         for prompt in {attempt.prompt: None for attempt in self._waiting}:
             if prompt not in unfinished:
                 group = [a for a in self._waiting if a.prompt == prompt]
-                self._sent.update(attempt.id for attempt in group)
                 self._rewards.grade(group, self._problems.rows)
                 self._waiting = [a for a in self._waiting if a.prompt != prompt]
 

@@ -81,31 +81,35 @@ class Meter:
         self.apart_s = self.longest_s = 0.0
         self.longest: dict[str, float] = {}
         self.parts: dict[str, float] = defaultdict(float)
-        self._last = time.thread_time()
+        self._callback: dict[str, float] = defaultdict(float)
+        self._last = self._apart_since = time.thread_time()
 
-    @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """What is done here is not the driver's."""
-        began, self._hidden = time.thread_time(), True
-        yield
+    def __enter__(self) -> None:
+        """What is done inside is not the driver's."""
+        self._hidden = True
+        self._apart_since = time.thread_time()
+
+    def __exit__(self, *_error: object) -> None:
+        self.apart_s += time.thread_time() - self._apart_since
         self._hidden = False
-        self.apart_s += time.thread_time() - began
 
     def timed(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run one callback of the event loop."""
-        began, apart, parts = time.thread_time(), self.apart_s, dict(self.parts)
+        self._callback.clear()
+        began, apart = time.thread_time(), self.apart_s
         try:
             return call(*args)
         finally:
             spent = time.thread_time() - began - (self.apart_s - apart)
             if spent > self.longest_s:
-                self.longest_s = spent
-                self.longest = {p: s - parts.get(p, 0.0) for p, s in self.parts.items()}
+                self.longest_s, self.longest = spent, dict(self._callback)
 
     def sample(self, _signal: int, frame: FrameType | None) -> None:
         """Charge the CPU since the last sample to the part that is running."""
         now = time.thread_time()
-        self.parts["apart" if self._hidden else part_of(frame)] += now - self._last
+        part = "apart" if self._hidden else part_of(frame)
+        self.parts[part] += now - self._last
+        self._callback[part] += now - self._last
         self._last = now
 
     @contextlib.contextmanager
@@ -122,7 +126,7 @@ def part_of(frame: FrameType | None) -> str:
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file == STAND_INS:
-            return "messages" if name in ("_deliver", "_send") else "the rest"
+            return "messages" if name in ("serve", "_send") else "the rest"
         _, ours, place = file.rpartition("/rollpacker/")
         if ours:
             return next((part for at, part in PARTS.items() if place.startswith(at)), "the rest")
@@ -174,7 +178,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     tokenizer, corpus = tokenizer_and_corpus()
     problems = problems_of(2 * config.rollout.prompts_per_step, corpus)
     clock = Simulated()
-    pool = StandIns(config, meter.apart, clock, corpus)
+    pool = StandIns(config, meter, clock, corpus)
     rewards = Rewards(
         config.rewards, config.grading, tokenizer, rows=problems.rows.values(), max_steps=1
     )
@@ -191,7 +195,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     )
     params = SamplingParams(max_tokens=CAP)
     parts = assemble(config, CAP, pool, problems, rewards, params, log, clock, None)
-    serving = asyncio.create_task(pool.serve(rewards))
+    asyncio.get_running_loop().call_soon(pool.serve, rewards)
     log.journal.meta({"settings": parts.settings.to_json(), "state": parts.policy.state_dict()})
     log.graded.begin(0, "stand-in")
     gc.collect()
@@ -224,7 +228,6 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     out["wall_s"], out["grading_s"] = time.monotonic() - wall, children_s() - loading_s
     out["attempts"], out["responses"] = len(record.attempts), pool.responses
     out["tokens"], out["sent_mb"] = pool.tokens, pool.sent / 1e6
-    serving.cancel()
     parts.close()
 
 

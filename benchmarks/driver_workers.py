@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 import math
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +32,7 @@ from rollpacker.train.base import Partial, Update
 MEDIAN, SIGMA, CAP = 1250, 1.0, 16384
 TOKEN_S, GRADIENT_S, UPDATE_S = 0.02, 2e-5, 1.0
 UNGRADED = 64
-Apart = Callable[[], AbstractContextManager[None]]
+Apart = AbstractContextManager[None]
 
 
 def score(completions: Sequence[str], **_: Any) -> list[float]:
@@ -77,7 +76,7 @@ class StandIns(WorkerPool):
 
     def _send(self, number: int, command: msg.Command) -> None:
         size = len(encode(command))
-        with self._apart():
+        with self._apart:
             self.sent += size
             self._take(number, command)
 
@@ -127,26 +126,20 @@ class StandIns(WorkerPool):
     def _later(self, when: float, worker: int, what: Any) -> None:
         heapq.heappush(self._agenda, (when, next(self._order), worker, what))
 
-    async def serve(self, rewards: Rewards) -> None:
-        """Report what is due, one message after the other, as fast as grading follows."""
-        while True:
-            while self._must_wait(rewards):
-                await asyncio.sleep(5e-3)
-            with self._apart():
-                when, _, worker, what = heapq.heappop(self._agenda)
-                report = self._report(what, when)
-                data = encode(report) if report is not None else None
-            if data is not None:
-                self._clock.now = when
-                self._loop.call_soon(self._deliver, worker, data)
-            await asyncio.sleep(0)
-
-    def _must_wait(self, rewards: Rewards) -> bool:
-        with self._apart():
-            return len(rewards.pending()) > UNGRADED or not self._agenda
-
-    def _deliver(self, worker: int, data: Any) -> None:
-        self._dispatch(worker, pickle.loads(data))
+    def serve(self, rewards: Rewards) -> None:
+        """Report what is due, a message each turn of the loop, as fast as grading follows."""
+        with self._apart:
+            waits = len(rewards.pending()) > UNGRADED or not self._agenda
+        if waits:
+            self._loop.call_later(5e-3, self.serve, rewards)
+            return
+        with self._apart:
+            self._clock.now, _, worker, what = heapq.heappop(self._agenda)
+            report = self._report(what, self._clock.now)
+            data = encode(report) if report is not None else None
+        if data is not None:
+            self._dispatch(worker, pickle.loads(data))
+        self._loop.call_soon(self.serve, rewards)
 
     def _report(self, what: Any, when: float) -> Any:
         if isinstance(what, Request):

@@ -20,7 +20,7 @@ from runtime_jobs import (
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.core.types import AttemptId, EngineId, PromptId
-from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.engine.base import Output
 from rollpacker.job.keep import Keeper
 from rollpacker.policy.rollout import from_journal
 from rollpacker.reward.base import CodeRun
@@ -44,19 +44,12 @@ def graded(number: int) -> Attempt:
     rng = np.random.default_rng(number)
     tokens = rng.integers(0, 99, number + 1).astype(np.int32)
     attempt = AttemptId(number)
-    prompt = np.zeros(2, np.int32)
     return Attempt(
         id=attempt,
         prompt=PromptId(f"p{number // 2}"),
         index=number % 2,
         engine=EngineId(0),
-        request=Request(
-            attempt=attempt,
-            group=PromptId(f"p{number // 2}"),
-            prompt=prompt,
-            params=SamplingParams(max_tokens=9),
-            seed=1,
-        ),
+        prompt_tokens=np.zeros(2, np.int32),
         start_s=0.0,
         output=Output(
             attempt=attempt,

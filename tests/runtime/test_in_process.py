@@ -3,16 +3,15 @@
 import asyncio
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from runtime_jobs import Workshop
 
-from rollpacker.core.types import EngineId, Prompt, ReplicaId
+from rollpacker.core.types import AttemptId, EngineId, Prompt, ReplicaId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
-from rollpacker.engine.base import SamplingParams
+from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, streaming_rules
 from rollpacker.reward.base import Grade
@@ -188,7 +187,14 @@ def test_a_step_needs_no_processes_and_no_shared_weights(tmp_path: Path) -> None
     assert {a.output.weights_version for a in second.kept} == {1}
     assert list(second.work) == [EngineId(0)]
     # The engine has what the replica has made: it decodes as the trained model itself.
-    again = replace(second.kept[0].request, attempt=10_000)
+    kept, params = second.kept[0], SamplingParams(max_tokens=CAP)
+    again = Request(
+        attempt=AttemptId(10_000),
+        group=kept.prompt,
+        prompt=kept.prompt_tokens,
+        params=params,
+        seed=7,
+    )
     fresh = build_engine(config, workers.trainer._model, workers.tokenizer)
     fresh.load_weights(None, 2)
     answers = []

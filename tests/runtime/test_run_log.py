@@ -9,7 +9,6 @@ import pytest
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
-from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.metrics import Tail
 from rollpacker.runtime.progress import Progress
@@ -42,19 +41,12 @@ class Step:
     def end(self, step: int) -> None:
         record = StepRecord(step=step, start_s=0.0, end_s=1.0)
         prompt = PromptId("p")
-        request = Request(
-            attempt=AttemptId(step),
-            group=prompt,
-            prompt=np.zeros(2, np.int32),
-            params=SamplingParams(max_tokens=9),
-            seed=1,
-        )
         record.attempts[AttemptId(step)] = Attempt(
             id=AttemptId(step),
             prompt=prompt,
             index=0,
             engine=EngineId(0),
-            request=request,
+            prompt_tokens=np.zeros(2, np.int32),
             start_s=0.0,
         )
         tail = Tail(round_kind=RoundKind.FULL)

@@ -16,7 +16,7 @@ from scripted_job import Journal, Script, next_epoch, scripted_reward
 
 from rollpacker import config
 from rollpacker.config import RunConfig
-from rollpacker.core.types import EngineId
+from rollpacker.core.types import EngineId, sampling_seed
 from rollpacker.data.base import Row
 from rollpacker.engine.base import SamplingParams
 from rollpacker.engine.fake import FakeEngine
@@ -248,7 +248,9 @@ class VirtualRewards:
 
     def grade(self, attempts, rows) -> None:
         for attempt in attempts:
-            self._wanted[attempt.id] = scripted_reward(attempt.request.seed)
+            step = attempt.output.weights_version
+            seed = sampling_seed(self._script.seed, step, attempt.prompt, attempt.index)
+            self._wanted[attempt.id] = scripted_reward(seed)
             kind = self._script.kinds.get(rows[attempt.prompt].domain, "none")
             if kind == "judge":
                 self._queue.append(attempt.id)

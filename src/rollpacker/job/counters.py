@@ -42,7 +42,7 @@ class Counters:
         self.step += 1
         self.prompts_trained += len(record.trained)
         self.kept_tokens += kept
-        self.num_tokens += kept + sum(len(a.request.prompt) for a in record.kept)
+        self.num_tokens += kept + sum(len(a.prompt_tokens) for a in record.kept)
         self.aborted_tokens += record.aborted_tokens()
         self.short_rounds += record.kind == "short"
         self.long_rounds += record.kind == "long"

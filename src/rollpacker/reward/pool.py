@@ -330,7 +330,10 @@ class GradingPool:
     def _on_readable(self) -> None:
         for process in tuple(self._processes):
             self._read(process)
-        self._act()
+        if any(process.jobs for process in self._processes):
+            self._act()
+        else:
+            self._dispatch()  # no reply is to follow
 
     def _unlisten(self, process: GradingProcess) -> None:
         if self._loop is not None and not self._loop.is_closed():

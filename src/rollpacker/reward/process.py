@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,10 +54,12 @@ class Job:
 
 
 def _plain(r: GradeRequest) -> tuple[Any, ...]:
+    ids = r.completion_ids
+    packed = pickle.PickleBuffer(ids if isinstance(ids, memoryview) else array("i", ids))
     state = r.state
     progress = (state.global_step, state.max_steps, state.epoch, state.num_train_epochs)
     times = tuple(r.timeouts_s)
-    return r.attempt, r.prompt, r.completion, r.completion_ids, r.row, times, progress
+    return r.attempt, r.prompt, r.completion, packed, r.row, times, progress
 
 
 @dataclass(slots=True, eq=False)

@@ -113,5 +113,5 @@ def _job(payload: bytes, decode: Decode | None) -> tuple[Sequence[int], list[Gra
             state=TrainerState(*state),
         )
         for attempt, prompt, completion, packed, row, timeouts, state in requests
-        for ids in [list(packed)]
+        for ids in [memoryview(packed).cast("i").tolist()]
     ]

@@ -8,8 +8,11 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollpacker.core.types import AttemptId, EngineId, PromptId, Sample
-from rollpacker.engine.base import Output, Request
+from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.samples import State
 
@@ -41,7 +44,7 @@ class Attempt:
     prompt: PromptId
     index: int
     engine: EngineId
-    request: Request
+    prompt_tokens: NDArray[np.int32]
     start_s: float
     stage: Stage = Stage.RUNNING
     target: EngineId | None = None
@@ -50,6 +53,8 @@ class Attempt:
         default_factory=list[tuple[EngineId, float, float]]
     )
     """Where it decoded before it last moved, from and to when."""
+    begun: Output | None = None
+    """What it was when it last moved."""
     end_s: float | None = None
     graded_s: float | None = None
     output: Output | None = None
@@ -70,11 +75,12 @@ class Attempt:
         """Response tokens so far known."""
         return 0 if self.output is None else len(self.output.tokens)
 
-    def move(self, engine: EngineId, now: float) -> None:
+    def move(self, engine: EngineId, now: float, begun: Output) -> None:
         """It goes on elsewhere."""
         began = self.stays[-1][2] if self.stays else self.start_s
         self.stays.append((self.engine, began, now))
-        self.engine, self.target, self.stage = engine, None, Stage.RUNNING
+        self.engine, self.target, self.begun = engine, None, begun
+        self.stage = Stage.RUNNING
 
     def decoding(self, end: float) -> list[tuple[EngineId, float, float]]:
         """Where and when it decoded, until ``end`` at the latest."""
@@ -89,7 +95,7 @@ class Attempt:
             prompt=self.prompt,
             index=self.index,
             attempt=self.id,
-            prompt_tokens=self.request.prompt,
+            prompt_tokens=self.prompt_tokens,
             tokens=self.output.tokens,
             logprobs=self.output.logprobs,
             finish_reason=self.output.finish_reason,

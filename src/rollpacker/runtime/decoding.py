@@ -59,7 +59,7 @@ class Decoding:
         self._clock = clock
         self._record = StepRecord(step=0, start_s=0.0)
         self._held: set[EngineId] = set()
-        self._outbox: dict[EngineId, list[Request]] = defaultdict(list)
+        self._outbox: dict[EngineId, list[Attempt]] = defaultdict(list)
         self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
 
     def begin(self, record: StepRecord) -> None:
@@ -73,24 +73,17 @@ class Decoding:
 
     def start(self, decision: do.StartAttempt) -> None:
         """Sample a response, unless it is known from before the step was interrupted."""
-        request = Request(
-            attempt=decision.attempt,
-            group=decision.prompt,
-            prompt=self._problems.tokens[decision.prompt],
-            params=self._params,
-            seed=sampling_seed(self._seed, self._record.step, decision.prompt, decision.index),
-        )
-        self._record.attempts[decision.attempt] = Attempt(
+        attempt = self._record.attempts[decision.attempt] = Attempt(
             id=decision.attempt,
             prompt=decision.prompt,
             index=decision.index,
             engine=decision.engine,
-            request=request,
+            prompt_tokens=self._problems.tokens[decision.prompt],
             start_s=self._clock(),
         )
         known = self._graded.find(decision.prompt, decision.index)
         if known is None:
-            self._outbox[decision.engine].append(request)
+            self._outbox[decision.engine].append(attempt)
         else:
             self._post(self._finished(known.of(decision.attempt).output))
 
@@ -127,10 +120,24 @@ class Decoding:
 
     def _submit(self, engine: EngineId) -> int:
         """Send an engine its requests; returns how many."""
-        requests = self._outbox.pop(engine, [])
-        if requests:
+        attempts = self._outbox.pop(engine, [])
+        if attempts:
+            requests = [self._request(attempt) for attempt in attempts]
             self._workers.to_engine(engine, msg.Submit(requests=requests))
-        return len(requests)
+        return len(attempts)
+
+    def _request(self, attempt: Attempt) -> Request:
+        """From its start, or from what an engine that it has left made of it."""
+        request = Request(
+            attempt=attempt.id,
+            group=attempt.prompt,
+            prompt=attempt.prompt_tokens,
+            params=self._params,
+            seed=sampling_seed(self._seed, self._record.step, attempt.prompt, attempt.index),
+        )
+        if (begun := attempt.begun) is None:
+            return request
+        return replace(request, generated=begun.tokens, logprobs=begun.logprobs)
 
     def proceed(self) -> None:
         """In lockstep: what finished has been dealt with, decode on."""
@@ -198,9 +205,8 @@ class Decoding:
         """A migrating attempt has left its old engine: hand it to the new one."""
         if target not in self._workers.engines:
             return self._failed(attempt.id, f"worker {target} died")
-        attempt.move(target, self._clock())
-        moved = replace(attempt.request, generated=output.tokens, logprobs=output.logprobs)
-        self._outbox[target].append(moved)
+        attempt.move(target, self._clock(), output)
+        self._outbox[target].append(attempt)
         return ev.AttemptMigrated(attempt=attempt.id, engine=target, tokens=len(output.tokens))
 
     def _failed(self, id_: AttemptId, error: str) -> ev.Event:

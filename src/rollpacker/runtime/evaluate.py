@@ -127,7 +127,7 @@ class Evaluator:
                     prompt=prompt,
                     index=index,
                     engine=engine,
-                    request=request,
+                    prompt_tokens=tokens,
                     start_s=self._clock(),
                 )
                 batches[engine].append(request)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
+
+import numpy as np
 
 from rollpacker.config import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
@@ -123,7 +124,7 @@ class Rewards:
         return GradeRequest(
             attempt=attempt.id,
             prompt=row.prompt,
-            completion_ids=array("i", attempt.output.tokens.tobytes()),
+            completion_ids=np.ascontiguousarray(attempt.output.tokens, np.int32).data,
             row=row.columns,
             domain=row.domain,
             timeouts_s=(

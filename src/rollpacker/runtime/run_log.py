@@ -155,7 +155,7 @@ class RunLog:
                 round_kind=record.kind,
                 worker=attempt.engine,
                 weights_version=record.step if output is None else output.weights_version,
-                prompt_tokens=len(attempt.request.prompt),
+                prompt_tokens=len(attempt.prompt_tokens),
                 tokens=attempt.tokens,
                 finish_reason=None if output is None else output.finish_reason,
                 state=attempt.verdict,

@@ -100,10 +100,15 @@ class StepRecord:
 
         An engine and a replica of one number share a device.
         """
-        spans: dict[int, list[tuple[float, float]]] = {engine: [] for engine in self.work}
+        # Most begin together: of those, the one that ends last covers the others.
+        ends: dict[tuple[EngineId, float], float] = {}
         for attempt in self.attempts.values():
             for engine, began, stopped in attempt.decoding(self.end_s):
-                spans.setdefault(engine, []).append((began, stopped))
+                if stopped >= ends.get((engine, began), began):
+                    ends[engine, began] = stopped
+        spans: dict[int, list[tuple[float, float]]] = {engine: [] for engine in self.work}
+        for (engine, began), stopped in ends.items():
+            spans.setdefault(engine, []).append((began, stopped))
         for task in self.tasks:
             spans.setdefault(task.replica, []).append((task.start_s, task.end_s))
         busy = [union(each) for each in spans.values()]

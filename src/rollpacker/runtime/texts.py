@@ -32,7 +32,7 @@ class Texts:
         """The prompt as the model saw it, special tokens included."""
         text = self._prompts.get(attempt.prompt)
         if text is None:
-            text = self._decode(attempt.request.prompt.tolist(), skip_special_tokens=False)
+            text = self._decode(attempt.prompt_tokens.tolist(), skip_special_tokens=False)
             self._prompts[attempt.prompt] = text
         return text
 

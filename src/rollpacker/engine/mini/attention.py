@@ -58,9 +58,7 @@ def attend(
     group: Any,
     query: Any,
     q0: int,
-    keys: Any,
-    values: Any,
-    bases: Any,
+    cache: Any,
     length: int,
     scores: Any,
     weights: Any,
@@ -70,8 +68,10 @@ def attend(
     """Attention of one row's query heads over one key-value head's tokens up to ``length``.
 
     Args: ``group`` has as many elements as there are query heads; ``query`` their lanes from
-    ``q0``; ``bases`` the start of each block in lanes; ``weights`` and ``lanes`` are one buffer.
+    ``q0``; ``cache`` keys, values and the start of each block, in lanes; ``weights`` and ``lanes``
+    are one buffer.
     """
+    keys, values, bases = cache
     padded = result.shape[1]
     p = weights.shape[1] // lanes.shape[1]
     depth = padded // p
@@ -101,62 +101,58 @@ def attend(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def attention_layer(
-    qkv: Any,
-    attended: Any,
-    slots: Any,
-    positions: Any,
-    tables: Any,
-    cache: Any,
-    layer: int,
-    group: Any,
-    head_dim: int,
-    norms: Any,
-    eps: Any,
-    rope: Any,
-    scale: Any,
-) -> None:
-    """Write the rows' keys and values, then attend; ``qkv`` (n, q + k + v columns)."""
-    keys, values, key_lanes, value_lanes, pool, kv_heads = cache
-    cos, sin = rope
-    rows = len(slots)
-    heads = kv_heads * len(group)
+def place(
+    qkv: Any, query: Any, batch: Any, cache: Any, layer: int, head_dim: int, norms: Any, rope: Any
+) -> int:
+    """Write the rows' keys and values into the cache and their rotated queries into ``query``
+    (rows * heads, head_dim rounded up); returns the longest length."""
+    positions, slots, tables = batch
+    keys, values, key_lanes, _, pool, kv_heads = cache
+    cos, sin, eps, scale = rope
+    heads = len(query) // len(positions)
     p = keys.size // key_lanes.size
-    padded = (head_dim + COLUMNS - 1) // COLUMNS * COLUMNS
-    size = padded * LANES
-    query = np.zeros((rows * heads, padded), attended.dtype)
+    size = query.shape[1] * LANES
     rotated = np.empty(head_dim, np.float32)
     one = np.float32(1.0)
     longest = 0
-    for i in range(rows):
+    for i in range(len(positions)):
         at = positions[i]
         longest = max(longest, at + 1)
         for h in range(heads):
-            rotate(
-                qkv[i, h * head_dim : (h + 1) * head_dim],
-                norms[0],
-                eps,
-                cos[at],
-                sin[at],
-                scale,
-                rotated,
-            )
+            q = qkv[i, h * head_dim : (h + 1) * head_dim]
+            rotate(q, norms[0], eps, cos[at], sin[at], scale, rotated)
             for d in range(head_dim):
                 query[i * heads + h, d] = encode(query, rotated[d])
         block = (layer * pool + tables[slots[i], at // LANES]) * kv_heads
         for h in range(kv_heads):
             k = qkv[i, (heads + h) * head_dim : (heads + h + 1) * head_dim]
             first = (heads + kv_heads + h) * head_dim
+            v = qkv[i, first : first + head_dim]
             rotate(k, norms[1], eps, cos[at], sin[at], one, rotated)
-            write_kv(
-                rotated,
-                qkv[i, first : first + head_dim],
-                keys,
-                values,
-                (block + h) * size,
-                at % LANES,
-                p,
-            )
+            write_kv(rotated, v, keys, values, (block + h) * size, at % LANES, p)
+    return longest
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def attention_layer(
+    qkv: Any,
+    attended: Any,
+    batch: Any,
+    cache: Any,
+    layer: int,
+    group: Any,
+    head_dim: int,
+    norms: Any,
+    rope: Any,
+) -> None:
+    """Write the rows' keys and values, then attend; ``qkv`` (n, q + k + v columns)."""
+    positions, slots, tables = batch
+    keys, _, key_lanes, value_lanes, pool, kv_heads = cache
+    heads = kv_heads * len(group)
+    p = keys.size // key_lanes.size
+    padded = (head_dim + COLUMNS - 1) // COLUMNS * COLUMNS
+    query = np.zeros((len(positions) * heads, padded), attended.dtype)
+    longest = place(qkv, query, batch, cache, layer, head_dim, norms, rope)
     width = (longest + 2 * COLUMNS - 1) // COLUMNS * COLUMNS
     scores = np.empty((len(group), width), np.float32)
     weights = np.empty((len(group), width), attended.dtype)
@@ -164,26 +160,15 @@ def attention_layer(
     query_lanes = query.view(key_lanes.dtype)
     result = np.empty((len(group), padded), np.float32)
     bases = np.empty(width // LANES, np.int64)
-    for i in range(rows):
+    for i in range(len(positions)):
         length = positions[i] + 1
         for h in range(kv_heads):
             for t in range((length + LANES - 1) // LANES):
                 block = (layer * pool + tables[slots[i], t]) * kv_heads + h
-                bases[t] = block * (size // p)
+                bases[t] = block * (padded * LANES // p)
             first = (i * heads + h * len(group)) * (padded // p)
-            attend(
-                group,
-                query_lanes,
-                first,
-                key_lanes,
-                value_lanes,
-                bases,
-                length,
-                scores,
-                weights,
-                lanes,
-                result,
-            )
+            seen = key_lanes, value_lanes, bases
+            attend(group, query_lanes, first, seen, length, scores, weights, lanes, result)
             for g in range(len(group)):
                 column = (h * len(group) + g) * head_dim
                 for d in range(head_dim):

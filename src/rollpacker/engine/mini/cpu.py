@@ -33,13 +33,11 @@ class CpuRunner:
         self._shape = shape
         self._weights = PackedWeights(model, shape)
         cos, sin = rope_tables(model, shape.context)
-        self._rope = (cos.numpy(), sin.numpy())
+        self._rope = (cos.numpy(), sin.numpy(), np.float32(shape.eps), np.float32(shape.scale))
         columns = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         self._sizes = (shape.hidden, shape.head_dim, columns, shape.inner, shape.layers)
         self._group = (0,) * (shape.heads // shape.kv_heads)
         self._cache: tuple[Any, ...] = ()
-        self._eps = np.float32(shape.eps)
-        self._scale = np.float32(shape.scale)
 
     def _block_elements(self) -> int:
         padded = -(-self._shape.head_dim // COLUMNS) * COLUMNS
@@ -104,9 +102,7 @@ class CpuRunner:
         w = self._weights
         return forward(
             rows.tokens,
-            rows.positions,
-            rows.slots,
-            tables,
+            (rows.positions, rows.slots, tables),
             rows.keep,
             w.embed,
             w.panels,
@@ -114,8 +110,6 @@ class CpuRunner:
             w.vectors,
             w.splits,
             self._sizes,
-            self._eps,
-            self._scale,
             self._group,
             self._cache,
             self._rope,

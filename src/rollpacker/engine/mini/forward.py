@@ -44,9 +44,7 @@ def add_bias(x: Any, bias: Any, rows: int) -> None:
 @njit(cache=True, nogil=True, error_model="numpy")
 def forward(
     tokens: Any,
-    positions: Any,
-    slots: Any,
-    tables: Any,
+    batch: Any,
     keep: Any,
     embed: Any,
     packed: Any,
@@ -54,21 +52,20 @@ def forward(
     vectors: Any,
     splits: Any,
     sizes: Any,
-    eps: Any,
-    scale: Any,
     group: Any,
     cache: Any,
     rope: Any,
 ) -> Any:
     """Run rows through the model; returns the normed last hidden states of the rows ``keep``.
 
-    Args: ``tokens, positions, slots`` (n,); ``tables`` (slots, blocks) the blocks of each
-    sequence; ``packed`` all weight panels, of which layer l's four matrices start at
-    ``starts[l]``; ``vectors[l]`` its norms and biases, cut at ``splits``; ``sizes`` (hidden,
-    head_dim, qkv columns, ffn, layers), see ``packing``.
+    Args: ``tokens`` (n,); ``batch`` their positions (n,), slots (n,) and the blocks of each
+    sequence (slots, blocks); ``packed`` all weight panels, of which layer l's four matrices start
+    at ``starts[l]``; ``vectors[l]`` its norms and biases, cut at ``splits``; ``sizes`` (hidden,
+    head_dim, qkv columns, ffn, layers), see ``packing``; ``rope`` cosines, sines, the norms'
+    epsilon and the scale of queries.
     """
     hidden, head_dim, qkv_columns, inner, layers = sizes
-    n = len(tokens)
+    n, eps = len(tokens), rope[2]
     x = np.zeros((n, (hidden + COLUMNS - 1) // COLUMNS * COLUMNS), np.float32)
     normed = np.zeros((n, (hidden + 1) // 2 * 2), embed.dtype)
     normed_lanes = normed.view(packed.dtype)
@@ -90,21 +87,7 @@ def forward(
         start_rows(qkv, own[splits[0] : splits[1]], n)
         multiply(normed_lanes, packed, at[0], qkv)
         norms = (own[splits[1] : splits[2]], own[splits[2] : splits[3]])
-        attention_layer(
-            qkv,
-            attended,
-            slots,
-            positions,
-            tables,
-            cache,
-            layer,
-            group,
-            head_dim,
-            norms,
-            eps,
-            rope,
-            scale,
-        )
+        attention_layer(qkv, attended, batch, cache, layer, group, head_dim, norms, rope)
         add_bias(x, own[splits[3] : splits[4]], n)
         multiply(attended_lanes, packed, at[1], x)
         for i in range(n):

@@ -55,6 +55,7 @@ def pytest_collection() -> Iterator[object]:
 _FIRST = (
     "test_engine_contract.py",  # compiles the kernels, which the other processes wait for otherwise
     "test_judge_faults.py",  # long, and would be waited for at the end
+    "test_extending.py",
     "test_fresh_process.py",
 )
 

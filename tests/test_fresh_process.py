@@ -74,7 +74,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = answer
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 

@@ -10,10 +10,10 @@ however it ends. Needs Linux and root (or the rights to make network namespaces)
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -86,21 +86,31 @@ def _inside(pid: int, command: str) -> None:
 
 def measure(mbit: float, mib: float, training: int, rollout: int) -> dict[str, Any]:
     """Seconds and bytes over the slow link of each way to synchronise."""
+    os.environ |= {"GLOO_SOCKET_IFNAME": LINK, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    import torch
+    import torch.distributed as dist
+
+    from rollpacker.runtime import weights
+
+    assert dist.is_gloo_available(), f"{weights.__name__} needs gloo"
+    torch.set_num_threads(1)
+    model = int(mib * 2**20)
     with namespaces(mbit) as pids, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        sides: list[subprocess.Popen[Any]] = []
-        for side, pid in zip(("training", "rollout"), pids, strict=True):
-            words = ["nsenter", "--net", "--target", str(pid), sys.executable, __file__]
-            words += ["--side", side, "--folder", folder, "--mib", str(mib)]
-            words += ["--training", str(training), "--rollout", str(rollout)]
-            env = os.environ | {"GLOO_SOCKET_IFNAME": LINK, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-            process = subprocess.Popen(words, env=env, start_new_session=True)
-            stack.callback(_end_group, process)
-            sides.append(process)
-        for process in sides:
-            if process.wait(timeout=TIMEOUT_S):
+        # Forked, torch being imported once.
+        fork = multiprocessing.get_context("fork")
+        ranks: list[Any] = []
+        for rank in range(training + rollout):
+            place = pids[0] if rank < training else pids[1]
+            words = (rank, place, Path(folder), model, training, rollout)
+            ranks.append(fork.Process(target=run_rank, args=words))
+            ranks[-1].start()
+            stack.callback(ranks[-1].kill)
+        until = time.monotonic() + TIMEOUT_S
+        for process in ranks:
+            process.join(max(until - time.monotonic(), 0.0))
+            if process.exitcode != 0:
                 raise RuntimeError("a rank failed; see above")
         ways = json.loads((Path(folder) / "result.json").read_text())
-    model = int(mib * 2**20)
     for way in ways.values():
         way["copies_over_slow_link"] = way["slow_bytes"] / model
         way["slower_than_planned"] = way["seconds"] / ways["planned"]["seconds"]
@@ -113,32 +123,14 @@ def measure(mbit: float, mib: float, training: int, rollout: int) -> dict[str, A
     }
 
 
-def _end_group(process: subprocess.Popen[Any]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _enter(pid: int) -> None:
+    """This thread into the network namespace of a process, as what it starts."""
+    with Path(f"/proc/{pid}/ns/net").open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
-def run_side(side: str, folder: Path, mib: float, training: int, rollout: int) -> int:
-    """Fork the ranks of one side, torch being imported once; the worst of their exit codes."""
-    import torch
-
-    torch.set_num_threads(1)
-    numbers = range(training) if side == "training" else range(training, training + rollout)
-    fork = multiprocessing.get_context("fork")
-    model = int(mib * 2**20)
-    ranks = [
-        fork.Process(target=run_rank, args=(rank, folder, model, training, rollout))
-        for rank in numbers
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return max(rank.exitcode != 0 for rank in ranks)
-
-
-def run_rank(rank: int, folder: Path, total: int, training: int, rollout: int) -> None:
+def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rollout: int) -> None:
     """All ways of synchronising, one after the other; the last rank writes what it measured."""
     import torch
     import torch.distributed as dist
@@ -146,6 +138,7 @@ def run_rank(rank: int, folder: Path, total: int, training: int, rollout: int) -
     from rollpacker.policy.publish import plan_publish
     from rollpacker.runtime.weights import rollout_group
 
+    _enter(place)
     world = training + rollout
     pools = range(training), range(training, world)
     plan = plan_publish(total, *pools)
@@ -239,11 +232,7 @@ def main() -> int:
     parser.add_argument("--training", type=int, default=2)
     parser.add_argument("--rollout", type=int, default=4)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--side", choices=("training", "rollout"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.side:
-        return run_side(args.side, args.folder, args.mib, args.training, args.rollout)
     try:
         result = measure(args.mbit, args.mib, args.training, args.rollout)
     except (NoNamespacesError, FileNotFoundError) as error:

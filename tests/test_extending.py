@@ -87,81 +87,7 @@ def run(tree: Path, *args: str) -> str:
     return done.stdout
 
 
-def suite(tree: Path, names: str, *files: str) -> str:
-    options = ("-p", "no:cacheprovider", "-p", "no:warnings", "-k", names)
-    return run(tree, "-m", "pytest", *options, *files)
-
-
-def test_three_places_are_enough() -> None:
-    for title in ("An algorithm", "A mode of tail batching", "An engine"):
-        places = {path for _, path, _ in STEP.findall(section(title)) if path.startswith("src")}
-        assert 2 <= len(places) <= 3
-    assert not STEP.findall(section("A reward"))
-
-
-def test_a_page_that_is_out_of_date_is_found(tree: Path) -> None:
-    with pytest.raises(AssertionError, match=r"algorithms.py: the page is out of date"):
-        follow(section("An algorithm"), tree)
-
-
-def test_the_examples_keep_to_the_style_and_reach_the_reference(tree: Path) -> None:
-    paths = sorted({path for _, path, _ in STEP.findall(PAGE)})
-    reward = tree / "my_rewards.py"
-    reward.write_text(block("python", section("A reward")), encoding="utf-8")
-    for check in (["check"], ["format", "--check"]):
-        run(tree, "-m", "ruff", *check, *paths, reward.name)
-    run(tree, "docs/gen_config.py")
-    reference = (tree / "docs" / "config.md").read_text(encoding="utf-8")
-    for new in ("REINFORCE with the group's median", "``ramp``", "Every token as likely"):
-        assert new.replace("``", "`") in reference
-
-
-@pytest.mark.slow
-def test_the_examples_have_the_types_and_keep_to_the_layers(tree: Path) -> None:
-    paths = sorted({path for _, path, _ in STEP.findall(PAGE) if path.startswith("src")})
-    run(tree, "-m", "pyright", "--pythonpath", sys.executable, *paths)
-    run(tree, "-c", "from importlinter.cli import lint_imports_command as lint; lint()")
-
-
-@pytest.mark.slow
-def test_the_suite_of_algorithms_takes_the_new_one(tree: Path) -> None:
-    said = suite(tree, "median or configured_and_built", "tests/train/test_algorithms.py")
-    assert " passed" in said
-
-
-COMMANDS = """
-import shlex
-import sys
-from rollpacker.cli import main
-
-for command in sys.argv[1:]:
-    sys.argv = shlex.split(command)
-    try:
-        main()
-    except SystemExit as left:
-        assert not left.code, command
-"""
-
-
-def test_a_mode_runs_in_a_simulation_and_its_journal_replays(tree: Path) -> None:
-    commands = block("bash", section("A mode of tail batching")).splitlines()
-    said = run(tree, "-c", COMMANDS, *commands)
-    assert len(commands) == 2
-    assert ", 0 differences" in said
-    rounds: list[tuple[str, set[str]]] = []
-    for line in (tree / "ramp.jsonl").read_text(encoding="utf-8").splitlines():
-        for made in json.loads(line).get("decisions", ()):
-            if made["kind"] == "BeginRound":
-                rounds.append((made["round"], set()))
-            elif made["kind"] == "StartAttempt":
-                rounds[-1][1].add(made["prompt"])
-    assert len(rounds) == 8
-    raced = [len(prompts) for kind, prompts in rounds if kind == "short"]
-    assert (rounds[0][0], len(rounds[0][1])) == ("full", 16)
-    assert raced == sorted(raced)
-    assert 16 < raced[0] < raced[-1]
-
-
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:warnings", "-k")
 FOLLOWED = """
 import numpy as np
 import torch
@@ -203,13 +129,95 @@ def test_followed_an_engine_says_what_it_can_do():
     assert (info.exact_seeds, info.tensor_parallel, sorted(info.latency)) == (True, (1,), [1, 64])
 """
 
+COMMANDS = block("bash", section("A mode of tail batching")).splitlines()
+IN_ONE = """
+import gc
+gc.disable()  # a fifth of the imports
+import runpy
+import shlex
+import sys
+import pytest
+from rollpacker.cli import main
 
-def test_an_algorithm_makes_a_gradient_step_and_an_engine_keeps_to_the_contract(tree: Path) -> None:
-    """In one process, as both load torch."""
-    file = tree / "tests" / "engine" / "test_followed.py"
-    file.write_text(FOLLOWED.format(SMALLEST=SMALLEST), encoding="utf-8")
-    files = ("tests/engine/test_engine_contract.py", "tests/engine/test_followed.py")
-    said = suite(tree, "uniform or held_to_it or followed", *files)
+runpy.run_path("docs/gen_config.py", run_name="__main__")
+for command in {COMMANDS}:
+    sys.argv = shlex.split(command)
+    try:
+        main()
+    except SystemExit as left:
+        assert not left.code, command
+sys.exit(pytest.main({TESTS}))
+"""
+TESTS = ("tests/engine/test_engine_contract.py", "tests/engine/test_followed.py")
+
+
+@pytest.fixture(scope="module")
+def said(tree: Path) -> str:
+    """What the reference, a mode, an algorithm and an engine say in one process, which imports what
+    they need once."""
+    followed = FOLLOWED.format(SMALLEST=SMALLEST)
+    (tree / "tests" / "engine" / "test_followed.py").write_text(followed, encoding="utf-8")
+    words = [*OPTIONS, "uniform or held_to_it or followed", *TESTS]
+    return run(tree, "-c", IN_ONE.format(COMMANDS=COMMANDS, TESTS=words))
+
+
+def test_three_places_are_enough() -> None:
+    for title in ("An algorithm", "A mode of tail batching", "An engine"):
+        places = {path for _, path, _ in STEP.findall(section(title)) if path.startswith("src")}
+        assert 2 <= len(places) <= 3
+    assert not STEP.findall(section("A reward"))
+
+
+def test_a_page_that_is_out_of_date_is_found(tree: Path) -> None:
+    with pytest.raises(AssertionError, match=r"algorithms.py: the page is out of date"):
+        follow(section("An algorithm"), tree)
+
+
+def test_the_examples_keep_to_the_style(tree: Path) -> None:
+    paths = sorted({path for _, path, _ in STEP.findall(PAGE)})
+    reward = tree / "my_rewards.py"
+    reward.write_text(block("python", section("A reward")), encoding="utf-8")
+    for check in (["check"], ["format", "--check"]):
+        run(tree, "-m", "ruff", *check, *paths, reward.name)
+
+
+def test_the_examples_reach_the_reference(tree: Path, said: str) -> None:
+    reference = (tree / "docs" / "config.md").read_text(encoding="utf-8")
+    for new in ("REINFORCE with the group's median", "``ramp``", "Every token as likely"):
+        assert new.replace("``", "`") in reference
+
+
+@pytest.mark.slow
+def test_the_examples_have_the_types_and_keep_to_the_layers(tree: Path) -> None:
+    paths = sorted({path for _, path, _ in STEP.findall(PAGE) if path.startswith("src")})
+    run(tree, "-m", "pyright", "--pythonpath", sys.executable, *paths)
+    run(tree, "-c", "from importlinter.cli import lint_imports_command as lint; lint()")
+
+
+@pytest.mark.slow
+def test_the_suite_of_algorithms_takes_the_new_one(tree: Path) -> None:
+    words = (*OPTIONS, "median or configured_and_built", "tests/train/test_algorithms.py")
+    assert " passed" in run(tree, "-m", "pytest", *words)
+
+
+def test_a_mode_runs_in_a_simulation_and_its_journal_replays(tree: Path, said: str) -> None:
+    assert len(COMMANDS) == 2
+    assert ", 0 differences" in said
+    rounds: list[tuple[str, set[str]]] = []
+    for line in (tree / "ramp.jsonl").read_text(encoding="utf-8").splitlines():
+        for made in json.loads(line).get("decisions", ()):
+            if made["kind"] == "BeginRound":
+                rounds.append((made["round"], set()))
+            elif made["kind"] == "StartAttempt":
+                rounds[-1][1].add(made["prompt"])
+    assert len(rounds) == 8
+    raced = [len(prompts) for kind, prompts in rounds if kind == "short"]
+    assert (rounds[0][0], len(rounds[0][1])) == ("full", 16)
+    assert raced == sorted(raced)
+    assert 16 < raced[0] < raced[-1]
+
+
+def test_an_algorithm_makes_a_gradient_step_and_an_engine_keeps_to_the_contract(said: str) -> None:
     assert re.search(r"2[01] passed", said), said
 
 

@@ -4,7 +4,6 @@ import gzip
 import json
 from pathlib import Path
 
-import datasets
 import polars
 import pytest
 
@@ -98,6 +97,8 @@ def test_a_path_with_brackets_is_no_pattern(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
+    import datasets
+
     folder = tmp_path_factory.mktemp("saved")
     one = datasets.Dataset.from_list(ROWS)
     one.save_to_disk(str(folder / "one"))
@@ -124,6 +125,8 @@ def test_what_save_to_disk_wrote(saved):
 
 
 def test_a_saved_dataset_with_pictures_is_refused_unread(tmp_path):
+    import datasets
+
     features = datasets.Features(
         {"prompt": datasets.Value("string"), "picture": datasets.List(datasets.Image())}
     )

@@ -18,8 +18,13 @@ LLAMA3_ROPE = {
 }
 
 
-def build(kind: str):
-    """A model with weights large enough that greedy decoding is no constant."""
+def build(kind: str, share: int = 2):
+    """A model with weights large enough that greedy decoding is no constant; ``share`` query heads
+    have one key-value head.
+
+    Kernels are compiled for each share and each dtype: 2 with float32 and 3 with bfloat16 are all
+    that ``make test`` needs.
+    """
     # Here, since transformers takes seconds to import and scripted engines need none of it.
     import torch
     import transformers as hf
@@ -32,7 +37,7 @@ def build(kind: str):
                 hf.Qwen2Config(
                     hidden_size=48,
                     num_hidden_layers=2,
-                    num_attention_heads=3,
+                    num_attention_heads=share,
                     num_key_value_heads=1,
                     intermediate_size=80,
                     tie_word_embeddings=True,
@@ -44,7 +49,7 @@ def build(kind: str):
                 hf.Qwen3Config(
                     hidden_size=40,
                     num_hidden_layers=3,
-                    num_attention_heads=6,
+                    num_attention_heads=2 * share,
                     num_key_value_heads=2,
                     head_dim=32,
                     intermediate_size=72,
@@ -57,7 +62,7 @@ def build(kind: str):
                 hf.LlamaConfig(
                     hidden_size=36,
                     num_hidden_layers=2,
-                    num_attention_heads=3,
+                    num_attention_heads=share,
                     num_key_value_heads=1,
                     head_dim=12,
                     intermediate_size=67,

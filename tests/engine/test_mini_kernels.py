@@ -46,7 +46,7 @@ def test_stored_elements_round_as_in_torch(dtype):
 @pytest.mark.parametrize("max_running", [1, 5, 16])
 def test_bfloat16_results_do_not_depend_on_the_batch(max_running):
     engine = MiniEngine(
-        build("qwen3").bfloat16(),
+        build("qwen3", share=3).bfloat16(),
         config=MiniEngineConfig(max_running=max_running, kv_tokens=640),
     )
     requests = [

@@ -15,8 +15,8 @@ from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 
 
-def make(kind: str, path: str, config: MiniEngineConfig):
-    model = build(kind)
+def make(kind: str, path: str, config: MiniEngineConfig, share: int = 2):
+    model = build(kind, share)
     if path == "numba":
         return model, MiniEngine(model, config=config)
     runner = TorchRunner(
@@ -31,9 +31,9 @@ TOKENS = 24
 
 
 @cache
-def greedy(kind: str):
+def greedy(kind: str, share: int):
     """Greedy responses of transformers to the prompts, with their log-probabilities."""
-    model = build(kind)
+    model = build(kind, share)
     found = []
     for tokens in PROMPTS:
         ids = torch.from_numpy(tokens.astype(np.int64))[None]
@@ -54,9 +54,10 @@ def greedy(kind: str):
     ("path", "kv_tokens"),
     [("numba", 4096), ("numba", 176), ("torch", 4096), ("torch", 176), ("deterministic", 4096)],
 )
+@pytest.mark.parametrize("share", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
-def test_greedy_tokens_and_logprobs_equal_transformers(kind, path, kv_tokens):
-    _, engine = make(kind, path, MiniEngineConfig(max_running=6, kv_tokens=kv_tokens))
+def test_greedy_tokens_and_logprobs_equal_transformers(kind, share, path, kv_tokens):
+    _, engine = make(kind, path, MiniEngineConfig(max_running=6, kv_tokens=kv_tokens), share)
     engine.submit(
         [
             request(i, PROMPTS[i % 5], group=str(i % 5), temperature=0, max_tokens=TOKENS)
@@ -65,7 +66,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(kind, path, kv_tokens):
     )
     outputs = drain(engine)
     assert (engine.stats().preemptions > 0) == (kv_tokens < 1000)
-    for i, (tokens, logprobs) in enumerate(greedy(kind)):
+    for i, (tokens, logprobs) in enumerate(greedy(kind, share)):
         for output in (outputs[i], outputs[i + 5]):
             assert output.tokens.tolist() == tokens.tolist()
             np.testing.assert_allclose(output.logprobs, logprobs, atol=1e-4)
@@ -85,7 +86,7 @@ def test_sampled_logprobs_are_the_models(path, temperature):
 
 
 def test_bfloat16_is_close_to_the_float32_model():
-    model = build("qwen2").bfloat16()
+    model = build("qwen2", share=3).bfloat16()
     engine = MiniEngine(model, config=MiniEngineConfig(max_running=8, kv_tokens=2048))
     tokens = prompt(20)
     engine.submit([request(i, tokens, group="g", seed=i, max_tokens=60) for i in range(6)])

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import yaml
-from judge_models import request, save_judge
+from judge_models import request, save_critic, save_judge
 
 from grading import grade_now
 from rollpacker import job
@@ -43,15 +43,22 @@ def test_unknown_options_are_named(options, change, problem):
 
 
 @pytest.fixture(scope="module")
-def pool(options):
+def critic(tmp_path_factory):
+    return str(save_critic(tmp_path_factory.mktemp("reward") / "critic"))
+
+
+@pytest.fixture(scope="module")
+def pool(options, critic):
     """One process, which loads libraries for seconds, with three judges: of whole groups, in
-    calls of four, and with little room for the rows of a domain of their own."""
+    calls of four, and with little room for the rows of a domain of their own; and with a model
+    that scores."""
     of = partial(RewardConfig, function="judge", timeout_s=100.0)
     made = GradingPool(
         [
             of(name="group", options=options, needs_group=True, domains=["default"]),
             of(name="fours", options=options, batch=4, domains=["default"]),
             of(name="short", options=options | {"max_tokens": 60}, domains=["short"]),
+            RewardConfig(function=critic, batch=8, timeout_s=60, domains=["scored"]),
         ],
         GradingConfig(retries=0),
     )
@@ -82,6 +89,17 @@ def test_a_response_that_cannot_be_judged_harms_no_other(pool):
     assert [g.reward is None for g in grades] == [False, True, False, False]
     assert "tokens too long" in (grades[1].error or "")
     assert len(pool.said()) == 1
+
+
+def test_a_reward_model_runs_with_shared_calls(critic, pool):
+    requests = [
+        replace(request(i, text, "7="), domain="scored") for i, text in enumerate(("1", "12+", "3"))
+    ]
+    grades = grade_now(pool, requests, group=True)
+    assert [set(grade.rewards) for grade in grades] == [{"critic", "group", "fours", "short"}] * 3
+    scores = [grade.rewards["critic"] for grade in grades]
+    assert scores == pytest.approx(resolve(critic, {})(requests), abs=1e-5)
+    assert [grade.reward for grade in grades] == scores
 
 
 def test_a_missing_model_is_named_while_the_function_is_loaded(options):

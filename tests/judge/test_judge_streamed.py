@@ -16,7 +16,7 @@ from rollpacker.reward.judge.layers import spread
 from rollpacker.reward.judge.streamed import StreamedModel, WholeModel
 
 CPU = torch.device("cpu")
-LAYERS = 5
+LAYERS = 4
 SHAPE = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -72,7 +72,7 @@ def test_logits_are_the_unmodified_models_for_every_number_of_resident_layers(na
     (right, right_mask), (left, left_mask) = batch("right"), batch("left")
     expected = alone(model, right, right_mask)
     at = torch.tensor(LENGTHS) - 1
-    for resident in [*range(LAYERS + 1), 2, 4, 0, LAYERS]:
+    for resident in [*range(LAYERS + 1), 2, 0, LAYERS]:
         streamed.keep(resident)
         for _ in range(2):
             torch.testing.assert_close(streamed.logits(right, at), expected)

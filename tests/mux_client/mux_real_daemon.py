@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -9,23 +10,41 @@ import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from rollpacker.cli import main
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.phase import Phases
+from rollpacker.runtime.pipes import PRELOADED
+from rollpacker.shield import OUTSIDE, shielded
 
 COMMAND = (sys.executable, "-c", "from rollpacker.cli import main; main()")
 SHARING = '{"permits": "round_robin", "lifetime": false, "learn": false, "repack": false}'
 """Settings under which jobs share nodes at once, however short they are."""
 
 
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _run(words: Sequence[str], out: Connection) -> None:
+    """``rollpacker WORDS`` in a forked process, which spares its imports."""
+    # Whoever ran a job in this process has forked it off one that signals do not reach.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
+    sys.argv = ["rollpacker", *words]
+    with os.fdopen(os.dup(out.fileno()), "w") as file, contextlib.redirect_stdout(file):
+        out.close()
+        main()
 
 
 class Daemon:
@@ -37,31 +56,32 @@ class Daemon:
         self.ttl = ttl
         self.url = f"http://127.0.0.1:{self.port}"
         self.token_file = folder / "token"
-        self.process: subprocess.Popen[str] | None = None
+        self.process: BaseProcess | None = None
         self._settings: tuple[str, ...] = ("--settings", SHARING)
         self.start()
 
     def start(self) -> None:
         words = ["mux", "serve", "--state", str(self.folder), "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*COMMAND, *words, "--ttl", str(self.ttl), *self._settings],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words += ["--ttl", str(self.ttl), *self._settings]
         self._settings = ()
-        assert self.process.stdout is not None
-        assert "listening" in self.process.stdout.readline()
+        CONTEXT.set_forkserver_preload([*PRELOADED, "rollpacker.rollmux.service.serve"])
+        ours, theirs = CONTEXT.Pipe(duplex=False)
+        self.process = CONTEXT.Process(target=_run, args=(words, theirs), daemon=True)
+        with shielded():
+            self.process.start()
+        theirs.close()
+        with os.fdopen(os.dup(ours.fileno())) as said:
+            assert "listening" in said.readline()
 
     def kill(self) -> None:
         assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
+        self.process.join()
 
     def stop(self) -> None:
         assert self.process is not None
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait()
+        self.process.terminate()
+        self.process.join()
 
     def client(self, url: str | None = None) -> MuxClient:
         return MuxClient(url or self.url, self.token_file, patience_s=60.0)

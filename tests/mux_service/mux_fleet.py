@@ -23,7 +23,7 @@ from rollpacker.shield import OUTSIDE, shielded
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Jobs of the same pytest process are forked off the same server: the first to start it decides.
-CONTEXT.set_forkserver_preload(["rollpacker.rollmux.service.serve", "mux_fleet", *PRELOADED])
+CONTEXT.set_forkserver_preload([*PRELOADED, "rollpacker.rollmux.service.serve", "mux_fleet"])
 SETTINGS = Settings(cold_s=0.05, warm_s=0.0)
 TTL = 1.0
 

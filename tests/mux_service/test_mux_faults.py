@@ -153,15 +153,13 @@ def test_a_damaged_database_does_not_start(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_second_daemon_does_not_start(tmp_path: Path) -> None:
+def test_a_second_daemon_does_not_start(tmp_path: Path, call: Call) -> None:
     daemon = Daemon(tmp_path)
     daemon.start()
-    done = run_cli("serve", "--state", str(tmp_path), "--port", "0")
-    assert done.returncode == 1
-    assert "another daemon is running on this database" in done.stderr
-    done = run_cli("serve", "--state", str(tmp_path / "b"), "--port", str(daemon.port))
-    assert done.returncode == 1
-    assert "cannot listen on" in done.stderr
+    code, _, err = call("serve", "--state", str(tmp_path), "--port", "0")
+    assert (code, "another daemon is running on this database" in err) == (1, True)
+    code, _, err = call("serve", "--state", str(tmp_path / "b"), "--port", str(daemon.port))
+    assert (code, "cannot listen on" in err) == (1, True)
     daemon.stop()
 
 

@@ -330,8 +330,9 @@ def test_names_must_differ():
 
 def test_a_grading_process_imports_nothing_heavy():
     code = (
-        "import sys, rollpacker.reward.worker; heavy = {'torch', 'transformers', 'pydantic', "
-        "'polars', 'sympy', 'math_verify', 'reasoning_gym'}; print(heavy & set(sys.modules))"
+        "import sys, rollpacker.reward.worker; heavy = {'numpy', 'torch', 'transformers', "
+        "'pydantic', 'polars', 'sympy', 'math_verify', 'reasoning_gym'}; "
+        "print(heavy & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

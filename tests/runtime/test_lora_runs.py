@@ -45,9 +45,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 def settings(shop: Workshop, name: str, family: str, dtype: str, **changes: Any) -> dict[str, Any]:
     """A run of four steps whose evaluations log what was answered."""
-    model = shop.folder / family
+    model = shop.folder / f"{family}-{dtype}"
     if not model.exists():
-        write_family(model, family)
+        write_family(model, family, dtype)
     log = str(shop.folder / f"{name}.log")
     return {
         "model": {"path": str(model), "dtype": dtype, "lora_rank": 4, "lora_alpha": 8.0},
@@ -73,7 +73,7 @@ def check(shop: Workshop, name: str, folder: Path, family: str, dtype: str) -> N
     assert [row["step"] for row in rows] == list(range(len(rows)))
     assert max(row["trained_tokens/abs_logprob_difference"] for row in rows) < AGREE[dtype]
     assert all(row["grad_norm"] > 0 for row in rows)
-    base, kind = shop.folder / family, DTYPES[dtype]
+    base, kind = shop.folder / f"{family}-{dtype}", DTYPES[dtype]
     last = folder / f"checkpoint-{checkpoints(folder)[-1]}"
     saved, merged, plain = load(last, kind), merged_by_peft(base, last, kind), load(base, kind)
     stop = plain.config.eos_token_id

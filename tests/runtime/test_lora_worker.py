@@ -34,12 +34,6 @@ AGREE = {"float32": 1e-5, "bfloat16": 0.03}
 """Mean difference of the sampler's and the trainer's log-probabilities: rounding alone."""
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("families")
-    return {family: write_family(folder / family, family) for family in FAMILIES}
-
-
 class Driver:
     """The other end of a worker's pipe; the worker itself is real and in a thread."""
 
@@ -135,9 +129,9 @@ def grouped(prompt: list[int], outputs: list[Output]) -> Group:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_worker_decodes_from_what_it_trains_and_saves_it(
-    models: dict[str, Path], family: str, dtype: str, tmp_path: Path
+    family: str, dtype: str, tmp_path: Path
 ) -> None:
-    base, kind = models[family], DTYPES[dtype]
+    base, kind = write_family(tmp_path / "base", family, dtype), DTYPES[dtype]
     prompt = encode(base, PROMPT)
     driver = Driver(base, dtype, beta=0.05)
     stop = load(base, kind).config.eos_token_id
@@ -149,13 +143,13 @@ def test_a_worker_decodes_from_what_it_trains_and_saves_it(
         assert metrics["trained_tokens/abs_logprob_difference"] < AGREE[dtype]
         assert metrics["kl"] > 1e-3
     last, _ = driver.sample(3, prompt, stop)
-    driver.save(tmp_path)
+    driver.save(tmp_path / "saved")
     driver.stop()
 
     before = engine_answer(load(base, kind), prompt, stop)
     np.testing.assert_array_equal(first.tokens, before.tokens)
     assert last.tokens.tolist() != before.tokens.tolist()
-    saved, merged = load(tmp_path, kind), merged_by_peft(base, tmp_path, kind)
+    saved, merged = load(tmp_path / "saved", kind), merged_by_peft(base, tmp_path / "saved", kind)
     again = engine_answer(saved, prompt, stop)
     assert again.tokens.tolist() == last.tokens.tolist()
     assert again.logprobs.tolist() == last.logprobs.tolist()

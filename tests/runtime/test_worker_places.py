@@ -1,7 +1,5 @@
 """Where workers run: several on one GPU share its memory."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,24 +45,6 @@ def test_a_sharer_finds_its_kv_budget_in_its_share(tmp_path: Path) -> None:
     config = MiniEngineConfig(max_running=1)
     alone, shared = (MiniEngine(model, config=config, sharers=n)._runner for n in (1, 4))
     assert shared.free_bytes(4) == pytest.approx(alone.free_bytes(1) / 4, rel=0.2)
-
-
-ASKED = """
-import importlib, torch
-from rollpacker.runtime.pipes import PRELOADED
-
-def ask(*_, **__):
-    raise AssertionError("a fork of this process could not use CUDA")
-
-torch.cuda.is_available = torch.cuda.device_count = torch.cuda.init = ask
-for name in PRELOADED:
-    importlib.import_module(name)
-"""
-
-
-def test_what_workers_are_forked_off_asks_for_no_device() -> None:
-    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu

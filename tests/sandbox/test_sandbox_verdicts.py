@@ -154,11 +154,11 @@ def test_load_makes_no_false_timeouts(sandbox: Sandbox) -> None:
     for burner in burners:
         burner.start()
     burning.wait(60.0)
-    found = [stdin(sandbox, program, timeout_s=0.2) for _ in range(4)]
+    found = [stdin(sandbox, program, timeout_s=0.2) for _ in range(2)]
     stop.set()
     for burner in burners:
         burner.join()
-    assert [each.verdict for each in found] == ["pass"] * 4
+    assert [each.verdict for each in found] == ["pass"] * 2
 
 
 CALLS: list[tuple[str, CallTest, str]] = [

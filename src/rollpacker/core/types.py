@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NewType
+from typing import TYPE_CHECKING, Literal, NewType
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 AttemptId = NewType("AttemptId", int)
 """One try at one response of one prompt; never reused within a run."""

@@ -23,15 +23,7 @@ from rollpacker.shield import shielded
 # time with two of them, and no imports are waited for when a job that lost its nodes starts again.
 # The libraries of other systems are not made to be forked.
 _START = "forkserver" if sys.platform == "linux" else "spawn"
-PRELOADED = (
-    "rollpacker.engine.mini.engine",
-    "rollpacker.runtime.worker_process",
-    "rollpacker.train.local",
-    "rollpacker.train.model",
-    "transformers.modeling_utils",
-    "rollpacker.runtime.ready",
-)
-"""Modules that ask for no device: a fork of a process that did could not use CUDA."""
+PRELOADED = ("rollpacker.runtime.ready",)
 _LEAVING_S = 5.0
 """In which a process that has closed its pipe is gone."""
 

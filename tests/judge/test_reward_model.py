@@ -1,4 +1,5 @@
-"""Sequence-classification models as rewards: the same scores as TRL's recipe gives."""
+"""Sequence-classification models as rewards: the same scores as TRL's recipe gives. In a grading
+process they run in ``test_judge_reward.py``, beside judges."""
 
 import re
 from pathlib import Path
@@ -6,16 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from pool_helpers import requests
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+from judge_models import save_critic
+from transformers import AutoTokenizer, Qwen2ForSequenceClassification
 
-from grading import grade_now
-from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.demo.model import build_tokenizer
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.functions import resolve
-from rollpacker.reward.pool import GradingPool
 
 TEXTS = ["1", "12+", "3=3=3"]
 
@@ -47,24 +44,7 @@ class NoConfig(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("reward") / "critic"
-    tokenizer: Any = build_tokenizer()
-    shape = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_labels=1,
-        pad_token_id=0,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = Qwen2ForSequenceClassification(shape)
-    model.save_pretrained(made)
-    tokenizer.save_pretrained(made)
-    return made
+    return save_critic(tmp_path_factory.mktemp("reward") / "critic")
 
 
 @pytest.fixture
@@ -114,18 +94,6 @@ def test_a_module_by_its_path(folder: Path, module: Path) -> None:
         expected(folder, [f"7={t}" for t in TEXTS]), abs=1e-5
     )
     assert resolve(f"{module}:Texts", {})(asked(TEXTS)) == [1.0, 3.0, 5.0]
-
-
-def test_it_runs_in_a_pool_with_shared_calls(folder: Path) -> None:
-    reward = RewardConfig(function=str(folder), batch=8, timeout_s=60)
-    pool = GradingPool([reward], GradingConfig())
-    try:
-        pool.wait_ready()
-        grades = grade_now(pool, requests(TEXTS))
-    finally:
-        pool.close()
-    assert [set(grade.rewards) for grade in grades] == [{"critic"}] * 3
-    assert all(grade.reward is not None for grade in grades)
 
 
 @pytest.mark.parametrize(

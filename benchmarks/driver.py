@@ -212,7 +212,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
             await parts.rollout.train()
             await parts.rollout.publish()
         record = parts.rollout.record
-        log.step(
+        await log.step(
             record,
             parts.updates.groups,
             epoch=0.0,

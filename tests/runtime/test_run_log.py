@@ -1,5 +1,6 @@
 """What a run writes at the end of a step, and the thread that writes its samples."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +51,8 @@ class Step:
             start_s=0.0,
         )
         tail = Tail(round_kind=RoundKind.FULL)
-        self.log.step(record, [], epoch=0.0, tail=tail, num_tokens=0, extra={})
+        step = self.log.step(record, [], epoch=0.0, tail=tail, num_tokens=0, extra={})
+        asyncio.run(step)
 
 
 def test_after_a_flush_the_rows_of_every_step_are_on_disk(tmp_path: Path) -> None:

@@ -310,14 +310,14 @@ class Job:
         extra: dict[str, float] = {}
         if config.eval is not None and config.eval.every and not count.step % config.eval.every:
             extra |= await self._evaluate()
-        self._log(record, {**extra})
+        await self._log(record, {**extra})
         await self._keeper.evaluated(count, self._summary, extra)
         due = config.checkpoint.every and not count.step % config.checkpoint.every
         if due and self._keeper.saved < count.step:
             await self._keeper.save(count, self._summary)
         self._parts.log.journal.turn(self._journal_head, config.checkpoint.journal_mb * 1e6)
 
-    def _log(self, record: StepRecord, extra: Metrics) -> None:
+    async def _log(self, record: StepRecord, extra: Metrics) -> None:
         parts, count = self._parts, self._counters
         bias = parts.policy.bias()
         tail = Tail(
@@ -331,7 +331,7 @@ class Job:
             parts.log.progress.note(f"WARNING step {record.step}: {alarm}")
         source = parts.problems.source
         drawn = 1.0 - sum(source.remaining().values()) / sum(source.quotas.values())
-        metrics = parts.log.step(
+        metrics = await parts.log.step(
             record,
             parts.updates.groups,
             epoch=source.epoch + drawn,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.core.journal import JournalWriter
@@ -80,7 +82,7 @@ class RunLog:
         self._warnings = StepWarnings(max_length, context)
         self._clashes: set[str] = set()
 
-    def step(
+    async def step(
         self,
         record: StepRecord,
         groups: Sequence[Group],
@@ -90,48 +92,52 @@ class RunLog:
         num_tokens: int,
         extra: Metrics,
     ) -> Metrics:
-        """Write one step to every file; returns its metrics.
+        """Write one step to every file; returns its metrics. Nothing else waits for it.
 
         Its rows are written meanwhile: what is wrong with them is raised at the next step.
         """
-        metrics = step_metrics(
-            step=record.step,
-            epoch=epoch,
-            groups=groups,
-            updates=record.updates,
-            tail=tail,
-            step_time=record.end_s - record.start_s,
-            num_tokens=num_tokens,
-            timing_s=record.timing_s(),
-            bubble=record.bubble(),
+        await asyncio.wrap_future(self._written)
+        measuring = self._writer.submit(
+            self._measure, record, groups, epoch=epoch, tail=tail, num_tokens=num_tokens
         )
-        metrics["grading/resampled"] = record.resampled()
-        graded = record.attempts.values() if self._programs else ()
-        metrics |= program_metrics(graded)
-        metrics |= {f"engine/{name}": value for name, value in record.engine().items()} | extra
-        metrics["start_s"] = record.start_s
-        metrics |= self._logged(record, metrics)
-        for line in self._warnings.check(record.step, groups, without_program(graded)):
+        measured, lines = await asyncio.wrap_future(measuring)
+        metrics = measured | extra
+        logged = logged_metrics(record.kept)
+        for name in sorted((logged.keys() & metrics.keys()) - self._clashes):
+            self._clashes.add(name)
+            lines.append(
+                f"WARNING a reward function logs the metric '{name}', which is one of the run's: "
+                "what it logs is left out; give it another name"
+            )
+        metrics |= {name: value for name, value in logged.items() if name not in metrics}
+        for line in lines:
             self.progress.note(line)
-        for line in _troubles(record):
-            self.progress.note(f"step {record.step}: {line}")
-        self._written.result()
         self._written = self._writer.submit(self._add_rows, record, groups)
         self._metrics.write(metrics)
         self.progress.step(metrics)
         self.journal.flush()
         return metrics
 
-    def _logged(self, record: StepRecord, ours: Metrics) -> Metrics:
-        """What reward functions logged of the kept responses, but under names of ours."""
-        logged = logged_metrics(record.kept)
-        for name in sorted((logged.keys() & ours.keys()) - self._clashes):
-            self._clashes.add(name)
-            self.progress.note(
-                f"WARNING a reward function logs the metric '{name}', which is one of the run's: "
-                "what it logs is left out; give it another name"
-            )
-        return {name: value for name, value in logged.items() if name not in ours}
+    def _measure(
+        self, record: StepRecord, groups: Sequence[Group], **of_run: Any
+    ) -> tuple[Metrics, list[str]]:
+        """A step's metrics, and what is to be said of it."""
+        metrics = step_metrics(
+            step=record.step,
+            groups=groups,
+            updates=record.updates,
+            step_time=record.end_s - record.start_s,
+            timing_s=record.timing_s(),
+            bubble=record.bubble(),
+            **of_run,
+        )
+        metrics["grading/resampled"] = record.resampled()
+        graded = record.attempts.values() if self._programs else ()
+        metrics |= program_metrics(graded)
+        metrics |= {f"engine/{name}": value for name, value in record.engine().items()}
+        metrics["start_s"] = record.start_s
+        lines = self._warnings.check(record.step, groups, without_program(graded))
+        return metrics, [*lines, *(f"step {record.step}: {line}" for line in _troubles(record))]
 
     def _add_rows(self, record: StepRecord, groups: Sequence[Group]) -> None:
         self._add_tasks(record)

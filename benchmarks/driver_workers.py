@@ -23,6 +23,7 @@ from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.gangs import Gangs
 from rollpacker.runtime.pipes import encode
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.problems import Problems
@@ -60,6 +61,7 @@ class StandIns(WorkerPool):
     def __init__(self, config: RunConfig, apart: Apart, clock: Simulated, corpus: Any) -> None:
         super().__init__(config, max_length=CAP, total_updates=1)
         self._live = {n: cast(Any, None) for n in range(config.workers.count or 1)}
+        self._gangs = Gangs(tuple(self._live), 1)
         self.info = EngineInfo(
             kv_tokens=1 << 24,
             max_length=1 << 20,

@@ -75,7 +75,7 @@ MISTAKES = [
     ("rollout.dynamic_sampling.enable=true", "did you mean 'rollout.dynamic_sampling.enabled'?"),
     ("rollout.dynamic_sampling.max_draws=0", "must be at least 1, got 0"),
     # engine
-    ("engine.kind=vlm", "'engine.kind': must be 'mini' or 'fake', got 'vlm'"),
+    ("engine.kind=vlm", "'engine.kind': must be 'mini', 'vllm' or 'fake', got 'vlm'; did you mean"),
     ("engine={max_runing: 3}", "unknown key 'engine.max_runing'; did you mean"),
     # train.algorithm
     (

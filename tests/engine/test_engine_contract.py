@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import get_args
 
 import numpy as np
 import pytest
 from engine_models import build, drain, prompt, request
 
+from rollpacker.config import ModelConfig
 from rollpacker.config import rollout as configs
 from rollpacker.engine.fake import FakeEngine
 
@@ -28,16 +30,33 @@ def on_torch(*, alone: bool):
     return mini(lambda m: TorchRunner(m, shape_of(m), block_size=8, deterministic=alone))
 
 
+def vllm():
+    """With the weights of ``wide``; it reads the shape from a folder."""
+    from rollpacker.engine.vllm import VllmEngine
+
+    model = build("wide")
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        config = configs.VllmEngineConfig(max_running=4, kv_tokens=512)
+        engine = VllmEngine(ModelConfig(path=folder), config=config)
+    engine.load_weights(model.named_parameters(), 0)
+    return engine
+
+
 ENGINES = {
     "fake": lambda: FakeEngine(configs.FakeEngineConfig(lengths=[9, 30, 17]), concurrency=4),
     "mini": mini,
     "torch": lambda: on_torch(alone=False),
     "torch-deterministic": lambda: on_torch(alone=True),
+    "vllm": vllm,
 }
 """Each with room for four attempts at once."""
 
 
-@pytest.fixture(params=ENGINES)
+_ELSEWHERE = {"vllm": pytest.mark.vllm}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=_ELSEWHERE.get(name, ())) for name in ENGINES])
 def engine(request):
     return ENGINES[request.param]()
 

@@ -19,7 +19,7 @@ from rollpacker.engine.mini.draw import draw, exponentials
 from rollpacker.engine.mini.forward import add_bias, start_rows
 from rollpacker.engine.mini.kernels import gate, multiply, normalise
 from rollpacker.engine.mini.lanes import COLUMNS
-from rollpacker.engine.mini.nucleus import restricted_draw
+from rollpacker.engine.nucleus import restricted_draw
 
 GAPS = (0, 4, 16, 36, 64, 100, 252, 256, 1024)
 """Bytes between one array and the next, at least."""

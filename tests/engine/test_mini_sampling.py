@@ -11,8 +11,8 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.base import uniforms
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.shape import shape_of
-from rollpacker.engine.mini.stops import StopWatcher
 from rollpacker.engine.mini.torch_runner import TorchRunner
+from rollpacker.engine.stops import StopWatcher
 
 MODEL = build("qwen2")
 DRAWS = 3000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from matrix_runs import Ran
 from matrix_table import described, effect
 
@@ -28,6 +30,15 @@ described("blocks", {"engine.block_size": 32}, slow=True, refused=True)
 def _(ran: Ran) -> None:
     """The kernels for CPUs have one size; another one is refused."""
     assert ran.error == "engine.block_size=32: on a CPU a block has 16 tokens; leave it out"
+
+
+described("elsewhere", {"engine.kind": "vllm"}, refused=True)
+
+
+@effect("engine.kind=vllm", run="elsewhere")
+def _(ran: Ran) -> None:
+    """Where vLLM is not installed it is refused; where it is, see ``make test-vllm``."""
+    assert ran.error.startswith("engine.kind=vllm: vLLM cannot be imported")
 
 
 described(
@@ -82,3 +93,34 @@ def _(ran: Ran) -> None:
     for item in (item for step in ran.steps for item in step):
         if item["kind"] == "AccumulateGradients":
             assert sum(part["stop"] - part["start"] for part in item["parts"]) == 1
+
+
+# --- the trainer ---------------------------------------------------------------------------------
+
+SPREAD = {"workers.count": 2, "trainer.kind": "fsdp"}
+described("spread", SPREAD)
+described("unshared", SPREAD | {"trainer.shard": 1}, slow=True)
+
+
+def tasks(ran: Ran) -> list[set[tuple[float, float]]]:
+    """When each worker summed gradients."""
+    lines = (ran.folder / "workers.jsonl").read_text(encoding="utf-8").splitlines()
+    found: dict[int, set[tuple[float, float]]] = {}
+    for line in map(json.loads, lines):
+        if line["kind"] == "accumulate":
+            found.setdefault(line["worker"], set()).add((line["start_s"], line["end_s"]))
+    return [found[worker] for worker in sorted(found)]
+
+
+@effect("trainer.kind=fsdp", run="spread", against="pair")
+def _(ran: Ran) -> None:
+    """The workers of a replica sum the same gradients at the same time."""
+    one, other = tasks(ran)
+    assert one == other
+
+
+@effect("trainer[fsdp].shard", run="unshared", against="spread")
+def _(ran: Ran) -> None:
+    """Each worker is a replica, with gradients of its own."""
+    one, other = tasks(ran)
+    assert not one & other

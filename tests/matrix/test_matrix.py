@@ -22,22 +22,26 @@ seconds that the runs take.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from matrix_runs import Matrix
 from matrix_table import ENTRIES, RUNS, Entry, happens
 from matrix_tree import is_key_of, is_set, leaves
-from matrix_whole import EXCEPTIONS, MOST
+from matrix_whole import ELSEWHERE, EXCEPTIONS, MOST
 from pydantic import Field
 
 from rollpacker import config
 from rollpacker.config import Config, DAPOConfig, RunConfig, TrainConfig
 
 LEAVES = leaves(RunConfig)
+ROOT = Path(__file__).parents[2]
 
 
 def uncovered(tree: type[Config]) -> set[str]:
     """Leaves of a tree without an effect."""
-    return set(leaves(tree)) - {entry.leaf for entry in ENTRIES} - set(EXCEPTIONS)
+    shown = {entry.leaf for entry in ENTRIES} | set(ELSEWHERE)
+    return set(leaves(tree)) - shown - set(EXCEPTIONS)
 
 
 def named(entry: Entry) -> str:
@@ -51,6 +55,13 @@ def slow(entry: Entry) -> object:
 
 def test_every_leaf_has_a_run_that_shows_its_effect() -> None:
     assert uncovered(RunConfig) == set(), "say what they do: see the docstring of this file"
+
+
+def test_what_is_shown_elsewhere_is_there() -> None:
+    assert set(ELSEWHERE) <= set(LEAVES)
+    for place in ELSEWHERE.values():
+        file, _, name = place.partition("::")
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_nothing_is_in_the_table_that_is_not_in_the_tree() -> None:

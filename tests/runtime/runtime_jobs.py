@@ -88,6 +88,12 @@ def write_model(folder: Path, seed: int = 0, *, context: int = 256) -> Path:
     return save_model(folder, tokenizer, seed, context, tokenizer.eos_token_id)
 
 
+def write_wide_model(folder: Path) -> Path:
+    """The same with heads of 32, which vLLM's attention on a CPU needs."""
+    tokenizer: Any = build_tokenizer()
+    return save_model(folder, tokenizer, 0, 256, tokenizer.eos_token_id, hidden=64)
+
+
 def write_byte_model(folder: Path, *, context: int = 1024, chat: bool = True) -> Path:
     """A random model over all bytes, with a chat template; 24 of its tokens end a response."""
     letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -108,10 +114,12 @@ def write_byte_model(folder: Path, *, context: int = 1024, chat: bool = True) ->
     return save_model(folder, tokenizer, 0, context, [2, *range(200, 223)])
 
 
-def save_model(folder: Path, tokenizer: Any, seed: int, context: int, eos: Any) -> Path:
+def save_model(
+    folder: Path, tokenizer: Any, seed: int, context: int, eos: Any, hidden: int = 32
+) -> Path:
     shape = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=32,
+        hidden_size=hidden,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -182,3 +182,66 @@ def test_five_questions_on_a_terminal(shop, init, tmp_path, monkeypatch):
     assert tree["steps"] == 7
     assert tree["rewards"] == [{"function": "rg"}]
     assert tree["eval"]["fraction"] == 0.1
+
+
+@pytest.fixture
+def theirs(shop):
+    """A file of verl for the model and the rows of the workshop."""
+    tree = {
+        "algorithm": {"adv_estimator": "grpo"},
+        "data": {
+            "train_files": str(shop.data),
+            "train_batch_size": 2,
+            "max_response_length": 8,
+            "shuffle": False,
+        },
+        "actor_rollout_ref": {
+            "model": {"path": str(shop.model)},
+            "actor": {"ppo_mini_batch_size": 1, "entropy_coeff": 0.01},
+            "rollout": {"n": 2, "name": "hf"},
+        },
+        "custom_reward_function": {"path": str(shop.rewards), "name": "ones"},
+        "trainer": {"experiment_name": "mine", "total_training_steps": 1, "nnodes": 1},
+    }
+    file = shop.folder / "verl.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+def test_what_it_translates_trains(shop, init, theirs, monkeypatch):
+    monkeypatch.chdir(shop.folder)
+    code, out, err = init("--from", theirs, "--out", "verl_job.yaml")
+    assert code == 0, err
+    assert out.splitlines() == [
+        f"{theirs} (verl): 12 keys translated, 2 ignored, 1 not supported",
+        "wrote verl_job.yaml; next: rollpacker train verl_job.yaml",
+    ]
+    refused = (
+        "WARNING actor_rollout_ref.actor.entropy_coeff: not supported: the loss has no entropy"
+    )
+    assert err.startswith(refused)
+    overrides = ["workers.count=1", "workers.device=cpu", "model.dtype=float32"]
+    folder, _ = run(config.load(shop.folder / "verl_job.yaml", overrides))
+    assert folder.name == "mine"
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 1
+
+
+def test_a_translation_as_json_and_its_mistakes(init, theirs, tmp_path):
+    file = tmp_path / "job.yaml"
+    code, out, err = init("--from", theirs, "--out", file, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["file"], found["framework"]) == (str(file), "verl")
+    assert "actor_rollout_ref.rollout.n" in found["translated"]
+    assert set(found["unsupported"]) == {"actor_rollout_ref.actor.entropy_coeff"}
+    assert found["warnings"] == []
+    code, _, err = init("--from", theirs, "--out", file)
+    assert code == 2
+    assert "--force" in err
+    other = tmp_path / "other.yaml"
+    code, out, err = init("--from", tmp_path / "none.yaml", "--out", other)
+    assert (code, out) == (2, "")
+    assert err == f"rollpacker: --from {tmp_path / 'none.yaml'}: no such file\n"
+    assert not other.exists()
+    code, _, err = init("--world", 2, "--out", other)
+    assert (code, err) == (2, "rollpacker: --world is of a configuration that --from names\n")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import MAX_LENGTH, group_batch, make_model, make_tokenizer
+from gang import run
+from test_fsdp import KL, LORA, SHARED, follow_all
 
 from rollpacker.config import GRPOConfig, TrainConfig
-from rollpacker.runtime.pipes import PRELOADED
 from rollpacker.train.local import LocalTrainer
 
 STEPS = 3
@@ -29,10 +27,6 @@ def _trainer(model, world):
 
 
 def _replica(rank, folder):
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), 2)
-    timeout = datetime.timedelta(seconds=120)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
     for dtype in DTYPES:
         trainer = _trainer(make_model().to(dtype), dist.group.WORLD)
         for groups in _steps(make_model()):
@@ -43,13 +37,10 @@ def _replica(rank, folder):
         if rank == 0:
             trainer.save(folder / str(dtype))
         torch.save(dict(trainer.weights()), folder / f"{dtype}-{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_replicas_stay_bit_identical_and_equal_one_trainer(tmp_path):
-    # One process imports what both need.
-    mp.get_context("forkserver").set_forkserver_preload([*PRELOADED])
-    mp.start_processes(_replica, (tmp_path,), nprocs=2, start_method="forkserver")
+    run(_replica, 2, tmp_path)
     for dtype, limit in DTYPES.items():
         zero, one = (torch.load(tmp_path / f"{dtype}-{rank}.pt") for rank in range(2))
         single = _trainer(make_model().to(dtype), None)
@@ -62,3 +53,8 @@ def test_replicas_stay_bit_identical_and_equal_one_trainer(tmp_path):
         single.load(tmp_path / str(dtype))
         for name, weight in single.weights():
             assert torch.equal(weight, zero[name]), name
+
+
+def test_one_replica_over_two_processes_computes_what_one_trainer_does(tmp_path):
+    """In small; ``test_fsdp`` has all of it."""
+    run(follow_all, 2, tmp_path, 2, [KL | SHARED, LORA], 2)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.markup import escape
 
 from rollpacker import __version__, config
+from rollpacker.cli.doctor import doctor
 from rollpacker.cli.evaluate import evaluate
 from rollpacker.cli.init import init
 from rollpacker.cli.mps import mps_app
@@ -56,7 +55,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
-for command in (init, samples, simulate, estimate, calibrate, reproduce):
+for command in (init, doctor, samples, simulate, estimate, calibrate, reproduce):
     app.command()(command)
 app.command(name="eval")(evaluate)
 
@@ -194,26 +193,6 @@ def train(
         console.print(f"{summary['steps']} steps{where}")
     if stopped is not None:
         raise stopped
-
-
-@app.command()
-def doctor(as_json: Json = False) -> None:
-    """Check versions, devices, engines and memory; print the fix for each failure.
-
-    Example: rollpacker doctor
-    """
-    from rollpacker.runtime.doctor import checks
-
-    found = checks()
-    if as_json:
-        print_json({"checks": [asdict(check) for check in found]})
-    else:
-        for check in found:
-            mark = "[green]ok[/]  " if check.ok else "[red]no[/]  "
-            fix = "" if check.ok else f"\n      fix: {check.fix}"
-            console.print(mark + escape(f"{check.name}: {check.detail}{fix}"), highlight=False)
-    if not all(check.ok for check in found):
-        raise typer.Exit(1)
 
 
 @journal_app.command()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from rollpacker.cli.convert import Asked, translate
 from rollpacker.cli.output import Json, errors, print_json, print_plain
+
+if TYPE_CHECKING:
+    from rollpacker.job.draft import Wishes
 
 
 def init(
@@ -26,18 +30,52 @@ def init(
     steps: Annotated[
         int | None, typer.Option(help="Updates; default: one pass over the data.", min=1)
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Translate a verl or TRL configuration."),
+    ] = None,
+    world: Annotated[
+        int | None, typer.Option(help="With --from: processes that TRL ran on.", min=1)
+    ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a commented job file that `rollpacker train` accepts as it is.
 
-    Asks five questions on a terminal, unless model, data and reward are given.
+    Asks five questions on a terminal, unless model, data and reward are given. With --from it
+    translates a verl or TRL configuration: YAML, verl's launch script or TRL's Python script.
 
     Example: rollpacker init --model Qwen/Qwen2.5-0.5B-Instruct --data problems.jsonl --reward math
     """
     if os.path.lexists(out) and not force:
         raise ValueError(f"{out} is there already: choose another file with --out, or --force")
+    asked = Asked(
+        model=model, data=data, reward=reward, held_out=eval_data, steps=steps, world=world
+    )
+    if source is not None:
+        _translate(source, asked, out, force, as_json)
+        return
+    if world is not None:
+        raise ValueError("--world is of a configuration that --from names")
+    from rollpacker.job.draft import draft
+    from rollpacker.runtime.progress import Progress
+
+    text, warnings = draft(_wishes(asked), Progress())
+    _write(text, out, force)
+    if as_json:
+        print_json({"file": str(out), "warnings": warnings})
+        return
+    _warn(warnings)
+    print_plain(f"wrote {out}; next: rollpacker train {out}")
+
+
+def _wishes(asked: Asked) -> Wishes:
+    """What the command line says, and what the user answers where it does not say enough."""
+    from rollpacker.job.draft import Wishes
+
+    model, data, reward, held_out = asked.model, asked.data, asked.reward, asked.held_out
+    steps = asked.steps
     if model is None or data is None or reward is None:
         missing = [n for n, v in (("model", model), ("data", data), ("reward", reward)) if not v]
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -48,25 +86,44 @@ def init(
         data = data or _ask("Prompts (json, jsonl, parquet, csv, hub name or rg:TASK)")
         guess = "rg" if data.startswith("rg:") else "math"
         reward = reward or _ask("Reward (math, code, rg, FILE.py:NAME)", guess)
-        if eval_data is None:
-            eval_data = _ask("Held-out problems, empty for none", "")
+        if held_out is None:
+            held_out = _ask("Held-out problems, empty for none", "")
         steps = steps or int(_ask("Updates, 0 for one pass over the prompts", 0))
-    from rollpacker.job.draft import Wishes, draft
-    from rollpacker.runtime.progress import Progress
+    return Wishes(model=model, data=data, reward=reward, held_out=held_out or "", steps=steps or 0)
 
-    wishes = Wishes(
-        model=model, data=data, reward=reward, held_out=eval_data or "", steps=steps or 0
+
+def _translate(source: Path, asked: Asked, out: Path, force: bool, as_json: bool) -> None:
+    job = translate(source, asked)
+    _write(job.text, out, force)
+    if as_json:
+        print_json(
+            {
+                "file": str(out),
+                "framework": job.framework,
+                "translated": job.translated,
+                "ignored": job.ignored,
+                "unsupported": job.refused,
+                "warnings": job.warnings,
+            }
+        )
+        return
+    _warn([f"{key}: not supported: {why}" for key, why in job.refused.items()] + job.warnings)
+    print_plain(
+        f"{source} ({job.framework}): {len(job.translated)} keys translated, {len(job.ignored)} "
+        f"ignored, {len(job.refused)} not supported"
     )
-    text, warnings = draft(wishes, Progress())
+    print_plain(f"wrote {out}; next: rollpacker train {out}")
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        errors.print(f"WARNING {warning}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _write(text: str, out: Path, force: bool) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with _open(out, force) as file:
         file.write(text)
-    if as_json:
-        print_json({"file": str(out), "warnings": warnings})
-        return
-    for warning in warnings:
-        errors.print(f"WARNING {warning}", highlight=False, markup=False, soft_wrap=True)
-    print_plain(f"wrote {out}; next: rollpacker train {out}")
 
 
 def _ask(question: str, default: str | int | None = None) -> str:

@@ -21,9 +21,15 @@ from rollpacker.config.rollout import (
     RolloutConfig,
     StreamingConfig,
     TailBatchingConfig,
+    VllmEngineConfig,
 )
 from rollpacker.config.samples import SamplesConfig
-from rollpacker.config.train import TrainConfig
+from rollpacker.config.train import (
+    FSDPTrainerConfig,
+    LocalTrainerConfig,
+    TrainConfig,
+    TrainerConfig,
+)
 from rollpacker.config.tree import (
     CheckpointConfig,
     EvalConfig,
@@ -44,10 +50,12 @@ __all__ = [
     "DynamicSamplingConfig",
     "EngineConfig",
     "EvalConfig",
+    "FSDPTrainerConfig",
     "FakeEngineConfig",
     "GRPOConfig",
     "GSPOConfig",
     "GradingConfig",
+    "LocalTrainerConfig",
     "MiniEngineConfig",
     "ModelConfig",
     "MuxConfig",
@@ -60,6 +68,8 @@ __all__ = [
     "StreamingConfig",
     "TailBatchingConfig",
     "TrainConfig",
+    "TrainerConfig",
+    "VllmEngineConfig",
     "WorkersConfig",
     "load",
     "load_as",

@@ -135,6 +135,24 @@ class MiniEngineConfig(Config):
     """Tokens per KV block; on a CPU it is always 16."""
 
 
+class VllmEngineConfig(Config):
+    """vLLM, one in each worker's process; install it with ``pip install 'rollpacker[vllm]'``.
+
+    The same seed gives the response that ``mini`` gives, but where rounding decides. Each step
+    gives it the trained weights, a second copy of them.
+    """
+
+    kind: Literal["vllm"] = "vllm"
+    max_running: int = Field(default=256, ge=1)
+    """Most sequences decoded together (vLLM's ``max_num_seqs``)."""
+    kv_tokens: int = Field(default=0, ge=0)
+    """KV budget in tokens; 0 sizes it for ``max_running`` sequences of full length within a
+    quarter of the memory that is free, on a GPU by ``gpu_memory``."""
+    gpu_memory: float = Field(default=0.4, gt=0.0, lt=1.0)
+    """Share of a GPU's memory for vLLM's weights and KV cache together
+    (``gpu_memory_utilization``); the trainer has the rest."""
+
+
 class FakeEngineConfig(Config):
     """Scripted responses, for tests."""
 
@@ -144,5 +162,7 @@ class FakeEngineConfig(Config):
 
 
 EngineConfig = Annotated[
-    MiniEngineConfig | FakeEngineConfig, Field(discriminator="kind"), usual_kind("mini")
+    MiniEngineConfig | VllmEngineConfig | FakeEngineConfig,
+    Field(discriminator="kind"),
+    usual_kind("mini"),
 ]

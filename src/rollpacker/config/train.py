@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rollpacker.config.algorithms import AlgorithmConfig, GRPOConfig
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, usual_kind
+
+
+class LocalTrainerConfig(Config):
+    """Each worker holds a whole replica of the model, its gradients and its optimizer state."""
+
+    kind: Literal["local"] = "local"
+
+
+class FSDPTrainerConfig(Config):
+    """FSDP2: some workers share a replica, each with its part of the weights, gradients and
+    optimizer state; its gradients are summed when the engines of all of them are idle."""
+
+    kind: Literal["fsdp"] = "fsdp"
+    shard: int = Field(default=0, ge=0)
+    """Workers of a replica, neighbours by number; 0: all workers share one."""
+
+
+TrainerConfig = Annotated[
+    LocalTrainerConfig | FSDPTrainerConfig, Field(discriminator="kind"), usual_kind("local")
+]
 
 
 class TrainConfig(Config):

@@ -14,7 +14,7 @@ from rollpacker.config.data import DataConfig, ModelConfig
 from rollpacker.config.rewards import GradingConfig, RewardConfig
 from rollpacker.config.rollout import EngineConfig, MiniEngineConfig, RolloutConfig
 from rollpacker.config.samples import SamplesConfig
-from rollpacker.config.train import TrainConfig
+from rollpacker.config.train import LocalTrainerConfig, TrainConfig, TrainerConfig
 
 
 class WorkersConfig(Config):
@@ -131,6 +131,7 @@ class RunConfig(Config):
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = MiniEngineConfig()
     train: TrainConfig = TrainConfig()
+    trainer: TrainerConfig = LocalTrainerConfig()
     workers: WorkersConfig = WorkersConfig()
     eval: EvalConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -102,7 +102,7 @@ def _vllm(
 ) -> dict[str, float]:
     """In this process, on the threads that it is given, with logprobs."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
+    from vllm import SamplingParams, TokensPrompt  # pyright: ignore
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 

@@ -39,6 +39,16 @@ def check(config: RunConfig) -> None:
             f"checkpoint.best={config.checkpoint.best} chooses by evaluations: set eval.every and "
             "eval.data or eval.fraction, or leave it empty"
         )
+    if config.deterministic and config.engine.kind == "vllm":
+        raise ValueError(
+            "deterministic: true needs engine.kind=mini: what vLLM computes for a response depends "
+            "in the last bits on what shares its batch"
+        )
+    if config.trainer.kind == "fsdp" and config.engine.kind == "vllm":
+        raise ValueError(
+            "trainer.kind=fsdp and engine.kind=vllm cannot share a process yet: take "
+            "trainer.kind=local or engine.kind=mini"
+        )
     if config.rollout.planner != "off":
         raise ValueError(
             "rollout.planner is for engines that span several devices, which runs do not have "

@@ -18,6 +18,8 @@ _MAY_CHANGE = (
     "steps",
     "epochs",
     "workers",
+    "engine",
+    "trainer",
     "checkpoint",
     "samples",
     "trackers",

@@ -13,6 +13,19 @@ def worker_devices(config: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
     return place_workers(config.workers, _gpu_count() if config.workers.device != "cpu" else 0)
 
 
+def gang_size(config: RunConfig, workers: int) -> int:
+    """Workers of a replica. Raises ``ValueError`` where they do not divide."""
+    if config.trainer.kind == "local":
+        return 1
+    size = config.trainer.shard or workers
+    if workers % size:
+        raise ValueError(
+            f"trainer.shard={size}: {workers} workers do not divide into replicas of {size}: "
+            "change it or workers.count"
+        )
+    return size
+
+
 def place_workers(workers: WorkersConfig, gpus: int) -> list[tuple[str, tuple[int, ...]]]:
     """The same for a machine with so many GPUs."""
     if workers.device == "cuda" and gpus == 0:

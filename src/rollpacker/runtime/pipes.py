@@ -114,5 +114,8 @@ def start_local(specs: Sequence[WorkerSpec]) -> list[LocalHost]:
     with shielded():
         # It comes with the first process otherwise, and unblocks signals as it does.
         resource_tracker.ensure_running()
-    multiprocessing.set_forkserver_preload(list(PRELOADED))
+    preloaded: list[str] = [*PRELOADED]
+    if all(spec.device == "cpu" and spec.config.engine.kind == "vllm" for spec in specs):
+        preloaded.append("rollpacker.engine.vllm")  # which asks for devices
+    multiprocessing.set_forkserver_preload(preloaded)
     return [LocalHost(spec) for spec in specs]

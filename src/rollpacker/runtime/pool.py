@@ -14,8 +14,9 @@ from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import EngineInfo
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.channel import Host
-from rollpacker.runtime.devices import worker_devices
+from rollpacker.runtime.devices import gang_size, worker_devices
 from rollpacker.runtime.faults import Fault, WorkerError
+from rollpacker.runtime.gangs import Gangs
 from rollpacker.runtime.pipes import start_local
 from rollpacker.runtime.protocols import Listener, Loss
 from rollpacker.runtime.worker import WorkerSpec
@@ -27,7 +28,7 @@ _MISSED = 3
 
 
 class WorkerPool:
-    """Colocated workers: number ``n`` holds engine ``n`` and replica ``n``.
+    """Colocated workers: number ``n`` holds engine ``n`` and replica ``n``, or a part of one.
 
     Args:
         config: the run's.
@@ -58,7 +59,8 @@ class WorkerPool:
         self._answers: dict[int, asyncio.Future[msg.Report]] = {}
         self._meetings = tempfile.TemporaryDirectory(prefix="rollpacker-")
         self._generation = 0
-        self._met: tuple[int, ...] = ()
+        self._gangs = Gangs((), 1)
+        self._met: tuple[ReplicaId, ...] = ()
         self._heard: set[int] = set()
         self._missed: dict[int, int] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -78,7 +80,7 @@ class WorkerPool:
     @property
     def replicas(self) -> tuple[ReplicaId, ...]:
         """The live ones."""
-        return tuple(map(ReplicaId, self._live))
+        return self._gangs.whole(self._live)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -90,18 +92,7 @@ class WorkerPool:
 
         Raises ``ValueError`` for the user's mistakes (a wrong model), ``WorkerError`` otherwise.
         """
-        specs = [
-            WorkerSpec(
-                config=self._config,
-                rank=rank,
-                cores=cores,
-                device=device,
-                max_length=self._max_length,
-                total_updates=self._total_updates,
-            )
-            for rank, (device, cores) in enumerate(worker_devices(self._config))
-        ]
-        self._hosts = dict(enumerate(self._start(specs)))
+        self._hosts = dict(enumerate(self._start(self._specs())))
         self._live = dict(self._hosts)
         for number, host in self._live.items():
             self._loop.add_reader(host.channel.fileno(), self._read, number)
@@ -110,6 +101,25 @@ class WorkerPool:
         self.info = ready.info
         self.meet()
         self._watching = asyncio.create_task(self._watch(self._config.workers.heartbeat_s))
+
+    def _specs(self) -> list[WorkerSpec]:
+        places = worker_devices(self._config)
+        size = gang_size(self._config, len(places))
+        self._gangs = Gangs(range(len(places)), size)
+        return [
+            WorkerSpec(
+                config=self._config,
+                rank=rank,
+                cores=cores,
+                device=device,
+                max_length=self._max_length,
+                total_updates=self._total_updates,
+                member=rank % size,
+                members=size,
+                meeting=str(Path(self._meetings.name) / f"replica-{rank // size}"),
+            )
+            for rank, (device, cores) in enumerate(places)
+        ]
 
     @contextlib.contextmanager
     def listen(self, listener: Listener) -> Iterator[None]:
@@ -126,14 +136,18 @@ class WorkerPool:
         return texts
 
     def meet(self) -> None:
-        """Let the live replicas form one process group, the lowest id first, if one has died."""
-        if self._met == tuple(self._live):
+        """Let the live replicas form process groups, the lowest id first, if one has died: each of
+        the workers that hold the same part of the weights."""
+        if self._met == self.replicas:
             return
-        self._met = tuple(self._live)
+        self._met = self.replicas
         self._generation += 1
         place = str(Path(self._meetings.name) / f"generation-{self._generation}")
-        for rank, number in enumerate(self._met):
-            self._send(number, msg.Reform(rank=rank, world=len(self._met), rendezvous=place))
+        for rank, replica in enumerate(self._met):
+            for part, number in enumerate(self._gangs.members[replica]):
+                rendezvous = f"{place}-{part}"
+                world = len(self._met)
+                self._send(number, msg.Reform(rank=rank, world=world, rendezvous=rendezvous))
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
         """Send a command; a dead worker is noticed by its closed channel, not here."""
@@ -141,7 +155,8 @@ class WorkerPool:
 
     def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
         """Send a command; a dead worker is noticed by its closed channel, not here."""
-        self._send(replica, command)
+        for number in self._gangs.members[replica]:
+            self._send(number, command)
 
     def _send(self, number: int, command: msg.Command) -> None:
         host = self._live.get(number)
@@ -156,7 +171,7 @@ class WorkerPool:
         """
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
-        answers = self._expect(replicas)
+        answers = self._expect([n for r in replicas for n in self._gangs.members[r]])
         for replica in replicas:
             self.to_replica(replica, command)
         for done in await asyncio.gather(*answers.values()):
@@ -184,7 +199,9 @@ class WorkerPool:
             case msg.Finished() | msg.Aborted() | msg.Failed() | msg.WeightsLoaded():
                 self._listener.engine(EngineId(number), report)
             case msg.Accumulated() | msg.Scored() | msg.Applied():
-                self._listener.replica(ReplicaId(number), report)
+                of_all = self._gangs.hear(number, report)
+                if of_all is not None:
+                    self._listener.replica(self._gangs.of[number], of_all)
             case msg.Ready() | msg.Done():
                 self._answers.pop(number).set_result(report)
             case msg.Died():
@@ -207,9 +224,7 @@ class WorkerPool:
             self._heard.clear()
 
     def _forget(self, number: int, fault: Fault | None) -> None:
-        host = self._live.pop(number)
-        self._loop.remove_reader(host.channel.fileno())
-        host.channel.close()
+        host = self._leave(number)
         end = host.end()
         silent = self._missed.get(number, 0) > _MISSED
         why = fault.text if fault else "it gave no sign of life" if silent else end
@@ -218,9 +233,24 @@ class WorkerPool:
         if waiting is not None:
             user = fault is not None and fault.kind == "user"
             waiting.set_exception(fault.error() if fault and user else WorkerError(text))
+        replica = self._gangs.of[number]
+        # The others of its replica wait for it in vain: what they hold is a part of nothing.
+        others = [member for member in self._gangs.members[replica] if member in self._live]
+        for member in others:
+            self._leave(member).kill()
+            if (answer := self._answers.pop(member, None)) is not None:
+                answer.set_exception(WorkerError(text))
+        gone = sorted([number, *others])
         self._listener.lost(
-            Loss(engines=(EngineId(number),), replicas=(ReplicaId(number),), text=text)
+            Loss(engines=tuple(map(EngineId, gone)), replicas=(replica,), text=text)
         )
+
+    def _leave(self, number: int) -> Host:
+        """Listen to a worker no more."""
+        host = self._live.pop(number)
+        self._loop.remove_reader(host.channel.fileno())
+        host.channel.close()
+        return host
 
     def close(self) -> None:
         """Stop all workers; those that do not listen are killed."""

@@ -17,6 +17,7 @@ from rollpacker.core.journal import JournalWriter
 from rollpacker.core.pump import Pump
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import SamplingParams
+from rollpacker.policy.fleet import by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
@@ -125,7 +126,10 @@ class Rollout:
             raise WorkerError("all workers have died")
         loop = asyncio.get_running_loop()
         faults = self._workers.unheard()
-        self.record = StepRecord(step=step, start_s=self._clock(), faults=faults)
+        fleet = by_number("colocated", self._workers.engines, self._workers.replicas)
+        self.record = StepRecord(
+            step=step, start_s=self._clock(), faults=faults, beside=fleet.beside
+        )
         self._milestones = [loop.create_future() for _ in range(3)]
         self._generated, self._trained, self._published = self._milestones
         self._publishing = None

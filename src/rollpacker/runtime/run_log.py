@@ -185,7 +185,7 @@ class RunLog:
             json.dumps(
                 {
                     "step": task.step,
-                    "worker": task.replica,
+                    "worker": worker,
                     "prompts": len(task.prompts),
                     "start_s": round(task.start_s, 6),
                     "end_s": round(task.end_s, 6),
@@ -193,6 +193,7 @@ class RunLog:
                 }
             )
             for task in record.tasks
+            for worker in record.beside.get(task.replica, (task.replica,))
         ]
         try:
             self._tasks.write("".join(f"{line}\n" for line in lines).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rollpacker.core import decisions as do
@@ -45,6 +46,9 @@ class StepRecord:
     faults: list[str] = field(default_factory=list[str])
     tasks: list[ReplicaTask] = field(default_factory=list[ReplicaTask])
     updates: list[Update] = field(default_factory=list[Update])
+    beside: Mapping[ReplicaId, tuple[EngineId, ...]] = field(
+        default_factory=dict[ReplicaId, tuple[EngineId, ...]]
+    )
     work: dict[EngineId, Work] = field(default_factory=dict[EngineId, Work])
 
     def accept(self, decision: do.AcceptGroup) -> list[Attempt]:
@@ -98,7 +102,7 @@ class StepRecord:
     def bubble(self) -> dict[str, float]:
         """Share of device time in which nothing was decoded nor trained, by phase.
 
-        An engine and a replica of one number share a device.
+        A replica shares its devices with the engines ``beside`` it.
         """
         # Most begin together: of those, the one that ends last covers the others.
         ends: dict[tuple[EngineId, float], float] = {}
@@ -110,7 +114,8 @@ class StepRecord:
         for (engine, began), stopped in ends.items():
             spans.setdefault(engine, []).append((began, stopped))
         for task in self.tasks:
-            spans.setdefault(task.replica, []).append((task.start_s, task.end_s))
+            for engine in self.beside.get(task.replica, (task.replica,)):
+                spans.setdefault(engine, []).append((task.start_s, task.end_s))
         busy = [union(each) for each in spans.values()]
         return {
             "rollout": bubble(busy, self.start_s, self.rollout_end_s),

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.durable import disk_full
@@ -15,13 +15,16 @@ from rollpacker.runtime.faults import Fault
 from rollpacker.runtime.worker import Commands, Send
 
 if TYPE_CHECKING:
-    from rollpacker.train.local import LocalTrainer
+    from rollpacker.train.trainer import Trainer
+
+_MEETING = timedelta(seconds=60)
+"""In which the other replicas come, and reduce."""
 
 
 class TrainWorker:
     """Sums gradients when nothing else is to be done; all other commands at once."""
 
-    def __init__(self, trainer: LocalTrainer, send: Send) -> None:
+    def __init__(self, trainer: Trainer, send: Send) -> None:
         self._trainer = trainer
         self._send = send
         self._tasks: deque[msg.Accumulate] = deque()
@@ -63,7 +66,16 @@ class TrainWorker:
         self._send(msg.Applied(update=update, checksum=checksum, start_s=start, end_s=end))
 
     def _reform(self, command: msg.Reform) -> None:
-        self._trainer.world = join(command)
+        import torch.distributed as dist
+
+        from rollpacker.train.mesh import meet
+
+        store = dist.FileStore(  # pyright: ignore[reportPrivateImportUsage]
+            command.rendezvous, command.world
+        )
+        store.set_timeout(_MEETING)
+        device = self._trainer.device
+        self._trainer.world = meet(store, command.rank, command.world, _MEETING, device)
 
     def _answer(self, action: Callable[[Path], None], folder: str) -> None:
         fault = None
@@ -78,24 +90,3 @@ class TrainWorker:
                 raise
             fault = Fault(kind="storage", text="no space left on device")
         self._send(msg.Done(fault=fault))
-
-
-def join(command: msg.Reform) -> Any:
-    """Meet the other replicas; None when there is no other.
-
-    Raises ``RuntimeError`` when they do not come within a minute.
-    """
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    if command.world == 1:
-        return None
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{command.rendezvous}",
-        rank=command.rank,
-        world_size=command.world,
-        timeout=timedelta(seconds=60),
-    )
-    return dist.group.WORLD

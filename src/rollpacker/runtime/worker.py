@@ -30,6 +30,9 @@ class WorkerSpec:
         device: ``cpu`` or ``cuda:N``.
         max_length: longest response in tokens.
         total_updates: updates of the whole run.
+        member: its place among the workers that share a replica, of which there are
+        members: in all, and which meet at the file
+        meeting: once.
     """
 
     config: RunConfig
@@ -38,6 +41,9 @@ class WorkerSpec:
     device: str
     max_length: int
     total_updates: int
+    member: int = 0
+    members: int = 1
+    meeting: str = ""
 
 
 class Role(Protocol):

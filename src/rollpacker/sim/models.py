@@ -14,7 +14,8 @@ from typing import Any, cast
 class ModelShape:
     """A dense decoder with grouped-query attention and a gated MLP.
 
-    ``parameters`` counts all weights once, tied embeddings included.
+    ``parameters`` counts all weights once, tied embeddings included; ``inner`` is the MLP's size;
+    ``context`` the longest sequence, 0 where it is not known.
     """
 
     name: str
@@ -23,7 +24,11 @@ class ModelShape:
     heads: int
     kv_heads: int
     head_dim: int
+    inner: int
+    vocabulary: int
+    tied: bool
     parameters: int
+    context: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -34,6 +39,29 @@ class ModelShape:
     def kv_bytes(self) -> int:
         """Of one token's keys and values in bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
+
+    @property
+    def embedding(self) -> int:
+        """Weights of one embedding, or of the output head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def linear(self) -> int:
+        """Weights of the matrices of all layers."""
+        return self.layers * sum(rows * columns for rows, columns in self._matrices)
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Of LoRA adapters on every linear layer but the output head."""
+        return self.layers * rank * sum(rows + columns for rows, columns in self._matrices)
+
+    @property
+    def _matrices(self) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of a layer's seven matrices."""
+        hidden, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return (
+            *((q, hidden), (kv, hidden), (kv, hidden), (hidden, q)),
+            *((self.inner, hidden), (self.inner, hidden), (hidden, self.inner)),
+        )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> ModelShape:
@@ -59,7 +87,11 @@ class ModelShape:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
+            inner=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
             parameters=_parameters(config, kv_heads, head_dim),
+            context=int(config.get("max_position_embeddings") or 0),
         )
 
 
@@ -131,6 +163,7 @@ MODELS: Mapping[str, ModelShape] = {
         _known("qwen3", "Qwen3-8B", (36, 4096, 32, 8, 128, 12288, 151936)),
         _known("qwen3", "Qwen3-14B", (40, 5120, 40, 8, 128, 17408, 151936)),
         _known("qwen3", "Qwen3-32B", (64, 5120, 64, 8, 128, 25600, 151936)),
+        _known("llama", "SmolLM2-135M", (30, 576, 9, 3, 64, 1536, 49152), tied=True),
         _known("llama", "Llama-3.2-1B", (16, 2048, 32, 8, 64, 8192, 128256), tied=True),
         _known("llama", "Llama-3.2-3B", (28, 3072, 24, 8, 128, 8192, 128256), tied=True),
         _known("llama", "Llama-3-8B", (32, 4096, 32, 8, 128, 14336, 128256)),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+
+from rollpacker.train.export import Layout, write_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,27 +36,47 @@ def save_model(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    weights: Iterable[tuple[str, torch.Tensor]],
+    layout: Layout,
+    weights: Iterator[tuple[str, torch.Tensor]],
 ) -> None:
     """Write weights (safetensors), configuration and tokenizer for ``from_pretrained``.
 
-    Tensors are copied first: views of fused storage cannot be written as they are.
+    Args:
+        folder: made where there is none.
+        model: whose configuration it is.
+        tokenizer: beside it.
+        layout: of ``weights``.
+        weights: as they come; one is held at a time.
     """
-    state = {name: w.detach().to("cpu", copy=True).contiguous() for name, w in weights}
-    model.save_pretrained(str(folder), state_dict=state)
+    folder.mkdir(parents=True, exist_ok=True)
+    config: Any = model.config
+    dtype, _ = next(iter(layout.values()))
+    config.dtype = str(dtype).removeprefix("torch.")
+    # fully_shard makes a class of its own.
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(str(folder))
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(str(folder))
+    write_weights(folder, layout, weights)
     tokenizer.save_pretrained(str(folder))
 
 
-def save_state(folder: Path, state: State) -> None:
-    """Write tensors by name; one replica does it for all."""
+def save_state(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> None:
+    """Write tensors by name; one replica does it for all.
+
+    ``group`` are the processes that hold a part of them each, which all call it.
+    """
     with warnings.catch_warnings():
         # DCP warns of exactly what no_dist asks for.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        save(state, checkpoint_id=str(folder), no_dist=True)
+        save(state, checkpoint_id=str(folder), process_group=group, no_dist=group is None)
 
 
 def load_state(folder: Path, state: State) -> None:
-    """Read into the tensors of ``state``. Raises ``ValueError`` when the names differ."""
+    """Read into the tensors of ``state``, whichever processes wrote which parts.
+
+    Raises ``ValueError`` when the names differ.
+    """
     saved = set(FileSystemReader(str(folder)).read_metadata().state_dict_metadata)
     wanted = {f"{kind}.{name}" for kind, tensors in state.items() for name in tensors}
     if saved != wanted:

@@ -6,6 +6,7 @@ replaces only what padding would cost: attention gathers its rows from the flat 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,50 +14,80 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from rollpacker.train.kernels import pad, rms_norm, rotate, unpad
+from rollpacker.train.loss import token_logprobs
 from rollpacker.train.packing import MicroBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+Rope = tuple[torch.Tensor, torch.Tensor]
+RunLayer = Callable[[Any, torch.Tensor, Rope, MicroBatch, bool], torch.Tensor]
+"""From a decoder layer, its input (N, H), cosines and sines, the batch, and whether to recompute
+activations for the backward pass, to the layer's output."""
+
+
+def response_logprobs(
+    model: Any,
+    batch: MicroBatch,
+    temperature: float,
+    recompute: bool,
+    run: RunLayer | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies of the response tokens, as ``loss.token_logprobs``.
+
+    ``recompute`` and ``run`` are those of ``hidden_states``.
+    """
+    hidden = hidden_states(model, batch, recompute=recompute, run=run)
+    return token_logprobs(hidden, model.lm_head.weight, batch.targets, temperature)
+
+
 def hidden_states(
-    model: PreTrainedModel, batch: MicroBatch, *, recompute: bool = False
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    recompute: bool = False,
+    run: RunLayer | None = None,
 ) -> torch.Tensor:
     """Hidden states from which the response tokens are predicted, shape (T, H).
 
-    ``recompute`` keeps only each layer's input for the backward pass.
+    ``recompute`` keeps only each layer's input for the backward pass; ``run`` is what runs a
+    layer (``run_layer``).
     """
+    run = run or run_layer
     decoder: Any = model.model
     x = decoder.embed_tokens(batch.tokens)
     cos, sin = decoder.rotary_emb(x[None], batch.positions[None])
     half = sin.shape[-1] // 2
     rope = cos[0, :, None], sin[0, :, None, :half].contiguous()
     for layer in decoder.layers:
-        if recompute and torch.is_grad_enabled():
-            x = checkpoint(
-                _layer, layer, x, rope, batch, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            x = _layer(layer, x, rope, batch)
+        x = run(layer, x, rope, batch, recompute)
     return _norm(decoder.norm, x[batch.sources])
+
+
+def run_layer(
+    layer: Any, x: torch.Tensor, rope: Rope, batch: MicroBatch, recompute: bool
+) -> torch.Tensor:
+    """One decoder layer over flat tokens, shape (N, H)."""
+    if recompute and torch.is_grad_enabled():
+        return checkpoint(
+            _layer, layer, x, rope, batch, use_reentrant=False, preserve_rng_state=False
+        )  # pyright: ignore[reportReturnType]
+    return _layer(layer, x, rope, batch)
 
 
 def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
     return rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
-def _layer(
-    layer: Any, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: MicroBatch
-) -> torch.Tensor:
+def _layer(layer: Any, x: torch.Tensor, rope: Rope, batch: MicroBatch) -> torch.Tensor:
     x = x + _attention(layer.self_attn, _norm(layer.input_layernorm, x), rope, batch)
     mlp = layer.mlp
     h = _norm(layer.post_attention_layernorm, x)
     return x + mlp.down_proj(mlp.act_fn(mlp.gate_proj(h)) * mlp.up_proj(h))
 
 
-def _attention(
-    attention: Any, h: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: MicroBatch
-) -> torch.Tensor:
+def _attention(attention: Any, h: torch.Tensor, rope: Rope, batch: MicroBatch) -> torch.Tensor:
     shape = (len(h), -1, attention.head_dim)
     q, k = attention.q_proj(h).view(shape), attention.k_proj(h).view(shape)
     v = attention.v_proj(h).view(shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,3 +76,20 @@ def _merged(layer: Any, leaf: str, parameter: torch.Tensor) -> torch.Tensor:
         return parameter.detach()
     delta = layer.get_delta_weight(_ADAPTER)
     return (parameter.float() + delta.float()).to(parameter.dtype)
+
+
+@contextmanager
+def without_adapters(model: torch.nn.Module) -> Iterator[None]:
+    """The base model alone inside.
+
+    peft's own way also stops adapters from having gradients for that time, which FSDP, once it
+    has seen it, does not forget.
+    """
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False

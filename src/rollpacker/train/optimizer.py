@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rollpacker.config import TrainConfig
+from rollpacker.train.mesh import part, parted
 
 
 class Optimizer:
@@ -15,6 +16,8 @@ class Optimizer:
     Gradients of float32 parameters are views of the flat sum, so the backward pass adds to it.
     Those of other types are added to it as they are made, and freed; such parameters get
     float32 masters. Weights are changed in place: whoever shares their storage sees the update.
+    Of parameters that are spread over processes (float32 ones) all this is about the part that
+    this process holds.
 
     Args:
         parameters: trained parameters by name; their storage must not be replaced later.
@@ -26,15 +29,16 @@ class Optimizer:
     ) -> None:
         self._parameters = dict(parameters)
         device = parameters[0][1].device
-        total = sum(p.numel() for p in self._parameters.values())
-        self.sums = torch.zeros(total, dtype=torch.float32, device=device)
+        parts = {name: part(p) for name, p in self._parameters.items()}
+        sizes = [p.numel() for p in parts.values()]
+        self.sums = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         self._masters: dict[str, torch.Tensor] = {}
-        sizes = [p.numel() for p in self._parameters.values()]
         views = self.sums.split(sizes)
         for (name, parameter), flat in zip(self._parameters.items(), views, strict=True):
-            view = flat.view(parameter.shape)
+            view = flat.view(parts[name].shape)
             if parameter.dtype == torch.float32:
-                self._masters[name] = parameter
+                self._masters[name] = parts[name]
+                parameter.grad = parted(view, parameter)
             else:
                 self._masters[name] = parameter.detach().float()
                 parameter.register_post_accumulate_grad_hook(_adder(view))
@@ -81,9 +85,11 @@ class Optimizer:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
                 state["exp_avg"] = torch.zeros_like(master, requires_grad=False)
                 state["exp_avg_sq"] = torch.zeros_like(master, requires_grad=False)
-            result["master"][name] = master.detach()
-            for key in ("exp_avg", "exp_avg_sq", "step"):
-                result[key][name] = state[key]
+            spread = self._parameters[name]
+            result["master"][name] = parted(master.detach(), spread)
+            for key in ("exp_avg", "exp_avg_sq"):
+                result[key][name] = parted(state[key], spread)
+            result["step"][name] = state["step"]
         return result
 
 

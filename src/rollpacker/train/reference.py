@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
+
+
+class Reference(Protocol):
+    """The first weights."""
+
+    def active(self) -> AbstractContextManager[None]:
+        """The model is the reference inside."""
+        ...
 
 
 class SwappedReference:
@@ -26,3 +35,30 @@ class SwappedReference:
         finally:
             for parameter, data in zip(self._parameters, own, strict=True):
                 parameter.data = data
+
+
+class CopiedReference:
+    """Keeps a copy of the first weights on the host and copies it over their storage and back.
+
+    For weights that others read through their storage, as FSDP gathers its shards.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        self._weights = list(weights)
+        self._copies = [w.detach().to("cpu", copy=True) for w in self._weights]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The model is the reference inside."""
+        own = [w.detach().clone() for w in self._weights]
+        try:
+            _copy(self._weights, self._copies)
+            yield
+        finally:
+            _copy(self._weights, own)
+
+
+@torch.no_grad()
+def _copy(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for weight, value in zip(into, values, strict=True):
+        weight.copy_(value)

@@ -17,9 +17,9 @@ from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
 from rollpacker.engine.mini.schedule import Admission, Held, Scheduler
 from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.slots import Slots
-from rollpacker.engine.mini.stops import StopWatcher
 from rollpacker.engine.mini.torch_runner import TorchRunner
 from rollpacker.engine.mini.weights import copy_weights
+from rollpacker.engine.stops import StopWatcher
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from rollpacker.engine.base import Request
 from rollpacker.engine.mini.blocks import Blocks, Prefix
 from rollpacker.engine.mini.runner import Floats, Ints
 from rollpacker.engine.mini.slots import Slots
-from rollpacker.engine.mini.stops import StopWatcher
+from rollpacker.engine.stops import StopWatcher
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollpacker.engine.mini.runner import Ints
+import numpy as np
+from numpy.typing import NDArray
 
 _REPLACEMENT = "\ufffd"
 
@@ -23,7 +24,7 @@ class StopWatcher:
         self._start = 0
         self._read = 0
 
-    def found(self, tokens: Ints) -> bool:
+    def found(self, tokens: NDArray[np.int32]) -> bool:
         """Whether a stop string ends within the tokens that are new since the last call."""
         window = self._tokenizer.decode(tokens[self._start :].tolist())
         text = window[max(0, self._read - self._longest + 1) :]
@@ -33,7 +34,7 @@ class StopWatcher:
             self._advance(tokens, window)
         return False
 
-    def _advance(self, tokens: Ints, window: str) -> None:
+    def _advance(self, tokens: NDArray[np.int32], window: str) -> None:
         """Keep as many tokens as a stop string may still need and forget those before."""
         self._read = len(window)
         if self._read < 4 * self._longest + 64:

@@ -1,0 +1,122 @@
+"""A job file from the configuration of another framework: ``rollpacker init --from``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from rollpacker.cli.convert import script, shell, trl, verl
+from rollpacker.cli.convert.render import render
+from rollpacker.cli.convert.table import Asked, Draft, Table, fill
+from rollpacker.cli.convert.values import flat, plain, resolved
+from rollpacker.config import ConfigError, parse
+
+__all__ = ["Asked", "Converted", "translate"]
+
+_NEEDED = {"model.path": "--model", "data.path": "--data", "rewards.0.function": "--reward"}
+_OURS = ("rewards", "rollout")
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """A translated configuration.
+
+    Args:
+        text: of the job file.
+        framework: of which it was.
+        translated: keys of which ours were made.
+        ignored: keys that do not matter here, with a word why.
+        refused: keys without a counterpart, with a word why.
+        warnings: what to check first.
+    """
+
+    text: str
+    framework: str
+    translated: list[str]
+    ignored: Mapping[str, str]
+    refused: Mapping[str, str]
+    warnings: list[str]
+
+
+def translate(file: Path, asked: Asked) -> Converted:
+    """The job that a configuration of verl or TRL describes.
+
+    Raises ``ValueError`` when it is none, when it trains with another algorithm than ours, or when
+    it names no model, data or reward and ``asked`` neither.
+    """
+    table, given, warnings = _read(file)
+    draft = Draft(table.framework, str(file), given, asked, warnings=warnings)
+    fill(table, draft)
+    missing = [flag for path, flag in _NEEDED.items() if path not in draft.settings]
+    if missing:
+        raise ValueError(f"{file} does not say all of the job: give {', '.join(missing)}")
+    text = render(draft)
+    try:
+        parse(yaml.safe_load(text), str(file))
+    except ConfigError as error:
+        raise ValueError(f"{error} (translated from {table.framework}'s keys)") from None
+    return Converted(
+        text=text,
+        framework=table.framework,
+        translated=draft.translated,
+        ignored=draft.ignored,
+        refused=draft.refused,
+        warnings=draft.warnings,
+    )
+
+
+def _read(file: Path) -> tuple[Table, dict[str, Any], list[str]]:
+    """Whose configuration it is, every key with its value, and what to check."""
+    if not file.is_file():
+        raise ValueError(f"--from {file}: no such file")
+    if file.suffix == ".py":
+        given, warnings = script.keywords(file)
+        return trl.TABLE, given, warnings
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"--from {file}: not text") from None
+    if file.suffix in _SCRIPTS or text.startswith("#!"):
+        return _launched(file, text)
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--from {file}: not YAML: {' '.join(str(error).split())}") from None
+    return _configured(file, cast(dict[str, Any], tree) if isinstance(tree, dict) else {})
+
+
+def _launched(file: Path, text: str) -> tuple[Table, dict[str, Any], list[str]]:
+    try:
+        given = shell.overrides(text)
+    except ValueError as error:
+        raise ValueError(f"--from {file}: cannot be read as a shell script: {error}") from None
+    if not any(key.startswith("actor_rollout_ref.") for key in given):
+        raise ValueError(
+            f"--from {file}: no verl overrides (actor_rollout_ref.model.path=...) in this script; "
+            "of TRL, give the file behind --config or the Python script"
+        )
+    branches = any(line.split()[:1] in (["if"], ["case"]) for line in text.splitlines())
+    warning = "the script has branches, which are not followed: the last value of a key is taken"
+    return verl.TABLE, given, [warning] * branches
+
+
+def _configured(file: Path, tree: dict[str, Any]) -> tuple[Table, dict[str, Any], list[str]]:
+    keys = [str(key) for key in tree]
+    if all(key in keys for key in _OURS):
+        raise ValueError(f"--from {file}: is a job file already: rollpacker train {file}")
+    sections = [key for key in verl.MARKS if isinstance(tree.get(key), dict)]
+    if "actor_rollout_ref" in sections or len(sections) > 1:
+        leaves = {k: v for k, v in flat(tree) if not k.endswith("_target_")}
+        return verl.TABLE, resolved(leaves), []
+    if any(key in keys for key in trl.MARKS):
+        return trl.TABLE, {str(key): plain(value) for key, value in tree.items()}, []
+    found = ", ".join(keys[:5]) or "nothing"
+    raise ValueError(
+        f"--from {file}: neither verl's (actor_rollout_ref, ...) nor TRL's for GRPO "
+        f"({', '.join(trl.MARKS[:3:2])}, ...): it has {found}"
+    )

@@ -1,0 +1,152 @@
+"""TRL's settings in a Python script, read from its syntax: nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from rollpacker.cli.convert.table import Unknown
+from rollpacker.cli.convert.values import plain
+
+_CONFIGS = ("GRPOConfig", "RLOOConfig")
+_TRAINERS = ("GRPOTrainer", "RLOOTrainer")
+_ARGUMENTS = {"model": "model_name_or_path"}
+_ADAPTERS = {"r": "lora_r", "target_modules": "lora_target_modules"}
+_CHANGES = ("map", "filter", "select", "rename_column", "train_test_split")
+
+
+def keywords(file: Path) -> tuple[dict[str, Any], list[str]]:
+    """The keys of ``trl grpo`` that a script sets, and what to check.
+
+    Of ``GRPOConfig(...)``, ``GRPOTrainer(...)``, ``LoraConfig(...)`` and ``load_dataset(...)``;
+    what is no literal is ``Unknown``. Raises ``ValueError`` when there is no ``GRPOConfig(...)``.
+    """
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{file}: not Python: {error}") from None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    config = next((call for call in calls if _name(call) in _CONFIGS), None)
+    if config is None or not (config.keywords or config.args):
+        raise ValueError(
+            f"{file}: no GRPOConfig(...) with arguments; where they come from a file or the "
+            "command line, translate that file"
+        )
+    given = {word.arg or "**": _literal(word.value) for word in config.keywords}
+    if _name(config) == "RLOOConfig":
+        given["trainer"] = "RLOOTrainer"
+    warnings: list[str] = []
+    trainer = next((call for call in calls if _name(call) in _TRAINERS), None)
+    if trainer is not None:
+        given |= _trained(trainer, tree, file, warnings)
+    adapters = next((call for call in calls if _name(call) == "LoraConfig"), None)
+    if adapters is not None:
+        given["use_peft"] = True
+        for word in adapters.keywords:
+            name = word.arg or "**"
+            known = _ADAPTERS.get(name, name if name.startswith("lora_") else f"lora_{name}")
+            given[known] = _literal(word.value)
+    given |= _rows(calls, warnings)
+    return given, warnings
+
+
+def _name(call: ast.Call) -> str:
+    """What a call calls, without its module."""
+    called = call.func
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
+def _literal(node: ast.expr) -> Any:
+    """A literal's value; ``torch.bfloat16`` is its name. ``Unknown`` for anything else."""
+    if isinstance(node, ast.Dict) and all(node.keys):
+        keys = [_literal(key) for key in node.keys if key is not None]
+        return dict(zip(map(str, keys), map(_literal, node.values), strict=True))
+    if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "torch":
+        return node.attr
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return Unknown(ast.unparse(node))
+    return plain(list(value) if isinstance(value, tuple) else value)
+
+
+def _trained(
+    trainer: ast.Call, tree: ast.Module, file: Path, warnings: list[str]
+) -> dict[str, Any]:
+    """Model and rewards of ``GRPOTrainer(...)``."""
+    found: dict[str, Any] = {}
+    for word in trainer.keywords:
+        if word.arg in _ARGUMENTS:
+            found[_ARGUMENTS[word.arg]] = _literal(word.value)
+        elif word.arg == "reward_funcs":
+            nodes = word.value.elts if isinstance(word.value, ast.List) else [word.value]
+            names = [_function(node, tree, file, warnings) for node in nodes]
+            unknown = any(isinstance(name, Unknown) for name in names)
+            found["reward_funcs"] = Unknown(ast.unparse(word.value)) if unknown else names
+        elif word.arg in ("tools", "environment_factory", "rollout_func"):
+            found[word.arg] = Unknown(ast.unparse(word.value))
+    return found
+
+
+def _function(node: ast.expr, tree: ast.Module, file: Path, warnings: list[str]) -> str:
+    """Where a reward function is: in this script, in a module that it imports, or a model."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if not isinstance(node, ast.Name):
+        return Unknown(ast.unparse(node))
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ImportFrom) and any(
+            (alias.asname or alias.name) == node.id for alias in each.names
+        ):
+            name = next(a.name for a in each.names if (a.asname or a.name) == node.id)
+            return f"{each.module}.{name}"
+    if not any(isinstance(each, ast.FunctionDef) and each.name == node.id for each in tree.body):
+        return Unknown(node.id)
+    if _guarded(tree):
+        return f"{file}:{node.id}"
+    warnings.append(
+        f"rewards: loading {file} would start its training: move '{node.id}' into rewards.py"
+    )
+    return f"rewards.py:{node.id}"
+
+
+def _guarded(tree: ast.Module) -> bool:
+    """Whether importing the script would train nothing."""
+    top = [each for each in tree.body if not isinstance(each, ast.FunctionDef | ast.ClassDef)]
+    free = [
+        each for each in top if not (isinstance(each, ast.If) and "__name__" in ast.unparse(each))
+    ]
+    calls = [node for each in free for node in ast.walk(each) if isinstance(node, ast.Call)]
+    return not any(_name(call) in _TRAINERS for call in calls)
+
+
+def _rows(calls: list[ast.Call], warnings: list[str]) -> dict[str, Any]:
+    """The data set of the first ``load_dataset(...)``."""
+    loads = [call for call in calls if _name(call) == "load_dataset"]
+    if not loads:
+        return {}
+    named = {word.arg: _literal(word.value) for word in loads[0].keywords}
+    places = [_literal(arg) for arg in loads[0].args]
+    found: dict[str, Any] = {}
+    for key, place, word in (
+        ("dataset_name", 0, "path"),
+        ("dataset_config", 1, "name"),
+        ("dataset_train_split", None, "split"),
+    ):
+        if word in named:
+            found[key] = named[word]
+        elif place is not None and place < len(places):
+            found[key] = places[place]
+    split = found.get("dataset_train_split")
+    if isinstance(split, list):
+        found["dataset_train_split"] = split[0]
+    if len(loads) > 1:
+        warnings.append("data.path: the first of several load_dataset(...) is taken")
+    changes = sorted({_name(call) for call in calls} & set(_CHANGES))
+    if changes:
+        warnings.append(
+            f"data: the script changes its rows ({', '.join(changes)}), which is not translated: "
+            "see data.input_key, data.label_key, data.system_prompt"
+        )
+    return found

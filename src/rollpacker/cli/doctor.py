@@ -1,0 +1,198 @@
+"""``rollpacker doctor``: what works here, or whether a job fits into memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from rollpacker.cli.output import Json, Overrides, console, print_json, print_plain, table_of
+
+if TYPE_CHECKING:
+    from rollpacker.job.fit import Fit
+    from rollpacker.sim.layouts import Changes
+    from rollpacker.sim.memory import Needs, Part
+
+_GB = 1e9
+
+
+def doctor(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file: does its job fit?")
+    ] = None,
+    overrides: Overrides = None,
+    device: Annotated[
+        str | None, typer.Option(help="With CONFIG: a GPU by name, instead of this machine.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="How many of --device.", min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Check this machine and print the fix for each failure; with CONFIG, a job's memory.
+
+    Example: rollpacker doctor job.yaml trainer.kind=fsdp --device H100 --gpus 8
+    """
+    if gpus is not None and device is None:
+        raise ValueError(f"--gpus {gpus}: of which kind? Add --device, such as --device H100")
+    if path is not None:
+        _job(path, overrides or [], device, gpus or 1, as_json)
+    elif device is not None:
+        raise ValueError(f"--device {device}: name the job that is to run there: doctor job.yaml")
+    else:
+        _installation(as_json)
+
+
+def _installation(as_json: bool) -> None:
+    from rollpacker.runtime.doctor import checks
+
+    found = checks()
+    if as_json:
+        print_json({"checks": [asdict(check) for check in found]})
+    else:
+        for check in found:
+            fix = "" if check.ok else f"\n      fix: {check.fix}"
+            _mark(check.ok, f"{check.name}: {check.detail}{fix}")
+    if not all(check.ok for check in found):
+        raise typer.Exit(1)
+
+
+def _mark(ok: bool, text: str) -> None:
+    mark = "[green]ok[/]  " if ok else "[red]no[/]  "
+    console.print(mark + escape(text), highlight=False, soft_wrap=True)
+
+
+def _job(path: Path, overrides: list[str], device: str | None, gpus: int, as_json: bool) -> None:
+    from rollpacker import config
+
+    loaded = config.load(path, overrides)
+    from rollpacker.job.fit import look
+
+    found = look(loaded, device, gpus)
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        _print(found)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _print(found: Fit) -> None:
+    needs, machine = found.needs, found.needs.machine
+    print_plain(_headline(found))
+    view = table_of("each worker", "GB", "")
+    view.columns[2].justify = "left"
+    for part in needs.worker:
+        view.add_row(part.name, _amount(part), part.note)
+    view.add_section()
+    view.add_row("together", f"{needs.worker_bytes / _GB:.2f}", "")
+    console.print(view)
+    print_plain(
+        f"KV cache of a worker: {needs.sequences:,} responses of full length ({needs.longest:,} "
+        "tokens) at a time, prompts aside"
+    )
+    if machine.on_device > 1 or needs.shared:
+        workers = _count(machine.on_device, "worker")
+        also = f" and what grades: {_listed(needs.shared)}" if needs.shared else ""
+        print_plain(f"on {'each device' if machine.cuda else 'this machine'}: {workers}{also}")
+    _mark(needs.fits, _verdict(needs))
+    if not needs.fits:
+        print_plain(f"      fix: {_fix(found.changes, found.changed, needs)}")
+    if found.free_host is not None:
+        _mark(found.host_fits, _host(found))
+        if not found.host_fits:
+            print_plain("      fix: fewer workers (workers.count), or a machine with more memory")
+    elif needs.host:
+        print_plain(_host(found))
+    print_plain("~ marks estimates; nothing was loaded, and no prompt was read")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _headline(found: Fit) -> str:
+    config, machine = found.config, found.needs.machine
+    place = f"{machine.devices} x {machine.name}" if machine.cuda else "CPU"
+    lora = f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""
+    return (
+        f"{config.model.path}: {found.shape.parameters / _GB:.3g}B parameters, "
+        f"{config.model.dtype}{lora}; {_count(machine.workers, 'worker')} on {place}, "
+        f"trainer {config.trainer.kind}, engine {config.engine.kind}"
+    )
+
+
+def _verdict(needs: Needs) -> str:
+    machine = needs.machine
+    place = f"each {machine.name}" if machine.cuda else machine.name
+    size = machine.device_bytes / _GB
+    free = f"{size:.1f} GB" if machine.cuda else f"{size:.1f} GB that are free"
+    said = f"{place}: {needs.total / _GB:.1f} of {free}"
+    if needs.sequences < 1 and needs.total <= machine.device_bytes:
+        return f"{said}; the KV cache holds no response of {needs.longest:,} tokens"
+    return f"{said}; tight, as fragments come on top" if needs.tight else said
+
+
+def _host(found: Fit) -> str:
+    total = sum(part.size for part in found.needs.host) / _GB
+    free = "" if found.free_host is None else f" of {found.free_host / _GB:.1f} GB that are free"
+    return f"the machine's own memory: {total:.1f} GB{free} ({_listed(found.needs.host)})"
+
+
+def _fix(changes: Changes | None, changed: Needs | None, needs: Needs) -> str:
+    if changes is None or changed is None:
+        return "no layout was found: take a smaller model, shorter responses or larger devices"
+    machine = changed.machine
+    keys = " ".join(_override(key, value) for key, value in changes.items())
+    more = machine.devices > needs.machine.devices
+    place = f" on {machine.devices} x {machine.name}" if more else ""
+    size = f"{changed.total / _GB:.1f} of {machine.device_bytes / _GB:.1f} GB"
+    return f"{keys or 'the same job'}{place} ({size})"
+
+
+def _override(key: str, value: Any) -> str:
+    """As the command line takes it."""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{name}: {each}" for name, each in value.items())
+        return f"'{key}={{{inner}}}'"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _amount(part: Part) -> str:
+    return f"{'~' if part.estimated else ''}{part.size / _GB:.2f}"
+
+
+def _listed(parts: tuple[Part, ...]) -> str:
+    return ", ".join(f"{part.name} {_amount(part)}" for part in parts)
+
+
+def _as_json(found: Fit) -> dict[str, Any]:
+    needs, machine = found.needs, found.needs.machine
+    return {
+        "model": found.config.model.path,
+        "parameters": found.shape.parameters,
+        "device": machine.name,
+        "devices": machine.devices,
+        "workers": machine.workers,
+        "workers_on_device": machine.on_device,
+        "memory_gb": machine.device_bytes / _GB,
+        "needed_gb": needs.total / _GB,
+        "fits": found.fits,
+        "worker": [_part(part) for part in needs.worker],
+        "shared": [_part(part) for part in needs.shared],
+        "host": [_part(part) for part in needs.host],
+        "kv_tokens": needs.kv_tokens,
+        "sequences": needs.sequences,
+        "change": None if found.changes is None else dict(found.changes),
+        "change_devices": None if found.changed is None else found.changed.machine.devices,
+    }
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "gb": part.size / _GB,
+        "note": part.note,
+        "estimated": part.estimated,
+    }

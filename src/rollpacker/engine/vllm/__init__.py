@@ -1,0 +1,7 @@
+"""vLLM as an engine: the one place that knows it, and what is peculiar about its versions."""
+
+# First: vLLM reads it as it is imported.
+from rollpacker.engine.vllm import environment as environment
+from rollpacker.engine.vllm.engine import VllmEngine
+
+__all__ = ["VllmEngine"]

@@ -1,0 +1,261 @@
+"""vLLM behind the engine protocol."""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm import SamplingParams
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind
+
+from rollpacker.core.types import AttemptId, FinishReason, PromptId
+from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
+from rollpacker.engine.base import SamplingParams as Sampling
+from rollpacker.engine.latency import measure_latency
+from rollpacker.engine.stops import StopWatcher
+from rollpacker.engine.vllm.build import build
+from rollpacker.engine.vllm.sampling import Row
+from rollpacker.engine.vllm.weights import Checked, names_of, reload
+
+if TYPE_CHECKING:
+    import torch
+
+    from rollpacker.config import ModelConfig, VllmEngineConfig
+
+_MEASURED = (1, 4, 16, 32, 64)
+_MEASURED_AT = 32
+"""Tokens of context: all prompts together are one chunk of prefill."""
+
+
+class VllmEngine:
+    """vLLM in this process, on one device; at most one in a process.
+
+    It schedules and runs the model; which token comes next is drawn by ``sampling.Seeded``, so a
+    seed gives the response that ``mini`` gives, but where a uniform lies within rounding of a
+    boundary. Whatever destroys the process's default group of ``torch.distributed`` breaks it.
+
+    Args:
+        model: the checkpoint, for its shape; weights come with ``load_weights``.
+        config: ``engine`` section of the run's config.
+        tokenizer: decodes for stop strings; needed only for those.
+        device: ``cpu`` or ``cuda:N``, the current one.
+        sharers: processes like this one on the device, this one among them.
+
+    Raises ``ValueError`` for a model that vLLM cannot run there.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        *,
+        config: VllmEngineConfig,
+        tokenizer: Any = None,
+        device: str = "cpu",
+        sharers: int = 1,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._engine: Any = build(model, config, device, sharers)
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._context: int = self._engine.model_config.max_model_len
+        self._vocabulary: int = self._engine.model_config.get_vocab_size()
+        self._names = names_of(model.path)
+        self._rows: dict[AttemptId, Row] = {}
+        self._by_key: dict[str, Row] = {}
+        self._submitted = self._version = self._steps = self._generated = 0
+        self._try(model.path)
+
+    def _try(self, path: str) -> None:
+        """One token: what vLLM's attention cannot do it says as it runs."""
+        request = Request(
+            attempt=AttemptId(-1),
+            group=PromptId("first"),
+            prompt=np.zeros(1, np.int32),
+            params=Sampling(max_tokens=1, ignore_stop=True),
+            seed=0,
+        )
+        try:
+            self.submit([request])
+            self.step()
+        except Exception as error:
+            said = " ".join(str(error).split())
+            raise ValueError(f"engine.kind=vllm cannot run {path} here: {said}") from error
+        self._steps = self._generated = 0
+
+    def info(self) -> EngineInfo:
+        """Its facts, by measurement; nothing may be held. Its counters move."""
+        return EngineInfo(
+            kv_tokens=self._kv_tokens,
+            max_length=self._room,
+            tensor_parallel=(1,),
+            latency=measure_latency(self, _MEASURED, min(_MEASURED_AT, self._context // 2)),
+            exact_seeds=False,
+        )
+
+    @property
+    def _kv_tokens(self) -> int:
+        """One block stays vLLM's own."""
+        cache = self._engine.vllm_config.cache_config
+        return (cache.num_gpu_blocks - 1) * cache.block_size
+
+    @property
+    def _room(self) -> int:
+        """Tokens of the longest sequence."""
+        return min(self._context, self._kv_tokens)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Raises ``ValueError`` if one can never fit or has no tokenizer."""
+        for request in requests:
+            self._check(request)
+        for request in requests:
+            self._add(request)
+
+    def step(self) -> list[Output]:
+        """Admit what fits, decode one token for every running sequence, return what finished."""
+        if not self.busy():
+            return []
+        outputs: list[Output] = []
+        stopped: list[Row] = []
+        for told in self._engine.step():
+            row = self._by_key[told.request_id]
+            token, logprob = row.drawn
+            assert list(told.outputs[0].token_ids) == [token]
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            self._generated += 1
+            if told.finished:
+                reason = "stop" if told.outputs[0].finish_reason == "stop" else "length"
+                if row.watcher is not None and row.watcher.found(_ints(row.tokens)):
+                    reason = "stop"
+                outputs.append(self._forget(row, reason))
+            elif row.watcher is not None and row.watcher.found(_ints(row.tokens)):
+                stopped.append(row)
+        self._steps += 1
+        return outputs + self._remove(stopped, "stop")
+
+    def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
+        """Remove attempts and return their partial outputs; unknown ids are ignored."""
+        return self._remove([self._rows[a] for a in attempts if a in self._rows], "abort")
+
+    def load_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
+    ) -> None:
+        """Take new weights, by the checkpoint's names; None keeps those that it has.
+
+        Raises ``RuntimeError`` when attempts are held, ``ValueError`` on names not the model's.
+        """
+        if self.busy():
+            raise RuntimeError("weights cannot change while attempts are held: abort them first")
+        if weights is not None:
+            checked = Checked(weights, self._names)
+            self._engine.collective_rpc(reload, args=(checked,))
+            checked.verify()
+        self._drop_prefixes()
+        self._version = version
+
+    def sleep(self) -> None:
+        """Give the KV cache's memory back; nothing may be held. A CPU keeps it."""
+        assert not self.busy()
+        self._drop_prefixes()
+        if self._engine.model_config.enable_sleep_mode:
+            self._engine.sleep(level=1)
+
+    def wake(self) -> None:
+        """Allocate the KV cache again."""
+        if self._engine.model_config.enable_sleep_mode:
+            self._engine.wake_up()
+
+    def busy(self) -> bool:
+        """Whether anything is running or waiting."""
+        return bool(self._rows)
+
+    def stats(self) -> EngineStats:
+        """Counters and load."""
+        running, waiting = self._scheduler.get_request_counts()
+        return EngineStats(
+            running=running,
+            waiting=waiting,
+            kv_used=self._scheduler.kv_cache_manager.usage,
+            preemptions=self._scheduler.preemptions,
+            steps=self._steps,
+            generated_tokens=self._generated,
+            prefill_tokens=self._scheduler.prefilled,
+        )
+
+    def _check(self, request: Request) -> None:
+        """Raise ``ValueError`` unless it fits and its ids are the model's."""
+        attempt, params = request.attempt, request.params
+        if attempt in self._rows:
+            raise ValueError(f"attempt {attempt} is already held")
+        size, most = len(request.prompt), params.max_tokens
+        if size == 0 or size + most > self._room:
+            raise ValueError(
+                f"attempt {attempt}: {size} prompt + {most} response tokens "
+                f"do not fit {self._room}: "
+                "lower rollout.max_completion_length or raise engine.kv_tokens"
+            )
+        if len(request.generated) >= most:
+            raise ValueError(f"attempt {attempt} has all its max_tokens already")
+        for ids in (request.prompt, request.generated):
+            if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary:
+                raise ValueError(
+                    f"attempt {attempt}: token ids must be in 0..{self._vocabulary - 1}: "
+                    "use the tokenizer that belongs to the model"
+                )
+        if params.stop and not params.ignore_stop and self._tokenizer is None:
+            raise ValueError("rollout.stop needs the model's tokenizer")
+
+    def _add(self, request: Request) -> None:
+        params = request.params
+        stops = () if params.ignore_stop else params.stop
+        self._submitted += 1
+        row = Row(
+            request=request,
+            key=f"{request.attempt}/{self._submitted}",
+            tokens=request.generated.tolist(),
+            logprobs=request.logprobs.tolist(),
+            watcher=StopWatcher(self._tokenizer, stops) if stops else None,
+        )
+        sampling = SamplingParams(
+            max_tokens=params.max_tokens - len(row.tokens),
+            temperature=0.0,
+            ignore_eos=True,
+            stop_token_ids=[] if params.ignore_stop else list(params.stop_token_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args={"row": row},
+            skip_clone=True,
+        )
+        prompt = [*request.prompt.tolist(), *row.tokens]
+        self._engine.add_request(row.key, tokens_input(prompt), sampling)
+        self._rows[request.attempt] = self._by_key[row.key] = row
+
+    def _remove(self, rows: list[Row], reason: FinishReason) -> list[Output]:
+        """Take rows from vLLM: what it has given out is all that there is."""
+        if rows:
+            self._engine.abort_request([row.key for row in rows])
+        return [self._forget(row, reason) for row in rows]
+
+    def _forget(self, row: Row, reason: FinishReason) -> Output:
+        attempt = row.request.attempt
+        del self._rows[attempt], self._by_key[row.key]
+        return Output(
+            attempt=attempt,
+            tokens=_ints(row.tokens),
+            logprobs=np.array(row.logprobs, np.float32),
+            finish_reason=reason,
+            weights_version=self._version,
+        )
+
+    def _drop_prefixes(self) -> None:
+        """Forget cached prefixes; vLLM refuses while a sequence has blocks."""
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM still holds KV blocks and kept its cached prefixes")
+
+
+def _ints(tokens: Sequence[int]) -> NDArray[np.int32]:
+    return np.array(tokens, np.int32)

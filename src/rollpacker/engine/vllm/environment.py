@@ -1,0 +1,20 @@
+"""What vLLM and torch read as they are imported: import this module first."""
+
+from __future__ import annotations
+
+import os
+
+FIXED = {
+    # The engine core in this process, and the model runner that tells logits processors of every
+    # change of the batch (the second one keeps its own state, by slot).
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # A worker is on its cores already.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_USUAL = {"VLLM_LOGGING_LEVEL": "ERROR"}
+
+os.environ.update(FIXED)
+for _name, _value in _USUAL.items():
+    os.environ.setdefault(_name, _value)

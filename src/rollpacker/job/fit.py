@@ -1,0 +1,147 @@
+"""Whether a job fits into memory, and which layout would: ``rollpacker doctor job.yaml``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from rollpacker.config import RunConfig
+from rollpacker.job.checks import check
+from rollpacker.job.learning_rate import model_shape
+from rollpacker.runtime.devices import gang_size, place_workers, worker_devices
+from rollpacker.runtime.doctor import free_memory_gb
+from rollpacker.sim.hardware import find_device
+from rollpacker.sim.layouts import Changes, fitting, with_changes
+from rollpacker.sim.memory import Machine, Needs, needs
+from rollpacker.sim.models import ModelShape, find_model
+
+_MOST_GPUS = 8
+"""Of one machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What was found.
+
+    Args:
+        config: the job.
+        shape: its model's.
+        needs: as the job is.
+        changes: with which it fits, where it does not; None where none were found.
+        changed: what it then needs.
+        free_host: bytes of the machine's own memory that are free, where that is this machine and
+            devices are GPUs.
+    """
+
+    config: RunConfig
+    shape: ModelShape
+    needs: Needs
+    changes: Changes | None
+    changed: Needs | None
+    free_host: float | None
+
+    @property
+    def fits(self) -> bool:
+        """On its devices and, where that is known, in the memory beside them."""
+        return self.needs.fits and self.host_fits
+
+    @property
+    def host_fits(self) -> bool:
+        """Whether what workers on GPUs take of the machine's own memory is free."""
+        return self.free_host is None or sum(p.size for p in self.needs.host) <= self.free_host
+
+
+def look(config: RunConfig, device: str | None, gpus: int) -> Fit:
+    """Compare a job with this machine, or with one that has ``gpus`` of ``device``.
+
+    Loads no weights and starts nothing. Raises ``ValueError`` in one line.
+    """
+    check(config)
+    shape = _shape(config.model.path)
+    machine = _here(config) if device is None else _elsewhere(config, device, gpus)
+    gang_size(config, machine.workers)
+    found = needs(config, shape, machine)
+    better = None if found.fits else _better(config, shape, machine)
+    changes, changed = better or (None, None)
+    here = device is None and machine.cuda
+    return Fit(
+        config=config,
+        shape=shape,
+        needs=found,
+        changes=changes,
+        changed=changed,
+        free_host=_free() if here else None,
+    )
+
+
+def _shape(path: str) -> ModelShape:
+    """Of a folder or a known model; only then is the hub asked."""
+    try:
+        return find_model(path)
+    except ValueError:
+        return model_shape(path)
+
+
+def _free() -> float:
+    return free_memory_gb() * 1024**3
+
+
+def _here(config: RunConfig) -> Machine:
+    places = [device for device, _ in worker_devices(config)]
+    name, packed = "this machine's memory", 4
+    if places[0] == "cpu":
+        if config.model.dtype == "bfloat16":
+            from rollpacker.engine.mini.lanes import HAS_BF16_DOT
+
+            packed = 2 if HAS_BF16_DOT else 4
+        free, devices = _free(), 1
+    else:
+        import torch
+
+        device = torch.cuda.get_device_properties(0)
+        name, free, devices = device.name, float(device.total_memory), torch.cuda.device_count()
+    return Machine(
+        name=name,
+        cuda=places[0] != "cpu",
+        devices=devices,
+        device_bytes=free,
+        workers=len(places),
+        on_device=max(Counter(places).values()),
+        packed=packed,
+    )
+
+
+def _elsewhere(config: RunConfig, name: str, gpus: int) -> Machine:
+    device = find_device(name)
+    if config.workers.device == "cpu":
+        raise ValueError(
+            f"--device {name}: workers.device=cpu keeps the job on CPUs; add workers.device=cuda"
+        )
+    if gpus > device.per_node:
+        raise ValueError(
+            f"--gpus {gpus}: a run has one machine, which has at most {device.per_node} {name}"
+        )
+    places = [place for place, _ in place_workers(config.workers, gpus)]
+    return Machine(
+        name=device.name,
+        cuda=True,
+        devices=gpus,
+        device_bytes=device.memory,
+        workers=len(places),
+        on_device=max(Counter(places).values()),
+    )
+
+
+def _better(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Changes, Needs] | None:
+    """Changes with which it fits this machine, or one with more such GPUs."""
+    found = fitting(config, shape, machine)
+    devices = machine.devices
+    while found is None and machine.cuda and devices < _MOST_GPUS:
+        devices = min(2 * devices, _MOST_GPUS)
+        count = devices * config.workers.per_gpu
+        wider = replace(machine, devices=devices, workers=count, on_device=config.workers.per_gpu)
+        changes: Changes = {"workers.count": count} if config.workers.count else {}
+        found = fitting(with_changes(config, changes), shape, wider)
+        if found is not None:
+            found = {**changes, **found[0]}, found[1]
+    return found

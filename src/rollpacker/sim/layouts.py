@@ -1,0 +1,120 @@
+"""Which settings make a job fit a machine, when those that are given do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from rollpacker.config import (
+    FSDPTrainerConfig,
+    MiniEngineConfig,
+    RunConfig,
+    VllmEngineConfig,
+    parse,
+)
+from rollpacker.sim.memory import Machine, Needs, needs, shards
+from rollpacker.sim.models import ModelShape
+
+Changes = Mapping[str, Any]
+"""Values by dotted keys."""
+
+_SHARES = (0.5, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
+"""Of a GPU, for vLLM: the trainer is not to be starved first."""
+_LEAST = 16
+"""Responses of full length that an engine's cache is to hold."""
+_LORA_RANK = 16
+
+
+def fitting(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Changes, Needs] | None:
+    """The first changes with which the job fits, and is not tight if that can be.
+
+    Those that alter the least come first, and of replicas that are spread those over the fewest
+    workers.
+    """
+    tight: tuple[Changes, Needs] | None = None
+    for changes in candidates(config, machine):
+        found = needs(with_changes(config, changes), shape, _placed(changes, machine))
+        if found.fits and not found.tight:
+            return changes, found
+        if found.fits and tight is None:
+            tight = changes, found
+    return tight
+
+
+def candidates(config: RunConfig, machine: Machine) -> Iterator[Changes]:
+    """Changes to try, in order."""
+    for more in _other_settings(config, machine):
+        for layout in _layouts(config, machine):
+            changes = {**layout, **more}
+            if "engine" in layout:
+                changes.pop("engine.gpu_memory", None)
+            if changes:
+                yield changes
+
+
+def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
+    """``config`` with other values. Raises ``ValueError`` where they cannot be."""
+    tree = config.model_dump(mode="json")
+    for key, value in changes.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = cast(dict[str, Any], node[parent])
+        node[leaf] = value
+    return parse(tree, "the changed job")
+
+
+def _layouts(config: RunConfig, machine: Machine) -> Iterator[Changes]:
+    """As it is, fewer workers on a device, replicas over more and more workers."""
+    yield {}
+    if machine.on_device > 1 and not isinstance(config.trainer, FSDPTrainerConfig):
+        yield _fewer(config, machine)
+    now = shards(config, machine.workers)
+    engine: Changes = {}
+    if isinstance(config.engine, VllmEngineConfig):  # it cannot share a process with such a trainer
+        engine = {"engine": {"kind": "mini", "max_running": config.engine.max_running}}
+    for shard in range(now + 1, machine.workers + 1):
+        if machine.workers % shard == 0:
+            yield {"trainer.kind": "fsdp", "trainer.shard": shard, **engine}
+
+
+def _fewer(config: RunConfig, machine: Machine) -> Changes:
+    """One worker on each device."""
+    if not machine.cuda:
+        return {"workers.count": 1}
+    count = {"workers.count": 0} if config.workers.count > machine.devices else {}
+    return {"workers.per_gpu": 1, **count}
+
+
+def _other_settings(config: RunConfig, machine: Machine) -> Iterator[Changes]:
+    """What the update and the engine may do with less, alone and then together."""
+    single: list[Changes] = []
+    if not config.train.gradient_checkpointing:
+        single.append({"train.gradient_checkpointing": True})
+    engine = config.engine
+    if machine.cuda and isinstance(engine, VllmEngineConfig):
+        shares = [each for each in _SHARES if each != engine.gpu_memory]
+        single += [{"engine.gpu_memory": share} for share in shares]
+    least = _LEAST * (config.rollout.max_completion_length or 0)
+    if isinstance(engine, MiniEngineConfig) and least and not 0 < engine.kv_tokens <= least:
+        single.append({"engine.kv_tokens": least})
+    if machine.cuda and config.model.dtype == "float32":
+        single.append({"model.dtype": "bfloat16"})
+    yield {}
+    yield from single
+    together: dict[str, Any] = {}
+    for each in single:
+        together |= {key: value for key, value in each.items() if key not in together}
+    yield together
+    if not config.model.lora_rank:
+        adapters = {"model.lora_rank": _LORA_RANK}
+        yield from ({**each, **adapters} for each in ({}, *single, together))
+
+
+def _placed(changes: Changes, machine: Machine) -> Machine:
+    """The machine with the changed job's workers."""
+    if not {"workers.per_gpu", "workers.count"} & changes.keys():
+        return machine
+    count = min(machine.workers, machine.devices)
+    return replace(machine, workers=count, on_device=1)

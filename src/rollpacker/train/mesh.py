@@ -1,0 +1,104 @@
+"""The processes of a replica, and those that hold the same part of other replicas."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+
+def meet(
+    store: dist.Store,  # pyright: ignore[reportPrivateImportUsage]
+    rank: int,
+    world: int,
+    timeout: timedelta,
+    device: torch.device,
+) -> dist.ProcessGroup | None:
+    """A trainer's ``world``: ``rank`` (its replica's) of ``world``; None when it is alone.
+
+    Of itself, beside the default group: when a replica is lost, those that are left, or come
+    instead, meet again at another store, and the groups within the replicas stay as they are. It
+    can reduce, and no more.
+
+    Raises ``RuntimeError`` when the others do not come, or reduce, within ``timeout``.
+    """
+    if world == 1:
+        return None
+    if device.type == "cuda":
+        options: Any = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group: Any = dist.ProcessGroupNCCL(store, rank, world, options)
+    else:
+        group = dist.ProcessGroupGloo(store, rank, world, timeout)
+    return cast(dist.ProcessGroup, group)
+
+
+def add_up(values: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Replace ``values`` by their sum over a group, one of ``meet`` too."""
+    # torch.distributed's own functions know only groups that they made.
+    group.allreduce([values]).wait()
+
+
+class Members:
+    """The processes of this replica, this one among them; without a group it is alone."""
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, device: torch.device | None = None
+    ) -> None:
+        self.group = group
+        self._device = device
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of ``values`` over the members, in place."""
+        if self.group is not None:
+            add_up(values, self.group)
+        return values
+
+    def each(self, value: int) -> list[int]:
+        """Every member's value, by rank."""
+        values = torch.zeros(self.size, dtype=torch.int64, device=self._device)
+        values[self.rank] = value
+        return self.sum(values).tolist()
+
+    def agree(self, failure: Exception | None, elsewhere: Exception) -> None:
+        """Raise ``failure``, and where only another member has one ``elsewhere``.
+
+        So that none goes on to where it would wait for one that does not come.
+        """
+        failed = any(self.each(failure is not None))
+        if failure is not None:
+            raise failure
+        if failed:
+            raise elsewhere
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor of which this process may hold a part; then all members must call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor, in the same storage."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def parted(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor spread like ``like``, of which ``local`` is what this process holds."""
+    if not isinstance(like, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

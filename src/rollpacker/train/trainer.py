@@ -1,0 +1,388 @@
+"""What every trainer does with finished groups; where its weights lie is a subclass's."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from rollpacker.config import ModelConfig, TrainConfig
+from rollpacker.core.types import Group, Sample
+from rollpacker.train import algorithms, checkpoint, packing
+from rollpacker.train.algorithms import Responses
+from rollpacker.train.base import TRAINED, NotFiniteError, Partial, SampleId, Update
+from rollpacker.train.export import Layout
+from rollpacker.train.loss import k3
+from rollpacker.train.mesh import Members, add_up, part, whole
+from rollpacker.train.optimizer import Optimizer
+from rollpacker.train.packing import Item, MicroBatch
+from rollpacker.train.reference import Reference
+from rollpacker.train.schedule import learning_rate
+from rollpacker.train.shares import Share, deal
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SUMS = ("loss", "clip_low", "clip_high", "kl", *TRAINED)
+_RUN = "tokens_run"
+"""Response tokens that were run: those of samples without a gradient are left out."""
+
+
+class Trainer(ABC):
+    """The pipeline of a replica: which samples are run, losses, metrics, updates.
+
+    Several replicas hold the same weights by reducing over ``world``. A subclass says where the
+    weights lie. With several members in a replica, all of them get the same calls with the same
+    arguments and return the same: what one of them returns covers the whole replica.
+
+    The ratio is exactly 1, but for samples that bring ``old_logprobs``: those of weights that have
+    changed since.
+
+    Args:
+        model: Qwen2, Qwen3 or Llama, on its device, in the type to train in.
+        tokenizer: saved beside the model.
+        config: the update.
+        temperature: sampling temperature; logits are divided by it (0 counts as 1).
+        max_length: longest response, Dr. GRPO's constant.
+        total_updates: updates of the whole run, for decaying schedules.
+        lora: the model's configuration, when ``lora_rank`` asks for adapters.
+        world: the processes that hold this part of the weights, one of each replica; None when
+            there is one replica.
+
+    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number.
+    """
+
+    _members = Members()
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: TrainConfig,
+        *,
+        temperature: float,
+        max_length: int = 0,
+        total_updates: int = 0,
+        lora: ModelConfig | None = None,
+        world: dist.ProcessGroup | None = None,
+    ) -> None:
+        _check(config, max_length, total_updates)
+        self.algorithm = algorithms.build(config.algorithm)
+        self._model: Any = model
+        self._tokenizer = tokenizer
+        self._config = config
+        self._temperature = temperature or 1.0
+        self._max_length = max_length
+        self._total_updates = total_updates
+        self.world = world
+        self._layout: Layout = {name: (p.dtype, p.shape) for name, p in model.named_parameters()}
+        self._adapted = None
+        if lora is not None and lora.lora_rank > 0:
+            from rollpacker.train.lora import add_adapters
+
+            self._adapted = add_adapters(model, lora)
+        self._costs = _costs(model)
+        self._optimizer = self._place()
+        self._first = None
+        if config.beta > 0 and self._adapted is None:
+            self._first = self._reference()
+        self._updates = 0
+        self._skipped = 0
+
+    @abstractmethod
+    def _place(self) -> Optimizer:
+        """Bring the weights to where they stay, and choose what is trained."""
+
+    @abstractmethod
+    def _reference(self) -> Reference:
+        """The weights of now, to be put in place while they are asked."""
+
+    @abstractmethod
+    def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities of a micro-batch's targets, and entropies, both of shape (T,)."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self._optimizer.sums.device
+
+    @property
+    @abstractmethod
+    def shares_weights(self) -> bool:
+        """Whether ``weights`` yields the live tensors."""
+
+    def accumulate(self, groups: Sequence[Group]) -> Partial:
+        """Add the groups' un-normalised gradients to this replica's sum.
+
+        Samples with advantage 0 are not run unless there is a KL term, but count in the
+        normaliser; of masked ones only the response counts, not its tokens.
+        """
+        samples = [sample for group in groups for sample in group.samples]
+        tokens = sum(len(sample.tokens) for sample in samples if not self._masked(sample))
+        normaliser = self.algorithm.normaliser(tokens, len(samples), self._max_length)
+        run = self._with_gradient(groups)
+        sums = self._run(run) if run else {}
+        return Partial(normaliser=normaliser, tokens=tokens, samples=len(samples), sums=sums)
+
+    def _masked(self, sample: Sample) -> bool:
+        return self._config.mask_truncated_completions and sample.finish_reason == "length"
+
+    def score(self, groups: Sequence[Group]) -> dict[SampleId, NDArray[np.float32]]:
+        """Log-probabilities of the responses that have a gradient, under the weights in place.
+
+        By prompt and sample index, shape (T,), nats, of the whole softmax.
+        """
+        items = self._with_gradient(groups)
+        if not items:
+            return {}
+        lengths = [len(item.sample.tokens) for item in items]
+        found = torch.zeros(sum(lengths), device=self._optimizer.sums.device)
+        parts = dict(zip(map(id, items), found.split(lengths), strict=True))
+        for share in self._shares(items):
+            with torch.no_grad():
+                logprobs = self._logprobs(share.batch)[0]
+            if share.counts:
+                each = logprobs.split(share.batch.lengths.tolist())
+                for item, values in zip(share.items, each, strict=True):
+                    parts[id(item)].copy_(values)
+        scores = np.split(self._members.sum(found).cpu().numpy(), np.cumsum(lengths)[:-1])
+        samples = [(item.sample.prompt, item.sample.index) for item in items]
+        return {sample: v.copy() for sample, v in zip(samples, scores, strict=True)}
+
+    def _with_gradient(self, groups: Sequence[Group]) -> list[Item]:
+        return [
+            Item(sample, float(advantage), number)
+            for number, group in enumerate(groups)
+            for sample, advantage in zip(group.samples, group.advantages, strict=True)
+            if (advantage != 0.0 or self._config.beta > 0) and not self._masked(sample)
+        ]
+
+    def _shares(self, items: list[Item]) -> list[Share]:
+        """What this process runs; every member of the replica runs equally many."""
+        config, device = self._config, self._optimizer.sums.device
+        plans, shared = packing.plan(items, config.micro_batch_tokens, config.packing, self._costs)
+        return [
+            Share(plan, packing.build(plan, shared, device), counts)
+            for plan, counts in deal(plans, self._members.rank, self._members.size)
+        ]
+
+    def _run(self, items: list[Item]) -> dict[str, float]:
+        shares = self._shares(items)
+        references: list[torch.Tensor] | list[None] = [None] * len(shares)
+        if self._config.beta > 0:
+            with torch.no_grad(), self._as_reference():
+                references = [self._logprobs(share.batch)[0] for share in shares]
+        sums = torch.zeros(len(_SUMS), device=self._optimizer.sums.device)
+        for share, reference in zip(shares, references, strict=True):
+            found = self._backward(share.batch, reference, float(share.counts))
+            sums += found if share.counts else 0.0
+        result = dict(zip(_SUMS, self._members.sum(sums).tolist(), strict=True))
+        return result | {_RUN: float(sum(len(i.sample.tokens) for i in items))}
+
+    def _backward(
+        self, batch: MicroBatch, reference: torch.Tensor | None, weight: float
+    ) -> torch.Tensor:
+        """Add one micro-batch's gradients, times ``weight``; its metrics by ``_SUMS``."""
+        logprobs, entropy = self._logprobs(batch)
+        now = logprobs.detach()
+        old = now if batch.old_logprobs is None else batch.old_logprobs
+        responses = Responses(
+            logprobs=logprobs,
+            old=old,
+            advantages=batch.advantages,
+            lengths=batch.lengths,
+            owner=batch.owner,
+        )
+        losses, clipped = self.algorithm.surrogate(responses)
+        kl = now.new_zeros(())
+        if reference is not None:
+            divergence = k3(logprobs, reference)
+            if self._config.kl_bias_correction:
+                divergence = divergence * self.algorithm.ratio(responses)
+            losses = losses + self._config.beta * divergence
+            kl = divergence.detach().sum()
+        loss = torch.dot(losses, self.algorithm.weights(batch.lengths)[batch.owner])
+        (loss * weight).backward()
+        if self.algorithm.sequence_level:
+            clipped = clipped / batch.lengths[batch.owner]
+        up = batch.advantages[batch.owner] > 0
+        ratio = torch.exp(now - old).sum()
+        difference = (now - batch.sampler_logprobs).abs().sum()
+        bounds = clipped[~up].sum(), clipped[up].sum()
+        return torch.stack((loss.detach(), *bounds, kl, entropy.sum(), ratio, difference))
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        if self._adapted is not None:
+            from rollpacker.train.lora import without_adapters
+
+            return without_adapters(self._model)
+        assert self._first is not None
+        return self._first.active()
+
+    def apply(self, total: Partial) -> Update:
+        """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
+
+        Collective: every process of every replica calls it with the same ``total``. Clears the
+        sums. Raises ``RuntimeError`` in every member when one cannot reach the other replicas; then
+        nothing has changed but the sums.
+
+        The normaliser is 0 where every response is masked: then so are the sums. Raises
+        ``NotFiniteError`` after ``max_skipped_updates`` updates in a row that were skipped because
+        the loss or the gradient was not finite.
+        """
+        self._reduce()
+        sums = self._optimizer.sums
+        sums.div_(total.normaliser or 1.0)
+        norm = self._norm()
+        rate = learning_rate(self._config, self._updates, self._total_updates)
+        applied = math.isfinite(norm) and math.isfinite(total.sums.get("loss", 0.0))
+        if applied:
+            if 0 < self._config.max_grad_norm < norm:
+                sums.mul_(self._config.max_grad_norm / norm)
+            self._optimizer.step(rate)
+            self._updates += 1
+        self._skipped = 0 if applied else self._skipped + 1
+        sums.zero_()
+        if self._skipped >= self._config.max_skipped_updates:
+            raise NotFiniteError(
+                f"{self._skipped} updates in a row had a loss or gradient that is not finite; "
+                "lower train.learning_rate or start from an earlier checkpoint"
+            )
+        metrics = self._metrics(total)
+        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=metrics)
+
+    def _reduce(self) -> None:
+        if self.world is None:
+            return
+        failure = None
+        try:
+            add_up(self._optimizer.sums, self.world)
+        except RuntimeError as error:
+            failure = error
+        other = RuntimeError("another process of the replica could not reduce over the replicas")
+        self._members.agree(failure, other)
+
+    def _norm(self) -> float:
+        norm = torch.linalg.vector_norm(self._optimizer.sums)
+        if self._members.size == 1:
+            return float(norm)
+        return math.sqrt(float(self._members.sum(norm.double().square())))
+
+    def _metrics(self, total: Partial) -> dict[str, float]:
+        """Means over all tokens of the loss, or responses; ``trained_tokens/*`` over those run."""
+        sums, count = total.sums, total.samples if self.algorithm.sequence_level else total.tokens
+        low, high = (sums.get(f"clip_{side}", 0.0) / max(count, 1) for side in ("low", "high"))
+        metrics = {
+            "loss": sums.get("loss", 0.0) / (total.normaliser or 1.0),
+            "clip_ratio/low_mean": low,
+            "clip_ratio/high_mean": high,
+            "clip_ratio/region_mean": low + high,
+        }
+        if self._config.beta > 0:
+            metrics["kl"] = sums.get("kl", 0.0) / max(total.tokens, 1)
+        if sums.get(_RUN):
+            metrics |= {f"trained_tokens/{name}": sums[name] / sums[_RUN] for name in TRAINED}
+        return metrics
+
+    def discard(self) -> None:
+        """Throw the accumulated gradients away (a step that is repeated)."""
+        self._optimizer.sums.zero_()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights by the checkpoint's names, adapters merged.
+
+        With several members all must iterate: each whole tensor is gathered when it is its turn.
+        """
+        if self._adapted is not None:
+            from rollpacker.train.lora import merged_weights
+
+            weights = merged_weights(self._model)
+        else:
+            weights = ((name, p.detach()) for name, p in self._model.named_parameters())
+        return ((name, whole(weight.to(self._layout[name][0]))) for name, weight in weights)
+
+    def checksum(self) -> int:
+        """CRC-32 of all weights, by parts where there are members; replicas must agree."""
+        total = 0
+        for parameter in self._model.parameters():
+            data = part(parameter.detach()).cpu().contiguous().view(-1).view(torch.uint8)
+            total = zlib.crc32(data.numpy().data, total)
+        if self._members.size == 1:
+            return total
+        return zlib.crc32(repr(self._members.each(total)).encode())
+
+    def save(self, folder: Path) -> None:
+        """Write the model in the hub's layout (with LoRA also ``adapter/``), and ``optimizer/``.
+
+        All members of one replica call it; the first one writes the model. Raises ``OSError`` in
+        the others when it cannot.
+        """
+        weights, failure = self.weights(), None
+        adapters = {} if self._adapted is None else _adapters(self._adapted)
+        if self._members.rank == 0:
+            try:
+                checkpoint.save_model(folder, self._model, self._tokenizer, self._layout, weights)
+                if self._adapted is not None:
+                    # Left to itself, peft asks the hub whether the embeddings were changed.
+                    self._adapted.save_pretrained(
+                        str(folder / "adapter"), state_dict=adapters, save_embedding_layers=False
+                    )
+            except Exception as error:
+                failure = error
+        for _ in weights:  # the others wait for this process until the last one is gathered
+            pass
+        other = OSError(f"{folder}: the first process of the replica could not write the model")
+        self._members.agree(failure, other)
+        checkpoint.save_state(folder / "optimizer", self._state(), self._members.group)
+
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote, exactly; with LoRA over the same base model.
+
+        Raises ``ValueError`` on another architecture.
+        """
+        checkpoint.check_architecture(folder, self._model)
+        state = self._state()
+        checkpoint.load_state(folder / "optimizer", state)
+        self._optimizer.copy_masters()
+        self._updates, self._skipped = (int(v) for v in state["trainer"]["counts"])
+        self.discard()
+
+    def _state(self) -> checkpoint.State:
+        counts = torch.tensor([self._updates, self._skipped])
+        return {**self._optimizer.state(), "trainer": {"counts": counts}}
+
+
+def _check(config: TrainConfig, max_length: int, total_updates: int) -> None:
+    if config.lr_scheduler_type != "constant" and total_updates <= 0:
+        raise ValueError(
+            f"train.lr_scheduler_type={config.lr_scheduler_type} needs the number of updates; "
+            "set steps, or use constant"
+        )
+    if config.algorithm.kind == "dr_grpo" and max_length <= 0:
+        raise ValueError("train.algorithm.kind=dr_grpo needs rollout.max_completion_length")
+
+
+def _adapters(adapted: PeftModel) -> dict[str, torch.Tensor]:
+    return {n: whole(p.detach()) for n, p in adapted.named_parameters() if ".lora_" in n}
+
+
+def _costs(model: Any) -> packing.Costs:
+    """Multiply-adds of a forward pass, outside the embeddings.
+
+    A pair counts twice: attention reached half the rate of the matrix products on a CPU (71 and
+    147 ps per multiply-add of a whole rectangle, at lengths of 40 to 600).
+    """
+    config = model.config
+    linear = sum(p.numel() for p in model.model.layers.parameters())
+    heads = config.num_attention_heads * model.model.layers[0].self_attn.head_dim
+    return packing.Costs(linear=linear, attention=2 * 2 * heads * config.num_hidden_layers)

@@ -1,0 +1,128 @@
+"""Translating what no example has: mistakes, words of a shell, any value of any key."""
+
+import contextlib
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollpacker.cli.convert import Asked, shell, translate, trl, verl
+from rollpacker.cli.convert.render import render
+from rollpacker.cli.convert.table import Draft, Unknown, fill
+from rollpacker.cli.convert.values import resolved
+
+NOTHING = Asked()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.yaml", "rewards: []\nrollout: {}\n", "is a job file already: rollpacker train"),
+        ("a.yaml", "port: 80\nhost: here\n", "neither verl's"),
+        ("a.yaml", "- 1\n", "it has nothing"),
+        ("a.yaml", "a: [", "not YAML"),
+        ("a.sh", "echo hello\n", "no verl overrides"),
+        ("a.sh", "echo 'hello\n", "cannot be read as a shell script"),
+        ("a.py", "print(1)\n", "no GRPOConfig"),
+        ("a.py", "print(\n", "not Python"),
+        ("a.yaml", "data: []\nalgorithm: {}\n", "neither verl's"),
+        ("a.yaml", "actor_rollout_ref: {n: 1}\n", "verl's default algorithm.adv_estimator=gae"),
+        (
+            "a.yaml",
+            "algorithm: {adv_estimator: remax}\nactor_rollout_ref: {a: 1}\n",
+            "algorithm.adv_estimator=remax has no counterpart: rollpacker has grpo",
+        ),
+        ("a.yaml", "num_generations: 4\nloss_type: cispo\n", "loss_type=cispo has no counterpart"),
+        ("a.yaml", "num_generations: 8\n", "give --model, --data, --reward"),
+        (
+            "a.sh",
+            "x actor_rollout_ref.model.path=m data.train_files=d algorithm.adv_estimator=grpo "
+            "custom_reward_function.path=$MINE",
+            "give --reward",
+        ),
+        ("a.yaml", "num_generations: 6\n", "are no multiple of num_generations=6: give --world N"),
+        ("a.yaml", "num_generations: many\n", "num_generations=many: expected a number"),
+        ("a.yaml", "num_generations: 8\nmax_steps: 1.5\n", "max_steps=1.5: expected a whole"),
+        (
+            "a.yaml",
+            "{num_generations: 8, model_name_or_path: m, dataset_name: d, reward_funcs: [a.b], "
+            "temperature: -1}",
+            "rollout.temperature",
+        ),
+    ],
+)
+def test_what_is_no_job_is_one_line(tmp_path, name, text, said):
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        translate(file, NOTHING)
+    assert said in str(error.value)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=3\nx.y=$((a * (2 + 1)))", 9),
+        ("x.y=${UNSET:-1e-6}", 1e-6),
+        ("a=2\nx.y=${a:-5}", 2),
+        ("x.y=${UNSET}", Unknown("${UNSET}")),
+        ("x.y=$(hostname -s)", Unknown("$(hostname_-s)")),
+        ("+x.y='[1, 2]'", [1, 2]),
+        ("x.y=['a','b']", ["a", "b"]),
+        ("# x.y=1\nx.y=2 # x.y=3", 2),
+        ("x.y=1 \\\n  x.y=4", 4),
+        ('export a=b\nx.y="${a}/c"', "b/c"),
+        ('A=(x.y=5 z.w=6)\nrun "${A[@]}"', 5),
+        ("A=(\n  x.y=5\n)\nrun ${A[@]}", 5),
+        ("x.y=null", None),
+        ("x.y=$((1 / 0))", Unknown("$((1/0))")),
+    ],
+)
+def test_words_of_the_shell(text, value):
+    found = shell.overrides(text)["x.y"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_references_between_keys():
+    given = {"a": "${b}", "b": 1, "c": "${oc.select:b,2}", "d": "${oc.select:x, 2}", "e": "${e}"}
+    assert resolved(given | {"f": "p/${b}", "g": "${.b}", "h": "???"}) == given | {
+        "a": 1,
+        "c": 1,
+        "d": 2,
+        "f": "p/1",
+        "g": "${.b}",
+        "h": "???",
+    }
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, 1, 2, 8, 256, 0.1, 1.0, "grpo", "vllm", "no", "a\nb: # c", [], {}, ["a"]]),
+    st.text(max_size=5),
+)
+
+
+@pytest.mark.parametrize("table", [verl.TABLE, trl.TABLE], ids=["verl", "TRL"])
+@settings(max_examples=settings().max_examples)
+@given(data=st.data())
+def test_whatever_the_values_each_key_is_somewhere_once(table, data):
+    known = sorted(
+        {*(k.replace("*", "x") for k in table.rules), *(k for j in table.joints for k in j.keys)}
+    )
+    keys = data.draw(st.dictionaries(st.sampled_from([*known, "new.key"]), VALUES, max_size=12))
+    draft = Draft(table.framework, "f", {"algorithm.adv_estimator": "grpo"} | keys, NOTHING)
+    with contextlib.suppress(ValueError):  # the mistakes of a user
+        fill(table, draft)
+        found = [*draft.translated, *draft.ignored, *draft.refused]
+        assert sorted(found) == sorted(draft.given)
+        tree = yaml.safe_load(render(draft))
+        assert set(tree) == {path.partition(".")[0] for path in draft.settings}
+        assert tree["rollout"] == {
+            path.partition(".")[2]: setting.value
+            for path, setting in draft.settings.items()
+            if path.startswith("rollout.") and "dynamic" not in path
+        } | {k: v for k, v in tree["rollout"].items() if k == "dynamic_sampling"}

@@ -1,0 +1,132 @@
+"""``rollpacker doctor job.yaml``: does it fit, and what would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from runtime_jobs import cli_here, write_model
+
+from rollpacker import config
+from rollpacker.job.checks import check
+
+ROOT = Path(__file__).parents[2]
+SCALES = {
+    ROOT / "examples" / "smollm2" / "config.yaml": ("--device", "H100"),
+    ROOT / "examples" / "scale" / "one-gpu.yaml": ("--device", "H100"),
+    ROOT / "examples" / "scale" / "eight-gpus.yaml": ("--device", "H100", "--gpus", 8),
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job with a large model that nobody has."""
+    tree = {
+        "model": {"path": "Qwen/Qwen2.5-7B", "dtype": "bfloat16"},
+        "data": {"path": "nowhere.jsonl"},
+        "rewards": [{"function": "math"}],
+        "rollout": {"max_completion_length": 4096},
+        "train": {"micro_batch_tokens": 8192},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_what_does_not_fit_gets_the_keys_that_make_it_fit(job: Path) -> None:
+    done = cli_here("doctor", job, "--device", "h100", "--gpus", 8)
+    assert done.returncode == 1
+    (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
+    keys = [word for word in fix.split() if "=" in word]
+    assert "trainer.kind=fsdp" in keys
+    again = cli_here("doctor", job, *keys, "--device", "H100", "--gpus", 8)
+    assert again.returncode == 0, again.stdout
+    assert "ok  each H100: " in again.stdout
+
+
+def test_keys_instead_of_vllm_are_those_of_the_command_line(job: Path) -> None:
+    given = ("engine={kind: vllm, gpu_memory: 0.3, max_running: 9}", "--device", "H100")
+    done = cli_here("doctor", job, *given, "--gpus", 8)
+    change = "'engine={kind: mini, max_running: 9}'"
+    assert change in done.stdout
+    keys = ("trainer.kind=fsdp", "trainer.shard=8", "train.gradient_checkpointing=true")
+    again = cli_here("doctor", job, *given, change.strip("'"), *keys, "--gpus", 8)
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_no_more_keys_than_are_needed(job: Path) -> None:
+    done = cli_here("doctor", job, "--device", "H100")
+    assert "fix: train.gradient_checkpointing=true model.lora_rank=16 (" in done.stdout
+
+
+def test_more_devices_are_offered_where_one_is_too_few(job: Path) -> None:
+    done = cli_here("doctor", job, "model.lora_rank=8", "--device", "L40S", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not found["fits"]
+    assert found["needed_gb"] > found["memory_gb"] == 48.0
+    assert found["change_devices"] >= 1
+    total = sum(part["gb"] for part in found["worker"])
+    assert total == pytest.approx(found["needed_gb"])
+
+
+def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "model")
+    tree = {
+        "model": {"path": str(tmp_path / "model")},
+        "data": {"path": "nowhere.jsonl"},
+        "rewards": [{"function": "math"}],
+        "workers": {"device": "cpu", "count": 2},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    monkeypatch.setattr("rollpacker.job.fit.free_memory_gb", lambda: 8.0)
+    done = cli_here("doctor", path, "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["fits"]
+    assert found["memory_gb"] == pytest.approx(8 * 1.024**3)
+    assert found["workers"] == found["workers_on_device"] == 2
+    assert found["kv_tokens"] // found["sequences"] == 256
+    monkeypatch.setattr("rollpacker.job.fit.free_memory_gb", lambda: 0.5)
+    assert cli_here("doctor", path).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", 2), "--gpus 2: of which kind"),
+        (("--device", "V100"), "unknown device 'V100'"),
+        (("--device", "H100", "--gpus", 9), "--gpus 9: a run has one machine"),
+        (("--device", "H100", "workers.device=cpu"), "workers.device=cpu keeps the job on CPUs"),
+        (("--device", "H100", "trainer.kind=fsdp", "trainer.shard=2"), "trainer.shard=2: 1 work"),
+        (("--device", "H100", "rollout.max_completion_length=null"), "max_completion_length is"),
+        (("model.pth=x",), "unknown key 'model.pth'"),
+    ],
+)
+def test_mistakes_are_one_line(job: Path, words: tuple[object, ...], said: str) -> None:
+    done = cli_here("doctor", job, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("rollpacker: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+
+
+def test_a_device_alone_asks_for_the_job() -> None:
+    done = cli_here("doctor", "--device", "H100")
+    assert done.returncode == 2
+    assert "name the job" in done.stderr
+
+
+@pytest.mark.parametrize("path", SCALES, ids=lambda path: path.stem)
+def test_the_examples_are_jobs_that_fit_as_the_guide_says(path: Path) -> None:
+    check(config.load(path))
+    done = cli_here("doctor", path, *SCALES[path])
+    assert done.returncode == 0, done.stdout
+    if path.parent.name == "scale":
+        (verdict,) = (line for line in done.stdout.splitlines() if "each H100: " in line)
+        guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+        assert verdict.partition("each H100: ")[2] in guide

@@ -1,0 +1,63 @@
+"""Whole runs whose engines are vLLM: the samples and the weights of a run with ``mini``."""
+
+from pathlib import Path
+
+import pytest
+from runtime_jobs import (
+    Workshop,
+    checkpoints,
+    kept_samples,
+    metrics,
+    run,
+    times_trained,
+    write_wide_model,
+)
+
+pytestmark = pytest.mark.vllm
+TWO = {"workers": {"count": 2, "pin": False, "device": "cpu"}, "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    shop = Workshop(tmp_path_factory.mktemp("vllm"), rows=12)
+    shop.model = write_wide_model(shop.folder / "wide")
+    return shop
+
+
+def first(folder: Path) -> list[tuple]:
+    """What the first step kept: later weights may differ in the last bits."""
+    return [row for row in kept_samples(folder) if row[0] == 0]
+
+
+@pytest.mark.parametrize("mode", ["off", "exact"])
+def test_a_run_samples_and_learns_what_it_does_with_mini(shop: Workshop, mode: str) -> None:
+    ours, _ = run(shop.config(f"mini-{mode}", mode, **TWO))
+    theirs, _ = run(shop.config(f"vllm-{mode}", mode, engine={"kind": "vllm"}, **TWO))
+    assert first(theirs) == first(ours)
+    for one, other in zip(metrics(ours), metrics(theirs), strict=True):
+        assert other["num_tokens"] == pytest.approx(one["num_tokens"], rel=0.05)
+        assert other["tail/kept_vs_true_len"] == one["tail/kept_vs_true_len"] == 1.0
+        # What was sampled is what is trained: the trainer finds the engine's own probabilities.
+        assert other["trained_tokens/abs_logprob_difference"] < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["race", "auto"])
+def test_every_prompt_is_trained_once_an_epoch(shop: Workshop, mode: str) -> None:
+    folder, _ = run(shop.config(f"vllm-{mode}", mode, engine={"kind": "vllm"}, **TWO))
+    assert set(times_trained(folder).values()) == {1}
+
+
+def test_adapters_are_merged_for_it(shop: Workshop) -> None:
+    model = {"path": str(shop.model), "lora_rank": 4}
+    settings = {"model": model, "epochs": 1}
+    ours, _ = run(shop.config("mini-lora", **settings))
+    theirs, _ = run(shop.config("vllm-lora", engine={"kind": "vllm"}, **settings))
+    assert first(theirs) == first(ours)
+
+
+def test_a_run_may_change_its_engine_when_it_goes_on(shop: Workshop) -> None:
+    begun = {"steps": 2, "checkpoint": {"every": 1}}
+    folder, _ = run(shop.config("changes", **begun))
+    run(shop.config("changes", **begun | {"steps": 4}, engine={"kind": "vllm"}), resume=True)
+    assert [m["step"] for m in metrics(folder)] == [0, 1, 2, 3]
+    assert checkpoints(folder)[-1] == 4

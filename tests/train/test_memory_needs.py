@@ -1,0 +1,197 @@
+"""What the arithmetic of ``sim/memory.py`` says is what tensors take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_groups, make_model
+from gang import make_trainer, place, run
+
+from rollpacker.config import GRPOConfig, MiniEngineConfig, parse
+from rollpacker.engine.mini import MiniEngine
+from rollpacker.engine.mini.lanes import COLUMNS, HAS_BF16_DOT
+from rollpacker.sim import memory, working_set
+from rollpacker.sim.models import ModelShape
+from rollpacker.train import loss
+from rollpacker.train.algorithms import build
+from rollpacker.train.lora import engine_copy
+from rollpacker.train.mesh import part
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+}
+DTYPES = ("float32", "bfloat16")
+
+
+def model_of(family, dtype, **changes):
+    return make_model(family, **(SIZES | changes)).to(getattr(torch, dtype))
+
+
+def shape_of(model):
+    return ModelShape.from_config(model.config.to_dict(), "it")
+
+
+def job(dtype="float32", rank=0, **sections):
+    """A job with such a model."""
+    tree = {
+        "model": {"path": "it", "dtype": dtype, "lora_rank": rank},
+        "data": {"path": "d"},
+        "rewards": [{"function": "math"}],
+        "rollout": {"max_completion_length": 32},
+    }
+    return parse(tree | sections)
+
+
+def needs(config, model, workers=1):
+    machine = memory.Machine(
+        name="CPU",
+        cuda=False,
+        devices=1,
+        device_bytes=1e9,
+        workers=workers,
+        on_device=workers,
+        packed=2 if HAS_BF16_DOT else 4,
+    )
+    found = memory.needs(config, shape_of(model), machine)
+    return {part.name: part.size for part in found.worker}
+
+
+def storages(tensors):
+    """Bytes of their storages, each once."""
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(found.values())
+
+
+def held(trainer):
+    """Bytes of what a trainer holds, after an update."""
+    groups = make_groups(make_model(**SIZES), build(GRPOConfig()))
+    trainer.apply(trainer.accumulate(groups))
+    named = dict(trainer._model.named_parameters())
+    optimizer = trainer._optimizer
+    state = optimizer.state()
+    own = {part(p).data_ptr() for p in named.values()}
+    masters = [part(m) for m in state["master"].values() if part(m).data_ptr() not in own]
+    moments = [part(m) for kind in ("exp_avg", "exp_avg_sq") for m in state[kind].values()]
+    adapters = [part(p) for name, p in named.items() if ".lora_" in name]
+    return {
+        "weights": storages(part(p) for name, p in named.items() if ".lora_" not in name),
+        "masters": storages(masters),
+        "adapters": storages(adapters),
+        "gradient sums": storages([optimizer.sums]),
+        "AdamW moments": storages(moments),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_a_trainer_holds_what_was_said(family, dtype, rank) -> None:
+    model = model_of(family, dtype)
+    said = needs(job(dtype, rank), model)
+    for name, size in held(make_trainer(model, rank=rank)).items():
+        assert size == said.get(name, 0), name
+
+
+def spread(rank, _folder):
+    """Uneven parts are rounded up to rows, by 2 % here."""
+    for dtype in DTYPES:
+        model = model_of("qwen2", dtype)
+        said = needs(job(dtype, trainer={"kind": "fsdp", "shard": 2}), model, workers=2)
+        found = held(make_trainer(model, place(2)))
+        for name in ("weights", "gradient sums", "AdamW moments"):
+            assert found[name] == pytest.approx(said[name], rel=0.02), name
+        assert found["masters"] == 0 == said.get("masters", 0)
+
+
+@pytest.mark.slow
+def test_a_spread_trainer_holds_its_part(tmp_path) -> None:
+    run(spread, 2, tmp_path / "gang")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_engine_of_a_cpu_packs_and_caches_what_was_said(dtype) -> None:
+    model = model_of("qwen2", dtype)
+    config = job(dtype, engine={"kind": "mini", "kv_tokens": 512, "max_running": 4})
+    said = needs(config, model)
+    assert isinstance(config.engine, MiniEngineConfig)
+    runner = MiniEngine(model, config=config.engine)._runner
+    packed, embed = runner._weights.panels, runner._weights.embed
+    own = embed.ctypes.data != model.get_input_embeddings().weight.data_ptr()
+    assert packed.nbytes + own * embed.nbytes == said["packed weights"]
+    keys, values = runner._cache[:2]
+    assert keys.nbytes + values.nbytes == said["KV cache"]
+    assert COLUMNS == memory._COLUMNS
+
+
+def test_merged_adapters_take_a_copy_of_the_linear_layers() -> None:
+    model = model_of("qwen3", "bfloat16")
+    said = needs(job("bfloat16", rank=4), model)["engine's weights"]
+    shared = {p.data_ptr() for p in model.parameters()}
+    copies = [p for p in engine_copy(model).parameters() if p.data_ptr() not in shared]
+    assert storages(copies) == said
+
+
+class Saved:
+    """Storages that a forward keeps for its backward."""
+
+    def __init__(self, model):
+        self._known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.kept = {}
+
+    def pack(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._known:
+            self.kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    @property
+    def bytes(self):
+        return sum(size for size, _ in self.kept.values())
+
+
+def same_lengths(groups):
+    """Without padding: prompts of 3 tokens, responses of 30."""
+
+    def cut(sample):
+        tokens, logprobs = np.resize(sample.tokens, 30), np.resize(sample.logprobs, 30)
+        prompt = np.resize(sample.prompt_tokens, 3)
+        return replace(sample, prompt_tokens=prompt, tokens=tokens, logprobs=logprobs)
+
+    return [replace(group, samples=tuple(map(cut, group.samples))) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rank", "recompute"),
+    [("float32", 0, False), ("bfloat16", 0, False), ("bfloat16", 4, False), ("float32", 0, True)],
+)
+def test_activations_are_about_those_that_are_saved(dtype, rank, recompute) -> None:
+    wide = SIZES | {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6}
+    model = model_of("qwen2", dtype, **wide)
+    options = {"gradient_checkpointing": recompute, "micro_batch_tokens": 100_000}
+    trainer = make_trainer(model, rank=rank, packing="padded", **options)
+    groups = same_lengths(make_groups(make_model(**SIZES), build(GRPOConfig()), count=16))
+    (share,) = trainer._shares(trainer._with_gradient(groups))
+    saved = Saved(trainer._model)
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+        trainer._logprobs(share.batch)
+    config, shape, tokens = (
+        job(dtype, rank, train=options),
+        shape_of(model),
+        len(share.batch.tokens),
+    )
+    said = working_set.activations(config, shape, tokens, cuda=False)
+    if recompute:  # a layer's own come in the backward pass
+        said -= working_set.layer_token_bytes(config, shape, cuda=False) * tokens
+    assert saved.bytes == pytest.approx(said, rel=0.1)
+
+
+def test_the_loss_holds_as_many_logits_as_are_counted() -> None:
+    assert working_set.LOGITS == loss._CHUNK_ELEMENTS

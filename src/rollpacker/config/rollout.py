@@ -122,6 +122,10 @@ class RolloutConfig(Config):
         return self.temperature == 0.0 or (self.top_p == 1.0 and self.top_k == 0)
 
 
+KV_SHARE = 4
+"""A KV budget that is not given takes one in so many bytes that are free."""
+
+
 class MiniEngineConfig(Config):
     """The built-in engine."""
 

@@ -15,6 +15,11 @@ class LocalTrainerConfig(Config):
 
     kind: Literal["local"] = "local"
 
+    def members(self, workers: int) -> int:
+        """Workers of a replica, of so many in all."""
+        del workers
+        return 1
+
 
 class FSDPTrainerConfig(Config):
     """FSDP2: some workers share a replica, each with its part of the weights, gradients and
@@ -23,6 +28,10 @@ class FSDPTrainerConfig(Config):
     kind: Literal["fsdp"] = "fsdp"
     shard: int = Field(default=0, ge=0)
     """Workers of a replica, neighbours by number; 0: all workers share one."""
+
+    def members(self, workers: int) -> int:
+        """Workers of a replica, of so many in all."""
+        return self.shard or workers
 
 
 TrainerConfig = Annotated[

@@ -15,9 +15,7 @@ def worker_devices(config: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
 
 def gang_size(config: RunConfig, workers: int) -> int:
     """Workers of a replica. Raises ``ValueError`` where they do not divide."""
-    if config.trainer.kind == "local":
-        return 1
-    size = config.trainer.shard or workers
+    size = config.trainer.members(workers)
     if workers % size:
         raise ValueError(
             f"trainer.shard={size}: {workers} workers do not divide into replicas of {size}: "

@@ -13,7 +13,7 @@ from rollpacker.config import (
     VllmEngineConfig,
     parse,
 )
-from rollpacker.sim.memory import Machine, Needs, needs, shards
+from rollpacker.sim.memory import Machine, Needs, needs
 from rollpacker.sim.models import ModelShape
 
 Changes = Mapping[str, Any]
@@ -70,7 +70,7 @@ def _layouts(config: RunConfig, machine: Machine) -> Iterator[Changes]:
     yield {}
     if machine.on_device > 1 and not isinstance(config.trainer, FSDPTrainerConfig):
         yield _fewer(config, machine)
-    now = shards(config, machine.workers)
+    now = config.trainer.members(machine.workers)
     engine: Changes = {}
     if isinstance(config.engine, VllmEngineConfig):  # it cannot share a process with such a trainer
         engine = {"engine": {"kind": "mini", "max_running": config.engine.max_running}}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollpacker.config import FSDPTrainerConfig, MiniEngineConfig, RunConfig, VllmEngineConfig
+from rollpacker.config.rollout import KV_SHARE
 from rollpacker.sim.graders import graders
 from rollpacker.sim.models import ModelShape
 from rollpacker.sim.working_set import backward, decoding, forward, gathered
@@ -19,8 +20,6 @@ _HOST_PROCESS = 2.0e9
 """Of a worker on CUDA, in the machine's own memory."""
 _VLLM_RUN = 1.5e9
 """What vLLM sets aside for its own forward pass, of ``engine.gpu_memory``."""
-_KV_SHARE = 4
-"""A KV budget that is not given takes one in so many bytes that are free."""
 _ROOMY = 0.9
 """Share of a device that a job takes at most without being tight."""
 _COLUMNS = 32
@@ -142,17 +141,10 @@ def type_bytes(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bfloat16" else 4
 
 
-def shards(config: RunConfig, workers: int) -> int:
-    """Workers that share a replica."""
-    if isinstance(config.trainer, FSDPTrainerConfig):
-        return config.trainer.shard or workers
-    return 1
-
-
 def _trainer(config: RunConfig, shape: ModelShape, machine: Machine) -> list[Part]:
     """What stays: weights first."""
     size, count = type_bytes(config), shape.parameters
-    shard = shards(config, machine.workers)
+    shard = config.trainer.members(machine.workers)
     sharded = isinstance(config.trainer, FSDPTrainerConfig)
     share = f", 1/{shard} of them" if shard > 1 else ""
     rank = config.model.lora_rank
@@ -266,10 +258,10 @@ def _kv_bytes(config: RunConfig, machine: Machine, loaded: float, copies: float)
     if machine.cuda and isinstance(config.engine, VllmEngineConfig):
         return max(0.0, config.engine.gpu_memory * share - copies)
     if machine.cuda:
-        return max(0.0, share - loaded - copies - _PROCESS[True]) / _KV_SHARE
+        return max(0.0, share - loaded - copies - _PROCESS[True]) / KV_SHARE
     # On a CPU every worker takes its quarter of what all of them have left.
     free = machine.device_bytes - machine.on_device * (loaded + copies + _PROCESS[False])
-    return max(0.0, free) / _KV_SHARE
+    return max(0.0, free) / KV_SHARE
 
 
 def _work(
@@ -281,7 +273,7 @@ def _work(
     cache: float,
 ) -> Part:
     """The largest of what is there for a while, one after the other."""
-    size, shard = type_bytes(config), shards(config, machine.workers)
+    size, shard = type_bytes(config), config.trainer.members(machine.workers)
     tokens = max(config.train.micro_batch_tokens, longest)
     sharded = isinstance(config.trainer, FSDPTrainerConfig)
     around = gathered(shape, size) if sharded else 0.0
@@ -311,7 +303,7 @@ def _reference_bytes(config: RunConfig, shape: ModelShape, machine: Machine) -> 
         return 0.0
     sharded = isinstance(config.trainer, FSDPTrainerConfig)
     size = 4 if sharded else type_bytes(config)
-    return size * shape.parameters / shards(config, machine.workers)
+    return size * shape.parameters / config.trainer.members(machine.workers)
 
 
 def _host(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollpacker.config import MiniEngineConfig
+from rollpacker.config.rollout import KV_SHARE
 from rollpacker.core.types import AttemptId, FinishReason
 from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
 from rollpacker.engine.latency import measure_latency
@@ -19,6 +20,7 @@ from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.slots import Slots
 from rollpacker.engine.mini.torch_runner import TorchRunner
 from rollpacker.engine.mini.weights import copy_weights
+from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class MiniEngine:
         for request in requests:
             self._check(request)
         for request in requests:
-            stops = _stops(request)
+            stops = stops_of(request)
             self._scheduler.add(request, StopWatcher(self._tokenizer, stops) if stops else None)
 
     def step(self) -> list[Output]:
@@ -149,29 +151,13 @@ class MiniEngine:
         )
 
     def _check(self, request: Request) -> None:
-        """Raise ``ValueError`` unless it fits and its ids are the model's.
-
-        The kernels do not check bounds, so an unknown id would read whatever lies behind the
-        embedding.
-        """
         self._scheduler.check(request)
-        size, most, room = len(request.prompt), request.params.max_tokens, self._room
-        if size == 0 or size + most > room:
-            raise ValueError(
-                f"attempt {request.attempt}: {size} prompt + {most} response tokens "
-                f"do not fit {room}: lower rollout.max_completion_length or raise engine.kv_tokens"
-            )
-        if len(request.generated) >= most:
-            raise ValueError(f"attempt {request.attempt} has all its max_tokens already")
-        vocabulary = self._shape.vocabulary
-        for ids in (request.prompt, request.generated):
-            if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
-                raise ValueError(
-                    f"attempt {request.attempt}: token ids must be in 0..{vocabulary - 1}: "
-                    "use the tokenizer that belongs to the model"
-                )
-        if _stops(request) and self._tokenizer is None:
-            raise ValueError("rollout.stop needs the model's tokenizer")
+        check_request(
+            request,
+            room=self._room,
+            vocabulary=self._shape.vocabulary,
+            decodes=self._tokenizer is not None,
+        )
 
     def _run(self, decoding: Ints, admitted: list[Admission]) -> tuple[Any, Ints, Ints]:
         """Run the step's rows: hidden states, the slots that sample, and the row of each."""
@@ -274,10 +260,6 @@ class MiniEngine:
         )
 
 
-def _stops(request: Request) -> tuple[str, ...]:
-    return () if request.params.ignore_stop else request.params.stop
-
-
 def _runner(model: PreTrainedModel, shape: Shape, block_size: int, deterministic: bool) -> Runner:
     if next(model.parameters()).device.type == "cpu":
         if block_size != CpuRunner.block_size:
@@ -293,4 +275,4 @@ def _capacity(config: MiniEngineConfig, runner: Runner, context: int, sharers: i
     if config.kv_tokens:
         return max(1, config.kv_tokens // size)
     wanted = config.max_running * -(-context // size)
-    return max(1, min(wanted, runner.free_bytes(sharers) // 4 // runner.kv_bytes()))
+    return max(1, min(wanted, runner.free_bytes(sharers) // KV_SHARE // runner.kv_bytes()))

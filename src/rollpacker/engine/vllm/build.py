@@ -18,11 +18,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from rollpacker.config import ModelConfig, VllmEngineConfig
+from rollpacker.config.rollout import KV_SHARE
 from rollpacker.engine.vllm.sampling import Seeded
 
 _BLOCK = 32
-_CPU_KV_SHARE = 4
-"""One in so many bytes that are free is for the KV cache, as in the built-in engine."""
 
 
 class Counting(Scheduler):
@@ -57,6 +56,7 @@ def build(model: ModelConfig, config: VllmEngineConfig, device: str, sharers: in
         "dtype": model.dtype,
         # The trainer has them, and gives them before the first step.
         "load_format": "dummy",
+        "block_size": _BLOCK,
         "max_num_seqs": config.max_running,
         "distributed_executor_backend": "uni",
         "logits_processors": [Seeded],
@@ -71,7 +71,6 @@ def build(model: ModelConfig, config: VllmEngineConfig, device: str, sharers: in
         _hide_llvmlite()
         blocks, size = _blocks(model, config, sharers)
         settings |= {
-            "block_size": _BLOCK,
             "enforce_eager": True,
             "num_gpu_blocks_override": blocks,
             "kv_cache_memory_bytes": blocks * size,
@@ -79,7 +78,7 @@ def build(model: ModelConfig, config: VllmEngineConfig, device: str, sharers: in
     else:
         settings["gpu_memory_utilization"] = config.gpu_memory / sharers
         if config.kv_tokens:
-            settings["num_gpu_blocks_override"] = max(1, config.kv_tokens // 16) + 1
+            settings["num_gpu_blocks_override"] = max(1, config.kv_tokens // _BLOCK) + 1
     gc.collect()  # an engine that is gone takes the process's groups along as it is collected
     try:
         with _process_kept():
@@ -101,7 +100,7 @@ def _blocks(model: ModelConfig, config: VllmEngineConfig, sharers: int) -> tuple
     if config.kv_tokens:
         return max(1, config.kv_tokens // _BLOCK) + 1, size
     wanted = config.max_running * -(-shape.max_position_embeddings // _BLOCK)
-    free = psutil.virtual_memory().available // sharers // _CPU_KV_SHARE
+    free = psutil.virtual_memory().available // sharers // KV_SHARE
     return max(1, min(wanted, free // size)) + 1, size
 
 

@@ -17,6 +17,7 @@ from rollpacker.core.types import AttemptId, FinishReason, PromptId
 from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
 from rollpacker.engine.base import SamplingParams as Sampling
 from rollpacker.engine.latency import measure_latency
+from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
 from rollpacker.engine.vllm.build import build
 from rollpacker.engine.vllm.sampling import Row
@@ -187,31 +188,18 @@ class VllmEngine:
         )
 
     def _check(self, request: Request) -> None:
-        """Raise ``ValueError`` unless it fits and its ids are the model's."""
-        attempt, params = request.attempt, request.params
-        if attempt in self._rows:
-            raise ValueError(f"attempt {attempt} is already held")
-        size, most = len(request.prompt), params.max_tokens
-        if size == 0 or size + most > self._room:
-            raise ValueError(
-                f"attempt {attempt}: {size} prompt + {most} response tokens "
-                f"do not fit {self._room}: "
-                "lower rollout.max_completion_length or raise engine.kv_tokens"
-            )
-        if len(request.generated) >= most:
-            raise ValueError(f"attempt {attempt} has all its max_tokens already")
-        for ids in (request.prompt, request.generated):
-            if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary:
-                raise ValueError(
-                    f"attempt {attempt}: token ids must be in 0..{self._vocabulary - 1}: "
-                    "use the tokenizer that belongs to the model"
-                )
-        if params.stop and not params.ignore_stop and self._tokenizer is None:
-            raise ValueError("rollout.stop needs the model's tokenizer")
+        if request.attempt in self._rows:
+            raise ValueError(f"attempt {request.attempt} is already held")
+        check_request(
+            request,
+            room=self._room,
+            vocabulary=self._vocabulary,
+            decodes=self._tokenizer is not None,
+        )
 
     def _add(self, request: Request) -> None:
         params = request.params
-        stops = () if params.ignore_stop else params.stop
+        stops = stops_of(request)
         self._submitted += 1
         row = Row(
             request=request,

@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 # Tests start Python hundreds of times: it finds our modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test test-slow test-gpu test-vllm test-peers lint docs clean
+.PHONY: help demo test test-slow test-gpu test-cluster test-peers lint docs clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
 # also makes .venv anew where it is of another Python.
@@ -39,14 +39,14 @@ test: $(VENV)/.installed-dev  ## run the default test suite
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part: PART=1/4
-	@$(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu and not peers and not vllm' \
+	@$(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu and not peers and not cluster' \
 		--hypothesis-profile thorough --part $(PART) $(ARGS)
 
 test-gpu: $(VENV)/.installed-dev  ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-test-vllm: $(VLLM)/.installed  ## run the tests of the vLLM engine (on the CPU where there is no GPU)
-	@$(VLLM)/bin/python -m pytest -m vllm $(ARGS)
+test-cluster: $(VLLM)/.installed  ## run the tests of vLLM engines, on the CPU where there is no GPU
+	@$(VLLM)/bin/python -m pytest -m cluster $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)

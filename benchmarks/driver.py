@@ -39,7 +39,7 @@ from rich.console import Console
 
 from rollpacker.config import RunConfig, parse
 from rollpacker.engine.base import SamplingParams
-from rollpacker.job.build import assemble
+from rollpacker.job.build import assemble, rollout_settings
 from rollpacker.runtime.metrics import Tail
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.rewards import Rewards
@@ -160,7 +160,7 @@ def config_of(folder: Path, mode: str, args: argparse.Namespace, attempts: int) 
             "model": {"path": "stand-in"},
             "data": {"path": "stand-in"},
             "rewards": [{"function": f"{STAND_INS}:score"}],
-            "workers": {"count": args.workers, "device": "cpu"},
+            "devices": {"per_node": args.workers, "kind": "cpu"},
             "grading": {"workers": args.graders},
             "rollout": {
                 "prompts_per_step": round(attempts / GROUP / raced),
@@ -194,7 +194,8 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
         trackers=(),
     )
     params = SamplingParams(max_tokens=CAP)
-    parts = assemble(config, CAP, pool, problems, rewards, params, log, clock, None)
+    settings = rollout_settings(config, problems, pool, CAP)
+    parts = assemble(config, settings, pool, problems, rewards, params, log, clock, None)
     asyncio.get_running_loop().call_soon(pool.serve, rewards)
     log.journal.meta({"settings": parts.settings.to_json(), "state": parts.policy.state_dict()})
     log.graded.begin(0, "stand-in")

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import Prompt, PromptId
+from rollpacker.core.types import EngineId, Prompt, PromptId, ReplicaId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import EngineInfo, Output, Request
@@ -25,9 +25,11 @@ from rollpacker.runtime import messages as msg
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.gangs import Gangs
 from rollpacker.runtime.pipes import encode
+from rollpacker.runtime.placement import Post
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.worker import EnginePart, ReplicaPart
 from rollpacker.train.base import Partial, Update
 
 MEDIAN, SIGMA, CAP = 1250, 1.0, 16384
@@ -55,18 +57,29 @@ class Simulated(Clock):
         return monotonic
 
 
+def alone(number: int) -> Post:
+    """An engine and a replica on a device."""
+    return Post(
+        place=("cpu", ()),
+        number=number,
+        engine=EnginePart(engine=EngineId(number)),
+        replica=ReplicaPart(replica=ReplicaId(number)),
+    )
+
+
 class StandIns(WorkerPool):
     """Workers that only say what real ones would: an agenda of reports in simulated time."""
 
     def __init__(self, config: RunConfig, apart: Apart, clock: Simulated, corpus: Any) -> None:
         super().__init__(config, max_length=CAP, total_updates=1)
-        self._live = {n: cast(Any, None) for n in range(config.workers.count or 1)}
-        self._gangs = Gangs(tuple(self._live), 1)
-        self.info = EngineInfo(
+        self._live = {n: cast(Any, None) for n in range(config.devices.per_node or 1)}
+        self._gangs = Gangs([alone(n) for n in self._live])
+        self.infos[1] = EngineInfo(
             kv_tokens=1 << 24,
             max_length=1 << 20,
             tensor_parallel=(1,),
             latency={size: TOKEN_S * (1 + size / 256) for size in (1, 16, 64, 256)},
+            prefill_token_s=0.0,
             exact_seeds=True,
         )
         self._apart, self._clock, self._corpus = apart, clock, corpus
@@ -83,7 +96,7 @@ class StandIns(WorkerPool):
             self._take(number, command)
 
     def close(self) -> None:
-        self._meetings.cleanup()
+        self._belongings.remove()
 
     def _take(self, worker: int, command: msg.Command) -> None:
         now = self._clock.now

@@ -66,11 +66,11 @@ def job(folder: Path, name: str, mode: str, workers: int, device: str) -> Path:
             "tail_batching": {"mode": mode},
         },
         "train": {"learning_rate": 1e-6},
-        "workers": {"count": workers, "device": device},
+        "devices": {"per_node": workers, "kind": device},
         "checkpoint": {"every": 0},
     }
     if not small:
-        tree["workers"]["per_gpu"] = workers
+        tree["devices"]["per_gpu"] = workers
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path

@@ -19,21 +19,21 @@ from rollpacker.demo.warm_start import default_cache, warm_start
 from rollpacker.job import train
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "off, 2 workers": ("off", {"count": 2}),
-    "off, 1 worker, 2 threads": ("off", {"count": 1, "threads": 2}),
-    "off, 1 worker, 1 thread": ("off", {"count": 1}),
-    "exact, 2 workers": ("exact", {"count": 2}),
-    "race, 2 workers": ("race", {"count": 2}),
-    "race, 1 worker, 1 thread": ("race", {"count": 1}),
+    "off, 2 workers": ("off", {"per_node": 2}),
+    "off, 1 worker, 2 threads": ("off", {"per_node": 1, "threads": 2}),
+    "off, 1 worker, 1 thread": ("off", {"per_node": 1}),
+    "exact, 2 workers": ("exact", {"per_node": 2}),
+    "race, 2 workers": ("race", {"per_node": 2}),
+    "race, 1 worker, 1 thread": ("race", {"per_node": 1}),
 }
 
 
 def run_arm(model: Path, out: Path, seed: int, arm: str, size: Size) -> dict[str, Any]:
-    mode, workers = ARMS[arm]
+    mode, devices = ARMS[arm]
     name = arm.replace(", ", "-").replace(" ", "")
     folder = out / f"seed{seed}" / name
     if not (folder / "summary.json").exists():
-        train(demo_config(model, folder, mode, size, {"seed": seed, "workers": workers}))
+        train(demo_config(model, folder, mode, size, {"seed": seed, "devices": devices}))
     summary = json.loads((folder / "summary.json").read_text())
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timing, after = summary["timing_s"], summary["after"]

@@ -93,7 +93,7 @@ def write_job(
         },
         "train": {"learning_rate": 1e-4},
         "engine": {"kind": "mini", "max_running": 2},
-        "workers": {"count": 1, "pin": False, "device": "cpu"},
+        "devices": {"per_node": 1, "pin": False, "kind": "cpu"},
         "checkpoint": {"every": 0},
         "mux": mux,
     }

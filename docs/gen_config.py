@@ -103,10 +103,15 @@ def _table(path: str, model: type[Config]) -> list[str]:
     rows = [
         f"| `{name}` | {_type(field)} | {_default(field)} | {_description(path, name, field)} |"
         for name, field in model.model_fields.items()
-        if name != "kind"
+        if name != "kind" or not _is_tag(field)
     ]
     head = ["| key | type | default | meaning |", "|---|---|---|---|"]
     return [*head, *rows, ""] if rows else []
+
+
+def _is_tag(kind: FieldInfo) -> bool:
+    """Whether it tells the members of a union apart: each has one value then."""
+    return len(get_args(kind.annotation)) == 1
 
 
 def _below(path: str, model: type[Config]) -> list[str]:
@@ -180,8 +185,8 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, dict) and value:
         return ""
     if isinstance(value, Config):
-        kind = getattr(value, "kind", None)
-        return f"kind `{kind}`" if kind else ""
+        tag = type(value).model_fields.get("kind")
+        return f"kind `{tag.default}`" if tag is not None and _is_tag(tag) else ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value}`" if value not in (None, "") else "none"

@@ -92,7 +92,7 @@ FOLLOWED = """
 import numpy as np
 import torch
 from rollpacker import config
-from rollpacker.runtime.colocated_worker import build_engine
+from rollpacker.engine.configured import build_engine
 from rollpacker.train.algorithms import Responses, build
 
 SMALLEST = {SMALLEST}

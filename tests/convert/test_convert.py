@@ -124,8 +124,10 @@ def test_a_script_of_verl(tmp_path):
     assert set(found.refused) == {
         "data.max_prompt_length",
         "actor_rollout_ref.actor.entropy_coeff",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
     }
+    # verl spreads a replica over all GPUs where it is not told otherwise.
+    assert (run.engine.tensor_parallel, run.devices.per_node) == (2, 2)
+    assert (run.trainer.kind, run.trainer.shard) == ("fsdp", 0)
     assert any("data_source" in line for line in found.warnings)
 
 
@@ -149,6 +151,7 @@ def test_a_script_of_verl_with_variables(tmp_path):
         "algorithm.filter_groups.metric",
         "actor_rollout_ref.rollout.val_kwargs.top_p",
         "trainer.experiment_name",  # it has the date
+        "trainer.n_gpus_per_node",
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from functools import cache
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -43,17 +45,38 @@ def vllm():
     return engine
 
 
+def vllm_tp2():
+    """The same over two processes: one for all tests, for they take long to come together."""
+    engine = pair().lead
+    engine.abort(range(100))
+    engine.load_weights(build("wide").named_parameters(), 0)
+    return engine
+
+
+@cache
+def pair():
+    from vllm_pair import Pair
+
+    with tempfile.TemporaryDirectory() as folder:
+        build("wide").config.save_pretrained(folder)
+        pair = Pair()
+        pair.build(Path(folder), max_running=4, kv_tokens=256)
+    return pair
+
+
 ENGINES = {
     "fake": lambda: FakeEngine(configs.FakeEngineConfig(lengths=[9, 30, 17]), concurrency=4),
     "mini": mini,
     "torch": lambda: on_torch(alone=False),
     "torch-deterministic": lambda: on_torch(alone=True),
     "vllm": vllm,
+    "vllm-tp2": vllm_tp2,
 }
 """Each with room for four attempts at once."""
 
 
-_ELSEWHERE = {"vllm": pytest.mark.vllm}
+_ELSEWHERE = {"vllm": pytest.mark.cluster, "vllm-tp2": pytest.mark.cluster}
+_DEVICES = {"vllm-tp2": 2}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=_ELSEWHERE.get(name, ())) for name in ENGINES])
@@ -61,18 +84,31 @@ def engine(request):
     return ENGINES[request.param]()
 
 
+@pytest.fixture
+def devices(request):
+    return _DEVICES.get(request.node.callspec.params["engine"], 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended():
+    yield
+    if pair.cache_info().currsize:
+        pair().close()
+
+
 def test_every_engine_that_can_be_configured_is_held_to_it():
     kinds = get_args(get_args(configs.EngineConfig)[0])
     assert {kind.model_fields["kind"].default for kind in kinds} <= set(ENGINES)
 
 
-def test_it_says_what_it_can_do(engine):
+def test_it_says_what_it_can_do(engine, devices):
     info = engine.info()
     assert not engine.busy()
-    assert 1 in info.tensor_parallel
+    assert devices in info.tensor_parallel
     assert info.latency
     assert min(info.latency) == 1
     assert all(seconds > 0.0 for seconds in info.latency.values())
+    assert info.prefill_token_s >= 0.0
     assert info.max_length <= info.kv_tokens
 
 

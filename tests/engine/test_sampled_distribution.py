@@ -18,7 +18,7 @@ def mini():
 
 
 @pytest.mark.parametrize(
-    "make", [mini, pytest.param(vllm, marks=pytest.mark.vllm)], ids=["mini", "vllm"]
+    "make", [mini, pytest.param(vllm, marks=pytest.mark.cluster)], ids=["mini", "vllm"]
 )
 def test_surprise_is_the_entropy(make):
     """-log p of what was sampled is, on average, the entropy: |z| below 5 over 20,000 tokens.

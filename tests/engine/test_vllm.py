@@ -7,7 +7,7 @@ from engine_models import build, drain, prompt, reference_logprobs, request
 
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.cluster
 ROUNDING = 1e-5
 """How near to a boundary of the distribution a uniform must lie for rounding to decide."""
 

@@ -98,7 +98,7 @@ def test_the_run(config: Any, tmp_path: Path) -> None:
         "output": str(tmp_path / "run"),
         "steps": 1,
         "eval": None,
-        "workers": config.workers.model_copy(update={"count": 1, "pin": False}),
+        "devices": config.devices.model_copy(update={"per_node": 1, "pin": False}),
         "grading": config.grading.model_copy(update={"workers": 1}),
         "rollout": config.rollout.model_copy(update={"prompts_per_step": 2, "num_generations": 2}),
     }

@@ -31,7 +31,7 @@ def test_every_cpu_arm_is_valid(name: str) -> None:
     resolved = [load(path, [*arm.set, *arm.cpu]) for arm in RUNS[name].arms.values()]
     for config in resolved:
         check(config)
-        assert config.workers.device == "cpu"
+        assert config.devices.kind == "cpu"
     assert len({config.model_dump_json() for config in resolved}) == len(resolved)
 
 
@@ -41,7 +41,7 @@ def test_every_gpu_arm_is_valid_and_of_the_papers_size(path: Path) -> None:
     for arm in RUNS[path.parent.name].arms.values():
         config = load(path, arm.set)
         check(config)
-        assert config.workers.device == "cuda"
+        assert config.devices.kind == "cuda"
         assert config.model.path == f"Qwen/{costs.model}"
         assert config.rollout.max_completion_length == costs.response_cap
         assert config.rollout.prompts_per_step == costs.prompts

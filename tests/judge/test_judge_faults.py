@@ -64,7 +64,7 @@ def test_a_job_whose_judge_runs_out_of_memory_invents_no_score(tmp_path):
             {"function": f"{tmp_path / 'fault.py'}:nothing"},
         ],
         "rollout": {"prompts_per_step": 2, "num_generations": 3, "max_completion_length": 12},
-        "workers": {"count": 1, "pin": False, "device": "cpu"},
+        "devices": {"per_node": 1, "pin": False, "kind": "cpu"},
         "checkpoint": {"every": 0},
     }
     said = StringIO()

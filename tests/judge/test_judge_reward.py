@@ -118,7 +118,7 @@ def test_a_job_trains_on_a_judges_scores(options, tmp_path):
         "data": {"path": str(tmp_path / "rows.jsonl"), "chat": False},
         "rewards": [{"function": "judge", "options": options, "timeout_s": 100.0}],
         "rollout": {"prompts_per_step": 2, "num_generations": 3, "max_completion_length": 12},
-        "workers": {"count": 1, "pin": False, "device": "cpu"},
+        "devices": {"per_node": 1, "pin": False, "kind": "cpu"},
         "checkpoint": {"every": 0},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")

@@ -37,7 +37,7 @@ described("elsewhere", {"engine.kind": "vllm"}, refused=True)
 
 @effect("engine.kind=vllm", run="elsewhere")
 def _(ran: Ran) -> None:
-    """Where vLLM is not installed it is refused; where it is, see ``make test-vllm``."""
+    """Where vLLM is not installed it is refused; where it is, see ``make test-cluster``."""
     assert ran.error.startswith("engine.kind=vllm: vLLM cannot be imported")
 
 
@@ -97,7 +97,7 @@ def _(ran: Ran) -> None:
 
 # --- the trainer ---------------------------------------------------------------------------------
 
-SPREAD = {"workers.count": 2, "trainer.kind": "fsdp"}
+SPREAD = {"devices.per_node": 2, "trainer.kind": "fsdp"}
 described("spread", SPREAD)
 described("unshared", SPREAD | {"trainer.shard": 1}, slow=True)
 

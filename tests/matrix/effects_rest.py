@@ -1,10 +1,9 @@
-"""What ``workers``, ``eval``, ``checkpoint``, ``mux`` and ``trackers`` do."""
+"""What ``eval``, ``checkpoint``, ``mux`` and ``trackers`` do."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from effects_devices import cores_of
 from matrix_runs import Ran, by_command
 from matrix_table import described, effect
 from mux_real_daemon import Daemon
@@ -27,67 +27,6 @@ from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.runtime.progress import Progress
 
 described("plain", {})
-
-# --- workers -------------------------------------------------------------------------------------
-
-PROBED = {"rewards.0.options": {"probe": True}, "steps": 1}
-described("pinned", PROBED | {"workers.pin": True}, slow=True)
-described("loose", PROBED | {"workers.pin": False}, slow=True)
-described("wide", PROBED | {"workers.pin": True, "workers.threads": 2}, slow=True)
-described("accelerated", {"workers.device": "cuda"}, slow=True, refused=True)
-described("crowded", {"workers.per_gpu": 2}, slow=True, refused=True)
-FROZEN = {"workers.count": 2, "rewards.0.options": {"freezes": "003"}}
-described("frozen", FROZEN | {"workers.heartbeat_s": 1.0}, slow=True)
-
-
-def cores(ran: Ran) -> set[int]:
-    """How many cores the worker may use, at each call of the reward."""
-    assert ran.calls
-    return {len(cores_of(call)) for call in ran.calls}
-
-
-def cores_of(call: dict[str, Any]) -> list[int]:
-    """Of the first worker."""
-    assert "workers" in call
-    found: list[int] = []
-    for part in call["workers"][0]["Cpus_allowed_list"].split(","):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-@effect("workers.pin", run="loose", against="pinned", instead={"workers.pin": True})
-def _(ran: Ran) -> None:
-    assert cores(ran) == {len(os.sched_getaffinity(0))}
-
-
-@effect("workers.threads", run="wide", against="pinned")
-def _(ran: Ran) -> None:
-    """Each worker has that many cores for its own."""
-    assert cores(ran) == {2}
-
-
-@effect("workers.heartbeat_s", run="frozen")
-def _(ran: Ran) -> None:
-    assert "worker 1 died: it gave no sign of life" in ran.said
-
-
-@effect("workers.device=cuda", run="accelerated", instead={"workers.device": "auto"})
-def _(ran: Ran) -> None:
-    """Where there is no GPU it is refused."""
-    import torch
-
-    if not torch.cuda.is_available():
-        assert ran.error == "workers.device is 'cuda' but no CUDA device was found"
-    else:
-        assert not ran.error
-
-
-@effect("workers.per_gpu", run="crowded")
-def _(ran: Ran) -> None:
-    """On a CPU it is refused; tests marked ``gpu`` run it."""
-    assert ran.error == "workers.per_gpu is 2 but the run is on the CPU: use workers.count"
-
 
 # --- evaluation and checkpoints, in run ``tuned`` of effects_train -------------------------------
 

@@ -95,7 +95,7 @@ def _(ran: Ran) -> None:
 
 # --- two workers ---------------------------------------------------------------------------------
 
-PAIR = {"workers.count": 2, "epochs": 4, "rollout.streaming.group_tokens": 1}
+PAIR = {"devices.per_node": 2, "epochs": 4, "rollout.streaming.group_tokens": 1}
 described("pair", PAIR | {"rollout.streaming.consolidate_below": 100}, slow=True)
 described("apart", PAIR | {"rollout.streaming.consolidate_below": 0}, slow=True)
 late = {"rollout.streaming.scaling": "fixed", "rollout.streaming.scaling_fraction": 0.75}
@@ -104,7 +104,7 @@ described("early", PAIR | late | {"rollout.streaming.scaling_fraction": 0.1}, sl
 described("fitting", PAIR | {"rollout.streaming.scaling": "paper"}, slow=True)
 
 
-@effect("workers.count", run="pair")
+@effect("devices.per_node", run="pair")
 def _(ran: Ran) -> None:
     assert set(ran.table["worker"]) == {0, 1}
     assert ran.summary["workers"] == 2

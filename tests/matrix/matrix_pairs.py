@@ -26,7 +26,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "train.gradient_checkpointing": (False, True),
     "model.dtype": ("float32", "bfloat16"),
     "model.lora_rank": (0, 4),
-    "workers.count": (1, 2),
+    "devices.per_node": (1, 2),
     "deterministic": (False, True),
 }
 

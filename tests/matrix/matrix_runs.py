@@ -203,6 +203,14 @@ class Ran:
                 found[-1] += [entry["event"], *entry["decisions"]]
         return found
 
+    @property
+    def silence(self) -> float:
+        """Seconds in which nothing happened before the first loss."""
+        lines = (self.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        entries = [entry for entry in map(json.loads, lines) if "event" in entry]
+        lost = [entry["event"]["kind"] for entry in entries].index("DevicesLost")
+        return entries[lost]["t"] - entries[lost - 1]["t"]
+
     def count(self, kind: str) -> list[int]:
         """How often something was in the journal of each step."""
         return [sum(item["kind"] == kind for item in step) for step in self.steps]
@@ -305,7 +313,7 @@ class Matrix:
     def tree(self, name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
         """A run's whole configuration."""
         reward = {"function": f"{self._shop.folder}/{name}.py:seen"}
-        tree = self._shop.tree(name, epochs=1, workers__count=1, rewards=[reward])
+        tree = self._shop.tree(name, epochs=1, devices__per_node=1, rewards=[reward])
         for key, value in keys.items():
             put(tree, key.split("."), value)
         return tree

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
 
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, GroupPart, Prompt, PromptId, ReplicaId
-from rollpacker.policy.machine import Machine, single_devices
+from rollpacker.policy.fleet import Layout
+from rollpacker.policy.machine import EngineProfile, Machine, measured
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.policy.streaming import StreamingRules
 
 
-def local_machine(workers: int) -> Machine:
-    """Workers of one device each."""
-    return single_devices(workers, kv_tokens=10_000, latency={1: 1e-3, 64: 2e-3})
+def local_machine(workers: int, replica: int = 1) -> Machine:
+    """Engines of one device each, and replicas of ``replica`` devices."""
+    profile = EngineProfile(kv_tokens=10_000, latency={1: 1e-3, 64: 2e-3})
+    return measured({1: profile}, devices=workers, node_size=workers, replica_devices=replica)
 
 
 def settings(
@@ -29,6 +32,8 @@ def settings(
     updates: int = 1,
     consolidate_below: int = 4,
     tail_engines: int = 0,
+    replica_engines: int = 0,
+    layout: Layout = "colocated",
     machine: Machine | None = None,
 ) -> RolloutSettings:
     return RolloutSettings(
@@ -40,10 +45,12 @@ def settings(
         asynchronous_grading=asynchronous,
         rules=StreamingRules(
             stream=stream,
-            consolidate_below=consolidate_below if machine is None else 0,
+            consolidate_below=consolidate_below if machine is None and layout == "colocated" else 0,
             ordered=ordered,
             updates=updates,
             tail_engines=tail_engines,
+            replica_engines=replica_engines,
+            layout=layout,
         ),
         machine=machine,
     )
@@ -56,6 +63,9 @@ class World:
         self.settings = given
         self.policy = RolloutPolicy(given)
         self.workers = [EngineId(i) for i in range(workers)]
+        self.size = given.rules.replica_engines or 1
+        self.separate = given.rules.layout == "separate"
+        self.replicas = [ReplicaId(i) for i in range(0, workers, 1 if self.separate else self.size)]
         self.fresh = {d: deque(self._prompts(d, n)) for d, n in given.sizes.items()}
         self.now = 0.0
         self.step = -1
@@ -74,8 +84,8 @@ class World:
         self.stopping: dict[AttemptId, int] = {}
         self.moving: dict[AttemptId, EngineId] = {}
         self.published: list[int] = []
-        self.gradients: list[tuple[EngineId, tuple[GroupPart, ...]]] = []
-        self.summed: dict[tuple[PromptId, int], EngineId] = {}
+        self.gradients: list[tuple[ReplicaId, tuple[GroupPart, ...]]] = []
+        self.summed: dict[tuple[PromptId, int], ReplicaId] = {}
         self.accepted: dict[PromptId, tuple[AttemptId, ...]] = {}
         self.deferred: list[PromptId] = []
         self.rollout_over = False
@@ -106,7 +116,7 @@ class World:
             ev.StepStarted(
                 step=self.step,
                 engines=tuple(self.workers),
-                replicas=tuple(map(ReplicaId, self.workers)),
+                replicas=tuple(self.replicas),
                 remaining=self.remaining(),
             )
         )
@@ -207,7 +217,8 @@ class World:
         self.epoch_trained[decision.prompt] += 1
 
     def _accumulate(self, decision: do.AccumulateGradients) -> None:
-        assert decision.replica in self.workers
+        assert decision.replica in self.replicas, "gradients on a dead replica"
+        assert self.rollout_over or not self._decodes_on(decision.replica)
         for part in decision.parts:
             assert part.prompt in self.accepted, "gradients of a group that was not accepted"
             for place in range(part.start, part.stop):
@@ -218,6 +229,11 @@ class World:
         if not self.settings.rules.stream:
             assert self.rollout_over, "streamed although streaming is off"
         self.gradients.append((decision.replica, decision.parts))
+
+    def _decodes_on(self, replica: ReplicaId) -> bool:
+        """Whether an engine on a replica's devices has attempts that are not to move away."""
+        engines = range(replica, replica + self.size) if not self.separate else ()
+        return any(self.moving.get(a, engine) in engines for a, engine in self.running.items())
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
         assert self.rollout_over
@@ -249,8 +265,8 @@ class World:
         self.tell(ev.AttemptMigrated(attempt=attempt, engine=target, tokens=2))
 
     def sum_gradients(self, place: int) -> None:
-        worker, parts = self.gradients.pop(place)
-        self.tell(ev.GradientsAccumulated(replica=ReplicaId(worker), parts=parts, seconds=0.01))
+        replica, parts = self.gradients.pop(place)
+        self.tell(ev.GradientsAccumulated(replica=replica, parts=parts, seconds=0.01))
 
     def apply(self) -> None:
         assert self.applying is not None
@@ -261,13 +277,19 @@ class World:
         assert (self.step + 1 in self.published) == self.over, "the last update publishes, no other"
 
     def lose(self, worker: EngineId) -> None:
-        self.workers.remove(worker)
-        for attempt in [a for a, w in self.running.items() if w == worker]:
+        """An engine dies with the replica on its device."""
+        self.lose_devices([worker], [ReplicaId(worker)])
+
+    def lose_devices(self, engines: Collection[EngineId], replicas: Collection[ReplicaId]) -> None:
+        """These engines and these replicas die together."""
+        self.workers = [engine for engine in self.workers if engine not in engines]
+        self.replicas = [replica for replica in self.replicas if replica not in replicas]
+        for attempt in [a for a, w in self.running.items() if w in engines]:
             del self.running[attempt]
             self.moving.pop(attempt, None)
-        self.gradients = [task for task in self.gradients if task[0] != worker]
-        self.summed = {p: w for p, w in self.summed.items() if w != worker}
-        self.tell(ev.DevicesLost(engines=(worker,), replicas=(ReplicaId(worker),)))
+        self.gradients = [task for task in self.gradients if task[0] not in replicas]
+        self.summed = {p: r for p, r in self.summed.items() if r not in replicas}
+        self.tell(ev.DevicesLost(engines=tuple(engines), replicas=tuple(replicas)))
 
     def idle(self) -> bool:
         return not (

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.core.types import Device, EngineId
+from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.policy.fleet import Fleet, by_number, colocated, grid, separate
 
 
@@ -34,6 +34,31 @@ def test_replicas_by_their_numbers_lie_up_to_the_next_one():
     fleet = by_number("colocated", (0, 1, 2, 4, 5), (0, 4))
     assert fleet.beside == {0: (0, 1, 2), 4: (4, 5)}
     assert by_number("separate", (0, 1), (0, 1)).on == {0: (), 1: ()}
+
+
+def test_replicas_of_so_many_engines_do_not_take_those_of_a_lost_one():
+    fleet = by_number("colocated", (0, 1, 2, 3, 4, 5), (0, 4), 2)
+    assert fleet.beside == {0: (0, 1), 4: (4, 5)}
+    assert fleet.on == {0: (0,), 1: (0,), 2: (), 3: (), 4: (4,), 5: (4,)}
+
+
+def test_a_replica_outlives_its_engines():
+    fleet = by_number("colocated", (1, 4, 5), (0, 2, 4), 2)
+    assert fleet.beside == {0: (1,), 2: (), 4: (4, 5)}
+    assert len(fleet.devices) == 4
+    assert by_number("colocated", (), (0,), 2).replicas == {0: (Device(0, 0),)}
+
+
+@given(
+    st.sets(st.integers(0, 11), min_size=1), st.sets(st.integers(0, 5)), st.sampled_from([1, 2, 3])
+)
+def test_a_colocated_engine_lies_on_its_own_replica_if_that_lives(engines, replicas, size):
+    live = tuple(sorted(EngineId(engine) for engine in engines))
+    replicas = {ReplicaId(size * replica) for replica in replicas}
+    fleet = by_number("colocated", live, tuple(sorted(replicas)), size)
+    for engine in live:
+        own = ReplicaId(engine // size * size)
+        assert fleet.on[engine] == ((own,) if own in replicas else ())
 
 
 @given(st.integers(1, 3), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.data())
@@ -69,10 +94,6 @@ def test_engines_that_are_separate_go_alone():
         (
             lambda: Fleet(layout="separate", engines={0: grid(1, 1), 1: grid(1, 1)}, replicas={}),
             "share a device",
-        ),
-        (
-            lambda: Fleet(layout="colocated", engines={0: grid(1, 1)}, replicas={0: grid(2, 1)}),
-            "must cover devices of engines",
         ),
     ],
 )

@@ -273,3 +273,14 @@ def test_occupancy_is_the_share_of_like_attempts_that_still_ran():
     assert found is not None
     assert found.running == pytest.approx([30, 30, 20, 20, 0])
     assert occupancy(history, LONG, 30, 12.0) is None
+
+
+def test_a_size_that_the_devices_of_now_cannot_have_is_forgotten():
+    """As when a run goes on with fewer devices."""
+    planner = paper(2)
+    run(planner, LONG, [10, 20])
+    run(planner, SHORT, [0])
+    assert (planner.plan(LONG), planner.plan(SHORT)) == (4, 2)
+    smaller = paper(1, replace(NODE, known=(1, 2)))
+    smaller.load_state_dict(planner.state_dict())
+    assert (smaller.plan(LONG), smaller.plan(SHORT)) == (1, 2)

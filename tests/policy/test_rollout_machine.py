@@ -16,6 +16,7 @@ from rollpacker.config.rollout import RACED, TailMode
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, RoundKind
+from rollpacker.policy.fleet import Layout
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 
 
@@ -39,6 +40,8 @@ class RolloutMachine(RuleBasedStateMachine):
         buckets=st.sampled_from([1, 1, 3]),
         scaling=st.sampled_from(["consolidate", "consolidate", "paper", "fixed"]),
         tail=st.integers(0, 1),
+        replica_engines=st.integers(0, 2),
+        layout=st.sampled_from(["colocated", "colocated", "separate"]),
     )
     def begin(
         self,
@@ -58,6 +61,8 @@ class RolloutMachine(RuleBasedStateMachine):
         buckets: int,
         scaling: str,
         tail: int,
+        replica_engines: int,
+        layout: Layout,
     ) -> None:
         sizes = {"a": first} | ({"b": second} if second else {})
         given = make_settings(
@@ -81,8 +86,12 @@ class RolloutMachine(RuleBasedStateMachine):
             asynchronous=asynchronous or mode in RACED,
             ordered=ordered,
             updates=updates,
-            tail_engines=tail if scaling == "consolidate" else 0,
-            machine=None if scaling == "consolidate" else local_machine(workers),
+            tail_engines=tail if scaling == "consolidate" and layout == "colocated" else 0,
+            replica_engines=replica_engines,
+            layout=layout,
+            machine=None
+            if scaling == "consolidate"
+            else local_machine(workers, max(1, replica_engines)),
         )
         self.world = World(given, workers)
         self.failures = 0
@@ -168,11 +177,21 @@ class RolloutMachine(RuleBasedStateMachine):
         self.world.grading.discard(attempt)
         self.world.tell(ev.GradingFailed(attempt=attempt, error="reward"))
 
-    @precondition(lambda self: len(self.world.workers) > 1 and not self.world.applying)
+    @precondition(lambda self: not self.world.over and not self.world.applying)
     @rule(data=st.data())
-    def lose_worker(self, data: st.DataObject) -> None:
-        if not self.world.over:
-            self.world.lose(data.draw(st.sampled_from(self.world.workers)))
+    def lose_devices(self, data: st.DataObject) -> None:
+        """Engines, replicas, or both; some of each are left, or the driver would end the step."""
+        engines, replicas = self.world.workers, self.world.replicas
+        if not self.world.settings.rules.replica_engines and not self.world.separate:
+            if len(engines) > 1:
+                self.world.lose(data.draw(st.sampled_from(engines)))
+            return
+        dead = data.draw(st.lists(st.sampled_from(engines), unique=True, max_size=len(engines) - 1))
+        gone = data.draw(
+            st.lists(st.sampled_from(replicas), unique=True, max_size=len(replicas) - 1)
+        )
+        if dead or gone:
+            self.world.lose_devices(dead, gone)
 
     @precondition(lambda self: not self.world.over)
     @rule(attempt=st.integers(10_000, 10_001))

@@ -60,6 +60,24 @@ def test_a_migrated_attempt_is_split_between_its_workers():
     ]
 
 
+def test_what_an_engine_decodes_is_on_all_devices_that_were_put_together():
+    samples = pl.DataFrame(
+        [(0, 1, 0, 0.0, 9.0), (0, 2, 1, 0.0, 5.0), (1, 3, 0, 10.0, 12.0)],
+        schema=bubbles.SEGMENT_COLUMNS,
+        orient="row",
+    )
+    moves = pl.DataFrame({"attempt": [1, 1], "worker": [1, 0], "t": [0.0, 6.0]})
+    rows = {"step": [0, 0], "lead": [0, 0], "worker": [1, 1], "t": [5.5, 7.0]}
+    stays = bubbles.segments(samples, moves, pl.DataFrame(rows))
+    assert stays.rows() == [
+        (0, 1, 0, 6.0, 9.0),
+        (0, 1, 1, 0.0, 6.0),
+        (0, 2, 1, 0.0, 5.0),
+        (0, 1, 1, 6.0, 9.0),
+        (1, 3, 0, 10.0, 12.0),
+    ]
+
+
 def test_gradients_count_as_work_and_the_rest_is_bubble():
     samples = pl.DataFrame(
         [(3, 1, 0, 10.0, 20.0), (3, 2, 1, 10.0, 14.0)],

@@ -93,7 +93,7 @@ def tree(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
             "max_completion_length": 8,
         },
         "train": {"learning_rate": 1e-2},
-        "workers": {"count": 1, "pin": False, "device": "cpu"},
+        "devices": {"per_node": 1, "pin": False, "kind": "cpu"},
         "checkpoint": {"every": 0},
     }
     for key, value in changes.items():

@@ -3,6 +3,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollpacker.reward.driver import Driver
 from rollpacker.reward.wire import LARGEST_REPLY, Channel, State, frame
 
 
@@ -52,3 +53,12 @@ def test_good_frames_before_a_bad_one_are_kept():
         theirs.sendall(frame(b"good") + (LARGEST_REPLY + 1).to_bytes(4, "little"))
         assert channel.receive() == ([b"good"], State.BROKEN)
     channel.close()
+
+
+def test_a_driver_that_leaves_before_it_has_read_everything_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        driver = Driver(ours)
+        driver.say("nobody reads this")
+        theirs.close()
+        assert driver.next() is None

@@ -70,10 +70,12 @@ def forked(parents):
 def workers():
     return forked(forked([os.getppid()]))
 
-def assassin(completions, prompts, marker, victims, at=5, by="SIGKILL"):
+def assassin(completions, prompts, marker, victims=0, worker=None, at=5, by="SIGKILL"):
     if int(prompts[0]) == at and not os.path.exists(marker):
         open(marker, "w").close()
-        for pid in workers()[-victims:]:
+        # They are forked in the order of their numbers.
+        found = workers()
+        for pid in found[-victims:] if worker is None else [found[worker]]:
             os.kill(pid, getattr(signal, by))
     return ones(completions)
 
@@ -174,7 +176,7 @@ class Workshop:
                 "tail_batching": {"mode": mode},
             },
             "train": {"learning_rate": 1e-2},
-            "workers": {"count": 1, "pin": False, "device": "cpu"},
+            "devices": {"per_node": 1, "pin": False, "kind": "cpu"},
             "checkpoint": {"every": 0},
         }
         for key, value in changes.items():
@@ -193,6 +195,16 @@ class Workshop:
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(self.tree(name, mode, **changes)), encoding="utf-8")
         return path
+
+
+def asked_today(stored: Path) -> Path:
+    """The job file of a stored run, as its user has to write it now."""
+    tree = yaml.safe_load((stored / "job.yaml").read_text(encoding="utf-8"))
+    assert tree.pop("workers") == {"count": 1, "pin": False, "device": "cpu"}
+    tree["devices"] = {"per_node": 1, "pin": False, "kind": "cpu"}
+    path = stored / "job_today.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return path
 
 
 def run(config: RunConfig, *, resume: bool = False) -> tuple[Path, str]:

@@ -177,14 +177,14 @@ def test_a_folder_that_cannot_be_written(fails: Fails, tmp_path: Path, place: st
 def test_settings_that_contradict_each_other(fails: Fails) -> None:
     said = fails(mode="race", grading={"asynchronous": False})
     assert "grading.asynchronous" in said
-    assert "'cuda'" in fails(workers__device="cuda")
+    assert "'cuda'" in fails(devices__kind="cuda")
 
 
 def test_a_model_file_that_is_damaged(fails: Fails, tmp_path: Path) -> None:
     write_model(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    assert str(tmp_path) in fails(model__path=str(tmp_path), workers__count=1)
+    assert str(tmp_path) in fails(model__path=str(tmp_path), devices__per_node=1)
 
 
 def test_a_reward_of_the_wrong_shape(fails: Fails, shop: Workshop) -> None:
@@ -193,7 +193,7 @@ def test_a_reward_of_the_wrong_shape(fails: Fails, shop: Workshop) -> None:
         "--out",
         str(shop.folder / "shape"),
         rewards=wrong_shape(shop),
-        workers__count=1,
+        devices__per_node=1,
         rollout__max_retries=0,
         grading__retries=0,
     )

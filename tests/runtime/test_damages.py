@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runtime_jobs import Workshop, kept_samples, metrics, run, weights_digest
 
-FIXED = {"deterministic": True, "workers__count": 1, "checkpoint": {"every": 1, "keep": 3}}
+FIXED = {"deterministic": True, "devices__per_node": 1, "checkpoint": {"every": 1, "keep": 3}}
 STOPPED, STEPS = 2, 3
 DAMAGES = 30
 FAST = (0, 5)

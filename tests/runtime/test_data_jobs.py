@@ -9,6 +9,7 @@ import pytest
 from runtime_jobs import Workshop, run, times_trained, write_model
 
 from rollpacker import config
+from rollpacker.core.upgrade import config_of_now
 from rollpacker.data.load import load_rows
 from rollpacker.data.split import hold_out
 from rollpacker.job.assess import assess
@@ -44,7 +45,7 @@ def test_a_run_on_parts_of_files(shop: Workshop, rows: Path) -> None:
         "eval": {"fraction": 0.3},
         "rollout__prompts_per_step": 20,
         "rollout__max_completion_length": 5,
-        "workers__count": 1,
+        "devices__per_node": 1,
     }
     folder, said = run(shop.config("parts", epochs=1, **changes))
     tree = shop.config("parts", **changes)
@@ -101,8 +102,9 @@ def test_a_checkpoint_may_lack_settings_that_are_new(tmp_path: Path) -> None:
     state = json.loads((stored / "state.json").read_text())
     assert "missing" not in state["config"]["data"]
     found = Found(step=6, path=stored, state=state)
-    same = config.parse(state["config"])
+    asked = config_of_now(state["config"])
+    same = config.parse(asked)
     assert choose_start(as_begun(same, found), tmp_path, found, resume=True).step == 6
-    other = config.parse(state["config"] | {"data": state["config"]["data"] | {"missing": "skip"}})
+    other = config.parse(asked | {"data": asked["data"] | {"missing": "skip"}})
     with pytest.raises(ValueError, match=r"'data.missing' was 'error', now 'skip'"):
         choose_start(as_begun(other, found), tmp_path, found, resume=True)

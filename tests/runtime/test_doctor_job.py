@@ -17,7 +17,9 @@ SCALES = {
     ROOT / "examples" / "smollm2" / "config.yaml": ("--device", "H100"),
     ROOT / "examples" / "scale" / "one-gpu.yaml": ("--device", "H100"),
     ROOT / "examples" / "scale" / "eight-gpus.yaml": ("--device", "H100", "--gpus", 8),
+    ROOT / "examples" / "scale" / "eight-gpus-separate.yaml": ("--device", "H100", "--gpus", 8),
 }
+FOUR = ROOT / "examples" / "scale" / "cpu-four.yaml"
 
 
 @pytest.fixture
@@ -46,14 +48,47 @@ def test_what_does_not_fit_gets_the_keys_that_make_it_fit(job: Path) -> None:
     assert "ok  each H100: " in again.stdout
 
 
-def test_keys_instead_of_vllm_are_those_of_the_command_line(job: Path) -> None:
-    given = ("engine={kind: vllm, gpu_memory: 0.3, max_running: 9}", "--device", "H100")
+def test_vllm_is_offered_more_devices_for_its_weights(job: Path) -> None:
+    given = ("engine={kind: vllm, gpu_memory: 0.2, max_running: 9}", "--device", "H100")
     done = cli_here("doctor", job, *given, "--gpus", 8)
-    change = "'engine={kind: mini, max_running: 9}'"
-    assert change in done.stdout
-    keys = ("trainer.kind=fsdp", "trainer.shard=8", "train.gradient_checkpointing=true")
-    again = cli_here("doctor", job, *given, change.strip("'"), *keys, "--gpus", 8)
+    (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
+    keys = [word for word in fix.split() if "=" in word]
+    assert "trainer.kind=fsdp" in keys
+    again = cli_here("doctor", job, given[0], *keys, *given[1:], "--gpus", 8)
     assert again.returncode == 0, again.stdout + again.stderr
+    assert "weights for the engines: 15.23 GB in /dev/shm: see that" in again.stdout
+
+
+def test_devices_that_decode_and_those_that_train_have_tables(job: Path) -> None:
+    layout = ("engine.kind=vllm", "devices.layout=separate", "devices.training=6")
+    words = (*layout, "trainer.kind=fsdp", "train.gradient_checkpointing=true")
+    done = cli_here("doctor", job, *words, "--device", "H100", "--gpus", 8)
+    assert "2 + 6 devices (decode + train) on 8 x H100, 8 processes" in done.stdout
+    assert "each that decodes" in done.stdout
+    assert "each that trains" in done.stdout
+    done = cli_here("doctor", job, *words, "--device", "H100", "--gpus", 8, "--json")
+    found = json.loads(done.stdout)
+    held = [sum(part["gb"] for part in found[each]) for each in ("worker", "trainer")]
+    assert found["needed_gb"] == pytest.approx(max(held))
+    assert (found["processes"], found["tensor_parallel"]) == (8, [1])
+
+
+def test_shared_memory_is_looked_at_where_it_is_this_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "model")
+    monkeypatch.setattr("rollpacker.job.fit.free_memory_gb", lambda: 16.0)
+    words = ("doctor", FOUR, f"model.path={tmp_path / 'model'}", "rollout.max_completion_length=9")
+    done = cli_here(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 devices on CPU, 8 processes, trainer fsdp, engine vllm (tensor parallel 2)" in (
+        done.stdout
+    )
+    assert "ok  weights for the engines: 0.00 GB in /dev/shm, or in a file; " in done.stdout
+    monkeypatch.setattr("rollpacker.job.fit.rooms", lambda: [(Path("/dev/shm"), 0)])
+    done = cli_here(*words)
+    assert done.returncode == 1
+    assert "fix: make /dev/shm larger" in done.stdout
 
 
 def test_no_more_keys_than_are_needed(job: Path) -> None:
@@ -78,7 +113,7 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "model": {"path": str(tmp_path / "model")},
         "data": {"path": "nowhere.jsonl"},
         "rewards": [{"function": "math"}],
-        "workers": {"device": "cpu", "count": 2},
+        "devices": {"kind": "cpu", "per_node": 2},
     }
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(tree))
@@ -100,8 +135,8 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("--gpus", 2), "--gpus 2: of which kind"),
         (("--device", "V100"), "unknown device 'V100'"),
         (("--device", "H100", "--gpus", 9), "--gpus 9: a run has one machine"),
-        (("--device", "H100", "workers.device=cpu"), "workers.device=cpu keeps the job on CPUs"),
-        (("--device", "H100", "trainer.kind=fsdp", "trainer.shard=2"), "trainer.shard=2: 1 work"),
+        (("--device", "H100", "devices.kind=cpu"), "devices.kind=cpu keeps the job on CPUs"),
+        (("--device", "H100", "trainer.kind=fsdp", "trainer.shard=2"), "trainer.shard=2: 1 dev"),
         (("--device", "H100", "rollout.max_completion_length=null"), "max_completion_length is"),
         (("model.pth=x",), "unknown key 'model.pth'"),
     ],

@@ -19,7 +19,7 @@ def trained(tmp_path_factory):
     held_out = str(write_rows(shop.folder / "held_out.jsonl", 5))
     changes = {
         "steps": 2,
-        "workers__count": 1,
+        "devices__per_node": 1,
         "eval": {"data": {"path": held_out}, "every": 1, **EVAL},
     }
     file = shop.file("run", **changes)

@@ -54,7 +54,7 @@ def test_a_run_goes_on_until_its_last_checkpoint_is_lost(
     shop = Workshop(tmp_path, rows=5)
     shop.rewards.write_text(shop.rewards.read_text() + FILL)
     fill = {"function": f"{shop.rewards}:fill", "options": {"largest": LARGEST}}
-    changes = {"epochs": 1, "workers__count": 1, "checkpoint": {"every": 1}}
+    changes = {"epochs": 1, "devices__per_node": 1, "checkpoint": {"every": 1}}
     done = cli_here("train", shop.file("full", **changes, rewards=[fill]), "--json")
     folder = tmp_path / "full"
     *before, last = done.stderr.splitlines()
@@ -73,7 +73,7 @@ def test_a_run_goes_on_until_its_last_checkpoint_is_lost(
 @pytest.mark.slow
 def test_it_is_resumed_when_there_is_room(tmp_path: Path) -> None:
     shop = Workshop(tmp_path, rows=5)
-    file = shop.file("full", epochs=1, workers__count=1, checkpoint={"every": 1})
+    file = shop.file("full", epochs=1, devices__per_node=1, checkpoint={"every": 1})
     folder = tmp_path / "full"
     cli("train", file, preexec_fn=full_disk)
     done = cli_here("train", file, "--resume", "auto", "--json")
@@ -114,7 +114,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_fills_up_anywhere(tmp_path: Path, small_disk: Path, room: int) -> None:
     """From no byte for the lock to room for one checkpoint: lines, and what is kept is whole."""
     shop = Workshop(tmp_path / "shop", rows=5)
-    file = shop.file("full", epochs=1, workers__count=1, checkpoint={"every": 1})
+    file = shop.file("full", epochs=1, devices__per_node=1, checkpoint={"every": 1})
     block = os.statvfs(small_disk).f_frsize
     free = os.statvfs(small_disk).f_bavail * block - room // block * block
     (small_disk / "filler").write_bytes(b"x" * free)

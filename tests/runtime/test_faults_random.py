@@ -41,7 +41,7 @@ def test_a_worker_killed_at_any_moment(tmp_path: Path, mode: str, seed: int) -> 
     """The run goes on, or, where a change of weights was cut in two, ends in a clear way."""
     rng = random.Random(seed)
     shop = Workshop(tmp_path, rows=ROWS)
-    config = shop.config("job", mode, epochs=EPOCHS, workers__count=2, checkpoint={"every": 1})
+    config = shop.config("job", mode, epochs=EPOCHS, devices__per_node=2, checkpoint={"every": 1})
     folder = tmp_path / "job"
     victim = rng.choice(["worker-0", "worker-1"])
     thread = kill_later(folder, victim, rng.uniform(0, 3))

@@ -32,7 +32,7 @@ def test_a_faulty_reward_harms_only_its_own_prompts(shop: Workshop) -> None:
     config = shop.config(
         "faulty",
         epochs=1,
-        workers__count=1,
+        devices__per_node=1,
         rewards=[{"function": f"{shop.rewards}:faulty", "timeout_s": 0.5}],
         grading={"workers": 2, "retries": 0},
         rollout__max_retries=0,
@@ -49,7 +49,8 @@ def test_a_faulty_reward_harms_only_its_own_prompts(shop: Workshop) -> None:
 
 
 def test_a_killed_worker_is_survived(shop: Workshop) -> None:
-    config = shop.config("survived", "race", rewards=assassin(shop, 1), workers__count=2, epochs=1)
+    changes = {"devices__per_node": 2, "epochs": 1}
+    config = shop.config("survived", "race", rewards=assassin(shop, 1), **changes)
     folder, said = run(config)
     assert (shop.folder / "killed-1-SIGKILL").exists()
     assert times_trained(folder) == Counter({f"p{i}": 1 for i in range(ROWS)})
@@ -63,7 +64,7 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
 
 def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
     """It lives and its pipe is open, but it gives no sign of life."""
-    changes = {"workers__count": 2, "workers__heartbeat_s": 2.0, "epochs": 1}
+    changes = {"devices__per_node": 2, "cluster__heartbeat_s": 2.0, "epochs": 1}
     config = shop.config("frozen", rewards=assassin(shop, 1, "SIGSTOP"), **changes)
     folder, said = run(config)
     assert "worker 1 died: it gave no sign of life" in said
@@ -73,7 +74,7 @@ def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
 
 @pytest.mark.slow
 def test_all_workers_killed_ends_the_run(shop: Workshop) -> None:
-    changes = {"rewards": assassin(shop, 2), "checkpoint__every": 1, "workers__count": 2}
+    changes = {"rewards": assassin(shop, 2), "checkpoint__every": 1, "devices__per_node": 2}
     config = shop.config("lost", **changes)
     with pytest.raises(WorkerError, match=r"worker [01] died: exit code -9") as caught:
         run(config)

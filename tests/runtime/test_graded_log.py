@@ -244,7 +244,7 @@ def assert_uses_grades_again(shop: Workshop, cut: RunConfig, whole: Path) -> Non
     assert calls(shop) - before == 12 - count
     assert kept_samples(folder) == kept_samples(whole)
     one, other = (f / "checkpoint-2" for f in (folder, whole))
-    if cut.workers.count == 1:
+    if cut.devices.per_node == 1:
         assert weights_digest(one) == weights_digest(other)
     else:
         assert largest_difference(one, other) <= 1e-5
@@ -267,7 +267,7 @@ def test_a_broken_off_step_samples_only_what_was_not_graded(shop: Workshop) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_step_samples_only_what_was_not_graded(shop: Workshop, workers: int) -> None:
-    settings = {**FIXED, "workers__count": workers}
+    settings = {**FIXED, "devices__per_node": workers}
     whole, _ = run(shop.config("whole", "exact", **settings))
     settings["rewards"] = [breaker(shop, "killer")]
     process = start_cli("train", shop.file("cut", "exact", **settings))

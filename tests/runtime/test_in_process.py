@@ -12,11 +12,13 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, ReplicaId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import Request, SamplingParams
+from rollpacker.engine.configured import build_engine
+from rollpacker.policy.fleet import by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, streaming_rules
 from rollpacker.reward.base import Grade
+from rollpacker.runtime import messages as msg
 from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.colocated_worker import build_engine
 from rollpacker.runtime.engine_worker import EngineWorker
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.problems import Problems
@@ -57,6 +59,18 @@ class InProcess:
 
     def to_replica(self, _replica, command) -> None:
         self._inbox.append(("replica", command))
+
+    apart = False
+
+    @property
+    def fleet(self):
+        return by_number("separate", self.engines, self.replicas)
+
+    def load_weights(self, version, weights) -> None:
+        self.to_engine(0, msg.LoadWeights(version=version, weights=weights))
+
+    def disband(self) -> dict:
+        return {}
 
     def meet(self) -> None:
         pass

@@ -48,7 +48,7 @@ def test_what_it_writes_trains(shop, init, monkeypatch):
     assert any(line.startswith("3 prompts are few") for line in result["warnings"])
     file = shop.folder / "new" / "job.yaml"
     assert "# " in file.read_text()
-    overrides = ["workers.count=1", "workers.device=cpu", "rollout.max_completion_length=20"]
+    overrides = ["devices.per_node=1", "devices.kind=cpu", "rollout.max_completion_length=20"]
     folder, said = run(config.load(file, overrides))
     assert folder.name == "rows"
     assert json.loads((folder / "summary.json").read_text())["steps"] == 1
@@ -220,7 +220,7 @@ def test_what_it_translates_trains(shop, init, theirs, monkeypatch):
         "WARNING actor_rollout_ref.actor.entropy_coeff: not supported: the loss has no entropy"
     )
     assert err.startswith(refused)
-    overrides = ["workers.count=1", "workers.device=cpu", "model.dtype=float32"]
+    overrides = ["devices.per_node=1", "devices.kind=cpu", "model.dtype=float32"]
     folder, _ = run(config.load(shop.folder / "verl_job.yaml", overrides))
     assert folder.name == "mine"
     assert json.loads((folder / "summary.json").read_text())["steps"] == 1

@@ -83,7 +83,7 @@ def job(shop: Workshop, name: str, data: str, **changes: Any) -> Path:
         model__path=str(shop.folder / "bytes"),
         data__path=str(shop.folder / data),
         rewards=[{"function": "math"}],
-        workers__count=1,
+        devices__per_node=1,
         rollout__max_completion_length=24,
         checkpoint={"every": 1},
         **changes,
@@ -185,7 +185,7 @@ def test_what_fails_when_the_workers_are_there_ends_them(tmp_path: Path) -> None
     """They take no signals: a run that left them behind would wait for them for ever."""
     shop = Workshop(tmp_path, rows=4)
     (tmp_path / "run" / "workers.jsonl").mkdir(parents=True)
-    done = cli_here("train", shop.file("run", workers__count=1))
+    done = cli_here("train", shop.file("run", devices__per_node=1))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("rollpacker: ")
     assert "workers.jsonl" in done.stderr
@@ -198,7 +198,7 @@ def test_nodes_that_cannot_be_left_keep_no_worker(tmp_path: Path) -> None:
             raise RuntimeError("no way out")
 
     shop = Workshop(tmp_path, rows=4)
-    config = shop.config("run", workers__count=1, steps=1)
+    config = shop.config("run", devices__per_node=1, steps=1)
     with pytest.raises(RuntimeError, match="no way out"):
         train(config, progress=Progress(Console(file=StringIO())), phases=Stuck())
     assert not multiprocessing.active_children()

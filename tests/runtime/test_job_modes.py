@@ -57,7 +57,7 @@ def exact(shop: Workshop) -> tuple[Path, str]:
     held_out = {"path": str(write_rows(shop.folder / "held_out.jsonl", 3))}
     config = shop.config(
         "exact",
-        workers__count=2,
+        devices__per_node=2,
         rewards=logged(shop, "exact"),
         checkpoint__every=2,
         eval={"data": held_out, "every": 3},
@@ -138,7 +138,7 @@ def test_off_and_exact_keep_the_same_tokens(
 
 
 def test_race_keeps_whole_groups(shop: Workshop) -> None:
-    folder, _ = run(shop.config("race", "race", workers__count=1))
+    folder, _ = run(shop.config("race", "race", devices__per_node=1))
     groups = kept_groups(folder)
     assert set(groups.values()) == {3}
     assert times_trained(folder) == Counter({f"p{i}": 2 for i in range(ROWS)})
@@ -161,8 +161,8 @@ def test_half_of_the_workers_is_freed_as_the_rule_says(
     scaling: str, off: Path, shop: Workshop
 ) -> None:
     """And the samples are the same as without it."""
-    streaming = {"scaling": scaling, "group_tokens": 1}
-    folder, _ = run(shop.config(scaling, rollout__streaming=streaming, steps=3, workers__count=2))
+    changes = {"rollout__streaming": {"scaling": scaling, "group_tokens": 1}, "steps": 3}
+    folder, _ = run(shop.config(scaling, devices__per_node=2, **changes))
     first = [sample for sample in kept_samples(folder) if sample[0] == 0]
     assert first == kept_samples(off)
     moves = decisions_by_step(folder, "MigrateAttempts")

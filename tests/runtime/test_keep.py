@@ -16,7 +16,7 @@ from rollpacker.report.run_report import write_report
 from rollpacker.runtime.checkpoint import Checkpoints
 from rollpacker.sim.run_record import read_run
 
-FIXED: dict[str, Any] = {"deterministic": True, "workers__count": 1, "epochs": 3}
+FIXED: dict[str, Any] = {"deterministic": True, "devices__per_node": 1, "epochs": 3}
 METRIC = "eval/sampled_accuracy"
 KEPT = {"every": 1, "keep": 2, "best": METRIC, "journal_mb": 0.03}
 

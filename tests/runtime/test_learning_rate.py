@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from rich.console import Console
-from runtime_jobs import Workshop, metrics, run
+from runtime_jobs import Workshop, asked_today, metrics, run
 
 from rollpacker import config, job
 from rollpacker.runtime.progress import Progress
@@ -34,7 +34,7 @@ def test_smaller_models_and_adapters_take_larger_steps(parameters, lora, rate):
 
 
 def without_rate(shop: Workshop, name: str, **changes) -> config.RunConfig:
-    tree = shop.tree(name, workers__count=1, **changes)
+    tree = shop.tree(name, devices__per_node=1, **changes)
     del tree["train"]["learning_rate"]
     return config.parse(tree)
 
@@ -54,7 +54,7 @@ def test_a_run_goes_on_with_the_rate_of_its_checkpoint(tmp_path, monkeypatch):
     """Also where it comes from the version whose default was a number."""
     shutil.copytree(STORED, tmp_path / "old")
     monkeypatch.chdir(tmp_path / "old")
-    tree = yaml.safe_load(Path("job.yaml").read_text())
+    tree = yaml.safe_load(asked_today(Path()).read_text())
     del tree["train"]["learning_rate"]
     quiet = Progress(Console(quiet=True))
     loaded = config.parse(tree | {"steps": 7, "eval": None})

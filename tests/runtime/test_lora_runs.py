@@ -96,7 +96,7 @@ def whole_run(
     shop: Workshop, family: str, mode: str, workers: int, dtype: str, beta: float
 ) -> None:
     name = f"{family}-{mode}-{workers}-{dtype}-{beta}"
-    changes = settings(shop, name, family, dtype, workers__count=workers, train__beta=beta)
+    changes = settings(shop, name, family, dtype, devices__per_node=workers, train__beta=beta)
     folder, _ = run(shop.config(name, mode, **changes))
     check(shop, name, folder, family, dtype)
     assert set(kept_groups(folder).values()) == {3}
@@ -121,7 +121,7 @@ def test_every_lora_run_is_what_it_saves(
 @pytest.fixture(scope="module")
 def exact(shop: Workshop) -> tuple[Path, dict[str, Any]]:
     """An uninterrupted run that keeps every checkpoint, and how it was set up."""
-    changes = settings(shop, "exact", "qwen2", "float32", train__beta=0.05, workers__count=1)
+    changes = settings(shop, "exact", "qwen2", "float32", train__beta=0.05, devices__per_node=1)
     changes |= FIXED
     folder, _ = run(shop.config("exact", "exact", **changes))
     check(shop, "exact", folder, "qwen2", "float32")
@@ -161,7 +161,7 @@ def test_another_rank_is_refused_on_resume(
 def test_kill_9_changes_nothing(shop: Workshop, mode: str) -> None:
     """A process group that is killed in its second step, in its third, and resumed."""
     own = Workshop(shop.folder / f"killed-{mode}", rows=8)
-    changes = settings(own, "whole", "qwen3", "bfloat16", train__beta=0.05, workers__count=1)
+    changes = settings(own, "whole", "qwen3", "bfloat16", train__beta=0.05, devices__per_node=1)
     changes |= FIXED
     whole, _ = run(own.config("whole", mode, **changes))
     file, folder = own.file("killed", mode, **changes), own.folder / "killed"

@@ -22,11 +22,11 @@ from lora_models import (
 )
 
 from rollpacker import config
-from rollpacker.core.types import Group, GroupPart, PromptId, Sample
+from rollpacker.core.types import EngineId, Group, GroupPart, PromptId, ReplicaId, Sample
 from rollpacker.engine.base import Output
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.colocated_worker import ColocatedWorker
-from rollpacker.runtime.worker import Server, WorkerSpec
+from rollpacker.runtime.worker import EnginePart, ReplicaPart, Server, WorkerSpec
 
 PROMPT = "012"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -44,7 +44,7 @@ class Driver:
             "rewards": [{"function": "unused:unused"}],
             "train": {"learning_rate": 0.05, **train},
             "engine": {"kind": "mini", "max_running": 16},
-            "workers": {"heartbeat_s": 600},
+            "cluster": {"heartbeat_s": 600},
         }
         ours, theirs = Pipe()
         spec = WorkerSpec(
@@ -54,9 +54,11 @@ class Driver:
             device="cpu",
             max_length=MOST,
             total_updates=9,
+            engine=EnginePart(engine=EngineId(0)),
+            replica=ReplicaPart(replica=ReplicaId(0)),
         )
         self.pipe: Connection = ours
-        server = Server(theirs, spec.config.workers.heartbeat_s)
+        server = Server(theirs, spec.config.cluster.heartbeat_s)
 
         def build(send):
             self.worker = ColocatedWorker(spec, send)

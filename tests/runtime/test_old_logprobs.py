@@ -13,9 +13,9 @@ from rollpacker.runtime.updates import share_out
 RATIO = "trained_tokens/ratio"
 NUCLEUS = {"rollout__top_p": 0.7, "rollout__top_k": 9}
 SEVERAL: dict[str, dict[str, Any]] = {
-    "updates": {"workers__count": 2, "train__updates_per_step": 2},
+    "updates": {"devices__per_node": 2, "train__updates_per_step": 2},
     "long_rounds": {
-        "workers__count": 1,
+        "devices__per_node": 1,
         "rollout__prompts_per_step": 2,
         "rollout__tail_batching": {
             "mode": "race",

@@ -25,7 +25,7 @@ def no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_affinity")
 def test_a_run_needs_no_affinity(tmp_path: Path) -> None:
     shop = Workshop(tmp_path, rows=4)
-    config = shop.config("run", steps=1, workers__count=2, workers__pin=True)
+    config = shop.config("run", steps=1, devices__per_node=2, devices__pin=True)
     assert worker_devices(config) == [("cpu", ()), ("cpu", ())]
     folder, _ = run(config)
     assert (folder / "checkpoint-1").is_dir()

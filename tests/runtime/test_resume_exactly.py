@@ -24,7 +24,7 @@ from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.lock import RunLock
 
 ROWS = 11
-FIXED = {"deterministic": True, "workers__count": 1, "checkpoint": {"every": 1, "keep": 9}}
+FIXED = {"deterministic": True, "devices__per_node": 1, "checkpoint": {"every": 1, "keep": 9}}
 
 
 @pytest.fixture(scope="module")
@@ -171,10 +171,10 @@ def test_more_epochs_go_on_at_the_boundary(shop: Workshop) -> None:
 
 @pytest.mark.slow
 def test_two_workers_resume(shop: Workshop) -> None:
-    folder, _ = run(shop.config("two", workers__count=2, checkpoint={"every": 1, "keep": 9}))
+    folder, _ = run(shop.config("two", devices__per_node=2, checkpoint={"every": 1, "keep": 9}))
     copy = crashed_copy(folder, "two-crashed", 2)
     run(
-        shop.config("two-crashed", workers__count=2, checkpoint={"every": 1, "keep": 9}),
+        shop.config("two-crashed", devices__per_node=2, checkpoint={"every": 1, "keep": 9}),
         resume=True,
     )
     assert set(kept_groups(copy).values()) == {3}

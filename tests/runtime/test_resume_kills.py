@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 ROWS = 11
 EPOCHS = 40
 KILLS = 50
-ONE_WORKER = {"deterministic": True, "workers__count": 1}
+ONE_WORKER = {"deterministic": True, "devices__per_node": 1}
 
 
 def lines(folder: Path) -> int:

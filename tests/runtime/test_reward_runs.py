@@ -48,7 +48,7 @@ def rewards(shop: Workshop, *names: str, **settings: Any) -> list[dict[str, Any]
 )
 def test_a_reward_that_hangs_ends_the_run(shop: Workshop, mode: str) -> None:
     """Not after every response has timed out, several times: that is 12 * 3 * 2 * 3 calls."""
-    config = shop.config(f"hangs-{mode}", mode, workers__count=1, rewards=rewards(shop, "hangs"))
+    config = shop.config(f"hangs-{mode}", mode, devices__per_node=1, rewards=rewards(shop, "hangs"))
     with pytest.raises(ValueError, match="reward 'hangs' timed out 3 of 3: "):
         run(config)
 
@@ -57,7 +57,7 @@ def test_a_reward_that_hangs_can_be_skipped(shop: Workshop) -> None:
     config = shop.config(
         "skipped",
         epochs=1,
-        workers__count=1,
+        devices__per_node=1,
         rewards=rewards(shop, "hangs", "ones", on_error="skip"),
     )
     folder, said = run(config)
@@ -71,7 +71,7 @@ def test_a_reward_that_hangs_can_be_skipped(shop: Workshop) -> None:
 def test_an_evaluation_ends_with_a_reward_that_hangs(shop: Workshop) -> None:
     held_out = {"data": {"path": str(shop.data)}, "num_generations": 1}
     config = shop.config(
-        "held-out", workers__count=1, rewards=rewards(shop, "hangs"), eval=held_out
+        "held-out", devices__per_node=1, rewards=rewards(shop, "hangs"), eval=held_out
     )
     with pytest.raises(ValueError, match="reward 'hangs' timed out 3 of 3"):
         run(config)
@@ -79,7 +79,7 @@ def test_an_evaluation_ends_with_a_reward_that_hangs(shop: Workshop) -> None:
 
 def test_what_functions_log_is_in_the_metrics(shop: Workshop) -> None:
     config = shop.config(
-        "logged", epochs=1, workers__count=1, rewards=rewards(shop, "logs", "verl")
+        "logged", epochs=1, devices__per_node=1, rewards=rewards(shop, "logs", "verl")
     )
     folder, said = run(config)
     rows = metrics(folder)

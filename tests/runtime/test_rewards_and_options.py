@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_jobs import Workshop, metrics, run, table
+from runtime_jobs import Workshop, asked_today, metrics, run, table
 
 from rollpacker import config
 from rollpacker.core import journal
@@ -43,7 +43,7 @@ def test_responses_without_reward_are_kept_and_not_sampled_again(shop: Workshop)
             "picky",
             rewards=[{"function": f"{shop.folder / 'picky.py'}:picky"}],
             epochs=1,
-            workers__count=1,
+            devices__per_node=1,
             train__algorithm=options,
             train__mask_truncated_completions=True,
             train__beta=0.1,
@@ -80,7 +80,7 @@ def test_equal_is_what_the_run_says(shop: Workshop) -> None:
         "rewards": [{"function": f"{shop.folder / 'picky.py'}:picky"}],
         "rollout__min_reward_range": 0.5,
         "steps": 1,
-        "workers__count": 1,
+        "devices__per_node": 1,
         "train__algorithm": {"kind": "reinforce_pp", "whiten": "batch"},
     }
     (shop.folder / "picky.py").write_text(PICKY)
@@ -101,7 +101,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_file_asks_for_is_not_what_the_run_began_with(stored: Path) -> None:
     """Defaults that have changed stay as they were; a value of one's own is refused."""
     found = Checkpoints(stored / "run", keep=2).latest()
-    asked = config.load(stored / "job.yaml", ["train.kl_bias_correction=true"])
+    asked = config.load(asked_today(stored), ["train.kl_bias_correction=true"])
     assert as_begun(asked, found).train.kl_bias_correction
     assert as_begun(asked, found).rollout.min_reward_range == 1e-3
     assert as_begun(asked, None) is asked
@@ -113,5 +113,5 @@ def test_reinforce_pp_of_version_0_1_0_goes_on_over_responses(stored: Path, tmp_
     old = json.loads(json.dumps(found.state["config"]))
     old["train"]["algorithm"] = {"kind": "reinforce_pp", "epsilon": 0.2}
     found.state["config"] = old
-    now = config.load(stored / "job.yaml", ["train.algorithm.kind=reinforce_pp"])
+    now = config.load(asked_today(stored), ["train.algorithm.kind=reinforce_pp"])
     assert getattr(as_begun(now, found).train.algorithm, "whiten", None) == "responses"

@@ -59,7 +59,7 @@ class FailingNodes(Nodes):
 def test_a_node_may_fail_in_an_evaluation_a_rollout_or_a_training(at: int, tmp_path: Path) -> None:
     workshop = Workshop(tmp_path, rows=8)
     evaluated = {"data": {"path": str(workshop.data)}, "every": 1}
-    few: dict[str, Any] = {"epochs": 1, "workers__count": 1, "checkpoint__every": 1}
+    few: dict[str, Any] = {"epochs": 1, "devices__per_node": 1, "checkpoint__every": 1}
     config = workshop.config("run", eval=evaluated, **few)
     phases = FailingNodes(at)
     said = StringIO()
@@ -82,7 +82,7 @@ class StoppedWait(Alone):
 def test_an_interrupt_while_waiting_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path, rows=8)
     evaluated = {"data": {"path": str(workshop.data)}}
-    config = workshop.config("run", epochs=1, eval=evaluated, workers__count=1)
+    config = workshop.config("run", epochs=1, eval=evaluated, devices__per_node=1)
     folder = job.train(config, progress=Progress(Console(file=StringIO())), phases=StoppedWait())
     assert checkpoints(folder) == [1]
     summary = (folder / "summary.json").read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ class WantedNodes(Nodes):
 
 def test_a_tail_leaves_most_workers_and_changes_no_bit(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path, rows=8)
-    few: dict[str, Any] = {"epochs": 1, "deterministic": True, "workers__count": 2}
+    few: dict[str, Any] = {"epochs": 1, "deterministic": True, "devices__per_node": 2}
     few["mux__url"] = "http://127.0.0.1:1"
     quiet = Progress(Console(file=StringIO()))
     alone = job.train(workshop.config("alone", **few), progress=quiet, phases=Alone())

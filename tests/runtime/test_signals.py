@@ -66,7 +66,7 @@ def ones(completions, prompts, at, marker, everyone=False, hangs=False, number="
 '''
 
 ON_LOADING = "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)\n"
-FIXED: dict[str, Any] = {"deterministic": True, "workers__count": 1, "epochs": 1}
+FIXED: dict[str, Any] = {"deterministic": True, "devices__per_node": 1, "epochs": 1}
 
 
 class Bench:
@@ -155,7 +155,7 @@ def test_a_step_that_does_not_fit_is_dropped_and_its_grades_are_kept(bench: Benc
 def test_a_step_that_fits_is_finished(
     tmp_path: Path, everyone: bool, workers: int, number: str, code: int
 ) -> None:
-    bench = Bench(tmp_path, workers__count=workers)
+    bench = Bench(tmp_path, devices__per_node=workers)
     options = {"everyone": everyone, "number": number}
     changes = {"checkpoint": {"every": 0, "signals": ["USR1"], "grace_s": 100}}
     got, said = stopped(bench.config("run", options, **changes))
@@ -247,7 +247,7 @@ class AtTheEnd(Progress):
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("phase", ["rollout", "train", "end", "checkpoint", "close", "nodes"])
 def test_every_phase(tmp_path: Path, phase: str, workers: int) -> None:
-    bench = Bench(tmp_path, workers__count=workers)
+    bench = Bench(tmp_path, devices__per_node=workers)
     changes = {"checkpoint": {"every": 1, "grace_s": 100}}
     options: dict[str, Any] = {"phases": Told(phase, 2)}
     if phase in ("checkpoint", "close"):

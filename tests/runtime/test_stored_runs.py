@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from runtime_jobs import checkpoints, kept_groups, metrics, run, times_trained
+import yaml
+from runtime_jobs import asked_today, checkpoints, kept_groups, metrics, run, times_trained
 
 from rollpacker import config
 from rollpacker.core import journal
@@ -29,7 +30,7 @@ def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     shutil.copytree(STORED / request.param, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        _, said = run(config.load(Path("job.yaml"), []), resume=True)
+        _, said = run(config.load(asked_today(folder), []), resume=True)
     assert "resumed after step 6" in said
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["steps"] == checkpoints(folder / "run")[-1]
@@ -62,6 +63,19 @@ def test_its_journal_replays(resumed: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["v0_1_0", "v0_1_0_engines"])
+def test_todays_keys_are_asked_of_a_job_file_and_not_of_a_runs_own(name: str) -> None:
+    with pytest.raises(config.ConfigError, match=r"workers\.count -> devices\.per_node"):
+        config.load(STORED / name / "job.yaml")
+    own = STORED / name / "run" / "config.yaml"
+    assert "workers" in yaml.safe_load(own.read_text(encoding="utf-8"))
+    chosen = config.load(own, ["devices.threads=2"])
+    assert chosen.devices == config.DevicesConfig(per_node=1, threads=2, pin=False, kind="cpu")
+    assert chosen.cluster == config.ClusterConfig()
+    with pytest.raises(config.ConfigError, match=r"workers\.threads -> devices\.threads"):
+        config.load(own, ["workers.threads=2"])
+
+
+@pytest.mark.parametrize("name", ["v0_1_0", "v0_1_0_engines"])
 def test_the_stored_files_are_read_as_they_are(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
     shutil.copytree(STORED / name / "run", folder)
@@ -80,11 +94,14 @@ def test_what_an_old_config_lacks_is_the_behaviour_of_then() -> None:
     old = json.loads(path.read_text(encoding="utf-8"))["config"]
     assert "grace_s" not in old["checkpoint"]
     del old["data"]["shuffle"], old["rewards"][0]["timeout_s"], old["grading"]
+    assert "workers" in old
     now = as_of_now(old, {"data.shuffle": False, "rewards.*.timeout_s": 77.0})
     assert now["checkpoint"]["grace_s"] == 25.0
     assert now["data"]["shuffle"] is False
     assert now["rewards"][0]["timeout_s"] == 77.0
     assert now["grading"]["workers"] >= 1
+    assert now["devices"]["per_node"] == 1
+    assert "workers" not in now
     # A value that was written counts, not that of then.
     assert as_of_now(now, {"data.shuffle": True})["data"]["shuffle"] is False
     assert as_of_now(old | {"gone": 1}, {})["gone"] == 1

@@ -13,8 +13,8 @@ from runtime_jobs import (
     write_wide_model,
 )
 
-pytestmark = pytest.mark.vllm
-TWO = {"workers": {"count": 2, "pin": False, "device": "cpu"}, "epochs": 1}
+pytestmark = pytest.mark.cluster
+TWO = {"devices": {"per_node": 2, "pin": False, "kind": "cpu"}, "epochs": 1}
 
 
 @pytest.fixture(scope="module")

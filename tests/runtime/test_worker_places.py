@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from runtime_jobs import Workshop, metrics, run
 
-from rollpacker.config import MiniEngineConfig, WorkersConfig
+from rollpacker.config import DevicesConfig, MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.runtime.devices import place_workers
+from rollpacker.runtime.devices import place_devices
 from rollpacker.train.model import load_model
 
 
@@ -23,19 +23,19 @@ from rollpacker.train.model import load_model
 def test_workers_fill_one_gpu_after_the_other(
     count: int, per_gpu: int, gpus: int, places: list[str]
 ) -> None:
-    workers = WorkersConfig(count=count, per_gpu=per_gpu)
-    assert [device for device, _ in place_workers(workers, gpus)] == places
+    devices = DevicesConfig(per_node=count, per_gpu=per_gpu)
+    assert [device for device, _ in place_devices(devices, gpus)] == places
 
 
 def test_more_workers_than_places_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"workers\.count is 3 but .* workers\.per_gpu=2"):
-        place_workers(WorkersConfig(count=3, per_gpu=2), 1)
+    with pytest.raises(ValueError, match=r"devices\.per_node is 3 but .* devices\.per_gpu=2"):
+        place_devices(DevicesConfig(per_node=3, per_gpu=2), 1)
 
 
 def test_a_run_on_the_cpu_has_no_workers_per_gpu(tmp_path: Path) -> None:
     shop = Workshop(tmp_path, rows=2)
-    with pytest.raises(ValueError, match=r"workers\.per_gpu is 2 but the run is on the CPU"):
-        run(shop.config("two", workers__count=2, workers__per_gpu=2))
+    with pytest.raises(ValueError, match=r"devices\.per_gpu is 2 but the run is on the CPU"):
+        run(shop.config("two", devices__per_node=2, devices__per_gpu=2))
 
 
 def test_a_sharer_finds_its_kv_budget_in_its_share(tmp_path: Path) -> None:
@@ -50,6 +50,6 @@ def test_a_sharer_finds_its_kv_budget_in_its_share(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_two_workers_train_on_one_gpu(tmp_path: Path) -> None:
     shop = Workshop(tmp_path)
-    workers = {"count": 2, "per_gpu": 2, "device": "cuda"}
-    folder, _ = run(shop.config("two", "exact", workers=workers, epochs=1))
+    devices = {"per_node": 2, "per_gpu": 2, "kind": "cuda"}
+    folder, _ = run(shop.config("two", "exact", devices=devices, epochs=1))
     assert {row["policy_version_max_lag"] for row in metrics(folder)} == {0}

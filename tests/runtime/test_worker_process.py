@@ -4,8 +4,9 @@ import signal
 from threading import Event
 
 from rollpacker.config import parse
+from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.worker import WorkerSpec
+from rollpacker.runtime.worker import EnginePart, ReplicaPart, WorkerSpec
 from rollpacker.runtime.worker_process import main
 from rollpacker.shield import OUTSIDE
 
@@ -36,7 +37,7 @@ def test_a_worker_takes_no_notice_of_signals_whatever_it_was_forked_off(tmp_path
         "model": {"path": str(tmp_path / "nothing")},
         "data": {"path": "rows.jsonl"},
         "rewards": [{"function": "math"}],
-        "workers": {"device": "cpu"},
+        "devices": {"kind": "cpu"},
     }
     driver = Driver()
     spec = WorkerSpec(
@@ -46,6 +47,8 @@ def test_a_worker_takes_no_notice_of_signals_whatever_it_was_forked_off(tmp_path
         device="cpu",
         max_length=8,
         total_updates=1,
+        engine=EnginePart(engine=EngineId(0)),
+        replica=ReplicaPart(replica=ReplicaId(0)),
     )
     assert not set(OUTSIDE) & set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     main(driver, spec)

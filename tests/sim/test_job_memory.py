@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rollpacker.config import RunConfig, parse
 from rollpacker.sim.hardware import DEVICES
 from rollpacker.sim.layouts import candidates, fitting, with_changes
-from rollpacker.sim.memory import Machine, Needs, needs
+from rollpacker.sim.memory import needs
 from rollpacker.sim.models import MODELS
+from rollpacker.sim.needs import Machine, Needs
 from rollpacker.sim.working_set import layer_token_bytes
 
 SMALL, LARGE = MODELS["Qwen2.5-0.5B"], MODELS["Qwen2.5-7B"]
@@ -167,11 +168,91 @@ def test_a_smaller_cache_is_offered_before_adapters() -> None:
     assert found[1].kv_tokens == 16 * 4096
 
 
-def test_vllm_gives_way_to_the_engine_that_can_share() -> None:
+def test_vllm_stays_and_spreads_with_the_trainer() -> None:
     config = job(engine={"kind": "vllm", "gpu_memory": 0.3, "max_running": 64})
-    spread = [c for c in candidates(config, H100) if c.get("trainer.kind") == "fsdp"]
+    offered = list(candidates(config, H100))
+    spread = [c for c in offered if c.get("trainer.kind") == "fsdp"]
     assert spread
-    assert all(c["engine"] == {"kind": "mini", "max_running": 64} for c in spread)
+    assert all("engine" not in c for c in offered)
+    found = fitting(config, LARGE, H100)
+    assert found is not None
+    changes, changed = found
+    assert changes["trainer.kind"] == "fsdp"
+    assert changed.fits
+
+
+def test_an_engine_over_more_devices_is_offered_where_weights_do_not_fit() -> None:
+    """32.8 billion weights of 2 bytes are 66 GB: on an H100 beside nothing."""
+    large = MODELS["Qwen2.5-32B"]
+    devices = {"layout": "separate", "training": 6}
+    options = {"gradient_checkpointing": True, "micro_batch_tokens": 4096}
+    trainer = {"kind": "fsdp"}
+    config = job(rank=16, engine={"kind": "vllm"}, trainer=trainer, devices=devices, train=options)
+    assert not needs(config, large, H100).fits
+    found = fitting(config, large, H100)
+    assert found is not None
+    assert found[0] == {"engine.tensor_parallel": 2, "engine.gpu_memory": 0.5}
+    assert found[1].division.sizes == (2,)
+
+
+def test_engines_of_several_devices_share_weights_and_heads() -> None:
+    """Qwen2.5-7B has 28 layers with 4 heads of keys and values of 128: 57,344 bytes a token."""
+    engine = {"kind": "vllm", "tensor_parallel": 2, "kv_tokens": 65_536}
+    config = job(engine=engine, trainer={"kind": "fsdp", "shard": 4})
+    found = needs(config, LARGE, H100)
+    said = sizes(found)
+    assert said["engine's weights"] == pytest.approx(7.615616512)
+    assert said["KV cache"] == pytest.approx(65_536 * 57_344 / 1e9)
+    assert found.kv_tokens == 2 * 65_536
+    # Eight members of engines and eight of replicas, each of which loads the model.
+    assert found.division.processes == 16
+    host = {part.name: part.size for part in found.host}
+    assert host["loading"] == 8 * 2 * LARGE.parameters
+    assert host["weights for the engines"] == found.shared_weights == 2 * LARGE.parameters
+
+
+def test_engines_that_rest_for_the_planner_are_counted() -> None:
+    """28 heads are split by 2 and 4, not by 8."""
+    engine = {"kind": "vllm", "tensor_parallel": 1, "kv_tokens": 65_536}
+    rollout = {"max_completion_length": 4096, "planner": "forecast"}
+    config = job(engine=engine, trainer={"kind": "fsdp"}, rollout=rollout)
+    found = needs(config, LARGE, H100)
+    assert found.division.sizes == (1, 2, 4)
+    assert found.division.processes == 4 * 8
+    said, kv = sizes(found), 65_536 * 57_344 / 1e9
+    assert said["engine of 2, asleep"] == pytest.approx(7.615616512 + 1.5 + kv)
+    assert said["engine of 4, asleep"] == pytest.approx(7.615616512 / 2 + 1.5 + kv)
+    assert said["processes"] == pytest.approx(4.0)
+    single = [changes for changes in candidates(config, H100) if len(changes) == 1]
+    assert {"rollout.planner": "off"} in single
+
+
+def test_devices_that_decode_and_those_that_train_hold_other_things() -> None:
+    devices = {"layout": "separate", "training": 4}
+    config = job(engine={"kind": "vllm"}, trainer={"kind": "fsdp"}, devices=devices)
+    found = needs(config, LARGE, H100)
+    decoding = {part.name for part in found.worker}
+    training = {part.name: part.size / 1e9 for part in found.trainer}
+    assert not {"weights", "AdamW moments"} & decoding
+    assert "engine's weights" in decoding
+    assert training["AdamW moments"] == pytest.approx(8 * 7.615616512 / 4)
+    assert found.total == max(found.worker_bytes, found.trainer_bytes)
+    # On a CPU all of them have one memory, and what they share is in it once.
+    laptop = replace(LAPTOP, workers=4, on_device=4)
+    small = job(devices={"layout": "separate", "training": 1})
+    found = needs(small, SMALL, laptop)
+    (copy,) = found.shared
+    assert copy.size == 2 * SMALL.parameters
+    assert found.total == pytest.approx(3 * found.worker_bytes + found.trainer_bytes + copy.size)
+
+
+def test_what_devices_do_not_divide_into_is_one_line() -> None:
+    engine = {"kind": "vllm", "tensor_parallel": 4}
+    with pytest.raises(ValueError, match=r"holds no whole engines of 4: set trainer\.kind=fsdp"):
+        needs(job(engine=engine), LARGE, H100)
+    engine = {"kind": "vllm", "tensor_parallel": 8}
+    with pytest.raises(ValueError, match="cannot split this model: they do not divide 28 att"):
+        needs(job(engine=engine, trainer={"kind": "fsdp"}), LARGE, H100)
 
 
 def test_nothing_is_offered_where_nothing_fits() -> None:

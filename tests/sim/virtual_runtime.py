@@ -20,6 +20,7 @@ from rollpacker.core.types import EngineId, sampling_seed
 from rollpacker.data.base import Row
 from rollpacker.engine.base import SamplingParams
 from rollpacker.engine.fake import FakeEngine
+from rollpacker.policy.fleet import Fleet, by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
@@ -214,6 +215,19 @@ class VirtualPool:
         awake, self._awake = sorted(self._awake), set()
         for worker in awake:
             self._workers[worker].begin()
+
+    apart = False
+
+    @property
+    def fleet(self) -> Fleet:
+        return by_number("colocated", self.engines, self.replicas)
+
+    def load_weights(self, version: int, weights: None) -> None:
+        for engine in self.engines:
+            self.to_engine(engine, msg.LoadWeights(version=version, weights=weights))
+
+    def disband(self) -> dict[EngineId, int]:
+        return {}
 
     def meet(self) -> None:
         pass

@@ -13,8 +13,9 @@ from gang import make_trainer, place, run
 from rollpacker.config import GRPOConfig, MiniEngineConfig, parse
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.lanes import COLUMNS, HAS_BF16_DOT
-from rollpacker.sim import memory, working_set
+from rollpacker.sim import engine_memory, memory, working_set
 from rollpacker.sim.models import ModelShape
+from rollpacker.sim.needs import Machine
 from rollpacker.train import loss
 from rollpacker.train.algorithms import build
 from rollpacker.train.lora import engine_copy
@@ -51,7 +52,7 @@ def job(dtype="float32", rank=0, **sections):
 
 
 def needs(config, model, workers=1):
-    machine = memory.Machine(
+    machine = Machine(
         name="CPU",
         cuda=False,
         devices=1,
@@ -128,7 +129,7 @@ def test_the_engine_of_a_cpu_packs_and_caches_what_was_said(dtype) -> None:
     assert packed.nbytes + own * embed.nbytes == said["packed weights"]
     keys, values = runner._cache[:2]
     assert keys.nbytes + values.nbytes == said["KV cache"]
-    assert COLUMNS == memory._COLUMNS
+    assert COLUMNS == engine_memory._COLUMNS
 
 
 def test_merged_adapters_take_a_copy_of_the_linear_layers() -> None:

@@ -14,7 +14,7 @@ from rollpacker.cli.output import Json, Overrides, console, print_json, print_pl
 if TYPE_CHECKING:
     from rollpacker.job.fit import Fit
     from rollpacker.sim.layouts import Changes
-    from rollpacker.sim.memory import Needs, Part
+    from rollpacker.sim.needs import Needs, Part
 
 _GB = 1e9
 
@@ -81,45 +81,76 @@ def _job(path: Path, overrides: list[str], device: str | None, gpus: int, as_jso
 def _print(found: Fit) -> None:
     needs, machine = found.needs, found.needs.machine
     print_plain(_headline(found))
-    view = table_of("each worker", "GB", "")
-    view.columns[2].justify = "left"
-    for part in needs.worker:
-        view.add_row(part.name, _amount(part), part.note)
-    view.add_section()
-    view.add_row("together", f"{needs.worker_bytes / _GB:.2f}", "")
-    console.print(view)
+    _table("each that decodes" if needs.trainer else "each device", needs.worker)
+    if needs.trainer:
+        _table("each that trains", needs.trainer)
     print_plain(
-        f"KV cache of a worker: {needs.sequences:,} responses of full length ({needs.longest:,} "
+        f"KV cache of an engine: {needs.sequences:,} responses of full length ({needs.longest:,} "
         "tokens) at a time, prompts aside"
     )
     if machine.on_device > 1 or needs.shared:
-        workers = _count(machine.on_device, "worker")
-        also = f" and what grades: {_listed(needs.shared)}" if needs.shared else ""
-        print_plain(f"on {'each device' if machine.cuda else 'this machine'}: {workers}{also}")
+        devices = _count(machine.on_device, "device")
+        also = f" and once {_listed(needs.shared)}" if needs.shared else ""
+        print_plain(f"on {'each GPU' if machine.cuda else 'this machine'}: {devices}{also}")
     _mark(needs.fits, _verdict(needs))
     if not needs.fits:
         print_plain(f"      fix: {_fix(found.changes, found.changed, needs)}")
-    if found.free_host is not None:
-        _mark(found.host_fits, _host(found))
-        if not found.host_fits:
-            print_plain("      fix: fewer workers (workers.count), or a machine with more memory")
-    elif needs.host:
-        print_plain(_host(found))
+    _print_host(found)
     print_plain("~ marks estimates; nothing was loaded, and no prompt was read")
 
 
+def _table(title: str, parts: tuple[Part, ...]) -> None:
+    view = table_of(title, "GB", "")
+    view.columns[2].justify = "left"
+    for part in parts:
+        view.add_row(part.name, _amount(part), part.note)
+    view.add_section()
+    view.add_row("together", f"{sum(part.size for part in parts) / _GB:.2f}", "")
+    console.print(view)
+
+
+def _print_host(found: Fit) -> None:
+    """The machine's own memory, and the shared memory through which engines get weights."""
+    needs = found.needs
+    if found.free_host is not None:
+        _mark(found.host_fits, _host(found))
+        if not found.host_fits:
+            print_plain(
+                "      fix: fewer devices (devices.per_node), or a machine with more memory"
+            )
+    elif needs.host:
+        print_plain(_host(found))
+    if not needs.shared_weights:
+        return
+    text = f"weights for the engines: {needs.shared_weights / _GB:.2f} GB in /dev/shm"
+    if not found.rooms:
+        print_plain(f"{text}: see that it has as much (a container: --shm-size)")
+        return
+    free = ", ".join(f"{folder} has {size / _GB:.1f} GB free" for folder, size in found.rooms)
+    _mark(found.weights_fit, f"{text}, or in a file; {free}")
+    if not found.weights_fit:
+        print_plain("      fix: make /dev/shm larger (a container: --shm-size), or set TMPDIR")
+
+
 def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    many = "es" if what.endswith("s") else "s"
+    return f"{number} {what}{'' if number == 1 else many}"
 
 
 def _headline(found: Fit) -> str:
-    config, machine = found.config, found.needs.machine
+    config, machine, division = found.config, found.needs.machine, found.needs.division
     place = f"{machine.devices} x {machine.name}" if machine.cuda else "CPU"
     lora = f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""
+    devices = _count(machine.workers, "device")
+    if found.needs.trainer:
+        devices = f"{division.decoding} + {_count(division.training, 'device')} (decode + train)"
+    sizes = " and ".join(str(size) for size in division.sizes)
+    over = f" (tensor parallel {sizes})" if division.sizes != (1,) else ""
     return (
         f"{config.model.path}: {found.shape.parameters / _GB:.3g}B parameters, "
-        f"{config.model.dtype}{lora}; {_count(machine.workers, 'worker')} on {place}, "
-        f"trainer {config.trainer.kind}, engine {config.engine.kind}"
+        f"{config.model.dtype}{lora}; {devices} on {place}, "
+        f"{_count(division.processes, 'process')}, trainer {config.trainer.kind}, "
+        f"engine {config.engine.kind}{over}"
     )
 
 
@@ -179,9 +210,13 @@ def _as_json(found: Fit) -> dict[str, Any]:
         "memory_gb": machine.device_bytes / _GB,
         "needed_gb": needs.total / _GB,
         "fits": found.fits,
+        "processes": needs.division.processes,
+        "tensor_parallel": list(needs.division.sizes),
         "worker": [_part(part) for part in needs.worker],
+        "trainer": [_part(part) for part in needs.trainer],
         "shared": [_part(part) for part in needs.shared],
         "host": [_part(part) for part in needs.host],
+        "shared_weights_gb": needs.shared_weights / _GB,
         "kv_tokens": needs.kv_tokens,
         "sequences": needs.sequences,
         "change": None if found.changes is None else dict(found.changes),

@@ -32,20 +32,23 @@ from rollpacker.config.train import (
 )
 from rollpacker.config.tree import (
     CheckpointConfig,
+    ClusterConfig,
+    DevicesConfig,
     EvalConfig,
     MuxConfig,
     RunConfig,
-    WorkersConfig,
 )
 
 __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
+    "ClusterConfig",
     "CodeTimeoutConfig",
     "Config",
     "ConfigError",
     "DAPOConfig",
     "DataConfig",
+    "DevicesConfig",
     "DrGRPOConfig",
     "DynamicSamplingConfig",
     "EngineConfig",
@@ -70,7 +73,6 @@ __all__ = [
     "TrainConfig",
     "TrainerConfig",
     "VllmEngineConfig",
-    "WorkersConfig",
     "load",
     "load_as",
     "parse",

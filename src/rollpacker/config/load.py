@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rollpacker.config.base import Config
 from rollpacker.config.mistakes import Mistake, mistakes
 from rollpacker.config.tree import RunConfig
+from rollpacker.core.upgrade import config_of_now
 
 Tree = TypeVar("Tree", bound=Config)
 
@@ -47,13 +48,19 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
         raise ConfigError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
-    merged = _override(cast(dict[str, Any], data), overrides)
+    data = cast(dict[str, Any], data)
+    merged = _override(config_of_now(data) if _of_a_run(path) else data, overrides)
     return _validated(tree, merged, lambda key: _set_by(key, path, overrides))
 
 
 def parse_as(tree: type[Tree], data: dict[str, Any], source: str = "config") -> Tree:
     """The same as ``parse``, for any configuration tree."""
     return _validated(tree, data, lambda _key: source)
+
+
+def _of_a_run(path: Path) -> bool:
+    """Whether a run wrote this file, maybe one of an earlier version."""
+    return path.name == "config.yaml" and (path.parent / "journal.jsonl").exists()
 
 
 def _validated(tree: type[Tree], data: dict[str, Any], source: Callable[[str], str]) -> Tree:

@@ -59,19 +59,19 @@ class StreamingConfig(Config):
     needs the whole batch first (several updates a step, REINFORCE++, censoring weights)."""
 
     enabled: bool = True
-    """Give workers that the tail has freed to gradients of finished groups."""
+    """Give devices that the tail has freed to gradients of finished groups."""
     consolidate_below: int | Literal["auto"] = "auto"
-    """Move the tail to one worker less when this many attempts or fewer are running; ``auto``
+    """Move the tail to one engine less when this many attempts or fewer are running; ``auto``
     takes it from the engine's measured step latency; 0 never."""
     lookahead: int = Field(default=2, ge=1)
-    """Gradient tasks in flight per worker."""
+    """Gradient tasks in flight per replica."""
     group_tokens: int = Field(default=1024, ge=1)
     """Tokens that make one gradient task; small groups are put together."""
     scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
-    """Which rule frees devices from the tail: ``consolidate`` goes by ``consolidate_below``
-    (where engines span several devices, simulated so far, the tail may also move to a higher
-    tensor-parallel size); ``paper`` frees half between 20% and 50% of finished responses if the
-    rest fits; ``fixed`` frees half at ``scaling_fraction``."""
+    """Which rule frees devices from the tail: ``consolidate`` goes by ``consolidate_below`` (with a
+    ``planner`` the tail may also move to engines of more devices); ``paper`` frees half between 20%
+    and 50% of finished responses if the rest fits; ``fixed`` frees half at
+    ``scaling_fraction``."""
     scaling_fraction: float = Field(default=0.4, ge=0.0, le=1.0)
     """Share of finished responses at which ``fixed`` frees half of the devices."""
 
@@ -110,8 +110,10 @@ class RolloutConfig(Config):
     sampling drops them. 0 leaves out rounding only (1e-6 of the largest reward); version 0.1.0
     had 1e-3."""
     planner: Literal["off", "paper", "forecast"] = "off"
-    """Chooses the tensor-parallel size of each round where engines span several devices
-    (simulated so far): ``paper`` follows preemptions, ``forecast`` predicts each size's time."""
+    """Chooses the tensor-parallel size of each round, from ``engine.tensor_parallel`` on in powers
+    of two, as far as devices and heads divide: ``paper`` follows preemptions, ``forecast`` predicts
+    each size's time. Only with ``engine.kind: vllm``; each size has processes of its own, which
+    keep their weights and KV cache while they rest."""
     max_retries: int = Field(default=2, ge=0)
     """Replacement attempts for a response that the engine or its reward failed on."""
 
@@ -126,7 +128,16 @@ KV_SHARE = 4
 """A KV budget that is not given takes one in so many bytes that are free."""
 
 
-class MiniEngineConfig(Config):
+class OneDeviceConfig(Config):
+    """An engine that has one device."""
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Devices that it spans."""
+        return 1
+
+
+class MiniEngineConfig(OneDeviceConfig):
     """The built-in engine."""
 
     kind: Literal["mini"] = "mini"
@@ -140,24 +151,28 @@ class MiniEngineConfig(Config):
 
 
 class VllmEngineConfig(Config):
-    """vLLM, one in each worker's process; install it with ``pip install 'rollpacker[vllm]'``.
+    """vLLM, in processes of its own; install it with ``pip install 'rollpacker[vllm]'``.
 
     The same seed gives the response that ``mini`` gives, but where rounding decides. Each step
-    gives it the trained weights, a second copy of them.
+    gives it the trained weights, a second copy of them, through one more in the host's memory.
     """
 
     kind: Literal["vllm"] = "vllm"
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Devices that an engine spans; neighbours by number, of one machine."""
     max_running: int = Field(default=256, ge=1)
     """Most sequences decoded together (vLLM's ``max_num_seqs``)."""
     kv_tokens: int = Field(default=0, ge=0)
-    """KV budget in tokens; 0 sizes it for ``max_running`` sequences of full length within a
+    """KV budget of each device in tokens; an engine of T devices has T times as many, since each
+    holds its part of the heads. 0 sizes it for ``max_running`` sequences of full length within a
     quarter of the memory that is free, on a GPU by ``gpu_memory``."""
     gpu_memory: float = Field(default=0.4, gt=0.0, lt=1.0)
-    """Share of a GPU's memory for vLLM's weights and KV cache together
-    (``gpu_memory_utilization``); the trainer has the rest."""
+    """Share of a GPU's memory for the weights and KV cache of one engine's process together
+    (``gpu_memory_utilization``); the trainer, and a ``planner``'s engines of other sizes with a
+    share of their own each, have the rest."""
 
 
-class FakeEngineConfig(Config):
+class FakeEngineConfig(OneDeviceConfig):
     """Scripted responses, for tests."""
 
     kind: Literal["fake"] = "fake"

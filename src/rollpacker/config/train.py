@@ -11,27 +11,27 @@ from rollpacker.config.base import Config, usual_kind
 
 
 class LocalTrainerConfig(Config):
-    """Each worker holds a whole replica of the model, its gradients and its optimizer state."""
+    """Each device holds a whole replica of the model, its gradients and its optimizer state."""
 
     kind: Literal["local"] = "local"
 
-    def members(self, workers: int) -> int:
-        """Workers of a replica, of so many in all."""
-        del workers
+    def members(self, devices: int) -> int:
+        """Devices of a replica, of so many that train."""
+        del devices
         return 1
 
 
 class FSDPTrainerConfig(Config):
-    """FSDP2: some workers share a replica, each with its part of the weights, gradients and
+    """FSDP2: some devices share a replica, each with its part of the weights, gradients and
     optimizer state; its gradients are summed when the engines of all of them are idle."""
 
     kind: Literal["fsdp"] = "fsdp"
     shard: int = Field(default=0, ge=0)
-    """Workers of a replica, neighbours by number; 0: all workers share one."""
+    """Devices of a replica, neighbours by number; 0: all that train share one."""
 
-    def members(self, workers: int) -> int:
-        """Workers of a replica, of so many in all."""
-        return self.shard or workers
+    def members(self, devices: int) -> int:
+        """Devices of a replica, of so many that train."""
+        return self.shard or devices
 
 
 TrainerConfig = Annotated[

@@ -17,24 +17,48 @@ from rollpacker.config.samples import SamplesConfig
 from rollpacker.config.train import LocalTrainerConfig, TrainConfig, TrainerConfig
 
 
-class WorkersConfig(Config):
-    """Processes that decode and train."""
+class DevicesConfig(Config):
+    """What decodes and trains: the GPUs of a machine, or its CPU cores."""
 
-    count: int = Field(default=0, ge=0)
-    """Workers; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
+    per_node: int = Field(default=0, ge=0)
+    """Devices of the machine; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
     per_gpu: int = Field(default=1, ge=1)
-    """Workers on each GPU, filled one GPU after the other: with 2, the tail of a step decodes
-    beside gradients on a single GPU (CUDA MPS lets both compute at once: ``rollpacker mps start``).
-    They share its memory: the KV budget that ``engine.kv_tokens=0`` finds is of their share."""
+    """Devices that a GPU counts as, one GPU filled after the other: with 2, the tail of a step
+    decodes beside gradients on a single GPU (CUDA MPS lets both compute at once: ``rollpacker mps
+    start``). They share its memory: the KV budget that ``engine.kv_tokens=0`` finds is of their
+    share."""
     threads: int = Field(default=1, ge=1)
-    """CPU threads of each worker."""
+    """CPU threads of each device's processes."""
     pin: bool = True
-    """Pin each worker to its own cores (Linux)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs."""
+    """Pin a device's processes to its own cores (Linux)."""
+    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    """What devices are."""
+    layout: Literal["colocated", "separate"] = "colocated"
+    """``colocated``: all devices decode and train in turn, and those that the tail of a step frees
+    begin with gradients; ``separate``: ``training`` of them train, from the first complete group
+    on, and the others decode."""
+    training: int = Field(default=0, ge=0)
+    """Devices that train, the last ones, with ``layout: separate``."""
+
+    @model_validator(mode="after")
+    def _split(self) -> DevicesConfig:
+        if self.layout == "separate" and not self.training:
+            raise ValueError(
+                "devices.layout=separate needs devices.training, how many of the devices train"
+            )
+        if self.layout == "colocated" and self.training:
+            raise ValueError(
+                "devices.training: all devices train with devices.layout=colocated; set separate"
+            )
+        return self
+
+
+class ClusterConfig(Config):
+    """The processes of a run."""
+
     heartbeat_s: float = Field(default=10.0, gt=0.0)
-    """Seconds between two signs of life of a worker; one that misses three in a row is taken for
-    dead, and what it ran runs elsewhere."""
+    """Seconds between two signs of life of a process; one that gives none for two to three times
+    as long is taken for dead, and what it ran runs elsewhere."""
 
 
 class EvalConfig(Config):
@@ -132,7 +156,8 @@ class RunConfig(Config):
     engine: EngineConfig = MiniEngineConfig()
     train: TrainConfig = TrainConfig()
     trainer: TrainerConfig = LocalTrainerConfig()
-    workers: WorkersConfig = WorkersConfig()
+    devices: DevicesConfig = DevicesConfig()
+    cluster: ClusterConfig = ClusterConfig()
     eval: EvalConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
     samples: SamplesConfig = SamplesConfig()

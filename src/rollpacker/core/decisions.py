@@ -91,8 +91,9 @@ class OfferTail(Tagged, frozen=True, kw_only=True):
 
 
 class FormEngine(Tagged, frozen=True, kw_only=True):
-    """The devices of ``members`` become one engine, ``engine``; answered by ``EngineFormed``.
+    """The devices of ``members``, engines of the smallest size, become one engine, ``engine``.
 
+    Answered by ``EngineFormed``.
     Whatever they decode stops where it is and is migrated, to ``engine`` itself too, one of them.
     """
 

@@ -27,7 +27,7 @@ Where engines and replicas cover the same devices (colocated), theirs have one n
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """What computes: a GPU, or the CPU cores of a worker; ``index`` is its place on the node."""
+    """What computes: a GPU, or some CPU cores; ``index`` is its place on the node."""
 
     node: int
     index: int

@@ -1,8 +1,9 @@
-"""What earlier versions wrote into journals, as it is written today."""
+"""What earlier versions wrote into journals and configurations, as it is written today."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 VERSION = 2
 """Of the lines that are written, named in every ``meta`` line; version 1 named none."""
@@ -20,6 +21,35 @@ _RENAMED_SETTINGS = (
     ("rules", "tail_workers", "tail_engines"),
     ("machine", "worker_devices", "engine_devices"),
 )
+
+RENAMED_KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "workers": {
+        "count": ("devices", "per_node"),
+        "per_gpu": ("devices", "per_gpu"),
+        "threads": ("devices", "threads"),
+        "pin": ("devices", "pin"),
+        "device": ("devices", "kind"),
+        "heartbeat_s": ("cluster", "heartbeat_s"),
+    }
+}
+"""Sections of a run's configuration that are no more: where each key went, as (section, key)."""
+
+
+def config_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that a run of an earlier version wrote, with today's keys.
+
+    What it says of today's keys itself counts; what is not known stays where it is.
+    """
+    now = {key: value for key, value in tree.items() if key not in RENAMED_KEYS}
+    for section in tree.keys() & RENAMED_KEYS.keys():
+        new, old = RENAMED_KEYS[section], tree[section]
+        if not isinstance(old, dict) or not old.keys() <= new.keys():
+            now[section] = old
+            continue
+        for key, value in cast(dict[str, Any], old).items():
+            name, leaf = new[key]
+            now[name] = {leaf: value} | now.get(name, {})
+    return now
 
 
 class Upgrade:

@@ -49,14 +49,14 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def build_model(seed: int) -> Qwen2ForCausalLM:
-    """An untrained float32 model; leaves torch's global generator as it was."""
+def build_model(seed: int, heads: int = 3) -> Qwen2ForCausalLM:
+    """An untrained float32 model with heads of 32; torch's global generator stays as it was."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
-        hidden_size=96,
+        hidden_size=32 * heads,
         intermediate_size=256,
         num_hidden_layers=2,
-        num_attention_heads=3,
+        num_attention_heads=heads,
         num_key_value_heads=1,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,

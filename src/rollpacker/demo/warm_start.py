@@ -43,6 +43,7 @@ class Recipe:
         warmup_steps: of linear warm-up.
         answer_weight: weight of answering at once, relative to working it out; 1.5 makes the
             model do so 1.5 / 2.5 of the time.
+        heads: the model's attention heads.
     """
 
     steps: int = 1700
@@ -51,6 +52,7 @@ class Recipe:
     learning_rate: float = 3e-3
     warmup_steps: int = 50
     answer_weight: float = 1.5
+    heads: int = 3
 
 
 def default_cache() -> Path:
@@ -105,7 +107,7 @@ def train(
     tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe, progress: Progress | None = None
 ) -> Qwen2ForCausalLM:
     """Train a fresh model; the same seed gives the same weights."""
-    model = build_model(seed)
+    model = build_model(seed, recipe.heads)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )

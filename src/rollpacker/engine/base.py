@@ -45,6 +45,25 @@ class SamplingParams:
     ignore_stop: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A process's place among those that share an engine, or a replica; they meet once.
+
+    Args:
+        rank: its number; 0 leads.
+        size: processes, one for each device.
+        meeting: absolute path of a file that no engine has met at before; may stay empty for one.
+    """
+
+    rank: int = 0
+    size: int = 1
+    meeting: str = ""
+
+
+ALONE = Span()
+"""An engine, or a replica, of one process."""
+
+
 # Without slots what is sent by the hundred: a frozen class with slots pickles through Python code.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
@@ -120,6 +139,8 @@ class EngineInfo:
         max_length: longest prompt and response together, tokens; more can never fit.
         tensor_parallel: numbers of devices that it can span.
         latency: seconds of a decode step by batch size, measured (``policy.latency``).
+        prefill_token_s: seconds for each token of a prompt (or of a response computed again),
+            measured.
         exact_seeds: the same seed gives the same response, bit by bit, whatever runs beside it.
     """
 
@@ -127,6 +148,7 @@ class EngineInfo:
     max_length: int
     tensor_parallel: tuple[int, ...]
     latency: dict[int, float]
+    prefill_token_s: float
     exact_seeds: bool
 
 
@@ -141,7 +163,7 @@ def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
 
 
 class Engine(Protocol):
-    """Continuous batching over one device. Not thread-safe: its worker steps it."""
+    """Continuous batching over the devices it spans. Not thread-safe: its worker steps it."""
 
     def info(self) -> EngineInfo:
         """Its facts, by measurement; nothing may be held. Its counters move."""
@@ -182,4 +204,8 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """Counters and load."""
+        ...
+
+    def close(self) -> None:
+        """End it, and what it holds of its process."""
         ...

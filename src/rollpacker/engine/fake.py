@@ -69,6 +69,7 @@ class FakeEngine:
             max_length=_ENOUGH,
             tensor_parallel=(1,),
             latency={1: 1e-3, 64: 1e-3},
+            prefill_token_s=0.0,
             exact_seeds=True,
         )
 
@@ -126,6 +127,9 @@ class FakeEngine:
 
     def wake(self) -> None:
         """Nothing to allocate."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
     def busy(self) -> bool:
         """Whether anything is running or waiting."""

@@ -20,10 +20,12 @@ from rollpacker.data.split import hold_out
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.checks import check, check_length, check_size, races
 from rollpacker.job.resume import Start
-from rollpacker.policy.machine import single_devices
+from rollpacker.policy.division import engine_sizes, replica_size, split
+from rollpacker.policy.machine import EngineProfile, Machine, measured
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.devices import worker_devices
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.phases import Phases
@@ -86,7 +88,9 @@ async def build(
         epochs=config.epochs,
     )
     updates = steps * config.train.updates_per_step
-    pool = WorkerPool(config, max_length=cap, total_updates=updates)
+    pool = WorkerPool(
+        config, max_length=cap, total_updates=updates, sizes=tensor_parallel_sizes(config, card)
+    )
     with contextlib.ExitStack() as stack:
         trackers = await _start(config, folder, progress, rewards, pool, stack)
         save_config(config, folder)
@@ -102,7 +106,9 @@ async def build(
             trackers=trackers,
         )
         params = sampling_params(config, card, cap)
-        parts = assemble(config, cap, pool, problems, rewards, params, log, clock, phases)
+        machine = machine_of(config, card, pool)
+        settings = rollout_settings(config, problems, pool, cap, machine)
+        parts = assemble(config, settings, pool, problems, rewards, params, log, clock, phases)
         if config.eval is not None and held_out is not None:
             parts.evaluator = Evaluator(
                 config.eval,
@@ -140,7 +146,7 @@ async def _start(
 
 def assemble(
     config: RunConfig,
-    cap: int,
+    settings: RolloutSettings,
     pool: WorkerPool,
     problems: Problems,
     rewards: Rewards,
@@ -150,13 +156,12 @@ def assemble(
     phases: Phases | None,
 ) -> Parts:
     """The policy and its driver over started processes."""
-    settings = rollout_settings(config, problems, pool, cap)
     policy = RolloutPolicy(settings)
     censoring = config.rollout.tail_batching.censoring_weights
     updates = Updates(
         pool,
         algorithms.build(config.train.algorithm, config.rollout.min_reward_range),
-        max_length=cap,
+        max_length=settings.cap,
         mask_truncated=config.train.mask_truncated_completions,
         clock=clock,
         full_softmax=config.rollout.full_softmax,
@@ -279,7 +284,11 @@ def evaluation_params(params: SamplingParams, config: EvalConfig) -> SamplingPar
 
 
 def rollout_settings(
-    config: RunConfig, problems: Problems, pool: WorkerPool, cap: int
+    config: RunConfig,
+    problems: Problems,
+    pool: WorkerPool,
+    cap: int,
+    machine: Machine | None = None,
 ) -> RolloutSettings:
     """What the policy is told of this run."""
     algorithm = algorithms.build(config.train.algorithm)
@@ -288,9 +297,7 @@ def rollout_settings(
         or config.train.updates_per_step > 1
         or config.rollout.tail_batching.censoring_weights
     )
-    machine, info = None, pool.info
-    if config.rollout.streaming.scaling != "consolidate":
-        machine = single_devices(len(pool.engines), kv_tokens=info.kv_tokens, latency=info.latency)
+    info = pool.info
     return RolloutSettings(
         rollout=config.rollout,
         seed=config.seed,
@@ -309,8 +316,46 @@ def rollout_settings(
             machine=machine,
             # Whoever finishes first wins a race: with others on the nodes, that may be others.
             shared=bool(config.mux.url) and not (config.deterministic and races(config)),
+            layout=config.devices.layout,
+            replica_engines=_replica_engines(config, pool),
         ),
         machine=machine,
+    )
+
+
+def _replica_engines(config: RunConfig, pool: WorkerPool) -> int:
+    """Engines on a colocated replica's devices; 0 where they end together."""
+    size = config.engine.tensor_parallel
+    if config.devices.layout == "separate" or not pool.apart:
+        return 0
+    return replica_size(config, len(pool.engines) * size) // size
+
+
+def tensor_parallel_sizes(config: RunConfig, card: Card) -> tuple[int, ...]:
+    """Those that engines may have. Raises ``ValueError``."""
+    decoding, _ = split(config, worker_devices(config))
+    return engine_sizes(config, len(decoding), card.heads, card.kv_heads)
+
+
+def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Machine | None:
+    """What the planner, or the rule that frees devices, asks; None where neither does."""
+    if config.rollout.streaming.scaling == "consolidate" and len(pool.infos) == 1:
+        return None
+    profiles = {
+        size: EngineProfile(
+            kv_tokens=info.kv_tokens, latency=info.latency, prefill_token_s=info.prefill_token_s
+        )
+        for size, info in pool.infos.items()
+    }
+    colocated = config.devices.layout == "colocated"
+    decoding = len(pool.engines) * min(profiles)
+    return measured(
+        profiles,
+        devices=decoding,
+        node_size=decoding,
+        replica_devices=replica_size(config, decoding) if colocated else None,
+        heads=card.heads,
+        kv_heads=card.kv_heads,
     )
 
 

@@ -44,15 +44,10 @@ def check(config: RunConfig) -> None:
             "deterministic: true needs engine.kind=mini: what vLLM computes for a response depends "
             "in the last bits on what shares its batch"
         )
-    if config.trainer.kind == "fsdp" and config.engine.kind == "vllm":
+    if config.rollout.planner != "off" and config.engine.kind != "vllm":
         raise ValueError(
-            "trainer.kind=fsdp and engine.kind=vllm cannot share a process yet: take "
-            "trainer.kind=local or engine.kind=mini"
-        )
-    if config.rollout.planner != "off":
-        raise ValueError(
-            "rollout.planner is for engines that span several devices, which runs do not have "
-            "yet: try it with 'rollpacker simulate', or leave it at 'off'"
+            f"rollout.planner={config.rollout.planner} is for engines that can span several "
+            "devices: take engine.kind=vllm, or leave it at 'off'"
         )
     if config.rollout.tail_batching.censoring_weights and mode != "prompts":
         raise ValueError(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rollpacker.config import RunConfig
 from rollpacker.job.checks import check
 from rollpacker.job.learning_rate import model_shape
-from rollpacker.runtime.devices import gang_size, place_workers, worker_devices
+from rollpacker.runtime.devices import place_devices, worker_devices
 from rollpacker.runtime.doctor import free_memory_gb
+from rollpacker.runtime.shared_weights import rooms
 from rollpacker.sim.hardware import find_device
 from rollpacker.sim.layouts import Changes, fitting, with_changes
-from rollpacker.sim.memory import Machine, Needs, needs
+from rollpacker.sim.memory import needs
 from rollpacker.sim.models import ModelShape, find_model
+from rollpacker.sim.needs import Machine, Needs
 
 _MOST_GPUS = 8
 """Of one machine."""
@@ -31,6 +35,8 @@ class Fit:
         changed: what it then needs.
         free_host: bytes of the machine's own memory that are free, where that is this machine and
             devices are GPUs.
+        rooms: where the weights for engines may lie, in the order in which it is tried, and bytes
+            that are free there; empty where that is not this machine.
     """
 
     config: RunConfig
@@ -39,16 +45,28 @@ class Fit:
     changes: Changes | None
     changed: Needs | None
     free_host: float | None
+    rooms: Sequence[tuple[Path, int]]
 
     @property
     def fits(self) -> bool:
         """On its devices and, where that is known, in the memory beside them."""
-        return self.needs.fits and self.host_fits
+        return self.needs.fits and self.host_fits and self.weights_fit
 
     @property
     def host_fits(self) -> bool:
-        """Whether what workers on GPUs take of the machine's own memory is free."""
+        """Whether what processes on GPUs take of the machine's own memory is free."""
         return self.free_host is None or sum(p.size for p in self.needs.host) <= self.free_host
+
+    @property
+    def weights_fit(self) -> bool:
+        """Whether there is a place, where that is known, for the weights that engines read."""
+        return not self.rooms or self.room is not None
+
+    @property
+    def room(self) -> tuple[Path, int] | None:
+        """The place that is taken for them."""
+        size = self.needs.shared_weights
+        return next(((folder, free) for folder, free in self.rooms if free >= size), None)
 
 
 def look(config: RunConfig, device: str | None, gpus: int) -> Fit:
@@ -59,7 +77,6 @@ def look(config: RunConfig, device: str | None, gpus: int) -> Fit:
     check(config)
     shape = _shape(config.model.path)
     machine = _here(config) if device is None else _elsewhere(config, device, gpus)
-    gang_size(config, machine.workers)
     found = needs(config, shape, machine)
     better = None if found.fits else _better(config, shape, machine)
     changes, changed = better or (None, None)
@@ -71,6 +88,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> Fit:
         changes=changes,
         changed=changed,
         free_host=_free() if here else None,
+        rooms=rooms() if device is None else (),
     )
 
 
@@ -113,15 +131,15 @@ def _here(config: RunConfig) -> Machine:
 
 def _elsewhere(config: RunConfig, name: str, gpus: int) -> Machine:
     device = find_device(name)
-    if config.workers.device == "cpu":
+    if config.devices.kind == "cpu":
         raise ValueError(
-            f"--device {name}: workers.device=cpu keeps the job on CPUs; add workers.device=cuda"
+            f"--device {name}: devices.kind=cpu keeps the job on CPUs; add devices.kind=cuda"
         )
     if gpus > device.per_node:
         raise ValueError(
             f"--gpus {gpus}: a run has one machine, which has at most {device.per_node} {name}"
         )
-    places = [place for place, _ in place_workers(config.workers, gpus)]
+    places = [place for place, _ in place_devices(config.devices, gpus)]
     return Machine(
         name=device.name,
         cuda=True,
@@ -138,9 +156,9 @@ def _better(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Cha
     devices = machine.devices
     while found is None and machine.cuda and devices < _MOST_GPUS:
         devices = min(2 * devices, _MOST_GPUS)
-        count = devices * config.workers.per_gpu
-        wider = replace(machine, devices=devices, workers=count, on_device=config.workers.per_gpu)
-        changes: Changes = {"workers.count": count} if config.workers.count else {}
+        count = devices * config.devices.per_gpu
+        wider = replace(machine, devices=devices, workers=count, on_device=config.devices.per_gpu)
+        changes: Changes = {"devices.per_node": count} if config.devices.per_node else {}
         found = fitting(with_changes(config, changes), shape, wider)
         if found is not None:
             found = {**changes, **found[0]}, found[1]

@@ -11,13 +11,15 @@ from pydantic import ValidationError
 
 from rollpacker.config import Config, RunConfig
 from rollpacker.core.journal import segments
+from rollpacker.core.upgrade import config_of_now
 from rollpacker.runtime.checkpoint import Found
 
 _MAY_CHANGE = (
     "output",
     "steps",
     "epochs",
-    "workers",
+    "devices",
+    "cluster",
     "engine",
     "trainer",
     "checkpoint",
@@ -127,7 +129,7 @@ def as_of_now(old: Mapping[str, Any], then: Mapping[str, Any]) -> Mapping[str, A
     They have the values of ``then``, by dotted key (``*`` for every item of a list), else today's
     defaults. One that today's configuration does not take is returned as it is.
     """
-    filled = dict(old)
+    filled = config_of_now(old)
     for key, value in then.items():
         filled = _filled(filled, key.split("."), value)
     try:

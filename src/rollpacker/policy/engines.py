@@ -111,6 +111,10 @@ class Engines:
         if self._planner is not None:
             self._tp = self._planner.plan(kind)
         fleet = self._machine.fleet(engines, self._tp)
+        while not fleet.engines and self._tp > self._machine.engine_devices:
+            # What has died leaves no neighbours for it.
+            self._tp = max(size for size in self._machine.sizes if size < self._tp)
+            fleet = self._machine.fleet(engines, self._tp)
         size = self._tp // self._machine.engine_devices
         self.regroups = [
             do.FormEngine(
@@ -189,9 +193,11 @@ class Engines:
     def _follow(self, decision: ScaleDecision) -> Iterable[do.Decision]:
         inside = [m for lead, members in decision.groups.items() for m in members if m != lead]
         self._retired = (*self._retired, *decision.freed, *inside)
+        size = self._tp // self._machine.engine_devices
         for lead, members in decision.groups.items():
             if len(members) > 1:
-                yield do.FormEngine(engine=lead, members=members)
+                smallest = (EngineId(m + place) for m in members for place in range(size))
+                yield do.FormEngine(engine=lead, members=tuple(smallest))
         moves: dict[tuple[EngineId, EngineId], list[AttemptId]] = {}
         for attempt, target in decision.moves.items():
             source = self._ledger.running[attempt].bound

@@ -24,10 +24,10 @@ class Fleet:
             gradients; ``separate``: each have their own, and replicas may begin with the first
             complete group.
         engines: devices of each engine, on one node.
-        replicas: devices of each replica. A colocated one that has lost some is none any more.
+        replicas: devices of each replica; engines on them may be gone.
 
-    Raises ``ValueError`` when an engine leaves its node, two of a kind share a device, or the
-    devices of the two kinds are not those of the layout.
+    Raises ``ValueError`` when an engine leaves its node, two of a kind share a device, or an
+    engine and a replica that are separate do.
     """
 
     layout: Layout
@@ -39,8 +39,6 @@ class Fleet:
             if len({device.node for device in devices}) != 1:
                 raise ValueError(f"engine {engine} must be on one node, its devices are {devices}")
         decoding, training = _all(self.engines.values()), _all(self.replicas.values())
-        if self.layout == "colocated" and not training <= decoding:
-            raise ValueError("a colocated replica must cover devices of engines")
         if self.layout == "separate" and decoding & training:
             shared = min(decoding & training)
             raise ValueError(f"{shared} is of an engine and of a replica: devices are separate")
@@ -178,18 +176,28 @@ def _cut(devices: Sequence[Device], size: int) -> list[tuple[Device, ...]]:
 
 
 def by_number(
-    layout: Layout, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]
+    layout: Layout,
+    engines: tuple[EngineId, ...],
+    replicas: tuple[ReplicaId, ...],
+    replica_engines: int = 0,
 ) -> Fleet:
     """Of these alone, as if each engine were one device.
 
-    A colocated replica has the number of its first engine, and lies on those up to the next
-    replica's.
+    A colocated replica has the number of its first engine, and lies on as many from there as it
+    has; on its own device where none of them is left.
+
+    Args:
+        layout: where replicas are.
+        engines: live ones, ascending.
+        replicas: live ones, ascending.
+        replica_engines: engines on a replica's devices; 0: those up to the next replica's.
     """
-    own = {replica: (Device(1, replica),) for replica in replicas}
+    own: dict[ReplicaId, tuple[Device, ...]] = {one: (Device(1, one),) for one in replicas}
     if layout == "colocated":
-        ends = [*(bisect_left(engines, replica) for replica in replicas), len(engines)]
-        own = {
-            replica: tuple(Device(0, engine) for engine in engines[ends[n] : ends[n + 1]])
-            for n, replica in enumerate(replicas)
-        }
+        ends: tuple[int, ...] = (*replicas[1:], max(engines, default=0) + 1)
+        if replica_engines:
+            ends = tuple(replica + replica_engines for replica in replicas)
+        for replica, end in zip(replicas, ends, strict=False):
+            live = engines[bisect_left(engines, replica) : bisect_left(engines, end)]
+            own[replica] = tuple(Device(0, one) for one in live) or (Device(0, replica),)
     return Fleet(layout=layout, engines={one: (Device(0, one),) for one in engines}, replicas=own)

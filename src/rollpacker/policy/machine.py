@@ -31,14 +31,14 @@ class EngineProfile:
         kv_tokens: KV budget.
         latency: seconds of a decode step by batch size (``LatencyCurve``), without context, up to
             the most sequences that it decodes together.
-        context_token_s: seconds that each context token adds to a step.
-        prefill_token_s: seconds to prefill a token.
+        context_token_s: seconds that each context token adds to a step; 0 where that is unknown.
+        prefill_token_s: seconds to prefill a token; 0 where that is unknown.
     """
 
     kv_tokens: float
     latency: dict[int, float]
-    context_token_s: float
-    prefill_token_s: float
+    context_token_s: float = 0.0
+    prefill_token_s: float = 0.0
 
     @cached_property
     def _curve(self) -> LatencyCurve:
@@ -71,8 +71,9 @@ class Machine:
         node_size: devices of a node.
         engine_devices: devices of the smallest engine.
         replica_devices: devices of a training replica.
-        device_bytes: memory of a device for weights and KV.
-        weight_bytes: all weights.
+        device_bytes: memory of a device for weights and KV, in bytes or in what the KV of one
+            token takes.
+        weight_bytes: all weights, in the same unit.
         heads: attention heads, which a tensor-parallel size must divide.
         profiles: engines by tensor-parallel size, ``engine_devices`` among them.
         train_token_s: device-seconds of gradient per token.
@@ -99,6 +100,7 @@ class Machine:
             device_bytes=self.device_bytes,
             weight_bytes=self.weight_bytes,
             heads=self.heads,
+            known=self.sizes,
         )
 
     def fleet(self, engines: tuple[EngineId, ...], tp: int) -> Fleet:
@@ -151,24 +153,77 @@ class Machine:
         return float(np.sum(np.where(running > 0.0, seconds * waiting, 0.0)) * _STRIDE)
 
 
-def single_devices(engines: int, *, kv_tokens: float, latency: Mapping[int, float]) -> Machine:
-    """Engines of one device each, every one a training replica of its own: a run's.
+def measured(
+    profiles: Mapping[int, EngineProfile],
+    *,
+    devices: int,
+    node_size: int,
+    replica_devices: int | None = None,
+    heads: int = 0,
+    kv_heads: int = 0,
+) -> Machine:
+    """Devices with engines that were measured.
+
+    A gradient token costs three times a prefilled one: a backward pass is two forward passes.
 
     Args:
-        engines: how many there are.
-        kv_tokens: KV budget of each.
-        latency: seconds of a decode step by batch size.
+        profiles: engines by tensor-parallel size; no other size is possible.
+        devices: how many decode.
+        node_size: devices of a node.
+        replica_devices: devices of a training replica; None where it has devices of its own.
+        heads: the model's attention heads; 0 where they do not matter.
+        kv_heads: those that keys and values have; 0 where they do not matter.
+
+    Raises ``ValueError`` for sizes that the model or the devices cannot have.
     """
-    profile = EngineProfile(
-        kv_tokens=kv_tokens, latency=dict(latency), context_token_s=0.0, prefill_token_s=0.0
-    )
+    smallest = min(profiles)
+    for size in sorted(profiles):
+        problem = unsplit(heads, kv_heads, size)
+        if size % smallest:
+            problem = f"they are not put together from engines of {smallest}"
+        if node_size % size or devices % size:
+            problem = f"they do not divide {devices} devices in nodes of {node_size}"
+        if problem:
+            raise ValueError(f"engines of {size} devices: {problem}")
+    replica = smallest if replica_devices is None else replica_devices
+    if replica < smallest or replica % smallest:
+        raise ValueError(
+            f"a replica of {replica} devices holds no whole engines of {smallest}: a colocated "
+            "replica spans the devices of one engine or of several"
+        )
+    device, weights = _memory(profiles)
     return Machine(
-        node_size=engines,
-        engine_devices=1,
-        replica_devices=1,
-        device_bytes=0.0,
-        weight_bytes=0.0,
-        heads=1,
-        profiles={1: profile},
-        train_token_s=0.0,
+        node_size=node_size,
+        engine_devices=smallest,
+        replica_devices=replica,
+        device_bytes=device,
+        weight_bytes=weights,
+        heads=heads,
+        profiles=dict(profiles),
+        train_token_s=3.0 * smallest * profiles[smallest].prefill_token_s,
     )
+
+
+def unsplit(heads: int, kv_heads: int, size: int) -> str | None:
+    """Why a model cannot be split into so many parts, as vLLM does it; None where it can."""
+    if heads % size:
+        return f"they do not divide {heads} attention heads"
+    # Heads of keys and values are split up, or each is kept on several devices.
+    if kv_heads % size and size % max(1, kv_heads):
+        return f"{kv_heads} heads of keys and values are neither split nor repeated evenly"
+    return None
+
+
+def _memory(profiles: Mapping[int, EngineProfile]) -> tuple[float, float]:
+    """Memory of a device and of all weights, in what the KV of one token takes.
+
+    Each device of a group has left for KV what its share of the weights does not take: two sizes
+    give both unknowns, of one alone the weights do not matter.
+    """
+    smallest, largest = min(profiles), max(profiles)
+    of_device = {size: profiles[size].kv_tokens / size for size in (smallest, largest)}
+    if smallest == largest:
+        return of_device[smallest], 0.0
+    more = of_device[largest] - of_device[smallest]
+    weights = max(0.0, more / (1.0 / smallest - 1.0 / largest))
+    return of_device[largest] + weights / largest, weights

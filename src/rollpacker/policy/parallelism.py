@@ -31,12 +31,14 @@ class Devices:
         device_bytes: memory of a device that weights and KV may use.
         weight_bytes: all weights, sharded over the group.
         heads: attention heads, which a size must divide; 0 where it does not matter.
+        known: sizes whose engines are known, where others are not possible.
     """
 
     node_size: int
     device_bytes: float
     weight_bytes: float
     heads: int = 0
+    known: tuple[int, ...] | None = None
 
     def sizes(self) -> tuple[int, ...]:
         """Possible sizes, ascending. Raises ``ValueError`` when the model fits into no node."""
@@ -46,6 +48,7 @@ class Devices:
             if self.node_size % size == 0
             and self.heads % size == 0
             and self.kv_per_device(size) > 0.0
+            and (self.known is None or size in self.known)
         )
         if not found:
             raise ValueError(
@@ -95,8 +98,9 @@ class Planner(ABC):
         return self._STATE.dump_python(self._kinds, mode="json")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
-        self._kinds = self._STATE.validate_python(state)
+        """Restore ``state_dict``; of a size that is not possible any more, nothing."""
+        kinds = self._STATE.validate_python(state)
+        self._kinds = {kind: seen for kind, seen in kinds.items() if seen.tp in self._sizes}
 
 
 _GROWTH = 1.05

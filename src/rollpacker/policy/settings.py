@@ -66,6 +66,7 @@ def streaming_rules(
     machine: Machine | None = None,
     shared: bool = False,
     layout: Layout = "colocated",
+    replica_engines: int = 0,
 ) -> StreamingRules:
     """What streaming may do, from the configuration.
 
@@ -78,6 +79,7 @@ def streaming_rules(
         machine: devices, as in ``RolloutSettings``: then another rule moves the tail.
         shared: other jobs may be given the nodes of a tail.
         layout: where replicas are; separate ones have no use for the engines of a tail.
+        replica_engines: as in ``StreamingRules``.
     """
     mode, config = rollout.tail_batching.mode, rollout.streaming
     frees = machine is None and layout == "colocated"
@@ -95,6 +97,7 @@ def streaming_rules(
         prompts=rollout.prompts_per_step,
         tail_engines=tail_engines(engines) if shared and frees else 0,
         layout=layout,
+        replica_engines=replica_engines,
     )
 
 

@@ -38,6 +38,8 @@ class StreamingRules:
         tail_engines: of nodes that other jobs share: engines that keep the tail when one of them
             takes the nodes; 0 offers none.
         layout: where replicas are.
+        replica_engines: engines on a colocated replica's devices; 0: those up to the next
+            replica's, as it was when a replica was lost with its engines.
     """
 
     stream: bool
@@ -48,6 +50,7 @@ class StreamingRules:
     layout: Layout = "colocated"
     prompts: int = 0
     tail_engines: int = 0
+    replica_engines: int = 0
 
 
 _SMALLEST_TASK = 512
@@ -93,7 +96,8 @@ class Streaming:
         self._begin(event.engines, event.replicas)
 
     def _begin(self, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]) -> None:
-        self._fleet = by_number(self._rules.layout, engines, replicas)
+        rules = self._rules
+        self._fleet = by_number(rules.layout, engines, replicas, rules.replica_engines)
         self._sums = {replica: _Sum() for replica in replicas}
         self._tasks = 0
         self._free: list[tuple[int, ReplicaId]] = []
@@ -190,16 +194,26 @@ class Streaming:
             yield do.ApplyUpdate(step=self._ledger.step, update=self._update, last=not self._later)
 
     def _consolidate(self) -> Iterable[do.MigrateAttempts]:
-        """Free the emptiest decoding engine when the others can take its attempts for free."""
+        """Free the emptiest decoding engine when the others can take its attempts for free.
+
+        One whose replica is lost has nothing else to do: it takes attempts, and is not freed.
+        """
         ledger = self._ledger
         if not self._rules.stream or len(ledger.running) > self._rules.consolidate_below:
             return
         if self.waiting < self._config.group_tokens or ledger.busy < 2:
             return
         running = ledger.by_engine()
-        order = sorted(running, key=lambda engine: (len(running[engine]), -engine))
+        trains = {engine: self._trains(self._fleet.on[engine]) for engine in running}
+        order = sorted(running, key=lambda one: (not trains[one], len(running[one]), -one))
         source, target = order[0], order[-1]
+        if not trains[source]:
+            return
         yield do.MigrateAttempts(attempts=running[source], source=source, target=target)
+
+    def _trains(self, replicas: Iterable[ReplicaId]) -> bool:
+        """Whether any of them is left."""
+        return any(replica in self._sums for replica in replicas)
 
     def _dispatch(self) -> Iterable[do.AccumulateGradients]:
         if self._rules.ordered:

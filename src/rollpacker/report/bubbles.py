@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,13 +69,17 @@ def lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
     return lane_of
 
 
-def segments(samples: pl.DataFrame, moves: pl.DataFrame) -> pl.DataFrame:
+def segments(
+    samples: pl.DataFrame, moves: pl.DataFrame, formed: pl.DataFrame | None = None
+) -> pl.DataFrame:
     """Where each attempt ran and when: one row per stay on a worker.
 
     Args:
         samples: columns ``step, attempt, worker, start_s, end_s``.
         moves: columns ``attempt, worker, t``: start and migrations, in the order of time, of
             attempts that changed workers; the others ran on the worker that ``samples`` names.
+        formed: columns ``step, lead, worker, t``: a worker whose devices decode what ``lead``
+            does from ``t`` on.
     """
     stays = samples.select(SEGMENT_COLUMNS.keys())
     route: dict[int, list[tuple[float, int]]] = {}
@@ -88,7 +92,20 @@ def segments(samples: pl.DataFrame, moves: pl.DataFrame) -> pl.DataFrame:
         for worker, start, end in _cut(route[attempt], s, e)
     ]
     split = pl.DataFrame(rows, schema=SEGMENT_COLUMNS, orient="row")
-    return pl.concat([still, split]).sort("step", "worker", "start_s", "attempt")
+    stays = pl.concat([still, split])
+    if formed is not None:
+        stays = pl.concat([stays, _together(stays, formed)])
+    return stays.sort("step", "worker", "start_s", "attempt")
+
+
+def _together(stays: pl.DataFrame, formed: pl.DataFrame) -> pl.DataFrame:
+    """Stays of the leads, on the workers that they lead; once where these were put together
+    twice."""
+    found = stays.rename({"worker": "lead"}).join(formed, on=["step", "lead"])
+    start = pl.max_horizontal("start_s", "t").alias("start_s")
+    found = found.filter(pl.col("end_s") > pl.col("t")).with_columns(start)
+    first = found.sort("start_s").unique(["attempt", "worker", "end_s"], keep="first")
+    return first.select(SEGMENT_COLUMNS.keys())
 
 
 def _cut(
@@ -131,7 +148,10 @@ def _measured(line: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def worker_bubbles(
-    stays: pl.DataFrame, tasks: pl.DataFrame, windows: dict[int, tuple[float, float, float]]
+    stays: pl.DataFrame,
+    tasks: pl.DataFrame,
+    windows: dict[int, tuple[float, float, float]],
+    devices: Callable[[int], int] = lambda _worker: 1,
 ) -> pl.DataFrame:
     """Busy and idle seconds of every worker in each step that it took part in.
 
@@ -141,6 +161,7 @@ def worker_bubbles(
         stays: of ``segments``.
         tasks: columns ``step, worker, start_s, end_s``.
         windows: of ``step_windows``.
+        devices: of a worker: its seconds count for each of them.
 
     Returns:
         Columns ``step, worker, rollout_s, rollout_idle_s, step_s, step_idle_s, decode_s,
@@ -156,7 +177,8 @@ def worker_bubbles(
         busy = [*decode, *train]
         in_rollout = (rollout_end - start, idle_s(busy, start, rollout_end))
         in_step = (end - start, idle_s(busy, start, end))
-        rows.append((step, worker, *in_rollout, *in_step, _covered(decode), _covered(train)))
+        times = (*in_rollout, *in_step, _covered(decode), _covered(train))
+        rows.append((step, worker, *(devices(worker) * seconds for seconds in times)))
     names = ["rollout_s", "rollout_idle_s", "step_s", "step_idle_s", "decode_s", "gradient_s"]
     schema = {"step": pl.Int64, "worker": pl.Int64} | dict.fromkeys(names, pl.Float64)
     return pl.DataFrame(rows, schema=schema, orient="row")

@@ -14,7 +14,7 @@ MAX_BARS = 24_000
 MAX_BARS_PER_STEP = 4_000
 """Bars of one step; beyond it every k-th lane is drawn."""
 MAX_WORKERS = 16
-"""Workers drawn; beyond it the first ones."""
+"""Workers drawn; beyond it the first ones, a quarter of them replicas where those are separate."""
 STATES = ("kept", "aborted", "dropped", "failed", "moved")
 """What became of a response; ``moved``: kept, and decoded here after a migration."""
 
@@ -25,8 +25,10 @@ class Gantt:
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self.windows = bubbles.step_windows(run.samples, run.tasks, run.rounds, run.metrics)
-        self.stays = bubbles.segments(run.samples, run.moves)
-        self.bubbles = bubbles.worker_bubbles(self.stays, run.tasks, self.windows)
+        self.stays = bubbles.segments(run.samples, run.moves, run.formed)
+        self.bubbles = bubbles.worker_bubbles(
+            self.stays, run.tasks, self.windows, lambda worker: run.place(worker).devices
+        )
         fractions = bubbles.bubble_fractions(self.bubbles)
         self.shares: dict[int, tuple[float, float]] = {
             step: (rollout, whole) for step, rollout, whole in fractions.iter_rows()
@@ -54,24 +56,30 @@ class Gantt:
         picked = {others[i * len(others) // room] for i in range(room)} if room else set()
         return sorted(always | picked)
 
+    def _drawn(self) -> list[int]:
+        """Workers for which there is room."""
+        replicas = [one for one in self.workers if self.run.place(one).kind == "replica"]
+        others = [one for one in self.workers if one not in replicas]
+        room = max(MAX_WORKERS - len(others), MAX_WORKERS // 4)
+        replicas = replicas[:room]
+        return [*others[: MAX_WORKERS - len(replicas)], *replicas]
+
     def chart(self, step: int) -> dict[str, Any]:
         """One step; times are seconds after its start.
 
         Returns:
             ``step, kind, end, rollout_end, bubble`` (idle share of the step), ``rollout_bubble``
-            (of its rollout), ``prompts`` (their ids), ``workers``: each with ``worker, lanes,
-            task_lanes, bubble`` (of the rollout)``, idle`` (pairs),
-            ``attempts`` (lane, start, end, index into ``STATES``, tokens, reward, index into
-            ``prompts``, sample index) and ``tasks`` (lane, start, end, kind, prompts); ``drawn``
-            and ``attempts_total`` count stays on workers, ``workers_total`` workers.
+            (of its rollout), ``prompts`` (their ids), ``workers``: each with ``kind``,
+            ``worker`` (its number), ``lanes, task_lanes, bubble`` (of the rollout)``, idle``
+            (pairs), ``attempts`` (lane, start, end, index into ``STATES``, tokens, reward, index
+            into ``prompts``, sample index) and ``tasks`` (lane, start, end, kind, prompts);
+            ``drawn`` and ``attempts_total`` count stays on workers, ``workers_total`` workers.
         """
         start, rollout_end, end = self.windows[step]
         stays, prompts = self._described(step)
         every = -(-len(stays) // MAX_BARS_PER_STEP)
         tasks = self._tasks.get((step,), self.run.tasks.clear())
-        rows = [
-            self._worker(step, worker, stays, tasks, every) for worker in self.workers[:MAX_WORKERS]
-        ]
+        rows = [self._worker(step, worker, stays, tasks, every) for worker in self._drawn()]
         rollout_bubble, bubble = self.shares[step]
         return {
             "step": step,
@@ -109,6 +117,7 @@ class Gantt:
         self, step: int, worker: int, stays: pl.DataFrame, tasks: pl.DataFrame, every: int
     ) -> dict[str, Any]:
         start, rollout_end, end = self.windows[step]
+        place = self.run.place(worker)
         mine = stays.filter(pl.col("worker") == worker)
         work = tasks.filter(pl.col("worker") == worker)
         spans = list(zip(mine["start_s"], mine["end_s"], strict=True))
@@ -128,7 +137,8 @@ class Gantt:
             )
         )
         return {
-            "worker": worker,
+            "kind": place.kind,
+            "worker": place.number,
             "lanes": max(attempt_lanes, default=0) + 1,
             "task_lanes": max(task_lanes, default=0) + 1,
             "bubble": round(bubbles.total(in_rollout) / max(rollout_end - start, 1e-9), 4),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import yaml
@@ -14,6 +14,7 @@ import yaml
 from rollpacker.config.load import one_line
 from rollpacker.core import journal
 from rollpacker.core import sample_columns as schema
+from rollpacker.core.upgrade import config_of_now
 from rollpacker.runtime import sample_table as table
 
 
@@ -29,8 +30,34 @@ TASK_COLUMNS = {
     "end_s": pl.Float64,
     "kind": pl.String,
 }
+FORMED_COLUMNS = {"step": pl.Int64, "lead": pl.Int64, "worker": pl.Int64, "t": pl.Float64}
 MOVE_COLUMNS = {"attempt": pl.Int64, "step": pl.Int64, "worker": pl.Int64, "t": pl.Float64}
 ROUND_COLUMNS = {"step": pl.Int64, "start_s": pl.Float64, "rollout_end_s": pl.Float64}
+
+
+_Replicas = dict[int, tuple[int, int]]
+"""Devices of each replica that has its own, and of an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a number in a table's column ``worker`` stands for.
+
+    Args:
+        kind: ``worker``: an engine with the replica on its devices; else the one or the other, on
+            devices of its own.
+        number: among its kind.
+        devices: how many its times count for.
+    """
+
+    kind: Literal["worker", "engine", "replica"]
+    number: int
+    devices: int = 1
+
+    @property
+    def name(self) -> str:
+        """Such as ``engine 0``."""
+        return f"{self.kind} {self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +67,17 @@ class RunFolder:
     Args:
         path: the folder.
         config_text: ``config.yaml`` as written.
-        config: the same, parsed.
+        config: the same, parsed, with today's keys.
         metrics: one object a step, by step; of a step that was repeated, the last.
         samples: one row per attempt: the columns of ``core/sample_columns.py`` without texts.
         missing: how many responses of a step have no row, since a file of the table was damaged.
         tasks: one row per gradient task on a worker (``TASK_COLUMNS``).
         moves: start and migrations of the attempts that changed workers (``MOVE_COLUMNS``).
+        formed: workers whose devices were put together (``FORMED_COLUMNS``).
         rounds: when each step's rollout began and ended (``ROUND_COLUMNS``).
         summary: ``summary.json``; empty while the run has not finished.
+        places: who the workers of these tables are, where engines and replicas are separate:
+            replicas are numbered on after the engines.
     """
 
     path: Path
@@ -58,8 +88,14 @@ class RunFolder:
     missing: dict[int, int]
     tasks: pl.DataFrame
     moves: pl.DataFrame
+    formed: pl.DataFrame
     rounds: pl.DataFrame
     summary: dict[str, Any]
+    places: Mapping[int, Place] = field(default_factory=dict[int, Place])
+
+    def place(self, worker: int) -> Place:
+        """Who a worker of these tables is."""
+        return self.places.get(worker) or Place("worker", worker)
 
 
 def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> RunFolder:
@@ -72,11 +108,12 @@ def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> Run
     config_text, config = _read_config(path / "config.yaml")
     metrics = _read_metrics(path / "metrics.jsonl")
     samples = _read_samples(path, say)
-    tasks = _read_tasks(path / "workers.jsonl")
+    replicas, tasks = _read_tasks(path / "workers.jsonl")
     reader = _read_journal(path / "journal.jsonl")
-    moves, rounds = reader.tables()
+    moves, formed, rounds = reader.tables()
     summary = _read_summary(path / "summary.json")
     steps = [line["step"] for line in metrics]
+    places = _places(replicas, {*samples["worker"], *moves["worker"], *formed["worker"]})
     return RunFolder(
         path=path,
         config_text=config_text,
@@ -86,10 +123,12 @@ def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> Run
         missing=_missing(
             samples, reader.started, steps, whole=summary.get("steps") == steps[-1] + 1
         ),
-        tasks=tasks,
+        tasks=_numbered_on(tasks, places),
         moves=moves,
+        formed=formed,
         rounds=rounds,
         summary=summary,
+        places=places,
     )
 
 
@@ -107,7 +146,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
         raise ReportError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise ReportError(f"{path}: expected keys and values, found {type(config).__name__}")
-    return text, config
+    return text, config_of_now(config)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -166,16 +205,43 @@ def _missing(
     return {step: count for step, count in lacking.items() if count > 0}
 
 
-def _read_tasks(path: Path) -> pl.DataFrame:
+def _read_tasks(path: Path) -> tuple[_Replicas, pl.DataFrame]:
+    """Tasks with a column ``separate``, and the replicas that have devices of their own."""
     rows: list[tuple[Any, ...]] = []
+    replicas: _Replicas = {}
     for where, line in _read_lines(path):
         prompts = line.get("prompts", 0)
         row = line | {"prompts": len(prompts) if isinstance(prompts, list) else prompts}
         lacking = [name for name in TASK_COLUMNS if name not in row]
+        separate = line.get("role") == "replica"
+        lacking += [name for name in ("devices", "engine_devices") if separate and name not in line]
         if lacking:
             raise ReportError(f"{where}: no '{lacking[0]}'")
-        rows.append(tuple(row[name] for name in TASK_COLUMNS))
-    return pl.DataFrame(rows, schema=TASK_COLUMNS, orient="row", strict=False).sort("start_s")
+        if separate:
+            replicas[line["worker"]] = (line["devices"], line["engine_devices"])
+        rows.append((*(row[name] for name in TASK_COLUMNS), separate))
+    schema = TASK_COLUMNS | {"separate": pl.Boolean}
+    tasks = pl.DataFrame(rows, schema=schema, orient="row", strict=False)
+    return replicas, tasks.sort("start_s")
+
+
+def _places(replicas: _Replicas, engines: set[int]) -> dict[int, Place]:
+    """Engines, and after them the replicas that have devices of their own; empty without such."""
+    if not replicas:
+        return {}
+    first = max(engines) + 1
+    (_, devices), *_ = replicas.values()
+    return {engine: Place("engine", engine, devices) for engine in sorted(engines)} | {
+        first + replica: Place("replica", replica, own)
+        for replica, (own, _) in sorted(replicas.items())
+    }
+
+
+def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
+    """Tasks whose workers are those of ``places``."""
+    first = min((n - p.number for n, p in places.items() if p.kind == "replica"), default=0)
+    worker = pl.col("worker") + first * pl.col("separate").cast(pl.Int64)
+    return tasks.with_columns(worker).select(TASK_COLUMNS.keys())
 
 
 class _JournalReader:
@@ -184,6 +250,7 @@ class _JournalReader:
     def __init__(self) -> None:
         self.step = -1
         self.routes: dict[int, list[tuple[int, int, int, float]]] = {}
+        self.formed: dict[int, list[tuple[int, int, int, float]]] = {}
         self.rounds: dict[int, list[float | None]] = {}
         self.started: dict[int, int] = {}
 
@@ -193,6 +260,7 @@ class _JournalReader:
             self.step = event["step"]
             self.rounds[self.step] = [now, None]
             self.started[self.step] = 0
+            self.formed[self.step] = []
         elif event["kind"] == "AttemptMigrated":
             attempt = event["attempt"]
             self.routes[attempt].append((attempt, self.step, event["engine"], now))
@@ -201,14 +269,21 @@ class _JournalReader:
                 attempt = decision["attempt"]
                 self.started[self.step] += 1
                 self.routes[attempt] = [(attempt, self.step, decision["engine"], now)]
+            elif decision["kind"] == "FormEngine":
+                lead = decision["engine"]
+                others = (member for member in decision["members"] if member != lead)
+                self.formed[self.step] += [(self.step, lead, other, now) for other in others]
             elif decision["kind"] == "FinishRollout":
                 self.rounds[self.step][1] = now
 
-    def tables(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def tables(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """Moves, formations and rounds."""
         moves = [stay for route in self.routes.values() if len(route) > 1 for stay in route]
+        formed = [row for rows in self.formed.values() for row in rows]
         rounds = [(step, *times) for step, times in sorted(self.rounds.items())]
         return (
             pl.DataFrame(moves, schema=MOVE_COLUMNS, orient="row"),
+            pl.DataFrame(formed, schema=FORMED_COLUMNS, orient="row"),
             pl.DataFrame(rounds, schema=ROUND_COLUMNS, orient="row"),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def _page(run: RunFolder) -> Page:
     return Page(
         title=f"Run report: {run.path.resolve().name}",
         subtitle=_subtitle(run),
-        tiles=_tiles(run, facts),
+        tiles=_tiles(run, gantt, facts),
         sections=[
             *([_missing(run)] if run.missing else []),
             _learning(run),
@@ -116,6 +117,12 @@ def run_facts(
     }
 
 
+def _counted(gantt: Gantt) -> str:
+    """Such as ``2 workers``, or ``2 engines and 1 replica``."""
+    kinds = Counter(gantt.run.place(worker).kind for worker in gantt.workers)
+    return " and ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in sorted(kinds.items()))
+
+
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
@@ -134,7 +141,7 @@ def _subtitle(run: RunFolder) -> str:
     return " · ".join(parts) + ("" if run.summary else " · this run has not finished")
 
 
-def _tiles(run: RunFolder, facts: dict[str, Any]) -> list[Tile]:
+def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
     first, last = facts["accuracy_first"], facts["accuracy_last"]
     accuracy = Tile("Held-out accuracy", f"{plain(first)} → {plain(last)}", "sampled")
     lag = max(present(run.metrics, "policy_version_max_lag"), default=0)
@@ -154,8 +161,7 @@ def _tiles(run: RunFolder, facts: dict[str, Any]) -> list[Tile]:
         Tile(
             "Bubble",
             share(facts["step_bubble"]),
-            f"idle time of {facts['workers']} worker{'s' * (facts['workers'] > 1)}, "
-            f"{share(facts['rollout_bubble'])} of the rollouts",
+            f"idle time of {_counted(gantt)}, {share(facts['rollout_bubble'])} of the rollouts",
         ),
         Tile("Kept / true length", plain(facts["kept_vs_true_len"]), "1 means no length bias"),
         Tile(
@@ -217,15 +223,28 @@ def _time(run: RunFolder, facts: dict[str, Any]) -> Section:
     )
 
 
+_TOGETHER = (
+    "Each bar is a response in its decode slot; the strip on top of each worker is its gradient "
+    "work. Yellow is time in which a worker had neither",
+    "; pale bars were moved here to finish it on fewer workers",
+    "worker",
+)
+"""What the bars are, what else of the tail, and whose time the bubble's is."""
+_SEPARATE = (
+    "An engine's bars are responses in their decode slots, a replica's its gradient work; they "
+    "have devices of their own. Yellow is time in which one had nothing to do",
+    "",
+    "device",
+)
+
+
 def _gantt(gantt: Gantt, facts: dict[str, Any]) -> Section:
     marked = facts["marked_steps"]
+    bars, tail, idle = _SEPARATE if gantt.run.places else _TOGETHER
     text = (
-        "Each bar is a response in its decode slot; the strip on top of each worker is its "
-        "gradient work. Yellow is time in which a worker had neither: over the whole run "
-        f"{share(facts['rollout_bubble'])} of the rollouts' worker time "
+        f"{bars}: over the whole run {share(facts['rollout_bubble'])} of the rollouts' {idle} time "
         f"({seconds(facts['rollout_idle_s'])}) and {share(facts['step_bubble'])} of the steps'. "
-        "The long bars are the tail; pale bars were moved here to finish it on fewer workers. "
-        f"The longest step is step {marked['longest']}."
+        f"The long bars are the tail{tail}. The longest step is step {marked['longest']}."
     )
     charts = [gantt.chart(step) for step in gantt.chosen()]
     if len(charts) < len(gantt.windows):

@@ -1,7 +1,8 @@
 """``timeline.json``: a run as a Chrome trace, which opens in ui.perfetto.dev.
 
 The format is the Trace Event Format of Chromium: metadata ``M``, complete ``X`` and counter ``C``
-events, times in microseconds. Processes are the run's steps, the workers and the rewards; threads
+events, times in microseconds. Processes are the run's steps, the workers (or engines and replicas,
+where they are separate) and the rewards; threads
 are decode slots and gradient lanes, so events of a thread nest or follow each other.
 """
 
@@ -50,11 +51,11 @@ def write_timeline(run: Path, max_attempts: int = MAX_ATTEMPTS) -> Path:
 
 def trace_events(run: RunFolder) -> Iterator[Event]:
     """All events of a run, metadata first within each process."""
-    stays = bubbles.segments(run.samples, run.moves)
+    stays = bubbles.segments(run.samples, run.moves, run.formed)
     yield from _steps(run)
     workers = sorted(set(stays["worker"]) | set(run.tasks["worker"]))
     for worker in workers:
-        yield from _process(_WORKERS + worker, f"worker {worker}")
+        yield from _process(_WORKERS + worker, run.place(worker).name)
         yield from _decoding(_WORKERS + worker, stays.filter(pl.col("worker") == worker), run)
         yield from _tasks(_WORKERS + worker, run.tasks.filter(pl.col("worker") == worker))
     yield from _grading(run)
@@ -71,7 +72,7 @@ def _recent(run: RunFolder, limit: int) -> RunFolder:
         metrics=[line for line in run.metrics if line["step"] >= first],
         **{
             name: getattr(run, name).filter(pl.col("step") >= first)
-            for name in ("samples", "tasks", "moves", "rounds")
+            for name in ("samples", "tasks", "moves", "formed", "rounds")
         },
     )
 

@@ -64,7 +64,10 @@ class Driver:
         return self._running in self._cancelled
 
     def _receive(self) -> bool:
-        data = self._sock.recv(1 << 20)
+        try:
+            data = self._sock.recv(1 << 20)
+        except ConnectionResetError:  # it is gone and has not read everything
+            data = b""
         self._unread += data
         while len(self._unread) >= HEADER.size:
             end = HEADER.size + HEADER.unpack_from(self._unread)[0]

@@ -1,4 +1,4 @@
-"""The bubble: time in which a worker neither decodes nor trains. One definition for the line of a
+"""The bubble: time in which a device neither decodes nor trains. One definition for the line of a
 step, its metrics and the report."""
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ def idle_s(spans: Iterable[Span], begin: float, end: float) -> float:
     return idle + max(0.0, end - covered)
 
 
-def bubble(workers: Collection[Iterable[Span]], begin: float, end: float) -> float:
-    """Idle share, 0 to 1, of the time of all workers that took part in a step.
+def bubble(parts: Collection[tuple[int, Iterable[Span]]], begin: float, end: float) -> float:
+    """Idle share, 0 to 1, of the time of all devices that took part in a step.
 
     Args:
-        workers: when each of them decoded at least one attempt or ran a gradient task.
+        parts: devices that work together, how many, and when they decoded at least one attempt or
+            ran a gradient task.
         begin: seconds; of the step, or of one of its phases.
         end: seconds.
     """
-    if end <= begin or not workers:
+    devices = sum(count for count, _ in parts)
+    if end <= begin or not devices:
         return 0.0
-    return sum(idle_s(spans, begin, end) for spans in workers) / (len(workers) * (end - begin))
+    idle = sum(count * idle_s(spans, begin, end) for count, spans in parts)
+    return idle / (devices * (end - begin))

@@ -10,12 +10,12 @@ class Channel(Protocol):
 
     def send(self, obj: Any, /) -> None:
         """Send a message. Raises ``BrokenPipeError`` or ``ConnectionResetError`` when the other
-        end is gone."""
+        end is gone, ``BlockingIOError`` when it takes nothing for long."""
         ...
 
     def recv(self) -> Any:
         """Wait for the next message. Raises ``EOFError`` or ``OSError`` when the other end is
-        gone."""
+        gone, ``BlockingIOError`` when it stops within a message."""
         ...
 
     def fileno(self) -> int:

@@ -17,7 +17,7 @@ from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.protocols import Workers
-from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.step import Formation, StepRecord
 
 _AT_ONCE = 1024
 """Requests sent before reports are heard."""
@@ -61,11 +61,13 @@ class Decoding:
         self._held: set[EngineId] = set()
         self._outbox: dict[EngineId, list[Attempt]] = defaultdict(list)
         self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
+        self._forming: list[do.FormEngine] = []
 
     def begin(self, record: StepRecord) -> None:
         """A step begins."""
         self._record = record
         self._outbox.clear()
+        self._forming.clear()
         for engine in self._workers.engines:
             self._workers.to_engine(engine, msg.BeginStep())
 
@@ -103,20 +105,34 @@ class Decoding:
             elif attempt.stage is Stage.MIGRATING:
                 attempt.target = decision.target
 
+    def form(self, decision: do.FormEngine) -> None:
+        """Put devices together when what they decode is told to stop."""
+        self._forming.append(decision)
+        formation = Formation(engine=decision.engine, members=decision.members, at_s=self._clock())
+        self._record.formed.append(formation)
+
     def send(self) -> None:
         """Send what was gathered, one message for each engine.
 
         Of very many requests the first now, and the others when reports have had their turn.
         """
+        if self._forming:
+            self._stop()
+            for decision in self._forming:
+                self._workers.form(decision.engine, decision.members)
+            self._forming.clear()
         sent = 0
         while self._outbox and (self._lockstep or sent < _AT_ONCE):
             sent += self._submit(next(iter(self._outbox)))
+        self._stop()
+        if self._outbox:
+            asyncio.get_running_loop().call_soon(self.send)
+
+    def _stop(self) -> None:
         for engine, attempts in self._stopping.items():
             self._submit(engine)
             self._workers.to_engine(engine, msg.Abort(attempts=attempts))
         self._stopping.clear()
-        if self._outbox:
-            asyncio.get_running_loop().call_soon(self.send)
 
     def _submit(self, engine: EngineId) -> int:
         """Send an engine its requests; returns how many."""
@@ -159,7 +175,9 @@ class Decoding:
             case msg.Failed():
                 self._post(*(self._failed(a, report.error) for a in report.attempts))
             case msg.WeightsLoaded():
-                raise AssertionError("weights are published between steps")
+                self._post(ev.EngineFormed(engine=engine))
+            case msg.Slept():
+                pass
 
     def lose(self, engine: EngineId) -> list[ev.Event]:
         """What it ran is over; returns what ends with it, but for its loss itself."""

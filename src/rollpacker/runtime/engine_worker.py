@@ -6,14 +6,21 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.config import MiniEngineConfig
+from rollpacker.engine.configured import build_engine
+from rollpacker.engine.relay import Lead, follow, join, meet
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.worker import Commands, Send
+from rollpacker.runtime.worker import Commands, Role, Send, WorkerSpec, prepare, prepared
 
 if TYPE_CHECKING:
-    from rollpacker.engine.base import Engine
+    from multiprocessing.connection import Connection
+
+    from rollpacker.engine.base import Engine, EngineStats
 
 NewWeights = Callable[[], "Iterable[tuple[str, Any]] | None"]
 """The newest weights by the checkpoint's names; None where the engine shares them."""
+_LOOK = 16
+"""Decode steps between two looks at how full the KV cache is."""
 
 
 class EngineWorker:
@@ -22,31 +29,49 @@ class EngineWorker:
     Args:
         engine: decodes.
         send: takes reports.
-        weights: where new ones come from.
+        weights: where new ones come from that are not sent for.
+        size: devices that the engine spans.
+        resting: it has no KV cache until it is given weights.
         lockstep: wait after each report of finished attempts until told to proceed.
     """
 
     def __init__(
-        self, engine: Engine, send: Send, weights: NewWeights, *, lockstep: bool = False
+        self,
+        engine: Engine,
+        send: Send,
+        weights: NewWeights = lambda: None,
+        *,
+        size: int = 1,
+        resting: bool = False,
+        lockstep: bool = False,
     ) -> None:
         self._engine = engine
         self._send = send
         self._weights = weights
+        self._size = size
         self._lockstep = lockstep
         self._held = False
+        self._asleep = resting
         self.commands: Commands = {
             msg.BeginStep: self._begin_step,
             msg.LoadWeights: self._load_weights,
+            msg.Sleep: self.sleep,
             msg.Submit: self._submit,
             msg.Abort: self._abort,
             msg.Proceed: self._proceed,
         }
+        if resting:
+            engine.sleep()
         self._begin_step()
 
     @property
     def progress(self) -> int:
         """Decode steps so far."""
         return self._engine.stats().steps
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._engine.close()
 
     def busy(self) -> bool:
         """Whether there is something to decode, and leave to do so."""
@@ -57,6 +82,9 @@ class EngineWorker:
         before = time.process_time()
         outputs = self._engine.step()
         self._decode_cpu_s += time.process_time() - before
+        self._steps += 1
+        if self._steps % _LOOK == 1:
+            self._look(self._engine.stats())
         if outputs:
             self._held = self._lockstep
             self._send(msg.Finished(outputs=outputs))
@@ -64,11 +92,23 @@ class EngineWorker:
     def _begin_step(self, _command: msg.BeginStep | None = None) -> None:
         self._before = self._engine.stats()
         self._cpu_before = time.process_time()
-        self._decode_cpu_s = 0.0
+        self._decode_cpu_s = self._peak_kv = 0.0
+        self._steps = 0
 
     def _load_weights(self, command: msg.LoadWeights) -> None:
-        self._engine.load_weights(self._weights(), command.version)
-        self._send(msg.WeightsLoaded(version=command.version, work=self._work()))
+        if self._asleep:
+            self._engine.wake()
+            self._asleep = False
+        weights = self._weights() if command.weights is None else command.weights
+        self._engine.load_weights(weights, command.version)
+        version, work = command.version, self._work()
+        self._send(msg.WeightsLoaded(version=version, work=work, size=self._size))
+
+    def sleep(self, _command: msg.Sleep | None = None) -> None:
+        """Give the KV cache back until weights come."""
+        self._engine.sleep()
+        self._asleep = True
+        self._send(msg.Slept(work=self._work(), size=self._size))
 
     def _submit(self, command: msg.Submit) -> None:
         for request in command.requests:
@@ -83,13 +123,79 @@ class EngineWorker:
     def _proceed(self, _command: msg.Proceed) -> None:
         self._held = False
 
+    def _look(self, stats: EngineStats) -> None:
+        self._peak_kv = max(self._peak_kv, stats.kv_used)
+
     def _work(self) -> msg.Work:
+        """What was done since it was last asked, or told to begin."""
         now, before = self._engine.stats(), self._before
-        return msg.Work(
+        work = msg.Work(
             decode_steps=now.steps - before.steps,
             generated_tokens=now.generated_tokens - before.generated_tokens,
             prefill_tokens=now.prefill_tokens - before.prefill_tokens,
             preemptions=now.preemptions - before.preemptions,
             cpu_s=time.process_time() - self._cpu_before,
             decode_cpu_s=self._decode_cpu_s,
+            # A preemption may have come, and the cache been full, between two looks.
+            peak_kv=1.0 if now.preemptions > before.preemptions else self._peak_kv,
         )
+        self._begin_step()
+        return work
+
+
+class FollowingWorker:
+    """A process of an engine that another one leads: does the same, and says nothing of it."""
+
+    progress = 0
+
+    def __init__(self, engine: Engine, lead: Connection) -> None:
+        self._engine = engine
+        self._lead = lead
+        self.commands: Commands = {}
+
+    def busy(self) -> bool:
+        """It waits for its lead, not for the driver."""
+        return True
+
+    def work(self) -> None:
+        """All that the lead does. Raises ``EOFError`` when it is gone."""
+        follow(self._engine, self._lead)
+        raise EOFError
+
+    def close(self) -> None:
+        """The lead sees it."""
+        self._lead.close()
+        self._engine.close()
+
+
+def engine_worker(spec: WorkerSpec, send: Send) -> Role:
+    """An engine, or a part of one, in a process of its own."""
+    config, part = spec.config, spec.engine
+    assert part is not None
+    engine = build_engine(config, *_model(spec), spec.device, part.span)
+    if part.span.rank > 0:
+        lead = join(part.span)
+        send(msg.Ready())
+        return FollowingWorker(engine, lead)
+    if part.span.size > 1:
+        engine = Lead(engine, meet(part.span))
+    info = engine.info()
+    worker = EngineWorker(
+        engine,
+        send,
+        size=part.span.size,
+        resting=part.resting,
+        lockstep=config.deterministic,
+    )
+    send(msg.Ready(info=info))
+    return worker
+
+
+def _model(spec: WorkerSpec) -> tuple[Any, Any]:
+    """What the engine decodes from, where it does not load it by itself, and the tokenizer."""
+    from rollpacker.train.model import load_tokenizer, source
+
+    if isinstance(spec.config.engine, MiniEngineConfig):
+        return prepared(spec)
+    prepare(spec)
+    return None, load_tokenizer(spec.config.model, source(spec.config.model.path)[0])

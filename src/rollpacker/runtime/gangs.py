@@ -1,32 +1,80 @@
-"""Replicas of one or several workers: whom a command goes to, and what their reports come to."""
+"""Engines and replicas of one or several workers: who they are, and what their reports come to."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from rollpacker.core.types import ReplicaId
+from rollpacker.core.types import Device, EngineId, ReplicaId
+from rollpacker.policy.fleet import Fleet, Layout
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.placement import Post
+
+_Engine = tuple[int, EngineId]
+"""Devices that it spans, and its number: that of the first of the smallest that it covers."""
 
 
 class Gangs:
-    """Neighbouring workers in replicas; each has the number of its first worker, its lead.
+    """Workers by what they are a part of; the first of an engine, or a replica, leads it.
 
     Args:
-        workers: ascending.
-        size: workers of a replica; their number is a multiple of it.
+        posts: by number.
     """
 
-    def __init__(self, workers: Sequence[int], size: int) -> None:
-        parts = [tuple(workers[at : at + size]) for at in range(0, len(workers), size)]
-        self.members = {ReplicaId(part[0]): part for part in parts}
-        self.of = {worker: replica for replica, part in self.members.items() for worker in part}
-        self._said: dict[int, deque[msg.ReplicaReport]] = {worker: deque() for worker in workers}
+    def __init__(self, posts: Sequence[Post] = ()) -> None:
+        self._posts = posts
+        self.engines: dict[_Engine, tuple[int, ...]] = {}
+        self.replicas: dict[ReplicaId, tuple[int, ...]] = {}
+        for number, post in enumerate(posts):
+            if post.engine is not None:
+                key = (post.engine.span.size, post.engine.engine)
+                self.engines[key] = (*self.engines.get(key, ()), number)
+            if post.replica is not None:
+                replica = post.replica.replica
+                self.replicas[replica] = (*self.replicas.get(replica, ()), number)
+        self.size = min((size for size, _ in self.engines), default=1)
+        """Devices of the smallest engines."""
+        self._said: dict[int, deque[msg.ReplicaReport]] = defaultdict(deque)
+
+    def engine(self, worker: int) -> EngineId:
+        """That it is a part of."""
+        part = self._posts[worker].engine
+        assert part is not None
+        return part.engine
+
+    def replica(self, worker: int) -> ReplicaId:
+        """That it is a part of."""
+        part = self._posts[worker].replica
+        assert part is not None
+        return part.replica
 
     def whole(self, live: Collection[int]) -> tuple[ReplicaId, ...]:
         """Replicas all of whose workers live."""
-        return tuple(r for r, part in self.members.items() if all(w in live for w in part))
+        return tuple(r for r, part in self.replicas.items() if all(w in live for w in part))
+
+    def decoding(self, live: Collection[int]) -> tuple[EngineId, ...]:
+        """The smallest engines, those all of whose workers live."""
+        return tuple(
+            engine
+            for (size, engine), part in self.engines.items()
+            if size == self.size and all(w in live for w in part)
+        )
+
+    def covered(self, size: int, engine: EngineId) -> tuple[EngineId, ...]:
+        """The smallest engines on the devices of one of ``size``."""
+        return tuple(EngineId(engine + n) for n in range(size // self.size))
+
+    def fleet(self, layout: Layout, live: Collection[int]) -> Fleet:
+        """What is live, by devices."""
+        of = [Device(0, post.number) for post in self._posts]
+        engines = {e: self.engines[self.size, e] for e in self.decoding(live)}
+        replicas = {r: self.replicas[r] for r in self.whole(live)}
+        return Fleet(
+            layout=layout,
+            engines={e: tuple(of[worker] for worker in part) for e, part in engines.items()},
+            replicas={r: tuple(of[worker] for worker in part) for r, part in replicas.items()},
+        )
 
     def hear(self, worker: int, report: msg.ReplicaReport) -> msg.ReplicaReport | None:
         """The replica's report, when all of its workers have sent theirs.
@@ -34,7 +82,7 @@ class Gangs:
         Each of them covers the whole replica, so it is the lead's; it took from the first's start
         to the last's end.
         """
-        part = self.members[self.of[worker]]
+        part = self.replicas[self.replica(worker)]
         if len(part) == 1:
             return report
         self._said[worker].append(report)
@@ -43,3 +91,29 @@ class Gangs:
         said = [self._said[member].popleft() for member in part]
         began, ended = min(each.start_s for each in said), max(each.end_s for each in said)
         return replace(said[0], start_s=began, end_s=ended)
+
+    def without(
+        self, worker: int, formed: Collection[_Engine]
+    ) -> tuple[set[int], tuple[EngineId, ...], tuple[ReplicaId, ...]]:
+        """What ends with a worker: workers, the smallest engines, and replicas.
+
+        The others of its engine, or of its replica, would wait for it in vain: what they hold is a
+        part of nothing. An engine's devices decode no more, whatever their size.
+
+        Args:
+            worker: that has died.
+            formed: larger engines that decode now.
+        """
+        workers, replicas = {worker}, set[ReplicaId]()
+        if self._posts[worker].replica is not None:
+            replicas.add(self.replica(worker))
+            workers |= {*self.replicas[self.replica(worker)]}
+        mine = {key for key, part in self.engines.items() if workers & {*part}}
+        engines = {one for key in mine for one in self.covered(*key)}
+        for key in formed:
+            if engines & {*self.covered(*key)}:
+                engines |= {*self.covered(*key)}
+        for key, part in self.engines.items():
+            if engines & {*self.covered(*key)}:
+                workers |= {*part}
+        return workers, tuple(sorted(engines)), tuple(sorted(replicas))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rollpacker.core.types import AttemptId, Group, GroupPart
 from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.runtime.faults import Fault
+from rollpacker.runtime.shared_weights import SharedWeights
 from rollpacker.train.base import Partial, SampleId, Update
 
 
@@ -25,9 +26,16 @@ class BeginStep:
 @dataclass(frozen=True, kw_only=True)
 class LoadWeights:
     """Decode with the newest weights, ``version``; nothing may be running. Answered by
-    ``WeightsLoaded``."""
+    ``WeightsLoaded``. ``weights``: where they are; None: those of the process's own replica."""
 
     version: int
+    weights: SharedWeights | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sleep:
+    """Give the KV cache's memory back until weights come; nothing may be running. Answered by
+    ``Slept``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +81,16 @@ class Apply:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Share:
+    """Put the weights to where engines of other processes read them; answered by ``Shared``.
+
+    ``prefix``: of the name of a file that may be needed for it.
+    """
+
+    prefix: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reform:
     """Join a new process group: ``rank`` of ``world``, meeting at the file ``rendezvous``."""
 
@@ -100,14 +118,14 @@ class Stop:
     """Leave."""
 
 
-EngineCommand = BeginStep | LoadWeights | Submit | Abort | Proceed
-ReplicaCommand = Accumulate | Score | Apply | Reform | Save | Load
+EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | Proceed
+ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load
 Command = EngineCommand | ReplicaCommand | Stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What an engine and its process have done since ``BeginStep``.
+    """What an engine and its process have done since ``BeginStep``, or the last report of it.
 
     Args:
         decode_steps: of its engine.
@@ -116,6 +134,7 @@ class Work:
         preemptions: sequences thrown out for lack of KV.
         cpu_s: CPU seconds of the process.
         decode_cpu_s: those spent in the engine.
+        peak_kv: largest share of the KV budget that was seen in use, 0 to 1.
     """
 
     decode_steps: int
@@ -124,13 +143,26 @@ class Work:
     preemptions: int
     cpu_s: float
     decode_cpu_s: float
+    peak_kv: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        """Of both."""
+        return Work(
+            decode_steps=self.decode_steps + other.decode_steps,
+            generated_tokens=self.generated_tokens + other.generated_tokens,
+            prefill_tokens=self.prefill_tokens + other.prefill_tokens,
+            preemptions=self.preemptions + other.preemptions,
+            cpu_s=self.cpu_s + other.cpu_s,
+            decode_cpu_s=self.decode_cpu_s + other.decode_cpu_s,
+            peak_kv=max(self.peak_kv, other.peak_kv),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """The worker has its model, and an engine that can do this."""
+    """The worker has its model, and the engine that it leads, if it does, can do this."""
 
-    info: EngineInfo
+    info: EngineInfo | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +174,19 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsLoaded:
-    """The engine has them; ``work`` is what it has done since ``BeginStep``."""
+    """The engine has them; ``size``: devices that it spans."""
 
     version: int
     work: Work
+    size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slept:
+    """The engine of ``size`` devices has no KV cache, and has done this."""
+
+    work: Work
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +241,15 @@ class Applied:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The weights are there; None from those that do not lead their replica."""
+
+    weights: SharedWeights | None
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Done:
     """A ``Save`` or ``Load`` has ended; ``fault`` says what went wrong."""
 
@@ -213,6 +263,6 @@ class Died:
     fault: Fault
 
 
-EngineReport = WeightsLoaded | Finished | Aborted | Failed
-ReplicaReport = Accumulated | Scored | Applied
+EngineReport = WeightsLoaded | Slept | Finished | Aborted | Failed
+ReplicaReport = Accumulated | Scored | Applied | Shared
 Report = EngineReport | ReplicaReport | Ready | Beat | Done | Died

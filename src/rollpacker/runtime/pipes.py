@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import pickle
+import socket
+import struct
 import sys
 from collections.abc import Sequence
 from multiprocessing import resource_tracker
@@ -26,6 +29,9 @@ _START = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = ("rollpacker.runtime.ready",)
 _LEAVING_S = 5.0
 """In which a process that has closed its pipe is gone."""
+_PATIENCE = 2
+"""Heartbeats that the driver waits for a worker in the middle of a message. Whoever watches for
+signs of life stands still meanwhile."""
 
 
 class Pipe:
@@ -33,6 +39,14 @@ class Pipe:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def limit(self, seconds: float) -> None:
+        """In the middle of a message, wait so long for the other end and raise
+        ``BlockingIOError``; the pipe is of no use any more."""
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def send(self, obj: Any, /) -> None:
         """Send a message."""
@@ -79,7 +93,9 @@ class LocalHost:
     def __init__(self, spec: WorkerSpec) -> None:
         context = multiprocessing.get_context(_START)
         ours, theirs = context.Pipe()
-        self.channel: Channel = Pipe(ours)
+        pipe = Pipe(ours)
+        pipe.limit(_PATIENCE * spec.config.cluster.heartbeat_s)
+        self.channel: Channel = pipe
         self._process = context.Process(
             target=main, args=(Pipe(theirs), spec), name=f"worker-{spec.rank}", daemon=True
         )

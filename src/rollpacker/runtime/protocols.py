@@ -9,9 +9,11 @@ from typing import Protocol
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId
 from rollpacker.data.base import Row
+from rollpacker.policy.fleet import Fleet
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.shared_weights import SharedWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,35 @@ class Workers(Protocol):
     @property
     def replicas(self) -> tuple[ReplicaId, ...]:
         """The live ones."""
+        ...
+
+    @property
+    def fleet(self) -> Fleet:
+        """What is live, by devices."""
+        ...
+
+    @property
+    def apart(self) -> bool:
+        """Whether replicas must share their weights before engines can load them."""
+        ...
+
+    def share(self) -> ReplicaId:
+        """Let a replica share its weights; the one that will report ``Shared``."""
+        ...
+
+    def load_weights(self, version: int, weights: SharedWeights | None) -> None:
+        """Tell all engines, and any that is formed later, to take these: each reports it."""
+        ...
+
+    def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:
+        """Put the devices of ``members``, which hold nothing, together into one engine.
+
+        Those that ``members`` were report ``Slept``, the new one ``WeightsLoaded``.
+        """
+        ...
+
+    def disband(self) -> Mapping[EngineId, int]:
+        """Undo all ``form``: the engines that were formed, which report ``Slept``, by size."""
         ...
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:

@@ -17,7 +17,6 @@ from rollpacker.core.journal import JournalWriter
 from rollpacker.core.pump import Pump
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import SamplingParams
-from rollpacker.policy.fleet import by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
@@ -80,6 +79,7 @@ class Rollout:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump = Pump(policy, self._perform, clock, journal.record, self._send)
         self._lockstep = config.deterministic
+        self._measures = config.rollout.planner != "off"
         self._decoding = Decoding(
             workers,
             problems,
@@ -99,6 +99,7 @@ class Rollout:
             do.StartAttempt: self._decoding.start,
             do.AbortAttempt: self._abort,
             do.MigrateAttempts: self._decoding.migrate,
+            do.FormEngine: self._decoding.form,
             do.GradeAttempt: self._grade,
             do.AcceptGroup: self._accept,
             do.DropGroup: self._drop_group,
@@ -126,9 +127,8 @@ class Rollout:
             raise WorkerError("all workers have died")
         loop = asyncio.get_running_loop()
         faults = self._workers.unheard()
-        fleet = by_number("colocated", self._workers.engines, self._workers.replicas)
         self.record = StepRecord(
-            step=step, start_s=self._clock(), faults=faults, beside=fleet.beside
+            step=step, start_s=self._clock(), faults=faults, fleet=self._workers.fleet
         )
         self._milestones = [loop.create_future() for _ in range(3)]
         self._generated, self._trained, self._published = self._milestones
@@ -264,8 +264,9 @@ class Rollout:
             self._trained.set_result(None)
 
     def _publish(self, decision: do.PublishWeights) -> None:
-        def done(work: dict[EngineId, msg.Work]) -> None:
-            self.record.work = work
+        def done() -> None:
+            if self._measures:
+                self._pump.post(self.record.measured())
             self._pump.post(ev.WeightsPublished(version=decision.version))
             if not self._published.done():
                 self._published.set_result(None)
@@ -288,12 +289,18 @@ class Rollout:
         return call
 
     def _take_engine(self, engine: EngineId, report: msg.EngineReport) -> None:
-        if isinstance(report, msg.WeightsLoaded):
-            assert self._publishing is not None
-            self._publishing.loaded(engine, report)
-            return
-        self._decoding.take(engine, report)
-        self._settle()
+        if isinstance(report, msg.WeightsLoaded | msg.Slept):
+            self.record.add_work(engine, report.work)
+        match report, self._publishing:
+            case msg.WeightsLoaded(), Publishing() as publishing if (
+                report.version == publishing.version
+            ):
+                publishing.loaded(engine)
+            case msg.Slept(), Publishing() as publishing:
+                publishing.slept(engine, report.size)
+            case _:
+                self._decoding.take(engine, report)
+                self._settle()
 
     def _take_replica(self, replica: ReplicaId, report: msg.ReplicaReport) -> None:
         match report:
@@ -308,6 +315,9 @@ class Rollout:
                 self._updates.scored(replica, report)
             case msg.Applied():
                 self._updates.applied(replica, report)
+            case msg.Shared():
+                assert self._publishing is not None
+                self._publishing.shared(report)
 
     def _take_grades(self, grades: Sequence[Grade]) -> None:
         self._grading.take(grades)
@@ -322,9 +332,19 @@ class Rollout:
         self.record.faults.append(loss.text)
         self._guarded(self._lose)(loss)
 
+    def _nobody_left(self, loss: Loss) -> str | None:
+        """Why the run cannot go on without what was lost."""
+        if not self._workers.engines:
+            return "no engine is left"
+        if not self._workers.replicas:
+            return "no replica is left"
+        if self._updates.applying and loss.replicas:
+            return "the update that was under way may have changed some of the weights"
+        return None
+
     def _lose(self, loss: Loss) -> None:
-        if not self._workers.engines or not self._workers.replicas or self._updates.applying:
-            self.fail(WorkerError(loss.text))
+        if (nobody := self._nobody_left(loss)) is not None:
+            self.fail(WorkerError(f"{loss.text}; {nobody}"))
             return
         for replica in loss.replicas:
             self._updates.lose(replica)
@@ -336,5 +356,4 @@ class Rollout:
         self._pump.post(lost, *stopping)
         self._settle()
         if self._publishing is not None:
-            for engine in loss.engines:
-                self._publishing.lose(engine)
+            self._publishing.lose(loss)

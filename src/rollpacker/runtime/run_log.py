@@ -12,7 +12,8 @@ from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.core.journal import JournalWriter
-from rollpacker.core.types import Group
+from rollpacker.core.types import Group, ReplicaId
+from rollpacker.policy.fleet import Fleet
 from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.reward.functions import reward_names
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
@@ -190,10 +191,11 @@ class RunLog:
                     "start_s": round(task.start_s, 6),
                     "end_s": round(task.end_s, 6),
                     "kind": task.kind,
+                    **role,
                 }
             )
             for task in record.tasks
-            for worker in record.beside.get(task.replica, (task.replica,))
+            for worker, role in _places(record.fleet, task.replica)
         ]
         try:
             self._tasks.write("".join(f"{line}\n" for line in lines).encode())
@@ -221,6 +223,19 @@ class RunLog:
                 stack.callback(part.close)
             self._writer.shutdown()
             self._written.result()
+
+
+def _places(fleet: Fleet, replica: ReplicaId) -> list[tuple[int, dict[str, Any]]]:
+    """Numbers under which a replica's task is written, and what is written with each.
+
+    A colocated replica has those of the engines on its devices, its own where none is left. One
+    that is separate shares its number with an engine elsewhere: its line says what it is, and how
+    many devices it has and an engine has.
+    """
+    if fleet.layout == "colocated":
+        return [(worker, {}) for worker in fleet.beside.get(replica) or (replica,)]
+    devices = len(fleet.replicas.get(replica, ()))
+    return [(replica, {"role": "replica", "devices": devices, "engine_devices": fleet.tp})]
 
 
 def _troubles(record: StepRecord) -> list[str]:

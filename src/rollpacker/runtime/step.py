@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field
 
 from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
+from rollpacker.policy.fleet import Fleet
 from rollpacker.runtime.attempts import Attempt
-from rollpacker.runtime.bubble import bubble, union
+from rollpacker.runtime.bubble import Span, bubble, union
 from rollpacker.runtime.messages import Work
 from rollpacker.train.base import Update
 
@@ -29,9 +31,21 @@ class ReplicaTask:
     end_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formation:
+    """From then on, run-clock seconds, ``engine`` decodes on the devices of all its members."""
+
+    engine: EngineId
+    members: tuple[EngineId, ...]
+    at_s: float
+
+
+_NOBODY = Fleet(layout="colocated", engines={}, replicas={})
+
+
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """Filled in while the step runs."""
+    """Filled in while the step runs; ``fleet`` is what was live when it began."""
 
     step: int
     start_s: float
@@ -45,10 +59,9 @@ class StepRecord:
     deferred: list[PromptId] = field(default_factory=list[PromptId])
     faults: list[str] = field(default_factory=list[str])
     tasks: list[ReplicaTask] = field(default_factory=list[ReplicaTask])
+    formed: list[Formation] = field(default_factory=list[Formation])
     updates: list[Update] = field(default_factory=list[Update])
-    beside: Mapping[ReplicaId, tuple[EngineId, ...]] = field(
-        default_factory=dict[ReplicaId, tuple[EngineId, ...]]
-    )
+    fleet: Fleet = _NOBODY
     work: dict[EngineId, Work] = field(default_factory=dict[EngineId, Work])
 
     def accept(self, decision: do.AcceptGroup) -> list[Attempt]:
@@ -65,6 +78,21 @@ class StepRecord:
         self.dropped[decision.prompt] = decision.reason
         for attempt in decision.attempts:
             self.attempts[attempt].verdict = "dropped"
+
+    def add_work(self, engine: EngineId, work: Work) -> None:
+        """An engine has done this since it last said so."""
+        before = self.work.get(engine)
+        self.work[engine] = work if before is None else before + work
+
+    def measured(self) -> ev.RoundMeasured:
+        """What the engines went through."""
+        work = self.work.values()
+        return ev.RoundMeasured(
+            step=self.step,
+            preemptions=sum(each.preemptions for each in work),
+            peak_kv=max((each.peak_kv for each in work), default=0.0),
+            seconds=round(self.rollout_end_s - self.start_s, 6),
+        )
 
     def aborted_tokens(self) -> int:
         """Tokens that were decoded and thrown away."""
@@ -102,23 +130,47 @@ class StepRecord:
     def bubble(self) -> dict[str, float]:
         """Share of device time in which nothing was decoded nor trained, by phase.
 
-        A replica shares its devices with the engines ``beside`` it.
+        Of the devices whose engine or replica took part in the step.
         """
+        decoding, training = self._decoding(), self._training()
+        engines = {device: one for one, devices in self.fleet.engines.items() for device in devices}
+        # Devices of the same engine and the same replica have the same times.
+        alike = Counter(
+            (engines.get(device), self.fleet.at.get(device)) for device in self.fleet.devices
+        )
+        busy = [
+            (count, union([*decoding.get(engine, ()), *training.get(replica, ())]))
+            for (engine, replica), count in alike.items()
+            if engine in decoding or replica in training
+        ]
+        return {
+            "rollout": bubble(busy, self.start_s, self.rollout_end_s),
+            "train": bubble(busy, self.rollout_end_s, self.end_s),
+            "total": bubble(busy, self.start_s, self.end_s),
+        }
+
+    def _decoding(self) -> dict[EngineId | None, list[Span]]:
+        """When each engine that took part decoded something."""
         # Most begin together: of those, the one that ends last covers the others.
         ends: dict[tuple[EngineId, float], float] = {}
         for attempt in self.attempts.values():
             for engine, began, stopped in attempt.decoding(self.end_s):
                 if stopped >= ends.get((engine, began), began):
                     ends[engine, began] = stopped
-        spans: dict[int, list[tuple[float, float]]] = {engine: [] for engine in self.work}
+        spans: dict[EngineId | None, list[Span]] = {engine: [] for engine in self.work}
         for (engine, began), stopped in ends.items():
             spans.setdefault(engine, []).append((began, stopped))
+        for formation in self.formed:
+            began = formation.at_s
+            together = [(max(s, began), e) for s, e in spans.get(formation.engine, ()) if e > began]
+            for member in formation.members:
+                if member != formation.engine:
+                    spans.setdefault(member, []).extend(together)
+        return spans
+
+    def _training(self) -> dict[ReplicaId | None, list[Span]]:
+        """When each replica that took part summed gradients or updated its weights."""
+        spans: dict[ReplicaId | None, list[Span]] = {}
         for task in self.tasks:
-            for engine in self.beside.get(task.replica, (task.replica,)):
-                spans.setdefault(engine, []).append((task.start_s, task.end_s))
-        busy = [union(each) for each in spans.values()]
-        return {
-            "rollout": bubble(busy, self.start_s, self.rollout_end_s),
-            "train": bubble(busy, self.rollout_end_s, self.end_s),
-            "total": bubble(busy, self.start_s, self.end_s),
-        }
+            spans.setdefault(task.replica, []).append((task.start_s, task.end_s))
+        return spans

@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.durable import disk_full
 from rollpacker.runtime.faults import Fault
-from rollpacker.runtime.worker import Commands, Send
+from rollpacker.runtime.shared_weights import WeightsOut
+from rollpacker.runtime.worker import Commands, Send, WorkerSpec, prepared
+from rollpacker.train.configured import build_trainer
 
 if TYPE_CHECKING:
     from rollpacker.train.trainer import Trainer
@@ -28,15 +30,22 @@ class TrainWorker:
         self._trainer = trainer
         self._send = send
         self._tasks: deque[msg.Accumulate] = deque()
+        self._out: WeightsOut | None = None
         self.progress = 0
         self.commands: Commands = {
             msg.Accumulate: self._tasks.append,
             msg.Score: self._score,
             msg.Apply: self._apply,
+            msg.Share: self._share,
             msg.Reform: self._reform,
             msg.Save: lambda command: self._answer(trainer.save, command.folder),
             msg.Load: lambda command: self._answer(trainer.load, command.folder),
         }
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._out is not None:
+            self._out.shared.remove()
 
     def busy(self) -> bool:
         """Whether there are gradients to sum."""
@@ -65,6 +74,18 @@ class TrainWorker:
         end = time.monotonic()
         self._send(msg.Applied(update=update, checksum=checksum, start_s=start, end_s=end))
 
+    def _share(self, command: msg.Share) -> None:
+        start, trainer = time.monotonic(), self._trainer
+        shared = None
+        if trainer.leads:
+            self._out = self._out or WeightsOut(trainer.layout, command.prefix)
+            self._out.write(trainer.weights())
+            shared = self._out.shared
+        else:
+            for _ in trainer.weights():  # each of them is gathered for the lead
+                pass
+        self._send(msg.Shared(weights=shared, start_s=start, end_s=time.monotonic()))
+
     def _reform(self, command: msg.Reform) -> None:
         import torch.distributed as dist
 
@@ -90,3 +111,26 @@ class TrainWorker:
                 raise
             fault = Fault(kind="storage", text="no space left on device")
         self._send(msg.Done(fault=fault))
+
+
+def replica_worker(spec: WorkerSpec, send: Send) -> TrainWorker:
+    """A replica, or a part of one, in a process of its own."""
+    worker = TrainWorker(trainer_of(spec, *prepared(spec)), send)
+    send(msg.Ready())
+    return worker
+
+
+def trainer_of(spec: WorkerSpec, model: Any, tokenizer: Any) -> Trainer:
+    """The worker's part of its replica."""
+    assert spec.replica is not None
+    span = spec.replica.span
+    return build_trainer(
+        spec.config,
+        model,
+        tokenizer,
+        max_length=spec.max_length,
+        total_updates=spec.total_updates,
+        rank=span.rank,
+        members=span.size,
+        meeting=span.meeting,
+    )

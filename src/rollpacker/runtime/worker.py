@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any, Protocol
 
 from rollpacker.config import RunConfig
+from rollpacker.core.types import EngineId, ReplicaId
+from rollpacker.engine.base import ALONE, Span
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.channel import Channel
 
@@ -17,22 +21,46 @@ Send = Callable[[msg.Report], None]
 """Takes a report to the driver."""
 Commands = Mapping[type, Callable[[Any], None]]
 """What to do for each kind of command."""
+_LEAVING_S = 30.0
+"""In which a worker whose driver is gone ends what it is at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePart:
+    """A worker's part in an engine.
+
+    Args:
+        engine: number of the first of the smallest engines that it covers.
+        span: its place among the workers of this engine.
+        resting: it sleeps until it is needed: another engine decodes on its devices.
+    """
+
+    engine: EngineId
+    span: Span = ALONE
+    resting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPart:
+    """A worker's part in a training replica."""
+
+    replica: ReplicaId
+    span: Span = ALONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """How to build a worker.
+    """How to build a worker, which is a part of an engine, of a replica, or of both.
 
     Args:
         config: the run's.
-        rank: 0 to world - 1.
+        rank: its number.
         cores: CPU cores to stay on; empty for any.
         device: ``cpu`` or ``cuda:N``.
         max_length: longest response in tokens.
         total_updates: updates of the whole run.
-        member: its place among the workers that share a replica, of which there are
-        members: in all, and which meet at the file
-        meeting: once.
+        engine: that it is a part of.
+        replica: that it is a part of.
     """
 
     config: RunConfig
@@ -41,9 +69,8 @@ class WorkerSpec:
     device: str
     max_length: int
     total_updates: int
-    member: int = 0
-    members: int = 1
-    meeting: str = ""
+    engine: EnginePart | None
+    replica: ReplicaPart | None
 
 
 class Role(Protocol):
@@ -63,6 +90,33 @@ class Role(Protocol):
     def work(self) -> None:
         """Do a piece of it, as short as may be: commands wait meanwhile."""
         ...
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        ...
+
+
+def prepare(spec: WorkerSpec) -> None:
+    """Set the process up."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(spec.config.devices.threads)
+    torch.manual_seed(spec.config.seed)
+    if spec.device != "cpu":
+        torch.cuda.set_device(spec.device)
+
+
+def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
+    """Set the process up; the model, whole, on the worker's device, and its tokenizer.
+
+    Raises ``ValueError``.
+    """
+    from rollpacker.train.model import load_model
+
+    prepare(spec)
+    return load_model(spec.config.model, spec.device)
 
 
 class Server:
@@ -84,23 +138,26 @@ class Server:
 
     def serve(self, build: Callable[[Send], Role]) -> None:
         """Until told to stop. Raises ``EOFError`` or ``OSError`` when the driver is gone."""
-        role = build(self.send)
-        Thread(target=self._beat, args=(role,), name="heartbeat", daemon=True).start()
-        gc.collect()
-        gc.freeze()  # collections must not walk the libraries' objects again and again
         try:
-            while True:
-                if role.busy() and self._inbox.empty():
-                    role.work()
-                    continue
-                command = self._inbox.get()
-                if command is None:
-                    raise EOFError
-                if isinstance(command, msg.Stop):
-                    return
-                role.commands[type(command)](command)
+            with closing(build(self.send)) as role:
+                Thread(target=self._beat, args=(role,), name="heartbeat", daemon=True).start()
+                gc.collect()
+                gc.freeze()  # collections must not walk the libraries' objects again and again
+                self._serve(role)
         finally:
             self._stopped.set()
+
+    def _serve(self, role: Role) -> None:
+        while True:
+            if role.busy() and self._inbox.empty():
+                role.work()
+                continue
+            command = self._inbox.get()
+            if command is None:
+                raise EOFError
+            if isinstance(command, msg.Stop):
+                return
+            role.commands[type(command)](command)
 
     def _listen(self) -> None:
         try:
@@ -108,6 +165,9 @@ class Server:
                 self._inbox.put(self._channel.recv())
         except (EOFError, OSError):
             self._inbox.put(None)
+            # One that waits in a collective for others that are gone would stay for ever.
+            if not self._stopped.wait(_LEAVING_S):
+                os._exit(1)
 
     def send(self, report: msg.Report) -> None:
         """Tell the driver. Raises ``OSError`` when it is gone."""

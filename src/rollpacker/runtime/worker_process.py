@@ -8,8 +8,10 @@ import traceback
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.channel import Channel
 from rollpacker.runtime.colocated_worker import ColocatedWorker
+from rollpacker.runtime.engine_worker import engine_worker
 from rollpacker.runtime.faults import Fault
-from rollpacker.runtime.worker import Server, WorkerSpec
+from rollpacker.runtime.train_worker import replica_worker
+from rollpacker.runtime.worker import Role, Send, Server, WorkerSpec
 from rollpacker.shield import shielded
 from rollpacker.train.base import NotFiniteError
 
@@ -20,7 +22,7 @@ def main(channel: Channel, spec: WorkerSpec) -> None:
         os.sched_setaffinity(0, spec.cores)
     # The process that this one was forked off may be the user's program's own, which is not.
     with shielded():
-        server = Server(channel, spec.config.workers.heartbeat_s)
+        server = Server(channel, spec.config.cluster.heartbeat_s)
         try:
             fault = _serve(server, spec)
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -29,10 +31,18 @@ def main(channel: Channel, spec: WorkerSpec) -> None:
             server.send(msg.Died(fault=fault))
 
 
+def _role(spec: WorkerSpec, send: Send) -> Role:
+    if spec.replica is None:
+        return engine_worker(spec, send)
+    if spec.engine is None:
+        return replica_worker(spec, send)
+    return ColocatedWorker(spec, send)
+
+
 def _serve(server: Server, spec: WorkerSpec) -> Fault | None:
     """What the worker died of, if it did."""
     try:
-        server.serve(lambda send: ColocatedWorker(spec, send))
+        server.serve(lambda send: _role(spec, send))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except ValueError as error:

@@ -6,15 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from rollpacker.config import (
-    FSDPTrainerConfig,
-    MiniEngineConfig,
-    RunConfig,
-    VllmEngineConfig,
-    parse,
-)
-from rollpacker.sim.memory import Machine, Needs, needs
+from rollpacker.config import MiniEngineConfig, RunConfig, VllmEngineConfig, parse
+from rollpacker.sim.memory import needs
 from rollpacker.sim.models import ModelShape
+from rollpacker.sim.needs import Machine, Needs
 
 Changes = Mapping[str, Any]
 """Values by dotted keys."""
@@ -29,12 +24,15 @@ _LORA_RANK = 16
 def fitting(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Changes, Needs] | None:
     """The first changes with which the job fits, and is not tight if that can be.
 
-    Those that alter the least come first, and of replicas that are spread those over the fewest
-    workers.
+    Those that alter the least come first: of replicas that are spread those over the fewest
+    devices, and of engines those of the fewest.
     """
     tight: tuple[Changes, Needs] | None = None
     for changes in candidates(config, machine):
-        found = needs(with_changes(config, changes), shape, _placed(changes, machine))
+        try:
+            found = needs(with_changes(config, changes), shape, _placed(changes, machine))
+        except ValueError:  # devices, or heads, do not divide so
+            continue
         if found.fits and not found.tight:
             return changes, found
         if found.fits and tight is None:
@@ -46,10 +44,7 @@ def candidates(config: RunConfig, machine: Machine) -> Iterator[Changes]:
     """Changes to try, in order."""
     for more in _other_settings(config, machine):
         for layout in _layouts(config, machine):
-            changes = {**layout, **more}
-            if "engine" in layout:
-                changes.pop("engine.gpu_memory", None)
-            if changes:
+            if changes := {**layout, **more}:
                 yield changes
 
 
@@ -66,25 +61,36 @@ def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
 
 
 def _layouts(config: RunConfig, machine: Machine) -> Iterator[Changes]:
-    """As it is, fewer workers on a device, replicas over more and more workers."""
+    """As it is, fewer devices on a GPU, engines and replicas over more and more devices."""
     yield {}
-    if machine.on_device > 1 and not isinstance(config.trainer, FSDPTrainerConfig):
+    if machine.on_device > 1 and config.trainer.kind == "local" and not config.devices.training:
         yield _fewer(config, machine)
-    now = config.trainer.members(machine.workers)
-    engine: Changes = {}
-    if isinstance(config.engine, VllmEngineConfig):  # it cannot share a process with such a trainer
-        engine = {"engine": {"kind": "mini", "max_running": config.engine.max_running}}
-    for shard in range(now + 1, machine.workers + 1):
-        if machine.workers % shard == 0:
-            yield {"trainer.kind": "fsdp", "trainer.shard": shard, **engine}
+    separate = config.devices.layout == "separate"
+    training = config.devices.training if separate else machine.workers
+    now = config.trainer.members(training)
+    larger = list(_larger_engines(config, machine))
+    for shard in range(now, training + 1):
+        spread: Changes = {"trainer.kind": "fsdp", "trainer.shard": shard} if shard > now else {}
+        if spread:
+            yield spread
+        yield from ({**spread, **engine} for engine in larger)
+
+
+def _larger_engines(config: RunConfig, machine: Machine) -> Iterator[Changes]:
+    """vLLM over more devices, each with a smaller part of the weights."""
+    if isinstance(config.engine, VllmEngineConfig):
+        size = 2 * config.engine.tensor_parallel
+        while size <= machine.workers:
+            yield {"engine.tensor_parallel": size}
+            size *= 2
 
 
 def _fewer(config: RunConfig, machine: Machine) -> Changes:
-    """One worker on each device."""
+    """Each GPU, or the CPU, is one device."""
     if not machine.cuda:
-        return {"workers.count": 1}
-    count = {"workers.count": 0} if config.workers.count > machine.devices else {}
-    return {"workers.per_gpu": 1, **count}
+        return {"devices.per_node": 1}
+    count = {"devices.per_node": 0} if config.devices.per_node > machine.devices else {}
+    return {"devices.per_gpu": 1, **count}
 
 
 def _other_settings(config: RunConfig, machine: Machine) -> Iterator[Changes]:
@@ -99,6 +105,8 @@ def _other_settings(config: RunConfig, machine: Machine) -> Iterator[Changes]:
     least = _LEAST * (config.rollout.max_completion_length or 0)
     if isinstance(engine, MiniEngineConfig) and least and not 0 < engine.kv_tokens <= least:
         single.append({"engine.kv_tokens": least})
+    if config.rollout.planner != "off":  # its engines hold memory while they rest
+        single.append({"rollout.planner": "off"})
     if machine.cuda and config.model.dtype == "float32":
         single.append({"model.dtype": "bfloat16"})
     yield {}
@@ -114,7 +122,7 @@ def _other_settings(config: RunConfig, machine: Machine) -> Iterator[Changes]:
 
 def _placed(changes: Changes, machine: Machine) -> Machine:
     """The machine with the changed job's workers."""
-    if not {"workers.per_gpu", "workers.count"} & changes.keys():
+    if not {"devices.per_gpu", "devices.per_node"} & changes.keys():
         return machine
     count = min(machine.workers, machine.devices)
     return replace(machine, workers=count, on_device=1)

@@ -6,157 +6,104 @@ and what a process takes before it holds anything, are estimates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from rollpacker.config import FSDPTrainerConfig, MiniEngineConfig, RunConfig, VllmEngineConfig
-from rollpacker.config.rollout import KV_SHARE
+from rollpacker.config import RunConfig
+from rollpacker.policy.division import divide
+from rollpacker.sim.engine_memory import decoding_phases, engine_parts
 from rollpacker.sim.graders import graders
 from rollpacker.sim.models import ModelShape
-from rollpacker.sim.working_set import backward, decoding, forward, gathered
+from rollpacker.sim.needs import PROCESS, Machine, Needs, Part, Placed
+from rollpacker.sim.working_set import backward, forward, gathered
 
-_PROCESS = {True: 1.0e9, False: 0.7e9}
-"""On CUDA: context, libraries' workspaces, NCCL. On a CPU: libraries and compiled kernels."""
 _HOST_PROCESS = 2.0e9
-"""Of a worker on CUDA, in the machine's own memory."""
-_VLLM_RUN = 1.5e9
-"""What vLLM sets aside for its own forward pass, of ``engine.gpu_memory``."""
-_ROOMY = 0.9
-"""Share of a device that a job takes at most without being tight."""
-_COLUMNS = 32
-"""The engine for CPUs pads a head to a multiple of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What a job runs on.
-
-    Args:
-        name: for people.
-        cuda: whether ``devices`` are GPUs; else it is one, the machine's own memory.
-        devices: how many.
-        device_bytes: of each.
-        workers: of the job.
-        on_device: of them, on the fullest device.
-        packed: bytes of a bfloat16 weight as the engine for CPUs packs it.
-    """
-
-    name: str
-    cuda: bool
-    devices: int
-    device_bytes: float
-    workers: int
-    on_device: int
-    packed: int = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Something that is held, in bytes; ``note`` says what it is."""
-
-    name: str
-    size: float
-    note: str = ""
-    estimated: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What a job takes.
-
-    Args:
-        machine: on which.
-        worker: on its device, each worker.
-        shared: on the device once: what grades.
-        host: of the machine's own memory, where devices are GPUs.
-        kv_tokens: KV budget of a worker's engine.
-        longest: tokens of the longest response.
-    """
-
-    machine: Machine
-    worker: tuple[Part, ...]
-    shared: tuple[Part, ...]
-    host: tuple[Part, ...]
-    kv_tokens: int
-    longest: int
-
-    @property
-    def worker_bytes(self) -> float:
-        """Of one worker."""
-        return sum(part.size for part in self.worker)
-
-    @property
-    def total(self) -> float:
-        """Of the fullest device."""
-        return self.machine.on_device * self.worker_bytes + sum(p.size for p in self.shared)
-
-    @property
-    def sequences(self) -> int:
-        """Responses of full length that the KV budget holds, their prompts aside."""
-        return self.kv_tokens // self.longest
-
-    @property
-    def fits(self) -> bool:
-        """Whether the device has as much, and the engine can decode at least one response."""
-        return self.total <= self.machine.device_bytes and self.sequences > 0
-
-    @property
-    def tight(self) -> bool:
-        """Whether it fits with so little to spare that estimates and fragments matter."""
-        return self.fits and self.total > _ROOMY * self.machine.device_bytes
+"""Of a process on CUDA, in the machine's own memory."""
 
 
 def needs(config: RunConfig, shape: ModelShape, machine: Machine) -> Needs:
-    """The memory of a job on a machine. Raises ``ValueError`` where its longest response is not
-    known."""
+    """The memory of a job on a machine.
+
+    Raises ``ValueError`` where its longest response is not known, or devices do not divide.
+    """
     longest = config.rollout.max_completion_length or shape.context
     if not longest:
         raise ValueError(
             f"rollout.max_completion_length is not set, and the context of {config.model.path} is "
             "not known without its config.json: set it"
         )
-    trainer = _trainer(config, shape, machine)
-    engine = _engine(config, shape, machine)
-    copies = sum(part.size for part in engine)
-    tokens, kv = _kv(config, shape, machine, longest, trainer[0].size, copies)
-    work = _work(config, shape, machine, longest, sum(p.size for p in trainer), kv.size)
-    process = Part(name="process", size=_PROCESS[machine.cuda], estimated=True)
-    reference = _reference_bytes(config, shape, machine)
-    if reference and not machine.cuda:
-        trainer.append(Part(name="reference", size=reference, note="the first weights"))
+    division = divide(config, machine.workers, shape.heads, shape.kv_heads)
+    job = Placed(config=config, shape=shape, machine=machine, division=division, longest=longest)
+    tokens, worker, trainer = _on_devices(job)
     on_device, on_host = graders(config, cuda=machine.cuda)
     shared = tuple(Part(name=name, size=size, estimated=True) for name, size in on_device)
-    graded = [Part(name=name, size=size, estimated=True) for name, size in on_host]
+    graded = (Part(name=name, size=size, estimated=True) for name, size in on_host)
+    beside = (*_shared_weights(job), *graded)
     return Needs(
         machine=machine,
-        worker=(*trainer, *engine, kv, work, process),
-        shared=shared if machine.cuda else (*shared, *graded),
-        host=(*_host(config, shape, machine, reference), *graded) if machine.cuda else (),
+        division=division,
+        worker=worker,
+        trainer=trainer,
+        shared=shared if machine.cuda else (*shared, *beside),
+        host=(*_host(job), *beside) if machine.cuda else (),
+        shared_weights=sum(part.size for part in _shared_weights(job)),
         kv_tokens=tokens,
         longest=longest,
     )
 
 
-def type_bytes(config: RunConfig) -> int:
-    """Of a weight in ``model.dtype``."""
-    return 2 if config.model.dtype == "bfloat16" else 4
+def _on_devices(job: Placed) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
+    """KV tokens of an engine; what each device holds, or each that decodes; each that trains."""
+    trainer = _trainer(job)
+    held = sum(part.size for part in trainer)
+    tokens, cache, engine = engine_parts(job, trainer[0].size)
+    training, decoding = _training_phases(job, held), decoding_phases(job, cache.size)
+    reference = _reference_bytes(job)
+    if reference and not job.machine.cuda:
+        trainer.append(Part(name="reference", size=reference, note="the first weights"))
+    engines = len(job.division.sizes)
+    if job.separate:
+        return (
+            tokens,
+            (*engine, *_largest(decoding), _processes(job, engines)),
+            (*trainer, *_largest(training), _processes(job, 1)),
+        )
+    processes = _processes(job, 1 + engines if job.division.apart else 1)
+    return tokens, (*trainer, *engine, *_largest(training | decoding), processes), ()
 
 
-def _trainer(config: RunConfig, shape: ModelShape, machine: Machine) -> list[Part]:
+def _shared_weights(job: Placed) -> tuple[Part, ...]:
+    """The copy through which engines in processes of their own get new weights."""
+    if not job.division.apart:
+        return ()
+    return (Part(name="weights for the engines", size=job.model_bytes, note="/dev/shm"),)
+
+
+def _processes(job: Placed, count: int) -> Part:
+    name, note = ("process", "") if count == 1 else ("processes", f"{count} of them")
+    size = count * PROCESS[job.machine.cuda]
+    return Part(name=name, size=size, note=note, estimated=True)
+
+
+def _largest(phases: dict[str, float]) -> tuple[Part, ...]:
+    """The largest of what is there for a while, one after the other."""
+    if not phases:
+        return ()
+    name = max(phases, key=lambda each: phases[each])
+    return (Part(name="working set", size=phases[name], note=name, estimated=True),)
+
+
+def _trainer(job: Placed) -> list[Part]:
     """What stays: weights first."""
-    size, count = type_bytes(config), shape.parameters
-    shard = config.trainer.members(machine.workers)
-    sharded = isinstance(config.trainer, FSDPTrainerConfig)
+    config, count, shard = job.config, job.shape.parameters, job.division.replica
     share = f", 1/{shard} of them" if shard > 1 else ""
     rank = config.model.lora_rank
     parts: list[Part] = []
     if rank:
-        trained = shape.adapter_parameters(rank)
+        trained = job.shape.adapter_parameters(rank)
         note = f"{config.model.dtype}, frozen{share}"
-        parts.append(Part(name="weights", size=size * count / shard, note=note))
+        parts.append(Part(name="weights", size=job.model_bytes / shard, note=note))
         parts.append(Part(name="adapters", size=4 * trained / shard, note=f"rank {rank}, float32"))
     else:
         trained = count
-        kept = 4 if sharded else size
+        kept = 4 if job.sharded else job.type_bytes
         note = f"{'float32' if kept == 4 else config.model.dtype}{share}"
         parts.append(Part(name="weights", size=kept * count / shard, note=note))
         if kept < 4:
@@ -166,156 +113,41 @@ def _trainer(config: RunConfig, shape: ModelShape, machine: Machine) -> list[Par
     return parts
 
 
-def _engine(config: RunConfig, shape: ModelShape, machine: Machine) -> list[Part]:
-    """Weights that the engine holds for itself, and what vLLM sets aside."""
-    size = type_bytes(config)
-    if isinstance(config.engine, VllmEngineConfig):
-        note = "vLLM's own copy"
-        copy = Part(name="engine's weights", size=size * shape.parameters, note=note)
-        run = Part(name="engine's forward", size=_VLLM_RUN, estimated=True)
-        return [copy, run] if machine.cuda else [copy]
-    if not isinstance(config.engine, MiniEngineConfig):
-        return []
-    parts: list[Part] = []
-    if isinstance(config.trainer, FSDPTrainerConfig):
-        note = "a whole model to decode from"
-        parts.append(Part(name="engine's weights", size=size * shape.parameters, note=note))
-    elif config.model.lora_rank:
-        note = "linear layers with adapters merged"
-        parts.append(Part(name="engine's weights", size=size * shape.linear, note=note))
-    if not machine.cuda:
-        packed = _packed(config, machine)
-        own = packed * (shape.linear + shape.embedding)
-        # A type that the model has not: the embedding cannot be the model's own.
-        own += packed * shape.embedding if packed != size else 0
-        parts.append(Part(name="packed weights", size=own, note="as the CPU's kernels read them"))
-    return parts
-
-
-def _packed(config: RunConfig, machine: Machine) -> int:
-    """Bytes of a packed weight, and of a number in the KV cache of a CPU."""
-    return 4 if type_bytes(config) == 4 else machine.packed
-
-
-def kv_token_bytes(config: RunConfig, shape: ModelShape, machine: Machine) -> int:
-    """Keys and values of one token."""
-    head, size = shape.head_dim, type_bytes(config)
-    if isinstance(config.engine, MiniEngineConfig) and not machine.cuda:
-        head, size = -(-head // _COLUMNS) * _COLUMNS, _packed(config, machine)
-    return 2 * shape.layers * shape.kv_heads * head * size
-
-
-def _kv(
-    config: RunConfig,
-    shape: ModelShape,
-    machine: Machine,
-    longest: int,
-    weights: float,
-    copies: float,
-) -> tuple[int, Part]:
-    """KV budget in tokens, and what it takes.
-
-    Args:
-        longest: tokens of the longest response.
-        weights: of the trainer.
-        copies: of weights that the engine holds, and its forward pass.
-    """
-    engine, token = config.engine, kv_token_bytes(config, shape, machine)
-    if not isinstance(engine, MiniEngineConfig | VllmEngineConfig):
-        return 1 << 30, Part(name="KV cache", size=0.0)
-    if engine.kv_tokens:
-        tokens, note = engine.kv_tokens, f"{engine.kv_tokens:,} tokens: engine.kv_tokens"
-        return tokens, Part(name="KV cache", size=tokens * token, note=note)
-    whole = type_bytes(config) * shape.parameters
-    loaded = whole if isinstance(config.trainer, FSDPTrainerConfig) else weights
-    tokens = int(_kv_bytes(config, machine, loaded, copies) / token)
-    if shape.context:
-        tokens = min(tokens, engine.max_running * shape.context)
-    how = "engine.gpu_memory" if _shares(config, machine) else "a quarter of what is free"
-    if machine.cuda or isinstance(engine, VllmEngineConfig):
-        note = f"{tokens:,} tokens: {how}"
-        return tokens, Part(name="KV cache", size=tokens * token, note=note)
-    # On a CPU memory is taken as it is first used.
-    used = min(tokens, _most_running(engine, config) * longest)
-    note = f"{used:,} tokens of {tokens:,}, {how}"
-    return tokens, Part(name="KV cache", size=used * token, note=note, estimated=True)
-
-
-def _most_running(engine: MiniEngineConfig | VllmEngineConfig, config: RunConfig) -> int:
-    """Responses that one engine decodes together, when all are on it."""
-    rollout = config.rollout
-    return min(engine.max_running, rollout.prompts_per_step * rollout.num_generations)
-
-
-def _shares(config: RunConfig, machine: Machine) -> bool:
-    """Whether vLLM takes a share of a GPU."""
-    return machine.cuda and isinstance(config.engine, VllmEngineConfig)
-
-
-def _kv_bytes(config: RunConfig, machine: Machine, loaded: float, copies: float) -> float:
-    """Of a budget that is not given, as engines find it when models are loaded."""
-    share = machine.device_bytes / machine.on_device
-    if machine.cuda and isinstance(config.engine, VllmEngineConfig):
-        return max(0.0, config.engine.gpu_memory * share - copies)
-    if machine.cuda:
-        return max(0.0, share - loaded - copies - _PROCESS[True]) / KV_SHARE
-    # On a CPU every worker takes its quarter of what all of them have left.
-    free = machine.device_bytes - machine.on_device * (loaded + copies + _PROCESS[False])
-    return max(0.0, free) / KV_SHARE
-
-
-def _work(
-    config: RunConfig,
-    shape: ModelShape,
-    machine: Machine,
-    longest: int,
-    trainer: float,
-    cache: float,
-) -> Part:
-    """The largest of what is there for a while, one after the other."""
-    size, shard = type_bytes(config), config.trainer.members(machine.workers)
-    tokens = max(config.train.micro_batch_tokens, longest)
-    sharded = isinstance(config.trainer, FSDPTrainerConfig)
-    around = gathered(shape, size) if sharded else 0.0
-    phases = {
-        f"backward of {tokens:,} tokens": around
-        + backward(config, shape, tokens, cuda=machine.cuda)
-    }
-    if (reference := _reference_bytes(config, shape, machine)) and (sharded or machine.cuda):
-        asked = forward(config, shape, tokens, cuda=machine.cuda)
+def _training_phases(job: Placed, held: float) -> dict[str, float]:
+    """What a replica takes for a while besides the bytes that it holds, by what it does."""
+    config, shape, cuda = job.config, job.shape, job.machine.cuda
+    tokens = max(config.train.micro_batch_tokens, job.longest)
+    around = gathered(shape, job.type_bytes) if job.sharded else 0.0
+    phases = {f"backward of {tokens:,} tokens": around + backward(config, shape, tokens, cuda=cuda)}
+    if (reference := _reference_bytes(job)) and (job.sharded or cuda):
+        asked = forward(config, shape, tokens, cuda=cuda)
         phases["asking the reference"] = around + reference + asked
-    if isinstance(config.engine, MiniEngineConfig):
-        if machine.cuda:
-            phases["decoding"] = decoding(shape, _most_running(config.engine, config), cache)
-        else:
-            phases["packing the weights"] = 2 * _packed(config, machine) * shape.embedding
-    if shard > 1:
+    if job.division.replica > 1:
         # It is spread a layer at a time; what is trained comes into being in float32.
-        whole = size * shape.parameters + 4 * shape.embedding
-        phases["loading the whole model"] = max(0.0, whole - trainer)
-    name = max(phases, key=lambda each: phases[each])
-    return Part(name="working set", size=phases[name], note=name, estimated=True)
+        whole = job.model_bytes + 4 * shape.embedding
+        phases["loading the whole model"] = max(0.0, whole - held)
+    return phases
 
 
-def _reference_bytes(config: RunConfig, shape: ModelShape, machine: Machine) -> float:
+def _reference_bytes(job: Placed) -> float:
     """Of the copy of the first weights; adapters are their own difference to them."""
-    if config.train.beta == 0 or config.model.lora_rank:
+    if job.config.train.beta == 0 or job.config.model.lora_rank:
         return 0.0
-    sharded = isinstance(config.trainer, FSDPTrainerConfig)
-    size = 4 if sharded else type_bytes(config)
-    return size * shape.parameters / config.trainer.members(machine.workers)
+    size = 4 if job.sharded else job.type_bytes
+    return size * job.shape.parameters / job.division.replica
 
 
-def _host(
-    config: RunConfig, shape: ModelShape, machine: Machine, reference: float
-) -> tuple[Part, ...]:
-    """What workers on GPUs take of the machine's own memory."""
-    count = machine.workers
-    loading = count * type_bytes(config) * shape.parameters
+def _host(job: Placed) -> tuple[Part, ...]:
+    """What processes on GPUs take of the machine's own memory."""
+    division = job.division
+    # vLLM begins without weights.
+    engines = division.decoding if division.apart and job.config.engine.kind == "mini" else 0
+    loading = (division.training + engines) * job.model_bytes
     parts = [
-        Part(name="processes", size=count * _HOST_PROCESS, estimated=True),
-        Part(name="loading", size=loading, note="each worker loads the model", estimated=True),
+        Part(name="processes", size=division.processes * _HOST_PROCESS, estimated=True),
+        Part(name="loading", size=loading, note="trainers load the model", estimated=True),
     ]
-    if reference:
-        parts.append(Part(name="references", size=count * reference, note="the first weights"))
+    if reference := _reference_bytes(job):
+        size = division.training * reference
+        parts.append(Part(name="references", size=size, note="the first weights"))
     return tuple(parts)

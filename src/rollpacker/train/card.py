@@ -18,11 +18,15 @@ class Card:
     Args:
         tokenizer: of transformers.
         context: longest sequence, tokens.
+        heads: attention heads.
+        kv_heads: those of keys and values.
         stop_token_ids: ids that end a response.
     """
 
     tokenizer: Any
     context: int
+    heads: int
+    kv_heads: int
     stop_token_ids: tuple[int, ...]
 
 
@@ -33,6 +37,8 @@ def read_card(config: ModelConfig) -> Card:
     return Card(
         tokenizer=tokenizer,
         context=model.max_position_embeddings,
+        heads=model.num_attention_heads,
+        kv_heads=model.num_key_value_heads,
         stop_token_ids=_stop_token_ids(place, model, tokenizer),
     )
 

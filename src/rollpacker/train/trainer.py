@@ -117,6 +117,11 @@ class Trainer(ABC):
         return self._optimizer.sums.device
 
     @property
+    def leads(self) -> bool:
+        """Whether this process is the replica's first."""
+        return self._members.rank == 0
+
+    @property
     @abstractmethod
     def shares_weights(self) -> bool:
         """Whether ``weights`` yields the live tensors."""
@@ -297,6 +302,11 @@ class Trainer(ABC):
     def discard(self) -> None:
         """Throw the accumulated gradients away (a step that is repeated)."""
         self._optimizer.sums.zero_()
+
+    @property
+    def layout(self) -> Layout:
+        """Types and shapes of ``weights``."""
+        return self._layout
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights by the checkpoint's names, adapters merged.

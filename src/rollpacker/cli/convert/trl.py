@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from rollpacker.cli.convert.table import Draft, Joint, Table
+from rollpacker.cli.convert.trl_engine import JOINTS as ENGINE
 from rollpacker.cli.convert.trl_loss import JOINTS as LOSS
 from rollpacker.cli.convert.trl_loss import rounds
 from rollpacker.cli.convert.trl_rules import RULES
@@ -208,6 +209,7 @@ JOINTS = (
     ),
     Joint(_SETS, _data),
     *LOSS,
+    *ENGINE,
     Joint(("dataset_test_split", "eval_steps", "num_generations_eval", *_WHEN), _evaluation),
     Joint(("reward_model_name_or_path", "reward_funcs", "reward_weights"), _rewards),
     Joint(("report_to",), _trackers),

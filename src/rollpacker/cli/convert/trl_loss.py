@@ -239,28 +239,6 @@ def _end(draft: Draft) -> None:
         )
 
 
-def _engine(draft: Draft) -> None:
-    if not draft.get("use_vllm", False):
-        draft.ignore(
-            "use_vllm is off", "use_vllm", *(k for k in draft.given if k.startswith("vllm_"))
-        )
-        return
-    draft.set("engine.kind", "vllm", draft.origin("use_vllm"))
-    share = "vllm_gpu_memory_utilization"
-    if draft.get("vllm_mode", "colocate") == "server":
-        draft.ignore("of a server; vLLM runs in the worker here", share, "vllm_mode")
-    elif draft.get("vllm_enable_sleep_mode", False):
-        draft.ignore("freed while TRL trains; engine.gpu_memory is kept: left at 0.4", share)
-    else:
-        draft.set("engine.gpu_memory", draft.get(share, 0.3), draft.origin(share, 0.3))
-    key = "vllm_importance_sampling_correction"
-    if key not in draft.given:
-        draft.warnings.append(
-            "engine.kind: TRL corrects for what vLLM computes differently "
-            f"({key}, on by default); here ratios are to vLLM's own log-probabilities"
-        )
-
-
 JOINTS = (
     Joint((_DEVICE, _TOGETHER, _EACH, _ALL, _WORLD, "num_generations", "num_iterations"), _batch),
     Joint(
@@ -280,6 +258,5 @@ JOINTS = (
     Joint(
         ("max_steps", "num_train_epochs", "save_strategy", "save_steps", "save_total_limit"), _end
     ),
-    Joint(("use_vllm", "vllm_gpu_memory_utilization"), _engine),
 )
 """In this order: steps are counted in the updates of the batch."""

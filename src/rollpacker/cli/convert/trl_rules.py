@@ -7,12 +7,12 @@ from typing import Any
 
 from rollpacker.cli.convert.table import Copy, Ignore, Refuse, Rule
 
-_LAYOUT = Ignore("how TRL spreads its work; here workers.count and trainer.kind=fsdp do")
+_LAYOUT = Ignore("how TRL spreads its work; here devices.per_node and trainer.kind=fsdp do")
 _SPEED = Ignore("speed and memory only")
 _LOOKS = Ignore("logs and notes")
 _HUB = Ignore("nothing is uploaded; checkpoint-N loads with from_pretrained")
 _LOADER = Ignore("how TRL loads its rows")
-_SERVER = Ignore("vLLM runs in the worker here")
+_SERVER = Ignore("vLLM runs in processes of the run: devices.layout")
 _LOSS = Ignore("of other values of loss_type")
 _REFERENCE = Refuse("the reference model stays as it was")
 _QUANTIZED = Refuse("weights are float32 or bfloat16: model.dtype")
@@ -45,14 +45,10 @@ RULES: Mapping[str, Rule] = {
         "ratios are to the sampler's own log-probabilities, without weights for them"
     ),
     "vllm_importance_sampling_*": Ignore("vllm_importance_sampling_correction decides"),
-    "vllm_tensor_parallel_size": Refuse(
-        "an engine is on one device here: the model must fit", unless=(1,)
-    ),
     "vllm_structured_outputs_regex": _SAMPLER,
     "vllm_guided_decoding_regex": _SAMPLER,
     "vllm_max_model_length": Ignore("the model's context"),
     "vllm_max_model_len": Ignore("the model's context"),
-    "vllm_mode": _SERVER,
     "vllm_server_*": _SERVER,
     "vllm_group_port": _SERVER,
     "vllm_device": _SERVER,
@@ -133,7 +129,7 @@ RULES: Mapping[str, Rule] = {
     "tf32": _SPEED,
     "torch_compile*": _SPEED,
     "torch_empty_cache_steps": _SPEED,
-    "use_cpu": Ignore("workers.device: what is there"),
+    "use_cpu": Ignore("devices.kind: what is there"),
     "ignore_bias_buffers": _LAYOUT,
     "auto_find_batch_size": Ignore("TRL refuses it"),
     "eval_on_start": Ignore("evaluated before and after"),

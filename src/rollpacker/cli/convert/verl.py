@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollpacker.cli.convert.table import Draft, Joint, Table, Unknown
+from rollpacker.cli.convert.verl_layout import JOINTS as LAYOUT
 from rollpacker.cli.convert.verl_loss import JOINTS as LOSS
 from rollpacker.cli.convert.verl_rules import ACTOR, MODEL, ROLLOUT, RULES
 
@@ -172,29 +173,6 @@ def _rewards(draft: Draft) -> None:
         draft.ignore("no file of one's own: verl's rewards by data_source", *mine)
 
 
-def _engine(draft: Draft) -> None:
-    key = f"{ROLLOUT}name"
-    name = draft.get(key)
-    if name is not None:
-        kind = "mini" if name == "hf" else "vllm"
-        other = "" if name == "vllm" else f": no such engine here, '{kind}' samples the same"
-        draft.set("engine.kind", kind, draft.origin(key) + other)
-    share = (f"{ROLLOUT}gpu_memory_utilization", f"{ROLLOUT}free_cache_engine")
-    if name == "vllm" and draft.get(share[1], True) is False and draft.get(share[0]):
-        draft.set("engine.gpu_memory", draft.get(share[0]), draft.origin(share[0]))
-    else:
-        draft.ignore(
-            "verl frees this memory while it trains; engine.gpu_memory is kept all the time: "
-            "left at 0.4",
-            *share,
-        )
-    key = f"{ROLLOUT}max_num_seqs"
-    if name == "hf":
-        draft.ignore("of vLLM", key)
-    elif draft.get(key):
-        draft.set("engine.max_running", draft.get(key), draft.origin(key))
-
-
 def _end(draft: Draft) -> None:
     steps, epochs = "trainer.total_training_steps", "trainer.total_epochs"
     if draft.asked.steps:
@@ -257,13 +235,7 @@ JOINTS = (
         _evaluation,
     ),
     Joint((*_MANAGERS, *(f"{each}{name}" for each in _WHO for name in ("path", "name"))), _rewards),
-    Joint(
-        tuple(
-            f"{ROLLOUT}{name}"
-            for name in ("name", "gpu_memory_utilization", "free_cache_engine", "max_num_seqs")
-        ),
-        _engine,
-    ),
+    *LAYOUT,
     Joint(
         tuple(
             f"trainer.{name}"

@@ -10,7 +10,7 @@ from rollpacker.cli.convert.table import Copy, Ignore, Refuse, Rule
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 MODEL = "actor_rollout_ref.model."
 
-_LAYOUT = Ignore("how verl spreads its work; here workers.count and trainer.kind=fsdp do")
+_LAYOUT = Ignore("how verl spreads its work; here devices.per_node and trainer.kind=fsdp do")
 _SPEED = Ignore("speed and memory only")
 _MICRO = Ignore("how much is computed at a time")
 _LOOKS = Ignore("logs and profiles")
@@ -21,7 +21,7 @@ _PARTS = Ignore("which of verl's own files are put together")
 _TURNS = Refuse(
     "one response a prompt: no tools, no turns", unless=(False, 0, "", "single_turn_agent")
 )
-_ENGINE = Refuse("an engine is on one device here: the model must fit", unless=(1,))
+_ENGINE = Refuse("engines spread by tensor parallelism only: engine.tensor_parallel", unless=(1,))
 _IMAGES = Ignore("prompts are text")
 
 
@@ -48,7 +48,6 @@ RULES: Mapping[str, Rule] = {
     f"{ROLLOUT}do_sample": Refuse("set rollout.temperature to 0 for greedy ones", unless=(True,)),
     f"{ROLLOUT}ignore_eos": Refuse("responses end with their end token"),
     f"{ROLLOUT}over_sample_rate": Refuse("see rollout.tail_batching.mode: race"),
-    f"{ROLLOUT}tensor_model_parallel_size": _ENGINE,
     f"{ROLLOUT}pipeline_model_parallel_size": _ENGINE,
     f"{ROLLOUT}expert_parallel_size": _ENGINE,
     f"{ROLLOUT}quantization*": Refuse("responses are sampled from the trained weights", unless=()),
@@ -207,9 +206,8 @@ RULES: Mapping[str, Rule] = {
     "distillation.*": Ignore("distillation.enabled decides"),
     # Trainer
     "trainer.nnodes": Refuse("a run has one machine", unless=(1,)),
-    "trainer.n_gpus_per_node": Ignore("workers.count: every GPU that is there"),
     "trainer.n_training_gpus_per_node": _LAYOUT,
-    "trainer.device": Ignore("workers.device: what is there"),
+    "trainer.device": Ignore("devices.kind: what is there"),
     "trainer.val_only": Refuse("rollpacker eval"),
     "trainer.val_before_train": Ignore("evaluated before and after"),
     "trainer.v1.trainer_mode": Refuse("training is synchronous", unless=("sync",)),

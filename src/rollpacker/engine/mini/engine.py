@@ -11,7 +11,7 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.config.rollout import KV_SHARE
 from rollpacker.core.types import AttemptId, FinishReason
 from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
-from rollpacker.engine.latency import measure_latency
+from rollpacker.engine.latency import measure_steps
 from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.cpu import CpuRunner
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
@@ -75,11 +75,13 @@ class MiniEngine:
 
     def info(self) -> EngineInfo:
         """Its facts, by measurement; nothing may be held. Its counters move."""
+        measured = measure_steps(self, _MEASURED, min(128, self._shape.context // 2))
         return EngineInfo(
             kv_tokens=self._blocks.count * self._runner.block_size,
             max_length=self._room,
             tensor_parallel=(1,),
-            latency=measure_latency(self, _MEASURED, min(128, self._shape.context // 2)),
+            latency=measured.decode,
+            prefill_token_s=measured.prefill_token_s,
             exact_seeds=self._runner.exact,
         )
 
@@ -133,6 +135,10 @@ class MiniEngine:
     def wake(self) -> None:
         """Allocate the KV cache again."""
         self._runner.allocate(self._blocks.count)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._runner.release()
 
     def busy(self) -> bool:
         """Whether anything is running or waiting."""

@@ -3,5 +3,6 @@
 # First: vLLM reads it as it is imported.
 from rollpacker.engine.vllm import environment as environment
 from rollpacker.engine.vllm.engine import VllmEngine
+from rollpacker.engine.vllm.spanning import leftovers
 
-__all__ = ["VllmEngine"]
+__all__ = ["VllmEngine", "leftovers"]

@@ -19,7 +19,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from rollpacker.config import ModelConfig, VllmEngineConfig
 from rollpacker.config.rollout import KV_SHARE
+from rollpacker.engine.base import Span
 from rollpacker.engine.vllm.sampling import Seeded
+from rollpacker.engine.vllm.spanning import at_home, executor
 
 _BLOCK = 32
 
@@ -46,11 +48,28 @@ class Counting(Scheduler):
         return super()._preempt_request(*args, **kwargs)
 
 
-def build(model: ModelConfig, config: VllmEngineConfig, device: str, sharers: int) -> Any:
-    """An ``LLMEngine`` on one device, without weights.
+def build(
+    model: ModelConfig, config: VllmEngineConfig, device: str, sharers: int, span: Span
+) -> Any:
+    """An ``LLMEngine`` without weights, or this process's part of one.
 
     Raises ``ValueError`` for a model that vLLM cannot run there.
     """
+    settings = _settings(model, config, device, sharers, span)
+    gc.collect()  # an engine that is gone takes the process's groups along as it is collected
+    try:
+        with _process_kept(), at_home(span, device):
+            return LLMEngine.from_engine_args(EngineArgs(**settings))
+    except (ValueError, RuntimeError, AssertionError) as error:
+        said = " ".join(str(error).split())
+        on = f" with engine.tensor_parallel={span.size}" if span.size > 1 else ""
+        raise ValueError(f"engine.kind=vllm{on} cannot run {model.path} here: {said}") from error
+
+
+def _settings(
+    model: ModelConfig, config: VllmEngineConfig, device: str, sharers: int, span: Span
+) -> dict[str, Any]:
+    """vLLM's arguments. All members of an engine must come to the same number of blocks."""
     settings: dict[str, Any] = {
         "model": model.path,
         "dtype": model.dtype,
@@ -58,7 +77,11 @@ def build(model: ModelConfig, config: VllmEngineConfig, device: str, sharers: in
         "load_format": "dummy",
         "block_size": _BLOCK,
         "max_num_seqs": config.max_running,
-        "distributed_executor_backend": "uni",
+        # Left to itself it takes the first device.
+        "distributed_executor_backend": (
+            "uni" if span.size == 1 and device in ("cpu", "cuda:0") else executor(span, device)
+        ),
+        "tensor_parallel_size": span.size,
         "logits_processors": [Seeded],
         "scheduler_cls": Counting,
         "async_scheduling": False,
@@ -67,41 +90,48 @@ def build(model: ModelConfig, config: VllmEngineConfig, device: str, sharers: in
         "enable_prefix_caching": True,
         "generation_config": "vllm",
     }
+    given = _given(config, span.size)
     if device == "cpu":
         _hide_llvmlite()
-        blocks, size = _blocks(model, config, sharers)
-        settings |= {
-            "enforce_eager": True,
-            "num_gpu_blocks_override": blocks,
-            "kv_cache_memory_bytes": blocks * size,
-        }
+        size = _block_bytes(model, span.size)
+        blocks = given or _fitting_blocks(model, config, sharers, size)
+        settings |= {"enforce_eager": True, "kv_cache_memory_bytes": (blocks + 1) * size}
     else:
         settings["gpu_memory_utilization"] = config.gpu_memory / sharers
-        if config.kv_tokens:
-            settings["num_gpu_blocks_override"] = max(1, config.kv_tokens // _BLOCK) + 1
-    gc.collect()  # an engine that is gone takes the process's groups along as it is collected
-    try:
-        with _process_kept():
-            return LLMEngine.from_engine_args(EngineArgs(**settings))
-    except (ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"engine.kind=vllm cannot run {model.path} here: {said}") from error
+    if given:
+        settings["num_gpu_blocks_override"] = given + 1  # one of them is vLLM's own
+    return settings
 
 
-def _blocks(model: ModelConfig, config: VllmEngineConfig, sharers: int) -> tuple[int, int]:
-    """KV blocks on a CPU, one of them vLLM's own, and the bytes of one."""
-    import psutil
+def _given(config: VllmEngineConfig, devices: int) -> int:
+    """KV blocks of the budget that is configured, 0 without."""
+    return max(1, devices * config.kv_tokens // _BLOCK) if config.kv_tokens else 0
+
+
+def _shape(model: ModelConfig) -> Any:
     from transformers import AutoConfig
 
-    shape: Any = AutoConfig.from_pretrained(model.path)
-    heads = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    row = 2 * shape.num_hidden_layers * shape.num_key_value_heads * heads
-    size = _BLOCK * row * (2 if model.dtype == "bfloat16" else 4)
-    if config.kv_tokens:
-        return max(1, config.kv_tokens // _BLOCK) + 1, size
-    wanted = config.max_running * -(-shape.max_position_embeddings // _BLOCK)
+    return AutoConfig.from_pretrained(model.path)
+
+
+def _block_bytes(model: ModelConfig, devices: int) -> int:
+    """Bytes of a KV block on each of the devices that share the heads."""
+    shape = _shape(model)
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    heads = max(1, shape.num_key_value_heads // devices)
+    row = 2 * shape.num_hidden_layers * heads * width
+    return _BLOCK * row * (2 if model.dtype == "bfloat16" else 4)
+
+
+def _fitting_blocks(
+    model: ModelConfig, config: VllmEngineConfig, sharers: int, block_bytes: int
+) -> int:
+    """KV blocks on a CPU when no budget is given; members take the least of what they found."""
+    import psutil
+
+    wanted = config.max_running * -(-_shape(model).max_position_embeddings // _BLOCK)
     free = psutil.virtual_memory().available // sharers // KV_SHARE
-    return max(1, min(wanted, free // size)) + 1, size
+    return max(1, min(wanted, free // block_bytes))
 
 
 @contextmanager

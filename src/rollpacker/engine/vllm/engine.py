@@ -14,9 +14,9 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from rollpacker.core.types import AttemptId, FinishReason, PromptId
-from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
+from rollpacker.engine.base import ALONE, EngineInfo, EngineStats, Output, Request, Span
 from rollpacker.engine.base import SamplingParams as Sampling
-from rollpacker.engine.latency import measure_latency
+from rollpacker.engine.latency import measure_steps
 from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
 from rollpacker.engine.vllm.build import build
@@ -34,11 +34,15 @@ _MEASURED_AT = 32
 
 
 class VllmEngine:
-    """vLLM in this process, on one device; at most one in a process.
+    """vLLM in this process, on one device or as one of several; at most one in a process.
 
     It schedules and runs the model; which token comes next is drawn by ``sampling.Seeded``, so a
     seed gives the response that ``mini`` gives, but where a uniform lies within rounding of a
     boundary. Whatever destroys the process's default group of ``torch.distributed`` breaks it.
+
+    Where it spans several devices, one process of each builds it, with the same arguments but
+    ``device`` and ``span.rank``. All must then be given the same calls in the same order
+    (``engine.relay``): a step is theirs together, and waits for the last.
 
     Args:
         model: the checkpoint, for its shape; weights come with ``load_weights``.
@@ -46,6 +50,7 @@ class VllmEngine:
         tokenizer: decodes for stop strings; needed only for those.
         device: ``cpu`` or ``cuda:N``, the current one.
         sharers: processes like this one on the device, this one among them.
+        span: this process's place among those of the engine.
 
     Raises ``ValueError`` for a model that vLLM cannot run there.
     """
@@ -58,9 +63,11 @@ class VllmEngine:
         tokenizer: Any = None,
         device: str = "cpu",
         sharers: int = 1,
+        span: Span = ALONE,
     ) -> None:
         self._tokenizer = tokenizer
-        self._engine: Any = build(model, config, device, sharers)
+        self._devices = span.size
+        self._engine: Any = build(model, config, device, sharers, span)
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
@@ -89,11 +96,13 @@ class VllmEngine:
 
     def info(self) -> EngineInfo:
         """Its facts, by measurement; nothing may be held. Its counters move."""
+        measured = measure_steps(self, _MEASURED, min(_MEASURED_AT, self._context // 2))
         return EngineInfo(
             kv_tokens=self._kv_tokens,
             max_length=self._room,
-            tensor_parallel=(1,),
-            latency=measure_latency(self, _MEASURED, min(_MEASURED_AT, self._context // 2)),
+            tensor_parallel=(self._devices,),
+            latency=measured.decode,
+            prefill_token_s=measured.prefill_token_s,
             exact_seeds=False,
         )
 
@@ -186,6 +195,10 @@ class VllmEngine:
             generated_tokens=self._generated,
             prefill_tokens=self._scheduler.prefilled,
         )
+
+    def close(self) -> None:
+        """End it, and the process's groups of ``torch.distributed``, so that another is built."""
+        self._engine.engine_core.shutdown()
 
     def _check(self, request: Request) -> None:
         if request.attempt in self._rows:

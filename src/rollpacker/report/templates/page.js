@@ -44,12 +44,14 @@
   const percent = (x) => (100 * x).toFixed(0) + "%";
   const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
-  // Each worker is a block of height 1: gradient lane on top, attempts below it.
+  // Each worker is a block of height 1: gradient lane on top, attempts below it. A replica that has
+  // devices of its own is all gradients.
   function workerTraces(worker, prompts, top) {
-    const taskHeight = 0.15 / worker.task_lanes, laneHeight = 0.8 / worker.lanes;
+    const strip = worker.kind === "replica" ? 0.8 : 0.15;
+    const taskHeight = strip / worker.task_lanes, laneHeight = 0.8 / worker.lanes;
     const laneY = (lane) => top - 0.98 + laneHeight * lane;
-    const taskY = (lane) => top - 0.155 + taskHeight * lane;
-    const about = (r) => `worker ${worker.worker} · ${STATES[r[3]][0]}<br>` +
+    const taskY = (lane) => top - strip - 0.005 + taskHeight * lane;
+    const about = (r) => `${worker.kind} ${worker.worker} · ${STATES[r[3]][0]}<br>` +
       `${escaped(prompts[r[6]])} response ${r[7]}<br>${r[4]} tokens` +
       (r[5] === null ? "" : ` · reward ${r[5]}`) + `<br>${time(r[1])} to ${time(r[2])}`;
     const traces = STATES.map(([name, color], i) =>
@@ -57,7 +59,7 @@
         laneHeight * (worker.lanes > 60 ? 1 : 0.88), about));
     for (const [kind, name, color] of TASKS) {
       traces.push(bars(worker.tasks.filter((r) => r[3] === kind), name, color, taskY,
-        taskHeight * 0.9, (r) => `worker ${worker.worker} · ${name}` +
+        taskHeight * 0.9, (r) => `${worker.kind} ${worker.worker} · ${name}` +
           (r[4] ? ` of ${r[4]} group${r[4] > 1 ? "s" : ""}` : "") +
           `<br>${time(r[1])} to ${time(r[2])}`));
     }
@@ -69,7 +71,7 @@
     chart.workers.forEach((worker, i) => {
       const top = -i * (1 + GAP);
       ticks.push(top - 0.5);
-      labels.push(`worker ${worker.worker}<br>idle ${percent(worker.bubble)}`);
+      labels.push(`${worker.kind} ${worker.worker}<br>idle ${percent(worker.bubble)}`);
       for (const [from, to] of worker.idle) {
         if (to - from < 0.002 * chart.end) continue;
         shapes.push({ type: "rect", x0: from, x1: to, y0: top - 0.98, y1: top, layer: "below",
@@ -113,7 +115,8 @@
     for (const [kind, name, color] of TASKS) {
       if (seen((w) => w.tasks.some((r) => r[3] === kind))) chips.push([name, color]);
     }
-    chips.push(["worker idle (bubble)", "rgba(222,168,48,.6)"]);
+    const together = seen((w) => w.kind === "worker");
+    chips.push([together ? "worker idle (bubble)" : "idle (bubble)", "rgba(222,168,48,.6)"]);
     return chips.map(([name, color]) => {
       const chip = element("span", "chip"), box = element("i");
       box.style.background = color;

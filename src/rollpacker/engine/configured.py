@@ -1,0 +1,52 @@
+"""The engine that a run's configuration asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config import RunConfig
+from rollpacker.config.rollout import FakeEngineConfig, MiniEngineConfig, VllmEngineConfig
+from rollpacker.engine.base import ALONE, Span
+
+if TYPE_CHECKING:
+    from rollpacker.engine.base import Engine
+
+
+def build_engine(
+    config: RunConfig, model: Any, tokenizer: Any, device: str = "cpu", span: Span = ALONE
+) -> Engine:
+    """The configured engine, over ``model`` if it can share one; ``span``: over several processes.
+
+    Raises ``ValueError`` for a model that it cannot run, and where it is not installed.
+    """
+    match config.engine:
+        case MiniEngineConfig():
+            from rollpacker.engine.mini import MiniEngine
+
+            return MiniEngine(
+                model,
+                config=config.engine,
+                tokenizer=tokenizer,
+                deterministic=config.deterministic,
+                sharers=config.devices.per_gpu,
+            )
+        case VllmEngineConfig():
+            try:
+                from rollpacker.engine.vllm import VllmEngine
+            except ImportError as error:
+                raise ValueError(
+                    f"engine.kind=vllm: vLLM cannot be imported ({error}): "
+                    "pip install 'rollpacker[vllm]', or set engine.kind=mini"
+                ) from None
+            return VllmEngine(
+                config.model,
+                config=config.engine,
+                tokenizer=tokenizer,
+                device=device,
+                sharers=config.devices.per_gpu,
+                span=span,
+            )
+        case FakeEngineConfig():
+            from rollpacker.engine.fake import FakeEngine
+
+            return FakeEngine(config.engine)

@@ -1,0 +1,225 @@
+"""An engine over several processes: its lead tells the other members each call before it makes it.
+
+Members are given the same calls in the same order, so engines that schedule alike stay in step.
+A plain step is one byte. A member waits for its lead's next call and uses no CPU meanwhile.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.types import AttemptId
+from rollpacker.engine.base import Engine, EngineInfo, EngineStats, Output, Request, Span
+
+if TYPE_CHECKING:
+    import torch
+
+_STEP = b"s"
+_ANSWERED = ("info", "load_weights", "sleep", "wake")
+"""Calls that are over only when all members have made them: what they read or leave (weights in
+shared memory, a device) is somebody else's afterwards."""
+_PATIENCE_S = 60.0
+_LONGEST_PATH = 100
+"""Bytes; a socket's address has no more room."""
+
+
+class Lead:
+    """The engine protocol over this process's part of an engine and those of its members.
+
+    A member that has ended shows as ``ConnectionError`` at the next call; one that ends within a
+    step can leave the others waiting for it, for as long as their collectives do.
+
+    Args:
+        engine: this process's part.
+        members: a connection to each other process, by rank (``meet``).
+    """
+
+    def __init__(self, engine: Engine, members: Sequence[Connection]) -> None:
+        self._engine = engine
+        self._members = members
+
+    def info(self) -> EngineInfo:
+        """Its facts, by measurement on all members; nothing may be held. Its counters move."""
+        return self._answered("info")
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Raises ``ValueError`` if one can never fit."""
+        self._tell(pickle.dumps(("submit", (requests,))))
+        self._engine.submit(requests)
+
+    def step(self) -> list[Output]:
+        """One step of all members; when nothing is held they are not even told."""
+        if not self._engine.busy():
+            return []
+        self._tell(_STEP)
+        return self._engine.step()
+
+    def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
+        """Remove attempts and return their partial outputs; unknown ids are ignored."""
+        self._tell(pickle.dumps(("abort", (list(attempts),))))
+        return self._engine.abort(attempts)
+
+    def load_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
+    ) -> None:
+        """Take new weights; returns when all members have them.
+
+        ``weights`` that can be pickled are sent as they are: best is an iterable that says where
+        they lie. Others, as a generator, are copied into the message. Raises ``RuntimeError``
+        when attempts are held or a member alone failed.
+        """
+        try:
+            self._answered("load_weights", weights, version)
+        except _UnsendableError:
+            self._answered("load_weights", [_own(*pair) for pair in weights or ()], version)
+
+    def sleep(self) -> None:
+        """Give the KV cache's memory back on all members; nothing may be held."""
+        self._answered("sleep")
+
+    def wake(self) -> None:
+        """Allocate the KV cache again."""
+        self._answered("wake")
+
+    def busy(self) -> bool:
+        """Whether anything is running or waiting; the members are not asked."""
+        return self._engine.busy()
+
+    def stats(self) -> EngineStats:
+        """Counters and load; the members are not asked."""
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """End this process's part; the members see it, and end theirs."""
+        for member in self._members:
+            member.close()
+        self._engine.close()
+
+    def _answered(self, call: str, *arguments: Any) -> Any:
+        """Make a call here and on the members, and wait for these."""
+        try:
+            message = pickle.dumps((call, arguments))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise _UnsendableError(call) from error
+        self._tell(message)
+        try:
+            result = getattr(self._engine, call)(*arguments)
+        finally:
+            problems = [self._answer(rank) for rank in range(1, 1 + len(self._members))]
+        for rank, problem in enumerate(problems, 1):
+            if problem is not None:
+                raise RuntimeError(f"member {rank} of the engine alone failed: {problem}")
+        return result
+
+    def _tell(self, message: bytes) -> None:
+        for rank, member in enumerate(self._members, 1):
+            try:
+                member.send_bytes(message)
+            except OSError as error:
+                raise _gone(rank) from error
+
+    def _answer(self, rank: int) -> str | None:
+        try:
+            return self._members[rank - 1].recv()
+        except (EOFError, OSError) as error:
+            raise _gone(rank) from error
+
+
+class _UnsendableError(Exception):
+    """A call whose arguments cannot be pickled; nobody has been told of it."""
+
+
+def _gone(rank: int) -> ConnectionError:
+    return ConnectionError(f"member {rank} of the engine has ended")
+
+
+def _own(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """A pickled view would take along all of what it is a view of."""
+    tensor = tensor.detach()
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return name, tensor if whole else tensor.clone()
+
+
+def follow(engine: Engine, lead: Connection) -> None:
+    """Make each of the lead's calls on this member's engine, until the lead has ended.
+
+    What a call refuses (``ValueError``, ``RuntimeError``) the lead's own call refuses as well and
+    reports; an error of a step ends the member.
+    """
+    with suppress(EOFError, ConnectionError):
+        while True:
+            message = lead.recv_bytes()
+            if message == _STEP:
+                engine.step()
+                continue
+            call, arguments = pickle.loads(message)
+            problem = None
+            try:
+                getattr(engine, call)(*arguments)
+            except (ValueError, RuntimeError) as error:
+                problem = str(error)
+            if call in _ANSWERED:
+                lead.send(problem)
+
+
+def meet(span: Span) -> list[Connection]:
+    """The lead's connections to its members, by rank, on a socket beside the meeting file.
+
+    Raises ``TimeoutError`` when one has not come within a minute, ``ValueError`` on a path that
+    is too long for a socket.
+    """
+    path = _socket_path(span)
+    members: dict[int, Connection] = {}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        try:
+            listener.listen(span.size)
+            listener.settimeout(_PATIENCE_S)
+            while len(members) < span.size - 1:
+                accepted, _ = listener.accept()
+                accepted.setblocking(True)
+                member = Connection(accepted.detach())
+                members[member.recv()] = member
+        except TimeoutError:
+            absent = sorted(set(range(1, span.size)) - members.keys())
+            raise TimeoutError(
+                f"members {absent} of the engine did not come to {path} in {_PATIENCE_S:.0f} s"
+            ) from None
+        finally:
+            path.unlink(missing_ok=True)
+    return [members[rank] for rank in range(1, span.size)]
+
+
+def join(span: Span) -> Connection:
+    """A member's connection to its lead. Raises ``TimeoutError`` when that does not listen."""
+    path = _socket_path(span)
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        member = socket.socket(socket.AF_UNIX)
+        try:
+            member.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            member.close()
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"the engine's lead does not listen at {path} after {_PATIENCE_S:.0f} s"
+                ) from None
+            time.sleep(0.01)
+            continue
+        lead = Connection(member.detach())
+        lead.send(span.rank)
+        return lead
+
+
+def _socket_path(span: Span) -> Path:
+    path = Path(f"{span.meeting}.relay")
+    if len(bytes(path)) > _LONGEST_PATH:
+        raise ValueError(f"{path} is too long for a socket: at most {_LONGEST_PATH} bytes")
+    return path

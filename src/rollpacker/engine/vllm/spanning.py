@@ -1,0 +1,64 @@
+"""A vLLM engine over several processes: how its members find each other, and what they leave."""
+
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
+
+import torch
+from vllm.distributed import parallel_state
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+from rollpacker.engine.base import Span
+
+_HERE = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+"""An engine never leaves its machine. Read as groups are made; the trainer's go elsewhere."""
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def executor(span: Span, device: str) -> type[ExecutorWithExternalLauncher]:
+    """vLLM's executor of one member, which is told its place instead of reading variables."""
+    index = None if device == "cpu" else torch.device(device).index
+    place = (f"file://{span.meeting}", span.rank, span.rank if index is None else index)
+
+    class Member(ExecutorWithExternalLauncher):
+        def _distributed_args(self) -> tuple[str, int, int]:
+            return place
+
+    return Member
+
+
+@contextmanager
+def at_home(span: Span, device: str) -> Iterator[None]:
+    """Build a member of an engine here: groups stay on this machine and agree on their names."""
+    if span.size == 1:
+        yield
+        return
+    # Names count the groups that a process has had, and members may have had different ones.
+    parallel_state._group_name_counter.clear()
+    if device == "cpu":
+        # A vocabulary that is cut in parts is looked up by a function that would be compiled.
+        torch.compiler.set_stance("force_eager")
+    kept = {name: os.environ.get(name) for name in _HERE}
+    os.environ.update(_HERE)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def leftovers(meeting: str) -> list[Path]:
+    """Shared memory of the members who met there, on a CPU: what to remove once they were killed.
+
+    A process that ends by itself removes its own.
+    """
+    return sorted(_SHARED_MEMORY.glob(f"{escape(Path(meeting).name)}-*-cpushm_*"))

@@ -1,0 +1,130 @@
+"""How a run's devices are divided among engines and training replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rollpacker.config import RunConfig
+from rollpacker.policy.machine import unsplit
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What so many devices become.
+
+    Args:
+        decoding: devices that decode.
+        training: devices that train; the same ones where they are colocated.
+        replica: devices of a training replica.
+        sizes: tensor-parallel sizes that engines may have, ascending; each has processes of its
+            own on all devices that decode.
+        apart: engines and replicas have processes of their own.
+    """
+
+    decoding: int
+    training: int
+    replica: int
+    sizes: tuple[int, ...]
+    apart: bool
+
+    @property
+    def processes(self) -> int:
+        """Of engines and replicas."""
+        return self.training + self.decoding * len(self.sizes) if self.apart else self.decoding
+
+
+def divide(config: RunConfig, devices: int, heads: int, kv_heads: int) -> Division:
+    """The division of so many devices, for a model with such heads.
+
+    Raises ``ValueError`` where they do not divide.
+    """
+    decoding, training = (len(part) for part in split(config, range(devices)))
+    check_engines(config, decoding)
+    return Division(
+        decoding=decoding,
+        training=training,
+        replica=replica_size(config, training),
+        sizes=engine_sizes(config, decoding, heads, kv_heads),
+        apart=apart(config),
+    )
+
+
+def apart(config: RunConfig) -> bool:
+    """Whether engines and replicas have processes of their own.
+
+    Where an engine can share the replica's weights it shares its process too.
+    """
+    return config.devices.layout == "separate" or config.engine.kind == "vllm"
+
+
+def split(config: RunConfig, places: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Devices that decode, and those that train. Raises ``ValueError``."""
+    if config.devices.layout == "colocated":
+        return places, places
+    training = config.devices.training
+    if training >= len(places):
+        raise ValueError(
+            f"devices.training={training} leaves none of {len(places)} devices to decode: lower it "
+            "or raise devices.per_node"
+        )
+    return places[:-training], places[-training:]
+
+
+def check_engines(config: RunConfig, decoding: int) -> None:
+    """Raise ``ValueError`` where so many devices that decode are no whole engines."""
+    size = config.engine.tensor_parallel
+    if decoding % size:
+        raise ValueError(
+            f"engine.tensor_parallel={size}: {decoding} devices that decode do not divide into "
+            f"engines of {size}: change it or devices.per_node"
+        )
+
+
+def replica_size(config: RunConfig, training: int) -> int:
+    """Devices of a replica, of so many that train. Raises ``ValueError`` where they do not divide.
+
+    A colocated one holds whole engines.
+    """
+    size, engine = config.trainer.members(training), config.engine.tensor_parallel
+    if training % size:
+        raise ValueError(
+            f"trainer.shard={size}: {training} devices do not divide into replicas of {size}: "
+            "change it or devices.per_node"
+        )
+    if config.devices.layout == "colocated" and size % engine:
+        raise ValueError(
+            f"engine.tensor_parallel={engine}: a replica of {size} devices holds no whole engines "
+            f"of {engine}: set trainer.kind=fsdp and trainer.shard={engine}, or a multiple"
+        )
+    return size
+
+
+def engine_sizes(config: RunConfig, devices: int, heads: int, kv_heads: int) -> tuple[int, ...]:
+    """Tensor-parallel sizes that engines may have, ascending: more than one for a planner.
+
+    Args:
+        config: the run's.
+        devices: that decode.
+        heads: attention heads of the model.
+        kv_heads: those of keys and values.
+
+    Raises ``ValueError`` where heads do not divide, or the planner has no choice.
+    """
+    size = config.engine.tensor_parallel
+    if why := unsplit(heads, kv_heads, size):
+        raise ValueError(f"engine.tensor_parallel={size} cannot split this model: {why}")
+    if config.rollout.planner == "off":
+        return (size,)
+    sizes = [size]
+    while devices % (2 * sizes[-1]) == 0 and not unsplit(heads, kv_heads, 2 * sizes[-1]):
+        sizes.append(2 * sizes[-1])
+    if len(sizes) == 1:
+        raise ValueError(
+            f"rollout.planner={config.rollout.planner} has no choice: engines of {2 * size} do not "
+            f"divide {devices} devices, or {heads} attention heads; leave it at 'off'"
+        )
+    return tuple(sizes)

@@ -1,0 +1,65 @@
+"""The trainer that a run's configuration asks for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config import FSDPTrainerConfig, RunConfig
+
+if TYPE_CHECKING:
+    from rollpacker.train.trainer import Trainer
+
+_ALONE = timedelta(minutes=30)
+"""In which the others of a replica join an operation: they may be decoding."""
+
+
+def build_trainer(
+    config: RunConfig,
+    model: Any,
+    tokenizer: Any,
+    *,
+    max_length: int,
+    total_updates: int,
+    rank: int = 0,
+    members: int = 1,
+    meeting: str = "",
+) -> Trainer:
+    """The configured trainer, over ``model``.
+
+    Args:
+        config: the run's.
+        model: on its device, whole.
+        tokenizer: saved beside it.
+        max_length: longest response in tokens.
+        total_updates: of the whole run.
+        rank: this process's among those that share the replica, of which there are
+        members: in all, and which meet at the file
+        meeting: once.
+
+    Raises ``ValueError`` for what cannot be trained.
+    """
+    arguments: dict[str, Any] = {
+        "temperature": config.rollout.temperature,
+        "max_length": max_length,
+        "total_updates": total_updates,
+        "lora": config.model,
+    }
+    if not isinstance(config.trainer, FSDPTrainerConfig):
+        from rollpacker.train.local import LocalTrainer
+
+        return LocalTrainer(model, tokenizer, config.train, **arguments)
+    import torch.distributed as dist
+
+    from rollpacker.train.fsdp import FSDPTrainer
+
+    dist.init_process_group(
+        "gloo" if model.device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=members,
+        timeout=_ALONE,
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    return FSDPTrainer(model, tokenizer, config.train, members=group, **arguments)

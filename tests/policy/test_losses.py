@@ -1,0 +1,146 @@
+"""Engines and replicas that die one without the other: what is summed, and where."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+from policy_world import World, settings
+
+from rollpacker.core import decisions as do
+from rollpacker.core.types import EngineId, ReplicaId
+from rollpacker.policy.fleet import Layout
+
+ROLLOUT = {"prompts_per_step": 6, "num_generations": 2, "streaming": {"group_tokens": 64}}
+
+
+def started(workers: int, replica_engines: int, layout: Layout = "colocated", below: int = 0):
+    given = settings(
+        ROLLOUT,
+        {"a": 30},
+        consolidate_below=below,
+        replica_engines=replica_engines,
+        layout=layout,
+    )
+    world = World(given, workers)
+    world.start()
+    return world
+
+
+def finish_engine(world: World, engine: int, tokens: int = 50) -> None:
+    for attempt in sorted(a for a, on in world.running.items() if on == engine):
+        world.finish(attempt, tokens)
+    for place, attempt in enumerate(sorted(world.grading)):
+        world.grade(attempt, float(place % 2))
+
+
+def training(world: World) -> set[int]:
+    return {replica for replica, _ in world.gradients}
+
+
+def lose_some(world: World, data: st.DataObject) -> None:
+    """Anything may die that leaves an engine and a replica."""
+    dead, gone = (
+        data.draw(st.lists(st.sampled_from(live), unique=True, max_size=min(2, len(live) - 1)))
+        for live in (world.workers, world.replicas)
+    )
+    if dead or gone:
+        world.lose_devices(dead, gone)
+
+
+def go_on(world: World, data: st.DataObject) -> None:
+    """Whatever is under way may end, in any order."""
+    kind = data.draw(
+        st.sampled_from([k for k in ("running", "grading", "moving") if getattr(world, k)] or [""])
+    )
+    if world.gradients and (not kind or data.draw(st.booleans())):
+        world.sum_gradients(data.draw(st.integers(0, len(world.gradients) - 1)))
+    elif kind == "running":
+        world.finish(data.draw(st.sampled_from(sorted(world.running))), data.draw(lengths))
+    elif kind == "grading":
+        world.grade(min(world.grading), data.draw(st.sampled_from([0.0, 1.0])))
+    elif kind == "moving":
+        world.confirm_move(min(world.moving))
+    elif world.applying:
+        world.apply()
+
+
+lengths = st.integers(1, 2000)
+
+
+@given(
+    workers=st.integers(2, 6),
+    replica_engines=st.integers(1, 3),
+    layout=st.sampled_from(["colocated", "separate"]),
+    below=st.sampled_from([0, 6]),
+    data=st.data(),
+)
+def test_every_part_is_summed_once_whatever_dies(workers, replica_engines, layout, below, data):
+    """``World`` proves it: of each update, and that no replica is given gradients while an engine
+    on its devices decodes."""
+    world = started(workers, replica_engines, layout, below)
+    for _ in range(2):
+        for turn in range(400):
+            if world.over:
+                break
+            if turn % 5 == 4 and not world.applying:
+                lose_some(world, data)
+            go_on(world, data)
+        assert world.over
+        assert len(world.updated) == 12
+        world.start()
+
+
+def end_step(world: World) -> None:
+    while not world.over:
+        for engine in list(world.workers):
+            finish_engine(world, engine)
+        while world.gradients:
+            world.sum_gradients(0)
+        if world.applying:
+            world.apply()
+
+
+def test_the_engines_of_a_lost_replica_are_nobody_elses() -> None:
+    world = started(4, 2)
+    world.lose_devices([], [ReplicaId(2)])
+    for _ in range(2):
+        finish_engine(world, 0)
+        assert not training(world), "engine 1 decodes"
+        finish_engine(world, 1)
+        assert training(world) == {0}, "engines 2 and 3 decode, but on nobody's devices"
+        end_step(world)
+        world.start()
+
+
+def test_a_replica_whose_engines_are_gone_trains_at_once() -> None:
+    world = started(3, 1)
+    world.lose_devices([EngineId(0)], [])
+    finish_engine(world, 1, tokens=1000)
+    assert set(world.running.values()) >= {EngineId(2)}
+    assert 0 in training(world)
+
+
+def test_it_does_so_too_in_the_steps_that_follow() -> None:
+    world = started(3, 1)
+    world.lose_devices([EngineId(0)], [])
+    end_step(world)
+    world.start()
+    finish_engine(world, 1)
+    assert training(world)
+    assert 2 not in training(world)
+
+
+def test_a_tail_moves_to_the_engine_whose_replica_is_lost() -> None:
+    world = started(2, 1, below=6)
+    world.lose_devices([], [ReplicaId(0)])
+    few = sorted(a for a, engine in world.running.items() if engine == 0)[:5]
+    for attempt in few:
+        world.finish(attempt, 300)
+    for place, attempt in enumerate(sorted(world.grading)):
+        world.grade(attempt, float(place % 2))
+    for attempt in sorted(a for a, engine in world.running.items() if engine == 1)[:3]:
+        world.finish(attempt, 300)
+    for place, attempt in enumerate(sorted(world.grading)):
+        world.grade(attempt, float(place % 2))
+    (move,) = [d for _, made in world.log for d in made if isinstance(d, do.MigrateAttempts)]
+    assert (move.source, move.target) == (1, 0), "though engine 0 had fewer attempts"

@@ -1,0 +1,115 @@
+"""A machine of engines that were measured: sizes, memory, replicas, what a gradient costs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollpacker.config import RolloutConfig
+from rollpacker.core import events as ev
+from rollpacker.core.types import EngineId, RoundKind
+from rollpacker.policy.engines import Engines
+from rollpacker.policy.ledger import Ledger
+from rollpacker.policy.lengths import LengthHistory
+from rollpacker.policy.machine import EngineProfile, measured
+from rollpacker.policy.parallelism import PaperPlanner
+
+
+def profile(kv_tokens: float, prefill_token_s: float = 1e-4) -> EngineProfile:
+    return EngineProfile(
+        kv_tokens=kv_tokens, latency={1: 1e-2, 64: 2e-2}, prefill_token_s=prefill_token_s
+    )
+
+
+def node(*sizes: int, kv_tokens: float = 1000.0, **more: int):
+    return measured({s: profile(s * kv_tokens) for s in sizes}, devices=8, node_size=8, **more)
+
+
+@given(
+    sizes=st.sets(st.sampled_from([1, 2, 4, 8]), min_size=2),
+    device=st.floats(1e3, 1e7),
+    share=st.floats(0.0, 0.95),
+)
+def test_two_sizes_tell_the_memory_of_a_device_and_the_weights(sizes, device, share):
+    weights = share * min(sizes) * device
+    profiles = {size: profile(size * device - weights) for size in sizes}
+    devices = measured(profiles, devices=8, node_size=8).devices()
+    assert devices.device_bytes == pytest.approx(device)
+    assert devices.weight_bytes == pytest.approx(weights, rel=1e-6, abs=1e-6 * device)
+    assert devices.sizes() == tuple(sorted(sizes))
+    for size in sizes:
+        assert size * devices.kv_per_device(size) == pytest.approx(profiles[size].kv_tokens)
+
+
+def test_one_size_has_no_weights_and_larger_engines_that_hold_less_have_none_either():
+    assert node(2).devices().kv_per_device(2) == 1000.0
+    assert node(2).devices().weight_bytes == 0.0
+    repeated = measured({1: profile(1000), 4: profile(3000)}, devices=8, node_size=8).devices()
+    assert repeated.weight_bytes == 0.0
+    assert repeated.sizes() == (1, 4)
+
+
+def test_only_measured_sizes_are_possible():
+    assert node(2, 8, heads=16).devices().sizes() == (2, 8)
+    planner = PaperPlanner(node(1, 4).devices(), 1)
+    for preemptions in (10, 100, 1000):
+        measure = ev.RoundMeasured(step=0, preemptions=preemptions, peak_kv=0.9, seconds=1.0)
+        planner.observe(RoundKind.FULL, planner.plan(RoundKind.FULL), measure)
+    assert planner.plan(RoundKind.FULL) == 1, "2 was not measured"
+
+
+def test_a_gradient_token_costs_three_prefilled_ones_on_the_smallest_engine():
+    machine = measured({2: profile(1, 1e-3), 4: profile(2, 7e-4)}, devices=4, node_size=4)
+    assert machine.engine_devices == 2
+    assert machine.train_token_s == pytest.approx(3 * 2 * 1e-3)
+
+
+def test_replicas_have_the_number_of_their_first_engine():
+    machine = node(2, 4, replica_devices=4)
+    fleet = machine.fleet(tuple(map(EngineId, range(4))), 2)
+    assert fleet.beside == {0: (0, 1), 2: (2, 3)}
+    assert machine.fleet(tuple(map(EngineId, range(4))), 4).beside == {0: (0,), 2: (2,)}
+
+
+def test_heads_of_keys_and_values_are_split_up_or_repeated():
+    assert node(2, 4, 8, heads=16, kv_heads=4).sizes == (2, 4, 8)
+    assert measured({3: profile(1)}, devices=3, node_size=3, heads=12, kv_heads=3).sizes == (3,)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: node(2, replica_devices=1), "a replica of 1 devices holds no whole engines of 2"),
+        (lambda: node(2, replica_devices=3), "a replica of 3 devices holds no whole engines of 2"),
+        (lambda: node(1, 2, heads=9), "engines of 2 devices: they do not divide 9 attention"),
+        (lambda: node(3), "engines of 3 devices: they do not divide 8 devices in nodes of 8"),
+        (
+            lambda: measured({4: profile(1)}, devices=6, node_size=8),
+            "engines of 4 devices: they do not divide 6 devices in nodes of 8",
+        ),
+        (
+            lambda: measured({2: profile(1), 3: profile(1)}, devices=6, node_size=6),
+            "engines of 3 devices: they are not put together from engines of 2",
+        ),
+        (
+            lambda: measured({3: profile(1)}, devices=3, node_size=3, heads=12, kv_heads=2),
+            "2 heads of keys and values are neither split nor repeated evenly",
+        ),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_engines_are_smaller_when_none_of_the_planned_size_is_left():
+    rollout = RolloutConfig(prompts_per_step=1, num_generations=2, planner="paper")
+    history = LengthHistory(window=4)
+    engines = Engines(node(1, 2, 4), rollout, stream=False, history=history, ledger=Ledger())
+    state = {"full": {"tp": 4, "previous": 0, "calm": 0}}
+    engines.load_state_dict({"planner": state, "prompt_tokens": {}, "rounds": {}})
+    live = tuple(map(EngineId, (0, 1, 2, 5)))
+    assert engines.lay_out(RoundKind.FULL, tuple(map(EngineId, range(8)))) == (0, 4)
+    assert engines.lay_out(RoundKind.FULL, live) == (0,)
+    assert [form.members for form in engines.regroups] == [(0, 1)]
+    assert engines.lay_out(RoundKind.FULL, live[1:]) == (1, 2, 5)
+    assert not engines.regroups

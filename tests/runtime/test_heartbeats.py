@@ -1,0 +1,143 @@
+"""When a silent worker is taken for dead, in time that only a test's loop has."""
+
+import asyncio
+import multiprocessing
+import selectors
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from rollpacker.config import RunConfig, parse
+from rollpacker.engine.base import EngineInfo
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.pool import WorkerPool
+from rollpacker.runtime.protocols import Listener
+
+BEAT_S = 2.0
+
+
+class Skipping(selectors.DefaultSelector):
+    """Does not wait: what a loop would wait for nothing is added to its clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        found = super().select(0)
+        if not found:
+            self.now += timeout or 0.0
+        return found
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Time passes only where nothing is to be done."""
+
+    def __init__(self) -> None:
+        self.clock = Skipping()
+        super().__init__(self.clock)
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+class Script:
+    """A host whose worker lives in the test's loop."""
+
+    pid = 0
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.channel, self.worker = multiprocessing.Pipe()
+        self.killed: float | None = None
+        info = EngineInfo(
+            kv_tokens=64,
+            max_length=64,
+            tensor_parallel=(1,),
+            latency={1: 1.0},
+            prefill_token_s=0.0,
+            exact_seeds=True,
+        )
+        self.worker.send(msg.Ready(info=info))
+
+    async def beat(self, phase_s: float, times: int) -> float:
+        """As a worker does, but so often only; when the last one was."""
+        await asyncio.sleep(phase_s)
+        for _ in range(times - 1):
+            self.worker.send(msg.Beat(progress=0))
+            await asyncio.sleep(BEAT_S)
+        self.worker.send(msg.Beat(progress=0))
+        return self._loop.time()
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def kill(self) -> None:
+        if self.killed is None:
+            self.killed = self._loop.time()
+            self.worker.close()
+
+    def end(self) -> str:
+        return "killed"
+
+
+def config() -> RunConfig:
+    tree = {
+        "output": "run",
+        "model": {"path": "nothing"},
+        "data": {"path": "rows.jsonl"},
+        "rewards": [{"function": "math"}],
+        "devices": {"kind": "cpu", "per_node": 1},
+        "cluster": {"heartbeat_s": BEAT_S},
+    }
+    return parse(tree, source="test")
+
+
+def ignore(_who: int, _report: object) -> None:
+    pass
+
+
+def run(main: Coroutine[Any, Any, None], loop: Loop) -> None:
+    try:
+        loop.run_until_complete(main)
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.125, 0.25, 0.5, 0.625, 0.875])
+@pytest.mark.parametrize("beats", [1, 7])
+def test_silence_is_noticed_after_two_to_three_heartbeats(phase: float, beats: int) -> None:
+    loop = Loop()
+    host = Script(loop)
+
+    async def main() -> None:
+        pool = WorkerPool(config(), max_length=8, total_updates=1, start=lambda _: [host])
+        await pool.start()
+        last = await host.beat(phase * BEAT_S, beats)
+        lost: asyncio.Future[str] = loop.create_future()
+        with pool.listen(Listener(ignore, ignore, lambda loss: lost.set_result(loss.text))):
+            assert await lost == "worker 0 died: it gave no sign of life"
+        assert host.killed is not None
+        assert 2.0 <= (host.killed - last) / BEAT_S <= 2.5
+        pool.close()
+
+    run(main(), loop)
+
+
+def test_a_driver_that_stood_still_takes_nobody_for_dead() -> None:
+    loop = Loop()
+    host = Script(loop)
+
+    async def main() -> None:
+        pool = WorkerPool(config(), max_length=8, total_updates=1, start=lambda _: [host])
+        await pool.start()
+        for _ in range(3):
+            await host.beat(0.0, 2)
+            loop.clock.now += 100 * BEAT_S
+        await host.beat(0.0, 2)
+        assert host.killed is None
+        assert pool.engines == (0,)
+        pool.close()
+
+    run(main(), loop)

@@ -1,0 +1,91 @@
+"""Whole runs of vLLM engines that span two devices each, and replicas of two shards."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from runtime_jobs import Workshop, kept_samples, metrics, run, times_trained, write_wide_model
+from spanning_runs import overlaps, timeline_rows
+
+from rollpacker.core import journal
+from rollpacker.policy.rollout import from_journal
+
+pytestmark = pytest.mark.cluster
+FOUR = {"per_node": 4, "pin": False, "kind": "cpu"}
+PAIRS: dict[str, Any] = {
+    "devices": FOUR,
+    "engine": {"kind": "vllm", "tensor_parallel": 2, "max_running": 16, "kv_tokens": 2048},
+    "trainer": {"kind": "fsdp", "shard": 2},
+}
+LENGTHS = {
+    "prompts_per_step": 4,
+    "num_generations": 4,
+    "max_completion_length": 80,
+}
+"""Most responses have fewer than 18 tokens and the longest of a step more than 50: a tail."""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    shop = Workshop(tmp_path_factory.mktemp("spanning"), rows=8)
+    shop.model = write_wide_model(shop.folder / "wide")
+    return shop
+
+
+@pytest.fixture(scope="module", params=["off", "exact", "race", "auto"])
+def made(shop: Workshop, request: pytest.FixtureRequest) -> tuple[str, Path, Path]:
+    """A mode, a run of it with ``mini``, and one whose engines and replicas have two devices."""
+    mode = request.param
+    asked = {"epochs": 1, "rollout": LENGTHS | {"tail_batching": {"mode": mode}}}
+    ours, _ = run(shop.config(f"mini-{mode}", mode, **asked))
+    theirs, _ = run(shop.config(f"pairs-{mode}", mode, **asked, **PAIRS))
+    return mode, ours, theirs
+
+
+def sampled(folder: Path) -> dict[tuple[str, int], tuple[int, str]]:
+    """Length and end of what the first step kept, by prompt and sample."""
+    rows = [row for row in kept_samples(folder) if row[0] == 0]
+    return {(prompt, index): (tokens, end) for _, prompt, index, tokens, _, end in rows}
+
+
+def test_the_first_step_samples_what_mini_does(made: tuple[str, Path, Path]) -> None:
+    mode, ours, theirs = made
+    one, other = sampled(ours), sampled(theirs)
+    if mode in ("off", "exact"):
+        assert other == one
+    both = one.keys() & other.keys()  # of a race, those that came first in both
+    assert both
+    assert all(other[key] == one[key] for key in both)
+
+
+def test_it_trains_what_it_sampled(made: tuple[str, Path, Path]) -> None:
+    mode, _, theirs = made
+    assert set(times_trained(theirs).values()) == {1}
+    for row in metrics(theirs):
+        assert row["trained_tokens/abs_logprob_difference"] < 1e-4
+        if mode in ("off", "exact"):
+            assert row["tail/kept_vs_true_len"] == 1.0
+    found = journal.replay(theirs / "journal.jsonl", from_journal)
+    assert found.events > 0
+    assert not found.differences
+
+
+def test_a_replica_sums_gradients_while_the_other_engine_decodes(
+    made: tuple[str, Path, Path],
+) -> None:
+    mode, _, theirs = made
+    if mode == "exact":
+        assert list(overlaps(theirs))
+    if mode == "off":
+        assert not list(overlaps(theirs))
+
+
+def test_the_timeline_has_both_engines_with_their_replicas(made: tuple[str, Path, Path]) -> None:
+    _, _, theirs = made
+    rows = timeline_rows(theirs)
+    workers = {name: shown for name, shown in rows.items() if name.startswith("worker")}
+    assert set(workers) == {"worker 0", "worker 1"}
+    assert all("gradient" in shown and "kept" in shown for shown in workers.values())
+    tasks = pl.read_ndjson(theirs / "workers.jsonl")
+    assert set(tasks["worker"]) == {0, 1}

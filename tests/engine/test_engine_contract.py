@@ -79,21 +79,28 @@ _ELSEWHERE = {"vllm": pytest.mark.cluster, "vllm-tp2": pytest.mark.cluster}
 _DEVICES = {"vllm-tp2": 2}
 
 
-@pytest.fixture(params=[pytest.param(name, marks=_ELSEWHERE.get(name, ())) for name in ENGINES])
-def engine(request):
-    return ENGINES[request.param]()
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=_ELSEWHERE.get(name, ())) for name in ENGINES],
+)
+def kind(request):
+    """One kind after the other: a process has vLLM engines of one size at a time."""
+    yield request.param
+    if request.param == "vllm-tp2":
+        pair().close()
 
 
 @pytest.fixture
-def devices(request):
-    return _DEVICES.get(request.node.callspec.params["engine"], 1)
+def engine(kind):
+    engine = ENGINES[kind]()
+    yield engine
+    if kind == "vllm":
+        engine.close()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ended():
-    yield
-    if pair.cache_info().currsize:
-        pair().close()
+@pytest.fixture
+def devices(kind):
+    return _DEVICES.get(kind, 1)
 
 
 def test_every_engine_that_can_be_configured_is_held_to_it():

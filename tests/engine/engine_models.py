@@ -138,3 +138,22 @@ def reference_logprobs(
         logits = model(ids).logits[0, len(tokens) - 1 : -1].float() / temperature
     chosen = torch.from_numpy(response.astype(np.int64))[:, None]
     return logits.log_softmax(-1).gather(1, chosen)[:, 0].numpy()
+
+
+def assert_new_weights(engine) -> None:
+    """Twice new weights, in place: what is sampled has their log-probabilities."""
+    import torch
+
+    torch.manual_seed(1)
+    for version in (1, 2):
+        model = build("wide")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * version * torch.randn_like(parameter))
+        engine.load_weights(model.named_parameters(), version)
+        tokens = prompt(20, version)
+        engine.submit([request(i, tokens, group="g", seed=i) for i in range(6)])
+        for output in drain(engine).values():
+            assert output.weights_version == version
+            reference = reference_logprobs(model, tokens, output.tokens)
+            np.testing.assert_allclose(output.logprobs, reference, atol=1e-4)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from engine_models import build, drain, prompt, reference_logprobs, request
+from engine_models import assert_new_weights, build, drain, prompt, reference_logprobs, request
 
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
 
@@ -144,19 +144,7 @@ def test_a_response_may_change_engines_on_its_way(engine):
 
 
 def test_new_weights_reach_the_tied_head_too(engine):
-    torch.manual_seed(1)
-    for version in (1, 2):
-        model = build("wide")
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.05 * version * torch.randn_like(parameter))
-        engine.load_weights(model.named_parameters(), version)
-        tokens = prompt(20, version)
-        engine.submit([request(i, tokens, group="g", seed=i) for i in range(6)])
-        for output in drain(engine).values():
-            assert output.weights_version == version
-            reference = reference_logprobs(model, tokens, output.tokens)
-            np.testing.assert_allclose(output.logprobs, reference, atol=1e-4)
+    assert_new_weights(engine)
 
 
 def test_wrong_weights_are_refused_and_good_ones_are_taken_after_them(engine):

@@ -2,17 +2,19 @@
 
 import tempfile
 import time
+from glob import escape
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from engine_models import build, drain, prompt, reference_logprobs, request
+from engine_models import assert_new_weights, build, drain, prompt, request
 from vllm_pair import Pair
 
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
 from rollpacker.engine.base import Span
+from rollpacker.runtime.leftovers import MEMORY
 
 pytestmark = pytest.mark.cluster
 COUNT = 16
@@ -109,19 +111,7 @@ def test_aborted_attempts_go_on_where_they_were(engine):
 
 
 def test_new_weights_reach_the_tied_head_on_both(engine):
-    torch.manual_seed(1)
-    for version in (1, 2):
-        model = build("wide")
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.05 * version * torch.randn_like(parameter))
-        engine.load_weights(model.named_parameters(), version)
-        tokens = prompt(20, version)
-        engine.submit([request(i, tokens, group="g", seed=i) for i in range(4)])
-        for output in drain(engine).values():
-            assert output.weights_version == version
-            reference = reference_logprobs(model, tokens, output.tokens)
-            np.testing.assert_allclose(output.logprobs, reference, atol=1e-4)
+    assert_new_weights(engine)
 
 
 def test_what_is_refused_leaves_both_in_step(engine):
@@ -166,9 +156,12 @@ def test_a_budget_that_is_not_given_is_the_same_on_both(pair, folder):
     assert engine.info().kv_tokens == 8 * 256
 
 
-def test_what_a_killed_member_leaves_is_found_and_blocks_nobody(pair, folder):
-    from rollpacker.engine.vllm import leftovers
+def leftovers(meeting: str) -> list[Path]:
+    """Shared memory of the members who met there, by the start of its names."""
+    return sorted(MEMORY.glob(f"{escape(Path(meeting).name)}*"))
 
+
+def test_what_a_killed_member_leaves_is_found_and_blocks_nobody(pair, folder):
     engine = pair.build(folder, max_running=4, kv_tokens=256)
     pair.child.kill()
     pair.child.join()

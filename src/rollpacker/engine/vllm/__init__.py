@@ -3,6 +3,5 @@
 # First: vLLM reads it as it is imported.
 from rollpacker.engine.vllm import environment as environment
 from rollpacker.engine.vllm.engine import VllmEngine
-from rollpacker.engine.vllm.spanning import leftovers
 
-__all__ = ["VllmEngine", "leftovers"]
+__all__ = ["VllmEngine"]

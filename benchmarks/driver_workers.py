@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import math
 import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import EngineId, Prompt, PromptId, ReplicaId
+from rollpacker.core.types import Device, EngineId, Prompt, PromptId, ReplicaId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.crew import Crew
 from rollpacker.runtime.gangs import Gangs
-from rollpacker.runtime.pipes import encode
+from rollpacker.runtime.nodes import Node, Nodes
 from rollpacker.runtime.placement import Post
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.wire import encode
 from rollpacker.runtime.worker import EnginePart, ReplicaPart
 from rollpacker.train.base import Partial, Update
 
@@ -61,10 +64,24 @@ def alone(number: int) -> Post:
     """An engine and a replica on a device."""
     return Post(
         place=("cpu", ()),
-        number=number,
+        device=Device(0, number),
         engine=EnginePart(engine=EngineId(number)),
         replica=ReplicaPart(replica=ReplicaId(number)),
     )
+
+
+class Told(Crew):
+    """Takes what is sent to workers that are none."""
+
+    def __init__(
+        self, machines: Nodes, count: int, take: Callable[[int, msg.Command], None]
+    ) -> None:
+        super().__init__(machines, 10.0, lambda _n, _report: None, lambda _n, _why: None)
+        self.live |= {*range(count)}
+        self._take = take
+
+    def send(self, number: int, command: msg.Command) -> None:
+        self._take(number, command)
 
 
 class StandIns(WorkerPool):
@@ -72,8 +89,10 @@ class StandIns(WorkerPool):
 
     def __init__(self, config: RunConfig, apart: Apart, clock: Simulated, corpus: Any) -> None:
         super().__init__(config, max_length=CAP, total_updates=1)
-        self._live = {n: cast(Any, None) for n in range(config.devices.per_node or 1)}
-        self._gangs = Gangs([alone(n) for n in self._live])
+        count = config.devices.per_node or 1
+        self._crew = Told(self._machines, count, self._told)
+        self._gangs = Gangs([alone(n) for n in range(count)])
+        self._nodes = [Node(number=0, places=(), folder=Path("stand-ins"))]
         self.infos[1] = EngineInfo(
             kv_tokens=1 << 24,
             max_length=1 << 20,
@@ -86,17 +105,17 @@ class StandIns(WorkerPool):
         self._agenda: list[tuple[float, int, int, Any]] = []
         self._order = itertools.count()
         self._running: dict[int, tuple[Request, float]] = {}
-        self._free_s = dict.fromkeys(self._live, 0.0)
+        self._free_s = dict.fromkeys(range(count), 0.0)
         self.responses = self.tokens = self.sent = 0
 
-    def _send(self, number: int, command: msg.Command) -> None:
+    def _told(self, number: int, command: msg.Command) -> None:
         size = len(encode(command))
         with self._apart:
             self.sent += size
             self._take(number, command)
 
     def close(self) -> None:
-        self._belongings.remove()
+        self._machines.close()
 
     def _take(self, worker: int, command: msg.Command) -> None:
         now = self._clock.now
@@ -146,7 +165,7 @@ class StandIns(WorkerPool):
         with self._apart:
             waits = len(rewards.pending()) > UNGRADED or not self._agenda
         if waits:
-            self._loop.call_later(5e-3, self.serve, rewards)
+            asyncio.get_running_loop().call_later(5e-3, self.serve, rewards)
             return
         with self._apart:
             self._clock.now, _, worker, what = heapq.heappop(self._agenda)
@@ -154,7 +173,7 @@ class StandIns(WorkerPool):
             data = encode(report) if report is not None else None
         if data is not None:
             self._dispatch(worker, pickle.loads(data))
-        self._loop.call_soon(self.serve, rewards)
+        asyncio.get_running_loop().call_soon(self.serve, rewards)
 
     def _report(self, what: Any, when: float) -> Any:
         if isinstance(what, Request):

@@ -136,7 +136,7 @@ def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rol
     import torch.distributed as dist
 
     from rollpacker.policy.publish import plan_publish
-    from rollpacker.runtime.weights import rollout_group
+    from rollpacker.runtime.weights import meet_pools
 
     _enter(place)
     world = training + rollout
@@ -149,10 +149,12 @@ def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rol
         world_size=world,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
-    pool = rollout_group(pools[1])
+    meeting = f"tcp://{HOST}:{PORT}/pools"
+    timeout = timedelta(seconds=TIMEOUT_S)
+    groups = meet_pools(meeting, rank, training=training, world=world, timeout=timeout)
     weights = torch.randint(256, (total,), dtype=torch.uint8, generator=torch.Generator())
     result: dict[str, Any] = {}
-    for name, way in ways(plan, rank, pools, pool).items():
+    for name, way in ways(plan, rank, pools, groups).items():
         model = weights.clone() if rank < training else torch.zeros_like(weights)
         # Before the barrier: after it, others may be sending already.
         before = received_bytes()
@@ -169,7 +171,7 @@ def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rol
 
 
 def ways(
-    plan: Any, rank: int, pools: tuple[range, range], pool: Any
+    plan: Any, rank: int, pools: tuple[range, range], groups: Any
 ) -> dict[str, Callable[[Any], None]]:
     """How to synchronise, by name; each takes the bytes of the model, to be sent or filled in."""
     import torch
@@ -182,9 +184,9 @@ def ways(
 
     def planned(model: Any) -> None:
         if trains:
-            send_weights(plan, rank, model)
+            send_weights(plan, rank, model, groups)
         else:
-            receive_weights(plan, rank, model, pool)
+            receive_weights(plan, rank, model, groups)
 
     def flat(model: Any) -> None:
         """Every rollout rank is sent every shard."""

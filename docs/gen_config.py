@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from rollpacker.config import Config, RunConfig
+from rollpacker.emulate.config import EmulationConfig
 from rollpacker.sim.calibration import Calibration, builtin
 from rollpacker.sim.config import DomainConfig, SimulationConfig
 from rollpacker.sim.hardware import DEVICES
@@ -38,7 +39,8 @@ written to `config.yaml` in the run's folder.
 SIMULATION_HEAD = """# Keys of simulations
 
 What [`rollpacker simulate`](simulator.md) reads: a simulation file, and the calibration file
-(costs) that it names. `examples/simulate` holds complete ones.
+(costs) that it names. `examples/simulate` holds complete ones. The file that a run's
+[`devices.emulate`](emulation.md) names has keys of its own.
 
 Another model, other GPUs, another number of them:
 
@@ -69,6 +71,7 @@ def render_simulation() -> str:
     lines += [*_table("", SimulationConfig), "`rollout` is [that of runs](config.md#rollout).", ""]
     lines += _section("domains.NAME", DomainConfig)
     lines += [*_section("", Calibration, "Calibration file"), known]
+    lines += _section("", EmulationConfig, "File of emulated devices")
     lines += ["## Known models", "", "| model | parameters | layers | KV bytes a token |"]
     lines += ["|---|---|---|---|"]
     lines += [

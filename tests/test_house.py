@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from rollpacker import config
+from rollpacker.rollmux import inventory_file
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rollpacker"
@@ -165,13 +166,16 @@ def test_files_named_in_the_documentation_exist() -> None:
 
 
 def test_configurations_in_the_documentation_are_valid() -> None:
-    """Parts of a configuration are put into the smallest whole one."""
+    """Parts of a configuration are put into the smallest whole one; inventories are whole."""
     smallest = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
     blocks = [block for text in texts for block in re.findall(r"```yaml\n(.*?)```", text, re.S)]
     assert len(blocks) >= 4
-    for block in blocks:
-        config.parse(smallest | yaml.safe_load(block))
+    for block in map(yaml.safe_load, blocks):
+        if "nodes" in block:
+            inventory_file.parse(block)
+        else:
+            config.parse(smallest | block)
 
 
 def contract(name: str) -> dict[str, Any]:

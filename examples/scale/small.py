@@ -26,9 +26,11 @@ def write_model(folder: Path) -> None:
     """0.3M parameters: a Qwen2 with four heads of 32, which vLLM's attention on a CPU can take."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
 
     from rollpacker.demo.model import EOS_ID, PAD_ID, build_tokenizer
 
+    logging.disable_progress_bar()
     tokenizer = build_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 _TIMEOUT_S = 10.0
@@ -50,3 +50,15 @@ def model_arguments(path: str) -> dict[str, str | bool]:
     raise ValueError(
         f"{missing}, and the hub, which may have a model of that name, cannot be reached"
     )
+
+
+def config_folder(path: str) -> str:
+    """The folder of a model's ``config.json``: its own, or one in the cache for a name on the hub.
+
+    Raises ``ValueError`` as ``model_arguments``.
+    """
+    place = model_arguments(path)
+    name, offline = str(place["pretrained_model_name_or_path"]), "local_files_only" in place
+    if Path(name).is_dir():
+        return name
+    return str(Path(hf_hub_download(name, "config.json", local_files_only=offline)).parent)

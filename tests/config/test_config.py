@@ -262,7 +262,7 @@ def test_the_override_of_a_key_in_a_union_is_named_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "expected keys and values, found NoneType"),
+        ("# later\n", "holds no keys; rollpacker init writes a first job file"),
         ("- a\n- b\n", "expected keys and values, found list"),
         ("model: [\n", "cannot be read as YAML"),
         ("a: b: c\n", "cannot be read as YAML"),
@@ -312,14 +312,23 @@ def test_every_key_is_described(node: type[Config]) -> None:
         assert described, f"{node.__name__}.{name} has no docstring in config/"
 
 
-def test_a_bare_off_is_the_mode_off(tmp_path: Path) -> None:
-    """YAML 1.1 reads it as false."""
-    path = tmp_path / "job.yaml"
-    head = "model: {path: m}\ndata: {path: d}\nrewards: [{function: math}]\n"
-    path.write_text(head + "rollout: {tail_batching: {mode: off}}\n")
-    assert config.load(path).rollout.tail_batching.mode == "off"
-    given = ["rollout.tail_batching.mode=off"]
-    assert config.load(path, given).rollout.tail_batching.mode == "off"
+@pytest.mark.parametrize("key", ["rollout.tail_batching.mode", "rollout.planner"])
+def test_a_bare_off_is_a_choice_of_that_name(tmp_path: Path, key: str) -> None:
+    *parents, leaf = key.split(".")
+    text = f"{leaf}: off"
+    for parent in reversed(parents):
+        text = f"{parent}: {{{text}}}"
+    for file, given in ((YAML + text, []), (YAML, [f"{key}=off"])):
+        node: Any = config.load(write(tmp_path, file), given).model_dump()
+        for each in key.split("."):
+            node = node[each]
+        assert node == "off"
+
+
+def test_false_stays_what_it_is_where_off_is_no_choice(tmp_path: Path) -> None:
+    with pytest.raises(config.ConfigError, match=r"rollout.streaming.scaling"):
+        config.load(write(tmp_path, YAML), ["rollout.streaming.scaling=off"])
+    assert not config.load(write(tmp_path, YAML), ["data.shuffle=off"]).data.shuffle
 
 
 def test_a_key_of_the_usual_engine_or_algorithm_needs_no_kind(tmp_path: Path) -> None:

@@ -76,6 +76,15 @@ MISTAKES = [
     ("rollout.dynamic_sampling.max_draws=0", "must be at least 1, got 0"),
     # engine
     ("engine.kind=vlm", "'engine.kind': must be 'mini', 'vllm' or 'fake', got 'vlm'; did you mean"),
+    (
+        "engine={tensor_parallel: 2}",
+        "unknown key 'engine.tensor_parallel'; for it set engine.kind=vllm",
+    ),
+    (
+        "engine={kind: vllm, block_size: 8}",
+        "unknown key 'engine.block_size'; for it set engine.kind=mini",
+    ),
+    ("trainer={shard: 2}", "unknown key 'trainer.shard'; for it set trainer.kind=fsdp"),
     ("engine={max_runing: 3}", "unknown key 'engine.max_runing'; did you mean"),
     # train.algorithm
     (
@@ -85,7 +94,8 @@ MISTAKES = [
     ("train.algorithm=grpo", "'train.algorithm': must be keys and values, got 'grpo'"),
     (
         "train.algorithm={kind: dr_grpo, epsilon_high: 0.3}",
-        "unknown key 'train.algorithm.epsilon_high'; did you mean 'train.algorithm.epsilon'?",
+        "unknown key 'train.algorithm.epsilon_high'; did you mean 'train.algorithm.epsilon'?; for "
+        "it set train.algorithm.kind=dapo or gspo",
     ),
     # train
     ("train.learning_rate=fast", "'train.learning_rate': must be a number, got 'fast'"),

@@ -173,7 +173,9 @@ def test_a_file_of_verl(tmp_path):
         "trainer.shiny_new_key",
     }
     assert "no such engine" in comment_of(found.text, "kind")
-    assert found.warnings == []
+    old, gspo = sorted(found.warnings, reverse=True)
+    assert "old log-probabilities" in old + gspo
+    assert "gspo averages as seq-mean-token-mean does, verl's default is token-mean" in old + gspo
 
 
 def test_a_file_of_trl(tmp_path):
@@ -201,7 +203,7 @@ def test_a_file_of_trl(tmp_path):
     assert (run.engine.kind, run.engine.gpu_memory) == ("vllm", 0.3)
     assert (run.output, run.seed, run.trackers) == ("runs/gsm8k-grpo", 7, ["wandb"])
     assert set(found.refused) == {"max_prompt_length"}
-    assert len(found.warnings) == 1  # accuracy_reward is not quite 'math'
+    assert [line.partition(":")[0] for line in found.warnings] == ["trainer.kind", "rewards"]
 
 
 def test_a_script_of_trl(tmp_path):
@@ -221,6 +223,7 @@ def test_a_script_of_trl(tmp_path):
     # 256 * 2 is no literal.
     assert set(found.refused) == {"max_completion_length"}
     assert any("changes its rows (map)" in line for line in found.warnings)
+    assert any("with all that it imports" in line for line in found.warnings)
     # What the command line says need not be in the file.
     file.write_text(SCRIPT.replace('model="Qwen/Qwen3-0.6B"', "model=model"))
     found, run = job(tmp_path, file, Asked(world=2, model="m"))
@@ -265,6 +268,9 @@ def test_every_value_has_its_origin(tmp_path):
         assert all("  # " in line or line.endswith(":") for line in lines)
 
 
+GSPO = {"actor__policy_loss__loss_mode": "gspo"}
+
+
 @pytest.mark.parametrize(
     ("keys", "kind", "options", "refused"),
     [
@@ -295,6 +301,8 @@ def test_every_value_has_its_origin(tmp_path):
             (),
         ),
         ({"actor__use_token_level_loss": False}, "grpo", {"loss_type": "sequence_mean"}, ()),
+        (GSPO | {"actor__loss_agg_mode": "seq-mean-token-mean"}, "gspo", {}, ()),
+        (GSPO | {"actor__loss_agg_mode": "token-mean"}, "gspo", {}, ("actor.loss_agg_mode",)),
     ],
 )
 def test_losses_of_verl(tmp_path, keys, kind, options, refused):
@@ -308,6 +316,26 @@ def test_losses_of_verl(tmp_path, keys, kind, options, refused):
         assert any("no standard deviation" in line for line in found.warnings)
     else:
         assert set(found.refused) == {f"actor_rollout_ref.{key}" for key in refused}
+
+
+@pytest.mark.parametrize(
+    ("wins", "loses", "ours"),
+    [
+        ("actor.optim.warmup_style", "actor.optim.lr_scheduler_type", "lr_scheduler_type"),
+        ("actor.optim.grad_clip", "actor.optim.clip_grad", "max_grad_norm"),
+        ("actor.optim.clip_grad", "actor.grad_clip", "max_grad_norm"),
+    ],
+)
+@pytest.mark.parametrize("equal", [False, True])
+def test_of_two_names_in_verl_one_wins(tmp_path, wins, loses, ours, equal):
+    one, other = ("cosine", "linear") if ours == "lr_scheduler_type" else (0.5, 2.0)
+    wins, loses = f"actor_rollout_ref.{wins}", f"actor_rollout_ref.{loses}"
+    keys = {wins: one, loses: one if equal else other}
+    found, run = verl_job(tmp_path, **{key.replace(".", "__"): v for key, v in keys.items()})
+    assert getattr(run.train, ours) == one
+    said = found.ignored if equal else found.refused
+    assert said[loses] == f"{wins} goes before"
+    assert wins in found.translated
 
 
 @pytest.mark.parametrize(

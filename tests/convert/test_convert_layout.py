@@ -50,3 +50,38 @@ def test_a_server_of_trl_has_devices_of_its_own(tmp_path):
     found, run = trl_job(tmp_path, **keys)
     assert run.devices.layout == "colocated"
     assert "devices.layout=separate" in found.refused["vllm_mode"]
+
+
+def test_their_files_are_for_gpus_unless_they_say_otherwise(tmp_path):
+    for keys, kind in (({}, "cuda"), ({"trainer__device": "cpu"}, "cpu")):
+        assert verl_job(tmp_path, **keys)[1].devices.kind == kind
+    found, run = verl_job(tmp_path, trainer__device="npu")
+    assert (run.devices.kind, "trainer.device" in found.refused) == ("auto", True)
+    for keys, kind in (({}, "cuda"), ({"use_cpu": True}, "cpu")):
+        assert trl_job(tmp_path, **keys)[1].devices.kind == kind
+
+
+def test_processes_of_trl_are_the_devices_of_one_node(tmp_path):
+    batch = {"per_device_train_batch_size": 8}
+    found, run = trl_job(tmp_path, Asked(world=4), **batch)
+    assert run.devices.per_node == 4
+    assert any("ZeRO or FSDP is not in this file" in line for line in found.warnings)
+    assert trl_job(tmp_path, **batch, num_processes=2)[1].devices.per_node == 2
+    _, run = trl_job(tmp_path, **batch, num_processes=16, num_machines=2)
+    assert run.devices.per_node == 0
+    found, _ = trl_job(tmp_path, Asked(world=1), **batch)
+    assert not any("ZeRO" in line for line in found.warnings)
+
+
+def test_old_log_probabilities_of_verl_are_not_those_of_vllm(tmp_path):
+    bypass = "algorithm__rollout_correction__bypass_mode"
+    for keys, told in (({}, True), ({bypass: True}, False)):
+        found, _ = verl_job(tmp_path, **{NAME: "vllm"}, **keys)
+        assert any("old log-probabilities" in line for line in found.warnings) == told
+    found, _ = verl_job(tmp_path, **{NAME: "hf"})
+    assert not any("old log-probabilities" in line for line in found.warnings)
+
+
+def test_one_response_a_prompt_is_told_by_their_key(tmp_path):
+    found, _ = verl_job(tmp_path, actor_rollout_ref__rollout__n=1)
+    assert "actor_rollout_ref.rollout.n=1 trains nothing with grpo" in found.warnings[0]

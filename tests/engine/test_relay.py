@@ -189,6 +189,22 @@ def test_an_error_of_a_step_ends_the_member():
         follow(member, theirs)
 
 
+@pytest.mark.parametrize("call", ["submit", "abort"])
+def test_so_does_one_of_a_call_that_nobody_waits_for(call):
+    class Broken(Noting):
+        def submit(self, requests):
+            raise RuntimeError("CUDA out of memory")
+
+        def abort(self, attempts):
+            raise RuntimeError("CUDA out of memory")
+
+    ours, theirs = Pipe()
+    ours.send_bytes(pickle.dumps((call, ([],))))
+    ours.close()
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        follow(Broken(), theirs)
+
+
 def test_they_meet_in_any_order_and_leave_no_socket(tmp_path):
     spans = [Span(rank=rank, size=3, meeting=str(tmp_path / "meet")) for rank in range(3)]
     members = Noting(), Noting()

@@ -1,31 +1,63 @@
 """What engines sample is what the model says, over many tokens."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
 from engine_models import build, drain, prompt, request
-from test_engine_contract import vllm
+from vllm_pair import Pair
 
-from rollpacker.config import MiniEngineConfig
+from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
 
 RESPONSES, LENGTH = 200, 100
 
 
-def mini():
+def mini(_folder):
     from rollpacker.engine.mini import MiniEngine
 
-    return MiniEngine(build("wide"), config=MiniEngineConfig(max_running=64))
+    yield MiniEngine(build("wide"), config=MiniEngineConfig(max_running=64))
 
 
-@pytest.mark.parametrize(
-    "make", [mini, pytest.param(vllm, marks=pytest.mark.cluster)], ids=["mini", "vllm"]
+def vllm(folder):
+    from rollpacker.engine.vllm import VllmEngine
+
+    config = VllmEngineConfig(max_running=64, kv_tokens=64 * 128)
+    engine = VllmEngine(ModelConfig(path=str(folder)), config=config)
+    yield engine
+    engine.close()
+
+
+def vllm_tp2(folder):
+    pair = Pair()
+    yield pair.build(folder, max_running=64, kv_tokens=32 * 128)
+    pair.close()
+
+
+@pytest.fixture(
+    params=[
+        mini,
+        pytest.param(vllm, marks=pytest.mark.cluster),
+        pytest.param(vllm_tp2, marks=pytest.mark.cluster),
+    ],
+    ids=["mini", "vllm", "vllm-tp2"],
 )
-def test_surprise_is_the_entropy(make):
+def engine(request, tmp_path):
+    model = build("wide")
+    model.config.save_pretrained(tmp_path)
+    made = contextmanager(request.param)
+    with made(tmp_path) as engine:
+        if request.param is not mini:
+            engine.load_weights(model.named_parameters(), 0)
+        yield engine
+
+
+def test_surprise_is_the_entropy(engine):
     """-log p of what was sampled is, on average, the entropy: |z| below 5 over 20,000 tokens.
 
     A sampler that is wrong where its log-probabilities are right is found by nothing else.
     """
-    engine, model = make(), build("wide")
+    model = build("wide")
     prompts = [prompt(8, i) for i in range(RESPONSES)]
     engine.submit(
         [

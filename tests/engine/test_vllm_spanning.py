@@ -5,11 +5,11 @@ import time
 from glob import escape
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from engine_models import assert_new_weights, build, drain, prompt, request
+from rounding import assert_same
 from vllm_pair import Pair
 
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
@@ -17,7 +17,7 @@ from rollpacker.engine.base import Span
 from rollpacker.runtime.leftovers import MEMORY
 
 pytestmark = pytest.mark.cluster
-COUNT = 16
+COUNT = 32
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,12 @@ def requests(**params):
     ]
 
 
+def assert_equal(found, asked=(), wanted=None):
+    """All tokens but for rounding, by default those of ``mini``."""
+    asked = asked or requests()
+    assert_same(build("wide"), asked, found, wanted or mini(asked))
+
+
 def mini(asked):
     from rollpacker.engine.mini import MiniEngine
 
@@ -58,13 +64,6 @@ def mini(asked):
     engine = MiniEngine(build("wide"), config=config)
     engine.submit(asked)
     return drain(engine)
-
-
-def assert_equal(found, wanted):
-    """All tokens, and log-probabilities but for rounding."""
-    for i in range(COUNT):
-        assert found[i].tokens.tolist() == wanted[i].tokens.tolist()
-        assert np.abs(found[i].logprobs - wanted[i].logprobs).max() < 1e-4
 
 
 def test_two_devices_give_what_one_gives(pair, folder):
@@ -80,7 +79,7 @@ def test_two_devices_give_what_one_gives(pair, folder):
     two = pair.build(folder, max_running=64, kv_tokens=32 * 128)
     two.load_weights(build("wide").named_parameters(), 0)
     two.submit(requests())
-    assert_equal(drain(two), wanted)
+    assert_equal(drain(two), wanted=wanted)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_two_devices_give_what_one_gives(pair, folder):
 )
 def test_a_seed_gives_the_response_of_mini(engine, params):
     engine.submit(requests(**params))
-    assert_equal(drain(engine), mini(requests(**params)))
+    assert_equal(drain(engine), requests(**params))
 
 
 def test_aborted_attempts_go_on_where_they_were(engine):
@@ -107,7 +106,7 @@ def test_aborted_attempts_go_on_where_they_were(engine):
             for i, given in more.items()
         ]
     )
-    assert_equal(done | drain(engine), mini(asked))
+    assert_equal(done | drain(engine))
 
 
 def test_new_weights_reach_the_tied_head_on_both(engine):
@@ -123,21 +122,20 @@ def test_what_is_refused_leaves_both_in_step(engine):
         engine.submit([request(50, prompt(5), max_tokens=5000)])
     with pytest.raises(RuntimeError, match="held"):
         engine.load_weights(None, 4)
-    assert_equal(drain(engine), mini(requests()))
+    assert_equal(drain(engine))
     with pytest.raises(ValueError, match="weights hold 'nonsense'"):
         engine.load_weights([("nonsense", torch.zeros(1))], 1)
     engine.load_weights(build("wide").named_parameters(), 0)
     engine.submit(requests())
-    assert_equal(drain(engine), mini(requests()))
+    assert_equal(drain(engine))
 
 
 def test_idle_members_use_no_cpu(pair, engine):
     processes = psutil.Process(), psutil.Process(pair.child.pid)
     before = [p.cpu_times() for p in processes]
-    time.sleep(1)
-    spent = [p.cpu_times() for p in processes]
-    for a, b in zip(before, spent, strict=True):
-        assert b.user + b.system - a.user - a.system < 0.1
+    time.sleep(2)
+    after = [p.cpu_times() for p in processes]
+    assert sum(a.user + a.system for a in after) - sum(b.user + b.system for b in before) < 0.1
 
 
 def test_each_device_adds_its_budget_and_few_blocks_change_no_sample(pair, folder):
@@ -148,7 +146,7 @@ def test_each_device_adds_its_budget_and_few_blocks_change_no_sample(pair, folde
     engine.submit(requests())
     found = drain(engine)
     assert engine.stats().preemptions > 0
-    assert_equal(found, mini(requests()))
+    assert_equal(found)
 
 
 def test_a_budget_that_is_not_given_is_the_same_on_both(pair, folder):

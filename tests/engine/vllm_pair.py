@@ -12,6 +12,9 @@ from rollpacker.config import ModelConfig, VllmEngineConfig
 from rollpacker.engine.base import Span
 from rollpacker.engine.relay import Lead, follow, join, meet
 
+_NUMBERS = count()
+"""Of meetings: what one leaves in shared memory is under its name."""
+
 
 def member(folder: str, config: VllmEngineConfig, span: Span):
     from rollpacker.engine.vllm import VllmEngine
@@ -40,7 +43,6 @@ class Pair:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self._numbers = count()
         self._connections: list = []
         self.own = self.lead = None
         self.meeting = ""
@@ -56,7 +58,7 @@ class Pair:
     def build(self, model_folder: Path, **config) -> Lead:
         """An engine of two; the one before is over."""
         self.part()
-        name = f"meet-{os.getpid()}-{next(self._numbers)}"
+        name = f"meet-{os.getpid()}-{next(_NUMBERS)}"
         self.meeting = f"{self._folder.name}/{name}"
         settings = VllmEngineConfig(**config)
         spans = [Span(rank=rank, size=2, meeting=self.meeting) for rank in range(2)]

@@ -28,10 +28,16 @@ MOST = 2
 """Never to be raised."""
 
 ELSEWHERE = {
+    "cluster.address": "tests/runtime/test_ray.py::test_a_job_runs_on_the_nodes_of_a_ray_cluster",
+    "cluster.restarts": "tests/runtime/test_comeback.py::test_not_for_ever",
+    "devices.nodes": "tests/runtime/test_cluster_runs.py::test_nodes_change_nothing",
     "engine[vllm].kv_tokens": "tests/engine/test_vllm.py::test_scheduling_changes_no_sample",
     "engine[vllm].max_running": "tests/engine/test_vllm.py::test_no_more_run_than_it_is_told",
     "engine[vllm].tensor_parallel": (
         "tests/runtime/test_spanning_runs.py::test_the_first_step_samples_what_mini_does"
+    ),
+    "devices.emulate": (
+        "tests/emulate/test_emulated_runs.py::test_a_run_keeps_what_the_simulator_keeps"
     ),
     "rollout.planner=paper": (
         "tests/runtime/test_planner_runs.py::"
@@ -41,4 +47,5 @@ ELSEWHERE = {
         "tests/runtime/test_planner_runs.py::test_a_forecast_puts_devices_together"
     ),
 }
-"""Leaves that show what they do in another environment (``make test-cluster``), and where."""
+"""Leaves that show what they do in another environment (``make test-cluster``) or with files of
+their own, and where."""

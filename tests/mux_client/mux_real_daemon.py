@@ -20,7 +20,7 @@ from rollpacker.cli import main
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.phase import Phases
-from rollpacker.runtime.pipes import PRELOADED
+from rollpacker.runtime.local import PRELOADED
 from rollpacker.shield import OUTSIDE, shielded
 
 COMMAND = (sys.executable, "-c", "from rollpacker.cli import main; main()")
@@ -50,20 +50,23 @@ def _run(words: Sequence[str], out: Connection) -> None:
 class Daemon:
     """``rollpacker mux serve`` on one port, over one state folder."""
 
-    def __init__(self, folder: Path, ttl: float = 5.0) -> None:
+    def __init__(
+        self, folder: Path, ttl: float = 5.0, first: Sequence[str] = ("--settings", SHARING)
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.ttl = ttl
         self.url = f"http://127.0.0.1:{self.port}"
         self.token_file = folder / "token"
         self.process: BaseProcess | None = None
-        self._settings: tuple[str, ...] = ("--settings", SHARING)
+        self._first = first
+        """Options of its first start."""
         self.start()
 
     def start(self) -> None:
         words = ["mux", "serve", "--state", str(self.folder), "--port", str(self.port)]
-        words += ["--ttl", str(self.ttl), *self._settings]
-        self._settings = ()
+        words += ["--ttl", str(self.ttl), *self._first]
+        self._first = ()
         CONTEXT.set_forkserver_preload([*PRELOADED, "rollpacker.rollmux.service.serve"])
         ours, theirs = CONTEXT.Pipe(duplex=False)
         self.process = CONTEXT.Process(target=_run, args=(words, theirs), daemon=True)

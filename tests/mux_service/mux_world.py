@@ -1,11 +1,13 @@
 """The core with a clock that the test turns, and requests without HTTP."""
 
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import ValidationError
 
+from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.service import bodies, commands
 from rollpacker.rollmux.service.commands import Answer, Wait
 from rollpacker.rollmux.service.core import Core
@@ -18,8 +20,11 @@ SHARED = Settings(warm_s=0.0, cold_s=1.0)
 
 
 class World:
-    def __init__(self, folder: Path, settings: Settings = SHARED) -> None:
+    def __init__(
+        self, folder: Path, settings: Settings = SHARED, machines: Sequence[Machine] = ()
+    ) -> None:
         self.folder = folder
+        self.machines = machines
         self.settings = settings
         self.time = 1000.0
         self._keys = count()
@@ -27,7 +32,7 @@ class World:
 
     def open(self) -> None:
         self.store = SqliteStore(self.folder / "mux.sqlite")
-        self.core = Core(self.store, self.settings, TTL, lambda: self.time)
+        self.core = Core(self.store, self.settings, TTL, lambda: self.time, machines=self.machines)
 
     def restart(self, down_s: float = 0.0) -> None:
         """Killed and started again: nothing but the database survives."""
@@ -95,13 +100,14 @@ class World:
     ) -> tuple[int, dict[str, Any]]:
         return self.post(commands.finish, token, {"seconds": seconds}, key)
 
-    def run(self, job: str, phase: str) -> dict[str, Any]:
+    def run(self, job: str, phase: str, takes: float = 0.0) -> dict[str, Any]:
         """A whole phase."""
         status, permit = self.ask(job, phase)
         if "move" in permit:
             assert self.post(commands.moved, job, {"move": permit["move"]["id"]})[0] == 200
             status, permit = self.ask(job, phase)
         assert status == 200, permit
+        self.time += takes
         status, done = self.finish(permit["token"])
         assert status == 200, done
         return done

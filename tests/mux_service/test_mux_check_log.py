@@ -9,7 +9,7 @@ import pytest
 from mux_world import TTL, World
 
 from rollpacker.rollmux.check import check_lines
-from rollpacker.rollmux.service import commands
+from rollpacker.rollmux.service import commands, node_commands
 from rollpacker.rollmux.service.history import event_log
 
 
@@ -117,7 +117,7 @@ def test_a_rollout_that_a_failure_made_void_may_be_shorter_than_the_next(world: 
     world.submit("a")
     iterate(world, "a")
     phase(world, "a", "rollout", 3.0)
-    assert world.post(commands.node_failed, "t0", {"reason": "fire"})[0] == 200
+    assert world.post(node_commands.node_failed, "t0", {"reason": "fire"})[0] == 200
     status, move = world.ask("a", "rollout")
     assert status == 200
     assert world.post(commands.moved, "a", {"move": move["move"]["id"]})[0] == 200

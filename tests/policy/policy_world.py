@@ -18,7 +18,8 @@ from rollpacker.policy.streaming import StreamingRules
 
 def local_machine(workers: int, replica: int = 1) -> Machine:
     """Engines of one device each, and replicas of ``replica`` devices."""
-    profile = EngineProfile(kv_tokens=10_000, latency={1: 1e-3, 64: 2e-3})
+    latency = {1: 1e-3, 64: 2e-3}
+    profile = EngineProfile(kv_tokens=10_000, latency=latency, prefill_token_s=1e-4)
     return measured({1: profile}, devices=workers, node_size=workers, replica_devices=replica)
 
 

@@ -15,6 +15,19 @@ from rollpacker.policy.scaling import ActiveAttempt
 LONG = curve([int(x) for x in np.exp(np.random.default_rng(1).normal(8.0, 1.0, 4000))])
 
 
+class Flat(Roofline):
+    """A step takes 10 ms for any number of sequences, and ``token_s`` for each context token."""
+
+    def __init__(self, token_s: float) -> None:
+        self._token_s = token_s
+
+    def kv_tokens(self, tp: int) -> float:
+        return 1e6
+
+    def step_seconds(self, tp: int, batch: int, tokens: float) -> float:
+        return 0.01 + self._token_s * tokens
+
+
 def moved(policy, where, active, work=0, now=0.0):
     policy.begin(where, LONG)
     return observe(policy, 0.5, active, work, now)
@@ -41,6 +54,31 @@ def test_waiting_gradients_free_whole_training_replicas_at_the_same_size():
     free = where.trainable(where.devices - set(freed))
     assert [d for each in free for d in where.replicas[each]] == sorted(freed)
     assert len(freed) == 8
+
+
+def test_the_dearer_contexts_are_the_fewer_devices_a_tail_leaves():
+    """Where steps take as long for many as for few, only what contexts add speaks against it."""
+    where = fleet(4, 1, 1)
+    active = attempts(16, where, generated=8000)
+
+    def freed(token_s: float, work: int = 500_000) -> int:
+        policy = consolidation(Flat(token_s), sizes=(1,), train_seconds_per_token=1e-3)
+        made = moved(policy, where, active, work)
+        return 0 if made is None else len(made.freed)
+
+    assert freed(0.0) > freed(1e-6) > freed(1e-5) == 0
+    assert freed(0.0, work=10) == 0
+
+
+def test_devices_of_a_lost_replica_are_not_freed_for_it():
+    where = fleet(2, 1, 1)
+    active = attempts(4, where, generated=400)
+    rules = {"sizes": (1,), "train_seconds_per_token": 1e-2}
+    policy = consolidation(Flat(0.0), **rules)
+    assert moved(policy, where, active, work=20_000) is not None
+    policy.begin(where, LONG)
+    policy.lose_replicas(tuple(where.replicas))
+    assert observe(policy, 0.5, active, 20_000, 0.0) is None
 
 
 def test_nothing_moves_above_the_threshold_or_without_lengths():

@@ -80,7 +80,7 @@ def test_heads_of_keys_and_values_are_split_up_or_repeated():
     [
         (lambda: node(2, replica_devices=1), "a replica of 1 devices holds no whole engines of 2"),
         (lambda: node(2, replica_devices=3), "a replica of 3 devices holds no whole engines of 2"),
-        (lambda: node(1, 2, heads=9), "engines of 2 devices: they do not divide 9 attention"),
+        (lambda: node(1, 2, heads=9), "engines of 2 devices: 2 does not divide its 9 attention"),
         (lambda: node(3), "engines of 3 devices: they do not divide 8 devices in nodes of 8"),
         (
             lambda: measured({4: profile(1)}, devices=6, node_size=8),
@@ -92,7 +92,7 @@ def test_heads_of_keys_and_values_are_split_up_or_repeated():
         ),
         (
             lambda: measured({3: profile(1)}, devices=3, node_size=3, heads=12, kv_heads=2),
-            "2 heads of keys and values are neither split nor repeated evenly",
+            "3 parts neither split nor repeat its 2 heads of keys and values evenly",
         ),
     ],
 )

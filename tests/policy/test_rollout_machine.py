@@ -38,7 +38,7 @@ class RolloutMachine(RuleBasedStateMachine):
         workers=st.integers(1, 3),
         retries=st.integers(0, 2),
         buckets=st.sampled_from([1, 1, 3]),
-        scaling=st.sampled_from(["consolidate", "consolidate", "paper", "fixed"]),
+        scaling=st.sampled_from(["consolidate", "compared", "paper", "fixed"]),
         tail=st.integers(0, 1),
         replica_engines=st.integers(0, 2),
         layout=st.sampled_from(["colocated", "colocated", "separate"]),
@@ -64,6 +64,7 @@ class RolloutMachine(RuleBasedStateMachine):
         replica_engines: int,
         layout: Layout,
     ) -> None:
+        rule = "consolidate" if scaling == "compared" else scaling
         sizes = {"a": first} | ({"b": second} if second else {})
         given = make_settings(
             {
@@ -79,7 +80,7 @@ class RolloutMachine(RuleBasedStateMachine):
                     "audit_prompts": 1,
                 },
                 "dynamic_sampling": {"enabled": dynamic, "max_draws": 2},
-                "streaming": {"group_tokens": 300, "scaling": scaling},
+                "streaming": {"group_tokens": 300, "scaling": rule},
             },
             sizes,
             stream=stream and mode != "off" and updates == 1 and not ordered,

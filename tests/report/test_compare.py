@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+
 import plotly.graph_objects as go
 import pytest
 from report_runs import MODES, page_data
@@ -56,6 +58,15 @@ def test_packing_bound_and_speedup_may_be_unknown(made, tmp_path):
     lean = {key: summary()[key] for key in ("before", "modes", "recommended_mode")}
     out = write_comparison({m: made[m] for m in ("off", "exact")}, lean, tmp_path / "demo.html")
     assert "perfect packing" not in out.read_text(encoding="utf-8").split("<script>")[0]
+
+
+def test_reports_of_the_runs_are_linked_where_they_are(made, tmp_path):
+    beside = shutil.copytree(made["exact"], tmp_path / "exact")
+    (beside / "report.html").touch()
+    runs = {"off": made["off"], "exact": beside}
+    out = write_comparison(runs, summary(), tmp_path / "demo.html")
+    text = out.read_text(encoding="utf-8")
+    assert '<a href="exact/report.html">report of exact</a>' in text
 
 
 @pytest.mark.parametrize("drop", ["off", "race"])

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pool_helpers import collect, processes_of, requests, wait_until
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.reward.pool import GradingPool
-from rollpacker.reward.process import Job
+from rollpacker.reward.process import Job, start
 from rollpacker.reward.replies import read_reply
 from rollpacker.reward.wire import WireError
 
@@ -204,3 +205,10 @@ def test_forged_replies_are_refused(payload):
     assert read_reply(b'{"job":7,"f":1,"s":0.1,"scores":[1.0]}', job).scores == (1.0,)
     with pytest.raises(WireError):
         read_reply(payload, job)
+
+
+def test_a_process_whose_driver_has_gone_says_nothing(capfd):
+    process = start([], pickle.dumps(None), checked=True)
+    process.channel.close()
+    assert process.popen.wait(timeout=60) == 0
+    assert not capfd.readouterr().err

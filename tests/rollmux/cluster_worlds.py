@@ -1,9 +1,11 @@
 """Small traces and checked runs for the tests of RollMux."""
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 
+from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.check import Violation, check_lines
 from rollpacker.rollmux.cluster_sim import ClusterSimulation
 from rollpacker.rollmux.event_log import EventLog
@@ -53,3 +55,12 @@ def run(
     result = simulation.run()
     text = file.getvalue()
     return result, check_lines(io.StringIO(text)), text
+
+
+def run_on(
+    jobs: list[TraceJob], scheduler: Scheduler, others: Sequence[tuple[float, ev.Event]] = ()
+) -> tuple[SimulationResult, list[Violation]]:
+    """A simulation with a scheduler of one's own, and what the checker says of its log."""
+    file = io.StringIO()
+    result = ClusterSimulation(jobs, scheduler, EventLog(file), others=others).run()
+    return result, check_lines(io.StringIO(file.getvalue()))

@@ -9,6 +9,7 @@ import pytest
 from cluster_worlds import small
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from scheduler_world import World
 
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
@@ -21,156 +22,11 @@ from rollpacker.rollmux.settings import PLAIN, Settings
 from rollpacker.rollmux.trace import Philly, philly
 
 
-class Cluster:
-    """A driver without time: whoever holds something may go on in any order."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.now = 0.0
-        self.permits: dict[str, do.Permit] = {}
-        self.moving: set[str] = set()
-        self.idle: dict[str, str] = {}
-        self.held: set[str] = set()
-        self.tokens: list[int] = []
-        self.tails: set[str] = set()
-        self.count = 0
-
-    def post(self, event: ev.Event) -> None:
-        self.now += 7.0
-        for made in self.scheduler.handle(self.now, event):
-            self.perform(made)
-        self.check()
-
-    def perform(self, made: do.Decision) -> None:
-        if isinstance(made, do.Permit):
-            assert made.job not in self.permits
-            assert made.job not in self.moving
-            self.permits[made.job] = made
-            self.tokens.append(made.token)
-            self.tails.discard(made.job)
-        elif isinstance(made, do.Move):
-            self.permits.pop(made.job, None)
-            self.idle.pop(made.job, None)
-            self.moving.add(made.job)
-        elif isinstance(made, do.AcquireNodes):
-            assert not self.held & set(made.nodes)
-            self.held |= set(made.nodes)
-        elif isinstance(made, do.ReleaseNodes):
-            assert set(made.nodes) <= self.held
-            self.held -= set(made.nodes)
-        elif isinstance(made, do.ReleaseTail):
-            self.tails.add(made.job)
-
-    def check(self) -> None:
-        cluster = self.scheduler.cluster
-        assert self.tokens == sorted(set(self.tokens))
-        assert {node.name for node in cluster.nodes.values() if node.held} == self.held
-        for node in cluster.nodes.values():
-            assert node.pins, f"{node.name} is leaked"
-            assert node.used_gb <= self.scheduler.settings.memory_cap_gb + 1e-6
-            assert node.name in cluster.groups[node.group].nodes[node.pool]
-        busy = [
-            name
-            for permit in self.permits.values()
-            for name in permit.nodes
-            if permit.job not in self.tails
-        ]
-        assert len(busy) == len(set(busy)), "two phases on a node"
-        for group in cluster.groups.values():
-            assert group.seats or any(
-                cluster.nodes[name].pins for pool in group.nodes for name in pool
-            )
-
-    def arrive(self, data: st.DataObject) -> None:
-        self.count += 1
-        spec = JobSpec(
-            id=f"j{self.count}",
-            worst_rollout_s=data.draw(st.floats(20, 900)),
-            worst_train_s=data.draw(st.floats(20, 500)),
-            rollout_nodes=data.draw(st.sampled_from([1, 1, 2])),
-            train_nodes=data.draw(st.sampled_from([1, 1, 2])),
-            slo=data.draw(st.floats(1.0, 3.0)),
-            iterations=data.draw(st.sampled_from([None, 3, 500])),
-            rollout_memory_gb=data.draw(st.floats(100, 900)),
-        )
-        self.post(ev.JobArrived(spec=spec))
-        self.idle[spec.id] = "rollout"
-
-    def ask(self, name: str) -> None:
-        self.post(ev.PermitRequested(job=name, phase=self.idle.pop(name)))
-
-    def finish(self, name: str, share: float) -> None:
-        permit = self.permits.pop(name)
-        spec = self.scheduler.cluster.jobs[name].spec
-        worst = spec.worst_rollout_s if permit.phase == "rollout" else spec.worst_train_s
-        self.idle[name] = "train" if permit.phase == "rollout" else "rollout"
-        self.post(
-            ev.PhaseFinished(
-                job=name, phase=permit.phase, seconds=worst * share, token=permit.token
-            )
-        )
-
-    def arrived(self, name: str) -> None:
-        self.moving.discard(name)
-        self.idle[name] = "rollout"
-        self.post(ev.MoveFinished(job=name))
-
-    def lose(self, name: str) -> None:
-        permit = self.permits.pop(name)
-        self.idle[name] = permit.phase
-        self.tails.discard(name)
-        self.post(ev.PermitLost(job=name, token=permit.token))
-
-    def end(self, name: str) -> None:
-        for where in (self.permits, self.idle):
-            where.pop(name, None)
-        self.moving.discard(name)
-        self.tails.discard(name)
-        self.post(ev.JobEnded(job=name))
-
-    def step(self, data: st.DataObject) -> None:
-        """Any one thing that may happen now."""
-        jobs = self.scheduler.cluster.jobs
-        can: list[tuple[str, str]] = [("arrive", "")] if len(jobs) < 12 else []
-        can += [("ask", name) for name in self.idle] * 3
-        can += [("finish", name) for name in self.permits] * 4
-        can += [("tail", name) for name, p in self.permits.items() if p.phase == "rollout"]
-        can += [("arrived", name) for name in self.moving] * 2
-        rare = data.draw(st.integers(0, 19))
-        if rare == 0 and jobs:
-            can = [("end", name) for name in jobs]
-        elif rare == 1 and self.held:
-            can = [("fail", node) for node in sorted(self.held)]
-        elif rare == 2 and self.permits:
-            can = [("lose", name) for name in self.permits]
-        elif rare == 3 and self.scheduler.next_look() < 1e9:
-            can = [("wait", "")]
-        what, name = data.draw(st.sampled_from(can))
-        if what == "arrive":
-            self.arrive(data)
-        elif what == "finish":
-            self.finish(name, data.draw(st.sampled_from([0.3, 0.6, 0.9, 1.0])))
-        elif what == "tail":
-            self.post(ev.TailReached(job=name))
-        elif what == "wait":
-            self.now = max(self.now, self.scheduler.next_look())
-            self.post(ev.TimePassed())
-            assert self.scheduler.next_look() > self.now
-        elif what == "fail":
-            self.held.discard(name)
-            self.tails -= set(self.scheduler.cluster.nodes[name].pins)
-            self.post(ev.NodeFailed(node=name))
-        else:
-            {"ask": self.ask, "arrived": self.arrived, "lose": self.lose, "end": self.end}[what](
-                name
-            )
-
-
 @pytest.mark.parametrize("how", [Settings(), PLAIN], ids=["ours", "plain"])
 @settings(max_examples=settings().max_examples // 6, phases=[Phase.generate])
 @given(data=st.data())
 def test_invariants_hold_whatever_happens(how: Settings, data: st.DataObject) -> None:
-    world = Cluster(Scheduler(how))
+    world = World(Scheduler(how))
     for _ in range(80):
         world.step(data)
     for name in list(world.scheduler.cluster.jobs):
@@ -184,7 +40,7 @@ def test_invariants_hold_whatever_happens(how: Settings, data: st.DataObject) ->
 @given(data=st.data())
 def test_nobody_starves(data: st.DataObject) -> None:
     """When everybody goes on as fast as possible, everybody makes iterations."""
-    world = Cluster(Scheduler(Settings()))
+    world = World(Scheduler(Settings()))
     for _ in range(6):
         world.arrive(data)
     for _ in range(1500):
@@ -245,8 +101,8 @@ def test_a_move_of_several_that_fails_rolls_back_to_the_bit() -> None:
     groups = list(cluster.groups.values())
     for number, job in enumerate(jobs):
         target = next(g for g in groups[number:] if job.home and g.id != job.home.group)
-        sites = list(scheduler.placement.sites(job, target, (0.0, 0.0)))
-        site = sites[-1] if sites and number % 2 else scheduler.placement.isolated(job)
+        sites = list(scheduler.placement.sites(job, target, (0.0, 0.0), now=0.0))
+        site = sites[-1] if sites and number % 2 else scheduler.placement.isolated(job, 0.0)
         moves.reserve(job, site)
     assert json.dumps(scheduler.state_dict()) != before
     for job in reversed(jobs):
@@ -262,12 +118,12 @@ def test_placement_is_as_cheap_as_trying_everything(seed: int) -> None:
     scheduler.cluster.jobs["new"] = job
     scheduler.admission.left = 1e9
     placement = scheduler.placement
-    alone = placement.isolated(job)
+    alone = placement.isolated(job, 0.0)
     offer = placement.best(job, 0.0, below=alone.price, thorough=True)
     every = [
         placement.cost(site, job, 0.0)
         for group in scheduler.cluster.groups.values()
-        for site in placement.sites(job, group, (0.0, 0.0))
+        for site in placement.sites(job, group, (0.0, 0.0), now=0.0)
     ]
     best = min([*every, alone.price])
     assert (alone.price if offer is None else offer.cost) == pytest.approx(best)

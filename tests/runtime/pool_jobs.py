@@ -91,7 +91,7 @@ async def pool_of(
         with pool.listen(heard.listener()):
             yield heard
     finally:
-        pids, name = pool.pids, pool._belongings.name
+        pids, name = pool.pids, pool._nodes[0].folder.name
         pool.close()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not [*_SHARED_MEMORY.glob(f"{name}*")]

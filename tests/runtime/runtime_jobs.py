@@ -70,13 +70,19 @@ def forked(parents):
 def workers():
     return forked(forked([os.getppid()]))
 
-def assassin(completions, prompts, marker, victims=0, worker=None, at=5, by="SIGKILL"):
+def assassin(
+    completions, prompts, marker="", victims=0, worker=None, at=5, by="SIGKILL", pause=0.0
+):
+    if int(prompts[0]) == at:
+        time.sleep(pause)
     if int(prompts[0]) == at and not os.path.exists(marker):
-        open(marker, "w").close()
+        if marker:
+            open(marker, "w").close()
         # They are forked in the order of their numbers.
         found = workers()
-        for pid in found[-victims:] if worker is None else [found[worker]]:
+        for pid in found[len(found) - victims :] if worker is None else [found[worker]]:
             os.kill(pid, getattr(signal, by))
+        time.sleep(0.5)  # the driver hears of it before this grade ends the rollout
     return ones(completions)
 
 def wrong_shape(completions, **_):
@@ -178,6 +184,8 @@ class Workshop:
             "train": {"learning_rate": 1e-2},
             "devices": {"per_node": 1, "pin": False, "kind": "cpu"},
             "checkpoint": {"every": 0},
+            # What is lost stays lost, but in the tests that want it back.
+            "cluster": {"restarts": 0},
         }
         for key, value in changes.items():
             node = tree

@@ -1,13 +1,8 @@
 """Runs whose engines span devices: what their journals and timelines say."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import polars as pl
-
-from rollpacker.report.run_folder import load_run
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
@@ -31,16 +26,17 @@ def happened(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [entry["event"] for entry in entries(folder) if entry["event"]["kind"] == kind]
 
 
-def overlaps(folder: Path) -> Iterator[tuple[int, int, int]]:
-    """Step, worker and other worker, where the one sums gradients while the other decodes."""
-    run = load_run(folder)
-    tasks = run.tasks.filter(pl.col("kind") == "accumulate")
-    pairs = tasks.join(run.samples, on="step", suffix="_of_sample").filter(
-        pl.col("worker") != pl.col("worker_of_sample"),
-        pl.col("start_s") < pl.col("end_s_of_sample"),
-        pl.col("end_s") > pl.col("start_s_of_sample"),
-    )
-    yield from pairs.select("step", "worker", "worker_of_sample").unique().iter_rows()
+def streamed(folder: Path) -> set[int]:
+    """Steps in which a replica was told to sum gradients while responses were still decoded."""
+    asked, found, step = False, set[int](), -1
+    for entry in entries(folder):
+        event = entry["event"]
+        if event["kind"] == "StepStarted":
+            asked, step = False, event["step"]
+        elif event["kind"] == "AttemptFinished" and asked:
+            found.add(step)
+        asked |= any(each["kind"] == "AccumulateGradients" for each in entry["decisions"])
+    return found
 
 
 def timeline_rows(folder: Path) -> dict[str, set[str]]:

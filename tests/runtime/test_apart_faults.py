@@ -43,7 +43,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 @pytest.fixture(scope="module")
 def undisturbed(shop: Workshop) -> Path:
     """One engine and one replica; a checkpoint at every step."""
-    settings: dict[str, Any] = {"epochs": 1, "checkpoint__every": 1}
+    settings: dict[str, Any] = {"epochs": 1, "checkpoint__every": 1, "deterministic": True}
     return run(shop.config("undisturbed", **settings, **ONE_AND_ONE))[0]
 
 
@@ -114,7 +114,7 @@ def test_a_shard_of_one_of_two_replicas_is_survived(shop: Workshop, at: int) -> 
 def test_the_last_one_ends_the_run_which_goes_on_exactly(
     shop: Workshop, undisturbed: Path, worker: int, by: str, left: str
 ) -> None:
-    config = struck(shop, worker, by, **ONE_AND_ONE)
+    config = struck(shop, worker, by, deterministic=True, **ONE_AND_ONE)
     with pytest.raises(WorkerError, match=rf"^worker {worker} died: .*; {left}") as caught:
         run(config)
     assert len(str(caught.value).splitlines()) == 1
@@ -146,7 +146,8 @@ PAIRS: dict[str, Any] = {
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("by", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.alone
+@pytest.mark.parametrize("by", [pytest.param("SIGKILL", marks=pytest.mark.slow), "SIGSTOP"])
 @pytest.mark.parametrize("worker", [2, 3, 7], ids=["lead", "member", "shard"])
 def test_one_of_two_engines_or_replicas_of_two_is_survived(
     wide: Workshop, worker: int, by: str
@@ -155,6 +156,7 @@ def test_one_of_two_engines_or_replicas_of_two_is_survived(
 
 
 @pytest.mark.cluster
+@pytest.mark.alone
 @pytest.mark.parametrize("worker", [1, 2], ids=["member", "shard"])
 def test_the_last_of_two_ends_the_run(wide: Workshop, worker: int) -> None:
     settings: dict[str, Any] = PAIRS | {"devices": CPU | {"per_node": 2}}
@@ -167,7 +169,11 @@ def test_the_last_of_two_ends_the_run(wide: Workshop, worker: int) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("worker", [1, 5], ids=["apart", "together"])
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "worker",
+    [pytest.param(1, id="apart"), pytest.param(5, id="together", marks=pytest.mark.slow)],
+)
 def test_devices_that_a_planner_regroups_are_lost_together(wide: Workshop, worker: int) -> None:
     """Engines of one are workers 0 to 3, those of two 4 to 7: half of the devices go."""
     planned = {"kind": "vllm", "max_running": 16, "kv_tokens": 256}

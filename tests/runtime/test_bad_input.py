@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_jobs import Workshop, write_byte_model, write_model
+from runtime_jobs import Workshop, write_byte_model, write_model, write_wide_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rollpacker.cli import main
 
 Capture = pytest.CaptureFixture[str]
 Fails = Callable[..., str]
-HARMLESS = ("prompt <- ", " steps", "   step    reward")
+HARMLESS = ("prompt <- ", " steps", "   done    reward")
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +204,17 @@ def test_a_reward_of_the_wrong_shape(fails: Fails, shop: Workshop) -> None:
 
 def wrong_shape(shop: Workshop) -> list[dict[str, str]]:
     return [{"function": f"{shop.rewards}:wrong_shape"}]
+
+
+@pytest.mark.parametrize(
+    "kind", ["mini", pytest.param("vllm", marks=pytest.mark.cluster)], ids=["mini", "vllm"]
+)
+def test_a_budget_without_room_for_one_response(fails: Fails, tmp_path: Path, kind: str) -> None:
+    shop = Workshop(tmp_path)
+    shop.model = write_wide_model(tmp_path / "wide")
+    engine = {"kind": kind, "kv_tokens": 32}
+    file = shop.file("small", engine=engine, rollout__max_completion_length=40)
+    assert fails(file=file) == (
+        "an engine has room for 32 tokens of a sequence, not for a prompt and 40 of its response: "
+        "raise engine.kv_tokens or lower rollout.max_completion_length"
+    )

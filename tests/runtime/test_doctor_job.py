@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,29 @@ def test_shared_memory_is_looked_at_where_it_is_this_machine_s(
     assert "fix: make /dev/shm larger" in done.stdout
 
 
+def test_a_context_that_a_response_fills_is_refused_as_train_does(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    words = (f"model.path={tmp_path / 'model'}", "rollout.max_completion_length=256")
+    done = cli_here("doctor", FOUR, *words)
+    assert done.returncode == 2
+    assert "max_completion_length=256 leaves no room for a prompt in the model's" in done.stderr
+
+
+def test_vllm_that_is_missing_here_is_said_and_is_no_failure(job: Path) -> None:
+    words = ("doctor", job, "engine.kind=vllm", "model.path=Qwen/Qwen3-0.6B", "--device", "H100")
+    done = cli_here(*words)
+    assert done.returncode == 0, done.stdout
+    assert ("vLLM is not installed here" in done.stdout) == (find_spec("vllm") is None)
+
+
+def test_where_nothing_fits_the_nearest_is_said_and_what_is_left(job: Path) -> None:
+    done = cli_here("doctor", job, "model.path=Qwen/Qwen2.5-72B", "--device", "L40S")
+    (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
+    assert "model.lora_rank=16 on 8 x L40S (" in fix
+    assert "GB too much; take a smaller model" in fix
+    assert "devices.layout=separate" in fix
+
+
 def test_no_more_keys_than_are_needed(job: Path) -> None:
     done = cli_here("doctor", job, "--device", "H100")
     assert "fix: train.gradient_checkpointing=true model.lora_rank=16 (" in done.stdout
@@ -138,6 +162,11 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("--device", "H100", "devices.kind=cpu"), "devices.kind=cpu keeps the job on CPUs"),
         (("--device", "H100", "trainer.kind=fsdp", "trainer.shard=2"), "trainer.shard=2: 1 dev"),
         (("--device", "H100", "rollout.max_completion_length=null"), "max_completion_length is"),
+        (("--device", "H100", "devices.per_node=8"), "--gpus 1: the job asks for devices.per_node"),
+        (
+            ("--device", "H100", "--gpus", 3, "engine={kind: vllm, tensor_parallel: 3}"),
+            "3 does not",
+        ),
         (("model.pth=x",), "unknown key 'model.pth'"),
     ],
 )

@@ -50,11 +50,11 @@ def test_the_console_of_a_run_shows_evaluations_and_steps(trained):
     for name, step in (("before", 0), ("after", 2)):
         for kind in ("sampled", "greedy"):
             accuracy = summary[name][f"eval/{kind}_accuracy"]
-            start = rf"accuracy {accuracy:.3f} after step {step} \({kind}"
+            start = rf"accuracy {accuracy:.3f} with {step} done \({kind}"
             assert any(re.match(start, line) for line in lines), (start, said)
-    assert any(line.startswith("accuracy") and "after step 1 (sampled" in line for line in lines)
+    assert any(line.startswith("accuracy") and "with 1 done (sampled" in line for line in lines)
     assert any(line.startswith("evaluating, 0 of 20 (sampled)") for line in lines)
-    sampled = [re.search(r"after step (\d+) \(sampled", line) for line in lines]
+    sampled = [re.search(r"with (\d+) done \(sampled", line) for line in lines]
     assert [int(found[1]) for found in sampled if found] == [0, 1, 2, 2]
     steps = [line for line in lines if re.match(r"\d+/2 ", line)]
     assert [line.split()[0] for line in steps] == ["1/2", "2/2"]

@@ -55,7 +55,8 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
     assert (shop.folder / "killed-1-SIGKILL").exists()
     assert times_trained(folder) == Counter({f"p{i}": 1 for i in range(ROWS)})
     assert set(kept_groups(folder).values()) == {3}
-    assert "worker 1 died: exit code -9" in said
+    lost = "lost: engine 1, replica 1"
+    assert f"worker 1 died: exit code -9; {lost}" in said
     assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
     last = metrics(folder)[-1]["step"]
     rows = table(folder)
@@ -63,8 +64,10 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
 
 
 def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
-    """It lives and its pipe is open, but it gives no sign of life."""
+    """It lives and its socket is open, but it gives no sign of life; the update may begin before
+    that is noticed."""
     changes = {"devices__per_node": 2, "cluster__heartbeat_s": 2.0, "epochs": 1}
+    changes |= {"cluster__restarts": 1}
     config = shop.config("frozen", rewards=assassin(shop, 1, "SIGSTOP"), **changes)
     folder, said = run(config)
     assert "worker 1 died: it gave no sign of life" in said

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rollpacker.config import RunConfig, parse
 from rollpacker.core.types import EngineId
 from rollpacker.runtime.gangs import Gangs
+from rollpacker.runtime.nodes import Node
 from rollpacker.runtime.placement import Post, lay_out
 
 Case = tuple[list[Post], list[tuple[int, EngineId]]]
@@ -40,7 +41,8 @@ def cases(draw: st.DrawFn) -> Case:
     devices = 8 + (training if layout == "separate" else 0)
     sizes = [size * 2**n for n in range(draw(st.integers(1, 3)))] if kind == "vllm" else [1]
     run = config(layout, kind, training, shard, size)
-    posts = lay_out(run, [("cpu", ())] * devices, sizes, Path("/meeting"))
+    node = Node(number=0, places=(("cpu", ()),) * devices, folder=Path("/meeting"))
+    posts = lay_out(run, [node], sizes)
     gangs = Gangs(posts)
     formed: list[tuple[int, EngineId]] = []
     for key in draw(st.permutations([*gangs.engines])):

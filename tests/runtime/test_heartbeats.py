@@ -1,9 +1,10 @@
 """When a silent worker is taken for dead, in time that only a test's loop has."""
 
 import asyncio
-import multiprocessing
 import selectors
+import socket
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ import pytest
 from rollpacker.config import RunConfig, parse
 from rollpacker.engine.base import EngineInfo
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.link import Link
+from rollpacker.runtime.nodes import Node, ThisMachine
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.protocols import Listener
+from rollpacker.runtime.wire import Wire
 
 BEAT_S = 2.0
 
@@ -49,8 +54,12 @@ class Script:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self.channel, self.worker = multiprocessing.Pipe()
+        ours, theirs = socket.socketpair()
+        self.link, self.worker = Link(ours), Wire(theirs)
         self.killed: float | None = None
+
+    def ready(self) -> None:
+        """Its engine is built."""
         info = EngineInfo(
             kv_tokens=64,
             max_length=64,
@@ -65,9 +74,9 @@ class Script:
         """As a worker does, but so often only; when the last one was."""
         await asyncio.sleep(phase_s)
         for _ in range(times - 1):
-            self.worker.send(msg.Beat(progress=0))
+            self.worker.send(msg.Beat())
             await asyncio.sleep(BEAT_S)
-        self.worker.send(msg.Beat(progress=0))
+        self.worker.send(msg.Beat())
         return self._loop.time()
 
     def wait(self, seconds: float) -> None:
@@ -80,6 +89,23 @@ class Script:
 
     def end(self) -> str:
         return "killed"
+
+
+class Alone(ThisMachine):
+    """One node, whose only worker is scripted."""
+
+    def __init__(self, host: Script) -> None:
+        self._host = host
+
+    async def gather(self) -> list[Node]:
+        return [Node(number=0, places=(("cpu", ()),), folder=Path("/meeting"))]
+
+    def start(self, specs: object) -> dict[int, Script]:
+        assert specs
+        return {0: self._host}
+
+    def close(self) -> None:
+        pass
 
 
 def config() -> RunConfig:
@@ -112,7 +138,8 @@ def test_silence_is_noticed_after_two_to_three_heartbeats(phase: float, beats: i
     host = Script(loop)
 
     async def main() -> None:
-        pool = WorkerPool(config(), max_length=8, total_updates=1, start=lambda _: [host])
+        host.ready()
+        pool = WorkerPool(config(), max_length=8, total_updates=1, nodes=Alone(host))
         await pool.start()
         last = await host.beat(phase * BEAT_S, beats)
         lost: asyncio.Future[str] = loop.create_future()
@@ -130,7 +157,8 @@ def test_a_driver_that_stood_still_takes_nobody_for_dead() -> None:
     host = Script(loop)
 
     async def main() -> None:
-        pool = WorkerPool(config(), max_length=8, total_updates=1, start=lambda _: [host])
+        host.ready()
+        pool = WorkerPool(config(), max_length=8, total_updates=1, nodes=Alone(host))
         await pool.start()
         for _ in range(3):
             await host.beat(0.0, 2)
@@ -138,6 +166,45 @@ def test_a_driver_that_stood_still_takes_nobody_for_dead() -> None:
         await host.beat(0.0, 2)
         assert host.killed is None
         assert pool.engines == (0,)
+        pool.close()
+
+    run(main(), loop)
+
+
+@pytest.mark.parametrize("built_s", [0.0, 175.0])
+def test_one_that_is_being_built_may_be_silent_for_three_minutes(built_s: float) -> None:
+    loop = Loop()
+    host = Script(loop)
+
+    async def main() -> None:
+        pool = WorkerPool(config(), max_length=8, total_updates=1, nodes=Alone(host))
+        starting = asyncio.create_task(pool.start())
+        await asyncio.sleep(built_s)
+        assert host.killed is None
+        if built_s:
+            host.ready()
+            await starting
+            await host.beat(0.0, 2)
+        else:
+            with pytest.raises(WorkerError, match="worker 0 died: it gave no sign of life"):
+                await starting
+            assert host.killed == 180.0
+        pool.close()
+
+    run(main(), loop)
+
+
+def test_one_that_says_that_it_lives_may_be_built_for_long() -> None:
+    loop = Loop()
+    host = Script(loop)
+
+    async def main() -> None:
+        pool = WorkerPool(config(), max_length=8, total_updates=1, nodes=Alone(host))
+        starting = asyncio.create_task(pool.start())
+        await host.beat(0.0, 300)
+        assert host.killed is None
+        host.ready()
+        await starting
         pool.close()
 
     run(main(), loop)

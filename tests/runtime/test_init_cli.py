@@ -175,7 +175,7 @@ def test_five_questions_on_a_terminal(shop, init, tmp_path, monkeypatch):
     reader.join(60)
     os.close(ours)
     assert code == 0, said
-    for question in (b"Model (", b"Prompts (", b"Reward (", b"Held-out", b"Updates"):
+    for question in (b"Model (", b"Prompts (", b"Reward (", b"Held-out", b"Steps"):
         assert b"".join(said).count(question) == 1
     assert json.loads(printed)["file"] == str(out)
     tree = yaml.safe_load(out.read_text())
@@ -214,7 +214,8 @@ def test_what_it_translates_trains(shop, init, theirs, monkeypatch):
     assert code == 0, err
     assert out.splitlines() == [
         f"{theirs} (verl): 12 keys translated, 2 ignored, 1 not supported",
-        "wrote verl_job.yaml; next: rollpacker train verl_job.yaml",
+        "wrote verl_job.yaml; next: rollpacker doctor verl_job.yaml (elsewhere: --device H100 "
+        "--gpus 8), then rollpacker train verl_job.yaml",
     ]
     refused = (
         "WARNING actor_rollout_ref.actor.entropy_coeff: not supported: the loss has no entropy"

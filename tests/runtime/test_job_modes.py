@@ -95,6 +95,7 @@ def test_files_of_a_run(exact: tuple[Path, str]) -> None:
     assert summary["tail"]["kept_vs_true_len"] == 1.0
     assert summary["kept_tokens"] == table(folder)["tokens"].sum()
     assert summary["decoded_tokens"] == summary["kept_tokens"]
+    assert summary["cores"]["workers"] == 2
 
 
 def test_evaluations(exact: tuple[Path, str]) -> None:

@@ -1,5 +1,6 @@
 """What is left in shared memory by runs that were killed, and by nobody else."""
 
+import fcntl
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,35 @@ def test_a_run_removes_what_the_killed_have_left_and_nothing_of_the_living() -> 
     assert not of(mine.name)
 
 
+@pytest.mark.parametrize("moment", ["open", "flock"])
+def test_two_runs_that_start_at_once_keep_what_is_theirs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
+) -> None:
+    """The other clears before, or just after, this one has locked what it made."""
+    lock, others = fcntl.flock, [leftovers.clear_dead]
+
+    def clear_between(file: int, how: int) -> None:
+        other = others.pop() if others and how == fcntl.LOCK_EX else None
+        if other and moment == "open":
+            other()
+        lock(file, how)
+        if other and moment == "flock":
+            other()
+
+    monkeypatch.setattr(leftovers, "MEMORY", tmp_path)
+    monkeypatch.setattr(fcntl, "flock", clear_between)
+    mine = Belongings()
+    assert not others
+    assert [path.name for path in tmp_path.iterdir()] == [f"{mine.name}-lock"]
+    weights = tmp_path / f"{mine.name}-weights-a"
+    weights.touch()
+    Belongings().remove()
+    assert weights.exists()
+    assert mine.folder.is_dir()
+    mine.remove()
+    assert not [*tmp_path.iterdir(), *of(mine.name)]
+
+
 @pytest.mark.parametrize("whom", ["driver", "all"])
 def test_nothing_of_a_killed_driver_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whom: str
@@ -70,7 +100,7 @@ def test_nothing_of_a_killed_driver_stays(
     devices = {"per_node": 2, "layout": "separate", "training": 1, "pin": False, "kind": "cpu"}
     process = start_cli("train", shop.file("killed", epochs=500, devices=devices))
     name = wait_for(process, temporary, "rollpacker-*")
-    wait_for(process, MEMORY, f"{name}-weights-*")
+    wait_for(process, MEMORY, f"{name}-weights")
     workers = psutil.Process(process.pid).children(recursive=True)
     if whom == "driver":
         process.send_signal(signal.SIGKILL)

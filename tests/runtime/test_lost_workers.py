@@ -32,6 +32,13 @@ def told(loss: Loss) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return loss.engines, loss.replicas
 
 
+async def in_flight(heard: Heard, engine: int) -> None:
+    """It decodes ``LONG``: what is far shorter and came with it has ended."""
+    (short,) = requests(1, 2, forced=True, first=50)
+    decode(heard, engine, [*LONG, short])
+    await heard.until(lambda: 50 in heard.outputs)
+
+
 async def goes_on(heard: Heard, engine: int, first: int) -> None:
     """It decodes."""
     decode(heard, engine, requests(4, 20, forced=True, first=first))
@@ -72,7 +79,8 @@ def test_a_replica_that_shares_is_lost_and_another_one_shares(shop: Workshop, by
             ((who, report),) = [pair for pair in heard.said if isinstance(pair[1], msg.Shared)]
             assert who == 1
             assert isinstance(report, msg.Shared)
-            heard.pool.load_weights(1, report.weights)
+            assert report.weights is not None
+            heard.pool.load_weights(1, {0: report.weights})
             await heard.until(lambda: heard.count(msg.WeightsLoaded) == 4)
 
     asyncio.run(main())
@@ -134,6 +142,7 @@ def test_one_that_dies_while_it_is_built_ends_the_start(
 
 
 @pytest.mark.cluster
+@pytest.mark.alone
 @pytest.mark.parametrize("after_s", [0.1, 0.5])
 @pytest.mark.parametrize("worker", [0, 1])
 def test_so_does_one_of_an_engine_of_two(tmp_path: Path, worker: int, after_s: float) -> None:
@@ -145,6 +154,7 @@ def test_so_does_one_of_an_engine_of_two(tmp_path: Path, worker: int, after_s: f
 
 
 @pytest.mark.cluster
+@pytest.mark.alone
 @pytest.mark.parametrize("by", [KILL, STOP])
 @pytest.mark.parametrize("victim", [0, 1], ids=["lead", "member"])
 def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim: int) -> None:
@@ -155,9 +165,9 @@ def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim
     async def main() -> None:
         engine = VLLM | {"tensor_parallel": 2}
         async with pool_of(shop, engine=engine, **FOUR) as heard:
-            decode(heard, 0, LONG)
-            await asyncio.sleep(0.1)
+            await in_flight(heard, 0)
             assert told(await heard.lose(victim, by)) == ((0,), ())
+            assert heard.outputs.keys() == {50}
             assert not Path(f"/proc/{heard.pids[1 - victim]}").exists()
             await goes_on(heard, 1, 100)
             assert told(await heard.lose(2 + victim, by)) == ((1,), ())
@@ -167,8 +177,16 @@ def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("by", [KILL, STOP])
-@pytest.mark.parametrize("victim", [0, 3, 4], ids=["asleep", "member", "lead of the other"])
+@pytest.mark.alone
+@pytest.mark.parametrize("by", [pytest.param(KILL, marks=pytest.mark.slow), STOP])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param(0, id="asleep"),
+        pytest.param(3, id="member"),
+        pytest.param(4, id="lead of the other", marks=pytest.mark.slow),
+    ],
+)
 def test_devices_that_were_put_together_are_lost_together(
     tmp_path: Path, by: signal.Signals, victim: int
 ) -> None:

@@ -172,6 +172,16 @@ def test_warnings_are_loud_and_not_endless():
     )
 
 
+def test_one_step_that_all_got_right_is_no_reason_to_warn():
+    flat, good = [group(sample(), sample(), advantages=[0, 0])], [group(sample(), advantages=[1])]
+    warnings = StepWarnings(256)
+    assert [warnings.check(step, good) for step in range(20)] == [[]] * 20
+    assert warnings.check(20, flat) == []
+    assert warnings.check(21, flat) == []
+    (line,) = warnings.check(22, flat)
+    assert "all advantages are zero" in line
+
+
 def log(folder, steps, last_step=-1, **other):
     said = []
     metrics = MetricsLog(folder, last_step=last_step, say=said.append, **other)

@@ -14,9 +14,11 @@ from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.policy.division import engine_sizes, split
 from rollpacker.policy.fleet import colocated, grid, separate
 from rollpacker.runtime.gangs import Gangs
-from rollpacker.runtime.placement import Post, lay_out
+from rollpacker.runtime.nodes import Node
+from rollpacker.runtime.placement import Post, in_turns, lay_out
 
 FOLDER = Path("/meetings/unique")
+STORE = "tcp://127.0.0.1:7/"
 
 
 def config(**changes: Any) -> RunConfig:
@@ -40,8 +42,14 @@ def machine(tp: int, engines: int, shard: int, training: int, planner: str = "of
 
 
 def laid_out(chosen: RunConfig, sizes: tuple[int, ...]) -> list[Post]:
-    places = [(f"cuda:{n}", (n,)) for n in range(chosen.devices.per_node)]
-    return lay_out(chosen, places, sizes, FOLDER)
+    return lay_out(chosen, nodes(1, chosen.devices.per_node), sizes, STORE)
+
+
+def nodes(count: int, devices: int) -> list[Node]:
+    places = tuple((f"cuda:{n}", (n,)) for n in range(devices))
+    return [
+        Node(number=n, places=places, folder=FOLDER.with_name(f"unique{n}")) for n in range(count)
+    ]
 
 
 @st.composite
@@ -66,10 +74,10 @@ def test_every_device_decodes_and_trains_as_the_layout_says(
     decoding, training = split(chosen, range(chosen.devices.per_node))
     for size in sizes:
         engines = [p for p in posts if p.engine is not None and p.engine.span.size == size]
-        assert [p.number for p in engines] == list(decoding)
+        assert [p.device.index for p in engines] == list(decoding)
         assert all(p.engine and p.engine.resting == (size > sizes[0]) for p in engines)
-    assert [p.number for p in posts if p.replica is not None] == list(training)
-    assert all(post.place == (f"cuda:{post.number}", (post.number,)) for post in posts)
+    assert [p.device.index for p in posts if p.replica is not None] == list(training)
+    assert all(post.place == (f"cuda:{post.device.index}", (post.device.index,)) for post in posts)
 
 
 @given(machines())
@@ -81,10 +89,10 @@ def test_who_meets_are_neighbours_of_one_gang(given: tuple[RunConfig, tuple[int,
             if part is not None:
                 met[part.span.meeting].append((post, part))
     for meeting, found in met.items():
-        assert meeting.startswith(f"{FOLDER}/unique-")
+        assert meeting.startswith(f"{FOLDER}0/unique0-")
         assert [part.span.rank for _, part in found] == list(range(len(found)))
         assert {part.span.size for _, part in found} == {len(found)}
-        assert all(b.number == a.number + 1 for (a, _), (b, _) in pairwise(found))
+        assert all(b.device.index == a.device.index + 1 for (a, _), (b, _) in pairwise(found))
         kinds = {(type(part), getattr(part, "engine", None)) for _, part in found}
         assert len(kinds) == 1
 
@@ -116,7 +124,7 @@ def test_a_fleet_has_only_who_is_whole() -> None:
 
 
 def test_what_shares_weights_shares_a_process() -> None:
-    posts = lay_out(config(devices={"per_node": 2}), [("cpu", ())] * 2, (1,), FOLDER)
+    posts = lay_out(config(devices={"per_node": 2}), nodes(1, 2), (1,))
     assert [(p.engine.engine, p.replica.replica) for p in posts if p.engine and p.replica] == [
         (0, 0),
         (1, 1),
@@ -140,12 +148,58 @@ def test_a_planner_has_the_sizes_that_devices_and_heads_allow(
 ) -> None:
     chosen = machine(tp=1, engines=devices, shard=1, training=0, planner="paper")
     if sizes:
-        assert engine_sizes(chosen, devices, heads, kv_heads) == sizes
+        assert engine_sizes(chosen, [devices], heads, kv_heads) == sizes
     else:
         with pytest.raises(ValueError, match=r"rollout\.planner=paper has no choice: engines of 2"):
-            engine_sizes(chosen, devices, heads, kv_heads)
+            engine_sizes(chosen, [devices], heads, kv_heads)
 
 
 def test_without_a_planner_there_is_one_size() -> None:
     chosen = machine(tp=2, engines=4, shard=2, training=0)
-    assert engine_sizes(chosen, 8, 32, 8) == (2,)
+    assert engine_sizes(chosen, [8, 8], 32, 8) == (2,)
+
+
+@given(st.integers(1, 4), st.sampled_from([2, 4, 8]), st.sampled_from([1, 2]), st.data())
+def test_no_engine_leaves_its_node_and_a_replica_may(
+    count: int, devices: int, tp: int, data: st.DataObject
+) -> None:
+    shard = data.draw(st.sampled_from([n for n in (tp, 2, devices, 2 * devices) if n % tp == 0]))
+    assume(count * devices % shard == 0)
+    chosen = machine(tp, devices // tp, shard, 0)
+    posts = lay_out(
+        chosen, nodes(count, devices), (tp, *([2 * tp] if 2 * tp <= devices else [])), STORE
+    )
+    met: dict[str, list[Post]] = defaultdict(list)
+    for post in posts:
+        part = post.engine or post.replica
+        assert part is not None
+        met[part.span.meeting].append(post)
+    for meeting, found in met.items():
+        where = {post.device.node for post in found}
+        assert not found[0].engine or len(where) == 1
+        (first, *_) = sorted(where)
+        within = f"{FOLDER}{first}/unique{first}-"
+        assert meeting.startswith(within if len(where) == 1 else f"{STORE}unique{first}-")
+    fleet = Gangs(posts).fleet("colocated", range(len(posts)))
+    assert len(fleet.engines) == count * devices // tp
+    assert len(fleet.replicas) == count * devices // shard
+
+
+def test_devices_of_a_node_must_be_whole_engines() -> None:
+    chosen = machine(tp=2, engines=2, shard=2, training=3)
+    with pytest.raises(ValueError, match=r"tensor_parallel=2: 1 devices of a node that decode"):
+        lay_out(chosen, nodes(2, 4), (2,), STORE)
+
+
+def test_who_measures_a_gpus_memory_starts_when_nobody_else_takes_it() -> None:
+    def turns(kv_tokens: int, place: str) -> list[list[int]]:
+        run = config(
+            devices={"per_node": 4},
+            engine={"kind": "vllm", "kv_tokens": kv_tokens},
+            trainer={"kind": "fsdp", "shard": 2},
+        )
+        node = Node(number=0, places=((place, ()),) * 4, folder=FOLDER)
+        return [sorted(turn) for turn in in_turns(run, lay_out(run, [node], [1, 2]))]
+
+    assert turns(0, "cuda:0") == [[8, 9, 10, 11], [0, 1, 2, 3], [4, 5, 6, 7]]
+    assert turns(512, "cuda:0") == turns(0, "cpu") == [[*range(12)]]

@@ -63,7 +63,7 @@ def test_live_view():
     last = text(shown).split("╭")[-1]
     for words in (
         "runs/demo",
-        "13/100",
+        "12/100",
         "11/16",
         "102/160  41 running",
         "▁▂▂▃▄▄▅▅▆▇▇█  0.320  +0.220 in 12 steps",
@@ -109,14 +109,14 @@ def test_both_views_show_rewards_evaluations_and_what_is_left(terminal):
     progress.close()
     whole = text(shown)
     for words in (
-        "accuracy 0.250 after step 0 (sampled; 500 problems, mean length 210)",
-        "accuracy 0.500 after step 0 (greedy; 500 problems, mean length 210)",
-        "accuracy 0.375 after step 12 (sampled, +0.125 since step 0; 500 problems, ",
+        "accuracy 0.250 with 0 done (sampled; 500 problems, mean length 210)",
+        "accuracy 0.500 with 0 done (greedy; 500 problems, mean length 210)",
+        "accuracy 0.375 with 12 done (sampled, +0.125 on that with 0; 500 problems, ",
         "6:36",
     ):
         assert words in whole, words
     if terminal:
-        assert "sampled 0.375 after step 12 · greedy 0.500 after step 0" in whole
+        assert "sampled 0.375 with 12 done · greedy 0.500 with 0 done" in whole
         assert "evaluating" not in whole.split("╭")[-1]
         assert "math 0.31" in whole
         assert "format 0.9" in whole
@@ -174,7 +174,7 @@ def test_plain_lines():
     progress.close()
     lines = text(shown).splitlines()
     assert lines[0] == "runs/demo: 100 steps"
-    assert lines[1].split()[0] == "step"
+    assert lines[1].split()[0] == "done"
     assert len(lines) == 2 + 12 + 2
     values = "1/100 0.1000 0.200 213 3.0 0.0123 0.51 4.5 7:25 math=0.31 format=0.9"
     assert " ".join(lines[2].split()) == values
@@ -187,7 +187,7 @@ def test_plain_lines():
 def test_plain_lines_say_where_a_resume_began():
     shown = console(False)
     Progress(shown).start("runs/demo", 100, done=40)
-    assert text(shown).splitlines()[0] == "runs/demo: 100 steps, resumed after step 40"
+    assert text(shown).splitlines()[0] == "runs/demo: 100 steps, 40 of them done before"
 
 
 def test_missing_numbers_do_not_matter():

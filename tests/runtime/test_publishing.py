@@ -23,11 +23,17 @@ class Scripted:
     """Engines and replicas that do one thing at a time, when the test says which.
 
     ``awake``: formed engines that have not said that they sleep. A replica's number is that of its
-    file, so that it is seen whose weights are loaded.
+    file, so that it is seen whose weights are loaded. Engines and replicas are dealt to ``nodes``.
     """
 
-    def __init__(self, *, apart: bool, engines: int, replicas: int, formed: dict[int, int]) -> None:
+    def __init__(
+        self, *, apart: bool, engines: int, replicas: int, formed: dict[int, int], nodes: int = 1
+    ) -> None:
         self.apart = apart
+        self.nodes = nodes
+        self.sending = False
+        self.receiving: set[EngineId] = set()
+        self.places: dict[int, SharedWeights] = {}
         self.engines = tuple(map(EngineId, range(engines)))
         self.replicas = tuple(map(ReplicaId, range(replicas)))
         self.awake = {EngineId(engine): size for engine, size in formed.items()}
@@ -53,15 +59,43 @@ class Scripted:
         assert self.apart
         assert not self.awake
         assert self.sharing is None
-        assert self.shared is None
         replica = self.sharing = self.replicas[0]
         return replica
 
-    def load_weights(self, version: int, weights: SharedWeights | None) -> None:
+    def node(self, engine: EngineId) -> int:
+        return engine % self.nodes
+
+    def home(self, replica: ReplicaId) -> int:
+        return replica % self.nodes
+
+    def carry(self, replica: ReplicaId, size: int) -> list[EngineId]:
+        assert not self.sending
+        assert not self.receiving
+        assert replica in self.replicas
+        assert size == 9
+        first = {self.node(e): e for e in reversed(self.engines)}
+        self.receiving = {e for node, e in first.items() if node != self.home(replica)}
+        self.sending = bool(self.receiving)
+        return sorted(self.receiving)
+
+    def part(self) -> None:
+        assert not self.sending
+        assert not self.receiving
+
+    def abandon(self, kept: list[int], why: str) -> None:
+        assert why == "no weights came: no road"
+        for engine in [e for e in self.engines if self.node(e) not in kept]:
+            self.lose_engine(engine)
+
+    def load_weights(self, version: int, weights: dict[int, SharedWeights] | None) -> None:
         assert version == VERSION
         assert not self.awake
-        assert weights == self.shared
-        assert (weights is not None) == self.apart
+        if not self.apart:
+            assert weights is None
+        else:
+            assert weights is not None
+            assert {self.node(e) for e in self.engines} <= weights.keys()
+            assert all(weights[node] == self.places[node] for node in weights)
         self.loads += 1
         self.loading = {*self.engines}
 
@@ -72,8 +106,29 @@ class Scripted:
         self.publishing.slept(engine, size)
 
     def share_now(self) -> None:
-        self.shared, self.sharing = SharedWeights(Path(f"weights-{self.sharing}")), None
+        assert self.sharing is not None
+        self.shared = SharedWeights(Path(f"weights-{self.sharing}"), 9)
+        self.places = {self.home(self.sharing): self.shared}
+        self.sharing = None
         self.publishing.shared(msg.Shared(weights=self.shared, start_s=0.0, end_s=0.0))
+
+    def carried(self, engine: EngineId | None, problem: str = "") -> None:
+        weights = None
+        if engine is None:
+            self.sending = False
+        else:
+            self.receiving.remove(engine)
+            if not problem:
+                weights = SharedWeights(Path(f"carried-{engine}"), 9)
+                self.places[self.node(engine)] = weights
+        self.publishing.carried(
+            engine, msg.Carried(weights=weights, start_s=0.0, end_s=0.0, problem=problem)
+        )
+
+    def fail(self) -> None:
+        """Who is still at it finds that the others are not."""
+        who = None if self.sending else min(self.receiving)
+        self.carried(who, "no road")
 
     def load(self, engine: EngineId) -> None:
         self.loading.remove(engine)
@@ -87,12 +142,15 @@ class Scripted:
                 del self.awake[first]
         self.engines = tuple(e for e in self.engines if e not in gone)
         self.loading -= gone
+        self.receiving -= gone
         self.publishing.lose(Loss(engines=tuple(sorted(gone)), replicas=(), text="gone"))
 
     def lose_replica(self, replica: ReplicaId) -> None:
         self.replicas = tuple(r for r in self.replicas if r != replica)
         if self.sharing == replica:
             self.sharing = None
+        elif self.shared is not None and self.shared.path.name == f"weights-{replica}":
+            self.sending = False
         self.publishing.lose(Loss(engines=(), replicas=(replica,), text="gone"))
 
     def next(self) -> list[Callable[[], None]]:
@@ -100,6 +158,8 @@ class Scripted:
         return [
             *(lambda e=e: self.sleep(e) for e in sorted(self.awake)),
             *([self.share_now] if self.sharing is not None else ()),
+            *([lambda: self.carried(None)] if self.sending else ()),
+            *(lambda e=e: self.carried(e) for e in sorted(self.receiving)),
             *(lambda e=e: self.load(e) for e in sorted(self.loading)),
         ]
 
@@ -122,11 +182,12 @@ class Scripted:
 FORMED = st.sampled_from([{}, {0: 2}, {2: 2}, {0: 2, 2: 2}, {0: 4}, {0: 2, 4: 2}])
 
 
-@given(data=st.data(), formed=FORMED, replicas=st.integers(1, 3))
+@given(data=st.data(), formed=FORMED, replicas=st.integers(1, 3), nodes=st.integers(1, 3))
 def test_it_ends_once_whatever_is_lost_and_when(
-    data: st.DataObject, formed: dict[int, int], replicas: int
+    data: st.DataObject, formed: dict[int, int], replicas: int, nodes: int
 ) -> None:
-    workers = Scripted(apart=True, engines=6, replicas=replicas, formed=formed)
+    formed = formed if nodes == 1 else {}
+    workers = Scripted(apart=True, engines=6, replicas=replicas, formed=formed, nodes=nodes)
     workers.publish()
     while not workers.done:
         assert workers.next(), "nothing is left that could end it"
@@ -134,7 +195,11 @@ def test_it_ends_once_whatever_is_lost_and_when(
         losses = workers.losses()
         if losses and data.draw(st.integers(0, 3)) == 0:
             choices = losses
+        elif (workers.sending or workers.receiving) and data.draw(st.integers(0, 3)) == 0:
+            choices = [workers.fail]
         data.draw(st.sampled_from(choices))()
+        if not workers.engines:
+            return  # all were where no weights came: the run ends by that
     assert workers.loads == 1
     assert workers.shared is not None
     assert not workers.loading
@@ -165,3 +230,17 @@ def test_the_sleep_of_a_member_is_not_that_of_the_engine(report: tuple[EngineId,
     assert workers.sharing is None
     workers.sleep(EngineId(0))
     assert workers.sharing == 0
+
+
+def test_nodes_that_weights_cannot_be_brought_to_are_given_up() -> None:
+    workers = Scripted(apart=True, engines=4, replicas=1, formed={}, nodes=2)
+    workers.publish()
+    for _ in range(3):
+        workers.share_now()
+        workers.carried(None, "no road")
+        workers.carried(EngineId(1), "no road")
+    assert workers.engines == (0, 2)
+    workers.share_now()
+    workers.load(EngineId(0))
+    workers.load(EngineId(2))
+    assert (workers.done, workers.loads) == (1, 1)

@@ -80,7 +80,7 @@ def test_resume_is_exact_and_passes_over_a_damaged_checkpoint(
     said = resume(shop, "race", copy)
     assert "checkpoint-2 is not usable" in said
     assert "safetensors changed; an older checkpoint is used" in said
-    assert "resumed after step 1" in said
+    assert "1 of them done before" in said
     assert_same(copy, folder, checkpoints(folder)[-1])
     replay = journal.replay(copy / "journal.jsonl", from_journal)
     assert replay.differences == []
@@ -117,7 +117,7 @@ def test_a_finished_run_stays_as_it_is(race: tuple[Path, Path], shop: Workshop) 
     folder = race[1]
     before = kept_samples(folder), checkpoints(folder)
     said = resume(shop, "race", folder)
-    assert "resumed after step 6" in said
+    assert "6 of them done before" in said
     assert (kept_samples(folder), checkpoints(folder)) == before
 
 
@@ -130,7 +130,7 @@ def test_resume_from_every_step(shop: Workshop, mode: str) -> None:
     steps = checkpoints(folder)
     for step in steps[:-1]:
         copy = crashed_copy(folder, f"{mode}-{step}", step)
-        assert f"resumed after step {step}" in resume(shop, mode, copy)
+        assert f"{step} of them done before" in resume(shop, mode, copy)
         assert_same(copy, folder, steps[-1])
 
 
@@ -154,7 +154,7 @@ def test_damaged_checkpoints(race: tuple[Path, Path], shop: Workshop, damage: st
                 (copy / f"checkpoint-{step}" / "MANIFEST").write_text("{}")
     said = resume(shop, "race", copy)
     assert "checkpoint-2 is not usable" in said
-    assert ("resumed after step 1" in said) == (damage != "all")
+    assert ("1 of them done before" in said) == (damage != "all")
     assert_same(copy, race[1], 6)
 
 
@@ -165,7 +165,7 @@ def test_more_epochs_go_on_at_the_boundary(shop: Workshop) -> None:
     folder, _ = run(other.config("two", "race", **FIXED))
     run(other.config("one", "race", **FIXED, epochs=1))
     copy, said = run(other.config("one", "race", **FIXED, epochs=2), resume=True)
-    assert "resumed after step 3" in said
+    assert "3 of them done before" in said
     assert_same(copy, folder, checkpoints(folder)[-1])
 
 

@@ -19,7 +19,7 @@ from rollpacker.runtime import shared_weights
 from rollpacker.runtime.leftovers import clear
 from rollpacker.runtime.shared_weights import SharedWeights, WeightsOut
 
-PREFIX = f"rollpacker-test-{os.getpid()}-"
+NAME = f"rollpacker-test-{os.getpid()}"
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -44,7 +44,7 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
 
 
 def out(weights: dict[str, torch.Tensor]) -> WeightsOut:
-    return WeightsOut({name: (w.dtype, w.shape) for name, w in weights.items()}, PREFIX)
+    return WeightsOut({name: (w.dtype, w.shape) for name, w in weights.items()}, NAME)
 
 
 def bits(weight: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
@@ -130,7 +130,7 @@ def test_without_room_in_memory_it_is_in_the_temporary_folder(
     assert [*temporary.iterdir()] == [written.shared.path]
     written.write(weights.items())
     assert read(written.shared) == {name: bits(weight) for name, weight in weights.items()}
-    clear(PREFIX)
+    clear(NAME)
     assert not [*temporary.iterdir()]
 
 
@@ -138,7 +138,9 @@ def test_without_room_anywhere_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(shared_weights, "MEMORY", tmp_path)
     monkeypatch.setattr(shared_weights.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "posix_fallocate", Full(2))
-    with pytest.raises(OSError, match=r"no room for a copy of the weights \(0\.0 GB\) in") as found:
+    with pytest.raises(
+        ValueError, match=r"no room for a copy of the weights \(0\.0 GB\) in"
+    ) as found:
         out(tensors(4))
     assert len(str(found.value).splitlines()) == 1
     assert not [*tmp_path.iterdir()]
@@ -161,7 +163,7 @@ def test_readers_need_no_memory_of_their_own_and_a_writer_that_of_few_tensors() 
     """128 MB in 32 tensors, each made as it is written; allocators keep a few."""
     size = 4 * 2**20
     layout = {f"w{n}": (torch.uint8, torch.Size([size])) for n in range(32)}
-    written = WeightsOut(layout, PREFIX)
+    written = WeightsOut(layout, NAME)
     try:
         own: list[int] = []
         process = psutil.Process()

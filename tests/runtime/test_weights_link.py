@@ -40,7 +40,8 @@ def test_one_copy_whatever_the_pools(training: int, rollout: int) -> None:
 
 def test_models_of_another_size_are_refused() -> None:
     plan = plan_publish(100, [0, 1], [2, 3])
+    pools: Any = None  # nobody is asked
     with pytest.raises(ValueError, match="model must be 100 bytes"):
-        send_weights(plan, 0, torch.zeros(50, dtype=torch.uint8))
+        send_weights(plan, 0, torch.zeros(50, dtype=torch.uint8), pools)
     with pytest.raises(ValueError, match="model must be 100 bytes"):
-        receive_weights(plan, 2, torch.zeros(100), None)
+        receive_weights(plan, 2, torch.zeros(100), pools)

@@ -135,6 +135,9 @@ class ScriptedWorkload:
     def domain(self, prompt) -> str:
         return prompt.rstrip("0123456789")
 
+    def run_s(self, step, prompt, index) -> float:
+        return 0.0
+
     def forget(self, prompt) -> None:
         pass
 

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 import yaml
 
+from rollpacker.config import RolloutConfig, StreamingConfig
+from rollpacker.policy.machine import Machine
 from rollpacker.sim import calibration
 from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import CurveCosts, GpuCosts
 from rollpacker.sim.hardware import MeasuredDevice
+from rollpacker.sim.machines import machine_of
 
 CPU: dict[str, Any] = {
     "name": "mine",
@@ -119,3 +123,22 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_the_nearest_calibration_holds_the_longest_response() -> None:
     names = {100: "paper-7b-8k", 8192: "paper-7b-8k", 8193: "paper-14b-16k", 10**6: "paper-32b-32k"}
     assert {longest: calibration.nearest(longest).name for longest in names} == names
+
+
+def machine(gpus: int, given: dict[str, Any] = CPU, **streaming: Any) -> Machine | None:
+    rollout = RolloutConfig(streaming=StreamingConfig(**streaming))
+    job = SimulationConfig(calibration="", workload="", gpus=gpus, rollout=rollout)
+    return machine_of(job, Calibration.model_validate(given))
+
+
+def test_measured_devices_are_compared_as_in_a_run() -> None:
+    """And a number that was given is waited for, on whatever devices."""
+    asked = machine(4)
+    assert asked is not None
+    assert (asked.sizes, asked.node_size, asked.replica_devices) == ((1,), 4, 1)
+    assert machine(1) is None
+    assert machine(4, consolidate_below=3) is None
+    assert machine(4, scaling="paper") is not None
+    paper = calibration.load("paper-7b-8k").model_dump(exclude_defaults=True)
+    assert machine(64, paper) is not None
+    assert machine(64, paper, consolidate_below=3) is None

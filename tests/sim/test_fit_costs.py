@@ -40,8 +40,15 @@ TRUTH: dict[str, Any] = {
 }
 
 
-def made_run(folder: Path, mode: str, steps: int = 12) -> RunRecord:
-    """The folder of a simulated run, as a real one leaves it."""
+def made_run(
+    folder: Path, mode: str, steps: int = 12, driver: dict[str, Any] | None = None
+) -> RunRecord:
+    """The folder of a simulated run, as a real one leaves it; with a ``driver`` on its cores."""
+    if driver is not None:
+        timing_s = {"worker_cpu": 1.0, "decode_cpu": 1.0, "driver_cpu": 1.0}
+        cores = {"all": driver["cores"], "workers": driver["cores"]}
+        summary = {"steps": steps, "decoded_tokens": 1, "timing_s": timing_s, "cores": cores}
+        (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     source: Source = of_model("paper-8k")
     settings = config.parse_as(
         SimulationConfig,
@@ -58,7 +65,7 @@ def made_run(folder: Path, mode: str, steps: int = 12) -> RunRecord:
         },
     )
     writer = JournalWriter(folder / "journal.jsonl")
-    truth = Calibration.model_validate(TRUTH)
+    truth = Calibration.model_validate(TRUTH | {"driver": driver})
     simulation = Simulation(settings, truth, source, record=writer.record)
     writer.meta(
         {"settings": simulation.settings.to_json(), "state": simulation.policy.state_dict()}

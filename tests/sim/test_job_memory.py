@@ -107,9 +107,16 @@ def test_vllm_takes_its_share() -> None:
     said = sizes(needs(config, SMALL, H100))
     share = [said[name] for name in ("engine's weights", "engine's forward", "KV cache")]
     assert sum(share) == pytest.approx(40, rel=1e-4)
+    assert said["engine's draws"] == 36 * 128 * 151_936 / 1e9
     starved = needs(job(engine={"kind": "vllm", "gpu_memory": 0.05}), LARGE, H100)
     assert starved.sequences == 0
     assert not starved.fits
+
+
+@pytest.mark.parametrize("kind", ["mini", "vllm"])
+def test_a_cache_as_long_as_a_response_has_no_room_for_its_prompt(kind: str) -> None:
+    for tokens, fits in ((4096, False), (4096 + 32, True)):
+        assert needs(job(engine={"kind": kind, "kv_tokens": tokens}), SMALL, H100).fits is fits
 
 
 def test_a_reference_is_held_on_the_host_and_lent_to_the_gpu() -> None:
@@ -220,8 +227,8 @@ def test_engines_that_rest_for_the_planner_are_counted() -> None:
     assert found.division.sizes == (1, 2, 4)
     assert found.division.processes == 4 * 8
     said, kv = sizes(found), 65_536 * 57_344 / 1e9
-    assert said["engine of 2, asleep"] == pytest.approx(7.615616512 + 1.5 + kv)
-    assert said["engine of 4, asleep"] == pytest.approx(7.615616512 / 2 + 1.5 + kv)
+    assert said["engine of 2, idle"] == pytest.approx(7.615616512 + 1.5 + kv)
+    assert said["engine of 4, idle"] == pytest.approx(7.615616512 / 2 + 1.5 + kv)
     assert said["processes"] == pytest.approx(4.0)
     single = [changes for changes in candidates(config, H100) if len(changes) == 1]
     assert {"rollout.planner": "off"} in single
@@ -251,7 +258,9 @@ def test_what_devices_do_not_divide_into_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"holds no whole engines of 4: set trainer\.kind=fsdp"):
         needs(job(engine=engine), LARGE, H100)
     engine = {"kind": "vllm", "tensor_parallel": 8}
-    with pytest.raises(ValueError, match="cannot split this model: they do not divide 28 att"):
+    with pytest.raises(
+        ValueError, match=r"split this model: 8 does not divide its 28 .* \(1, 2, 4, 28 would do\)"
+    ):
         needs(job(engine=engine, trainer={"kind": "fsdp"}), LARGE, H100)
 
 

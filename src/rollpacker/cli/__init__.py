@@ -190,7 +190,8 @@ def train(
     elif stopped is None:
         report = folder / "report.html"
         where = f", report: {report}" if report.exists() else ""
-        console.print(f"{summary['steps']} steps{where}")
+        emulated = "EMULATED " if "emulated" in summary else ""
+        console.print(f"{summary['steps']} {emulated}steps{where}")
     if stopped is not None:
         raise stopped
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,8 +95,9 @@ def _print(found: Fit) -> None:
         print_plain(f"on {'each GPU' if machine.cuda else 'this machine'}: {devices}{also}")
     _mark(needs.fits, _verdict(needs))
     if not needs.fits:
-        print_plain(f"      fix: {_fix(found.changes, found.changed, needs)}")
+        print_plain(f"      fix: {_fix(found)}")
     _print_host(found)
+    _print_missing(found.config.engine.kind)
     print_plain("~ marks estimates; nothing was loaded, and no prompt was read")
 
 
@@ -132,12 +134,22 @@ def _print_host(found: Fit) -> None:
         print_plain("      fix: make /dev/shm larger (a container: --shm-size), or set TMPDIR")
 
 
+def _print_missing(engine: str) -> None:
+    """The machine that is asked about may not be this one, so it is no failure."""
+    if engine == "vllm" and find_spec("vllm") is None:
+        from rollpacker.engine.configured import GET_VLLM
+
+        print_plain(f"vLLM is not installed here. Where the job is to run, {GET_VLLM}")
+
+
 def _count(number: int, what: str) -> str:
     many = "es" if what.endswith("s") else "s"
     return f"{number} {what}{'' if number == 1 else many}"
 
 
 def _headline(found: Fit) -> str:
+    from rollpacker.job.learning_rate import short_count
+
     config, machine, division = found.config, found.needs.machine, found.needs.division
     place = f"{machine.devices} x {machine.name}" if machine.cuda else "CPU"
     lora = f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""
@@ -147,7 +159,7 @@ def _headline(found: Fit) -> str:
     sizes = " and ".join(str(size) for size in division.sizes)
     over = f" (tensor parallel {sizes})" if division.sizes != (1,) else ""
     return (
-        f"{config.model.path}: {found.shape.parameters / _GB:.3g}B parameters, "
+        f"{config.model.path}: {short_count(found.shape.parameters)} parameters, "
         f"{config.model.dtype}{lora}; {devices} on {place}, "
         f"{_count(division.processes, 'process')}, trainer {config.trainer.kind}, "
         f"engine {config.engine.kind}{over}"
@@ -171,15 +183,35 @@ def _host(found: Fit) -> str:
     return f"the machine's own memory: {total:.1f} GB{free} ({_listed(found.needs.host)})"
 
 
-def _fix(changes: Changes | None, changed: Needs | None, needs: Needs) -> str:
-    if changes is None or changed is None:
-        return "no layout was found: take a smaller model, shorter responses or larger devices"
+def _fix(found: Fit) -> str:
+    if found.changes is not None and found.changed is not None:
+        return _changed(found.changes, found.changed, found.needs)
+    levers = "a smaller model, shorter responses" + _untried(found)
+    if found.nearest is None:
+        return f"no layout was found: take {levers}"
+    changes, changed = found.nearest
+    missing = (changed.total - changed.machine.device_bytes) / _GB
+    why = f"still {missing:.1f} GB too much" if missing > 0 else "no room for one response"
+    nearest = _changed(changes, changed, found.needs)
+    return f"none of the layouts tried; nearest was {nearest}, {why}; take {levers}"
+
+
+def _changed(changes: Changes, changed: Needs, needs: Needs) -> str:
     machine = changed.machine
     keys = " ".join(_override(key, value) for key, value in changes.items())
     more = machine.devices > needs.machine.devices
     place = f" on {machine.devices} x {machine.name}" if more else ""
     size = f"{changed.total / _GB:.1f} of {machine.device_bytes / _GB:.1f} GB"
     return f"{keys or 'the same job'}{place} ({size})"
+
+
+def _untried(found: Fit) -> str:
+    """What else takes less of a device, where the search for a layout has not tried it."""
+    config, cuda = found.config, found.needs.machine.cuda
+    separate = config.devices.layout == "separate" or not cuda
+    layout = "" if separate else ", devices.layout=separate with devices.training"
+    nodes = "larger devices" if cuda else "more memory, or GPUs"
+    return f"{layout} or {nodes}"
 
 
 def _override(key: str, value: Any) -> str:

@@ -28,7 +28,7 @@ def init(
         str | None, typer.Option(help="Held-out problems, in the same forms as --data.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Updates; default: one pass over the data.", min=1)
+        int | None, typer.Option(help="Steps; default: one pass over the data.", min=1)
     ] = None,
     source: Annotated[
         Path | None,
@@ -67,7 +67,7 @@ def init(
         print_json({"file": str(out), "warnings": warnings})
         return
     _warn(warnings)
-    print_plain(f"wrote {out}; next: rollpacker train {out}")
+    print_plain(f"wrote {out}; next: {_next(out)}")
 
 
 def _wishes(asked: Asked) -> Wishes:
@@ -88,7 +88,7 @@ def _wishes(asked: Asked) -> Wishes:
         reward = reward or _ask("Reward (math, code, rg, FILE.py:NAME)", guess)
         if held_out is None:
             held_out = _ask("Held-out problems, empty for none", "")
-        steps = steps or int(_ask("Updates, 0 for one pass over the prompts", 0))
+        steps = steps or int(_ask("Steps, 0 for one pass over the prompts", 0))
     return Wishes(model=model, data=data, reward=reward, held_out=held_out or "", steps=steps or 0)
 
 
@@ -112,7 +112,13 @@ def _translate(source: Path, asked: Asked, out: Path, force: bool, as_json: bool
         f"{source} ({job.framework}): {len(job.translated)} keys translated, {len(job.ignored)} "
         f"ignored, {len(job.refused)} not supported"
     )
-    print_plain(f"wrote {out}; next: rollpacker train {out}")
+    print_plain(f"wrote {out}; next: {_next(out)}")
+
+
+def _next(out: Path) -> str:
+    return (
+        f"rollpacker doctor {out} (elsewhere: --device H100 --gpus 8), then rollpacker train {out}"
+    )
 
 
 def _warn(warnings: list[str]) -> None:

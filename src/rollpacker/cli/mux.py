@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from rollpacker.cli.mux_nodes import node_app
 from rollpacker.cli.mux_service import drain, end, serve, status, submit
 from rollpacker.cli.output import Json, console, print_json, print_plain
 
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)
+mux_app.add_typer(node_app, name="node")
 for command in (serve, submit, status, end, drain):
     mux_app.command()(command)
 _SHOWN = 20
@@ -31,7 +33,8 @@ def simulate(
     policy: Annotated[
         str,
         typer.Option(
-            help="solo, colocated, gavel, random, greedy, rollmux (ours) or rollmux-plain."
+            help="solo, colocated, gavel, random, greedy, rollmux (ours) or rollmux-plain; with "
+            "--inventory fifo, backfill, colocated, gavel, all-training, rollmux or rollmux-plain."
         ),
     ] = "rollmux",
     nodes: Annotated[
@@ -43,6 +46,9 @@ def simulate(
     cycles: Annotated[
         Literal["mixed", "one"], typer.Option(help="Iterations of 100 to 900 s, or one class.")
     ] = "mixed",
+    inventory: Annotated[
+        Path | None, typer.Option(help="Nodes and teams (YAML): jobs wait for these.")
+    ] = None,
     events: Annotated[Path | None, typer.Option(help="Event log to write.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -54,10 +60,11 @@ def simulate(
 
     from rollpacker.rollmux import trace as traces
     from rollpacker.rollmux.event_log import EventLog
-    from rollpacker.rollmux.policies import POLICIES, Run
+    from rollpacker.rollmux.inventory_file import read
+    from rollpacker.rollmux.policies import Run, named
 
-    if policy not in POLICIES:
-        raise ValueError(f"--policy {policy}: choose one of {', '.join(POLICIES)}")
+    chosen = named(policy, inventory=inventory is not None)
+    machines = None if inventory is None else read(inventory)
     if trace == "philly":
         shape = traces.Philly(jobs=jobs, days=days, nodes=nodes, slo=_range(slo), cycles=cycles)
         loaded = traces.philly(shape, np.random.default_rng(seed))
@@ -65,7 +72,7 @@ def simulate(
         loaded = traces.read(Path(trace))
     with ExitStack() as stack:
         file = stack.enter_context(events.open("w", encoding="utf-8")) if events else None
-        result = POLICIES[policy](Run(loaded, seed, EventLog(file), time.perf_counter))
+        result = chosen(Run(loaded, seed, EventLog(file), time.perf_counter, machines))
     name = f"synthetic, {len(loaded)} jobs" if trace == "philly" else trace
     found = {"policy": policy, "trace": name} | result.to_json()
     if as_json:
@@ -84,13 +91,14 @@ def _range(text: str) -> tuple[float, float]:
 
 def _show(found: dict[str, Any]) -> None:
     view = Table(title=f"{found['policy']} on {found['trace']}", show_header=False)
-    bubble, peak, decision = found["bubble"], found["peak_gpus"], found["decision_ms"]
-    bound = found["lower_bound_cost_per_h"]
+    peak, decision = found["peak_gpus"], found["decision_ms"]
+    wait, slow = found["wait_s"], found["slowdown"]
     rows = (
-        ("cost", f"${found['cost_per_h']:.0f}/h (no schedule is below ${bound:.0f}/h)"),
+        *_spent(found),
         ("jobs done", f"{found['jobs_done']}"),
+        ("waited", f"mean {wait['mean'] / 3600:.1f} h, at most {wait['max'] / 3600:.1f} h"),
+        ("slowdown", f"mean {slow['mean']:.2f}, p95 {slow['p95']:.2f}, since submission"),
         ("SLO kept", f"{found['slo_attained']:.1%}, worst {found['worst_slo_ratio']:.3f} of it"),
-        ("idle", f"rollout {bubble['rollout']:.0%}, training {bubble['train']:.0%}"),
         ("peak GPUs", f"rollout {peak['rollout']}, training {peak['train']}"),
         ("GPU hours", f"{found['gpu_hours']:.0f}"),
         ("decision", f"p50 {decision['p50']:.3f} ms, p99 {decision['p99']:.3f} ms"),
@@ -98,6 +106,19 @@ def _show(found: dict[str, Any]) -> None:
     for row in rows:
         view.add_row(*row)
     console.print(view)
+
+
+def _spent(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Dollars and idle time of rented nodes, idle time of an owner's."""
+    idle = found.get("idle") or found["bubble"]
+    shares = ("idle", f"rollout {idle['rollout']:.0%}, training {idle['train']:.0%}")
+    if "idle" in found:
+        return [("all done after", f"{found['makespan_h']:.0f} h"), shares]
+    bound = found["lower_bound_cost_per_h"]
+    return [
+        ("cost", f"${found['cost_per_h']:.0f}/h (no schedule is below ${bound:.0f}/h)"),
+        shares,
+    ]
 
 
 @mux_app.command()

@@ -19,18 +19,21 @@ TokenFile = Annotated[
     Path | None, typer.Option(help="File with the bearer token; default: token in the folder.")
 ]
 Cafile = Annotated[Path | None, typer.Option(help="Certificate to trust (TLS).")]
-_STATE = Path("runs/mux")
-_URL = "http://127.0.0.1:8642"
+STATE = Path("runs/mux")
+URL = "http://127.0.0.1:8642"
 _PATIENCE_S = 3.0
 
 
 def serve(
-    state: State = _STATE,
+    state: State = STATE,
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8642,
     ttl: Annotated[float, typer.Option(help="Seconds of a permit's lease.")] = 30.0,
     settings: Annotated[
         str | None, typer.Option(help="Scheduler settings as a JSON object (a new database only).")
+    ] = None,
+    inventory: Annotated[
+        Path | None, typer.Option(help="Nodes by name and teams (YAML); else nodes are rented.")
     ] = None,
     postgres: Annotated[
         str | None, typer.Option(help="Connection string, in place of the SQLite file.")
@@ -41,7 +44,7 @@ def serve(
 ) -> None:
     """Run the daemon: HTTP API and dashboard.
 
-    Example: rollpacker mux serve --state runs/mux
+    Example: rollpacker mux serve --state runs/mux --inventory nodes.yaml
     """
     from rollpacker.rollmux.service.serve import ServeOptions
     from rollpacker.rollmux.service.serve import serve as run
@@ -52,6 +55,7 @@ def serve(
         port=port,
         ttl=ttl,
         settings=None if settings is None else _settings(settings),
+        inventory=inventory,
         postgres=postgres,
         token_file=token_file,
         tls_cert=tls_cert,
@@ -84,8 +88,8 @@ def _settings(text: str) -> Any:
 
 def submit(
     spec: Annotated[Path, typer.Argument(metavar="FILE", help="A job's specification, JSON.")],
-    url: Url = _URL,
-    state: State = _STATE,
+    url: Url = URL,
+    state: State = STATE,
     token_file: TokenFile = None,
     cafile: Cafile = None,
     key: Annotated[
@@ -101,13 +105,14 @@ def submit(
         body = json.loads(spec.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{spec}: no JSON: {error}") from error
-    found = _Daemon(url, state, token_file, cafile).post("/v1/jobs", body, key)
-    print_found(found, as_json, f"job {found['id']} submitted")
+    found = Daemon(url, state, token_file, cafile).post("/v1/jobs", body, key)
+    waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""
+    print_found(found, as_json, f"job {found['id']} submitted{waits}")
 
 
 def status(
-    url: Url = _URL,
-    state: State = _STATE,
+    url: Url = URL,
+    state: State = STATE,
     token_file: TokenFile = None,
     cafile: Cafile = None,
     as_json: Json = False,
@@ -116,7 +121,7 @@ def status(
 
     Example: rollpacker mux status
     """
-    found = _Daemon(url, state, token_file, cafile).get("/v1/status")
+    found = Daemon(url, state, token_file, cafile).get("/v1/status")
     if as_json:
         print_json(found)
         return
@@ -126,22 +131,50 @@ def status(
         view.add_row(
             job["id"],
             job["state"],
-            f"{job['group']}",
+            "" if job["group"] is None else f"{job['group']}",
             " ".join((*job["rollout_nodes"], *job["train_nodes"])),
             f"{job['done']}" if total is None else f"{job['done']}/{total}",
             f"{job['slo_slack_s']:.0f} s {job['slo_state']}",
         )
     console.print(view)
-    cost = found["cost_per_h"]
-    print_plain(
-        f"{len(found['nodes'])} nodes in {len(found['groups'])} groups, ${cost['now']:.2f}/h "
-        f"(every job alone: ${cost['solo']:.2f}/h)" + (", draining" if found["draining"] else "")
+    for job in sorted(
+        (each for each in found["jobs"] if each["queue"]), key=lambda job: job["queue"]["position"]
+    ):
+        print_plain(f"waits: {_place_in_queue(job)}")
+    for team in found["teams"]:
+        print_plain(f"team {team['name']}: {_share(team)}")
+    print_plain(_nodes_line(found) + (", draining" if found["draining"] else ""))
+
+
+def _place_in_queue(job: dict[str, Any]) -> str:
+    queue = job["queue"]
+    seconds = queue["starts_in_s"]
+    when = "nobody can say when" if seconds is None else f"starts in about {seconds / 60:.0f} min"
+    return f"{queue['position']} of {queue['of']}: {job['id']}, {when}; {queue['reason']}"
+
+
+def _share(team: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{team['used'][pool]:.1f} of {team['guaranteed'][pool]:g} {pool} nodes"
+        for pool in ("rollout", "train")
     )
 
 
+def _nodes_line(found: dict[str, Any]) -> str:
+    """How many nodes are in use, and what that costs where it costs anything."""
+    groups = f"in {len(found['groups'])} groups"
+    used = sum(node["group"] is not None for node in found["nodes"])
+    if found["named"]:
+        closed = sum(node["status"] != "open" for node in found["nodes"])
+        shut = f", {closed} closed" if closed else ""
+        return f"{used} of {len(found['nodes'])} nodes used {groups}{shut}"
+    cost = found["cost_per_h"]
+    return f"{used} nodes {groups}, ${cost['now']:.2f}/h (every job alone: ${cost['solo']:.2f}/h)"
+
+
 def drain(
-    url: Url = _URL,
-    state: State = _STATE,
+    url: Url = URL,
+    state: State = STATE,
     token_file: TokenFile = None,
     cafile: Cafile = None,
     undo: Annotated[bool, typer.Option("--undo", help="Take new jobs again.")] = False,
@@ -151,15 +184,15 @@ def drain(
 
     Example: rollpacker mux drain
     """
-    daemon = _Daemon(url, state, token_file, cafile)
+    daemon = Daemon(url, state, token_file, cafile)
     found = daemon.post("/v1/drain", {"draining": not undo}, None)
     print_found(found, as_json, f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
 
 
 def end(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its id.")],
-    url: Url = _URL,
-    state: State = _STATE,
+    url: Url = URL,
+    state: State = STATE,
     token_file: TokenFile = None,
     cafile: Cafile = None,
     as_json: Json = False,
@@ -168,12 +201,12 @@ def end(
 
     Example: rollpacker mux end my-job
     """
-    daemon = _Daemon(url, state, token_file, cafile)
+    daemon = Daemon(url, state, token_file, cafile)
     found = daemon.post(f"/v1/jobs/{urllib.parse.quote(job, safe='')}/end", {}, None)
     print_found(found, as_json, f"job {job}: {found['state']}")
 
 
-class _Daemon:
+class Daemon:
     """Plain requests to a daemon, with its errors as ours."""
 
     def __init__(self, url: str, state: Path, token_file: Path | None, cafile: Path | None) -> None:
@@ -183,9 +216,11 @@ class _Daemon:
         self._link = Link(url, file, cafile=cafile, patience_s=_PATIENCE_S)
 
     def get(self, path: str) -> dict[str, Any]:
+        """What there is."""
         return self._call("GET", path)
 
     def post(self, path: str, body: Any, key: str | None = None) -> dict[str, Any]:
+        """Ask for something; ``key`` None makes one."""
         from rollpacker.rollmux.service.link import new_key
 
         return self._call("POST", path, body, key or new_key())

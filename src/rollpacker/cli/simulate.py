@@ -221,7 +221,9 @@ def _tell(found: Estimate) -> None:
         f"{found.responses} a step, {found.steps} steps simulated for each mode; "
         f"correlation of length within a prompt {icc}"
     )
-    for line in (f"costs: {found.costs}", f"recommended: {found.recommended}", *found.sentences):
+    bounds = f" (speeds are upper bounds: {found.at_most})" if found.at_most else ""
+    recommended = f"recommended: {found.recommended}{bounds}"
+    for line in (f"costs: {found.costs}", recommended, *found.sentences):
         print_plain(line)
 
 

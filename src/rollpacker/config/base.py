@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class Config(BaseModel):
@@ -13,6 +13,23 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_off(cls, data: Any) -> Any:
+        """YAML 1.1 reads a bare ``off`` as false, which is meant where ``off`` is a choice."""
+        if not isinstance(data, dict):
+            return data
+        tree = cast(dict[str, Any], data)
+        plain = [key for key, value in tree.items() if value is False and cls._may_be_off(key)]
+        return tree | dict.fromkeys(plain, "off")
+
+    @classmethod
+    def _may_be_off(cls, key: str) -> bool:
+        field = cls.model_fields.get(key)
+        if field is None or get_origin(field.annotation) is not Literal:
+            return False
+        return "off" in get_args(field.annotation)
 
 
 def usual_kind(kind: str) -> BeforeValidator:

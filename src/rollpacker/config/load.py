@@ -46,6 +46,8 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
         raise ConfigError(f"{path}: no such config file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
+    if data is None:
+        raise ConfigError(f"{path}: holds no keys; rollpacker init writes a first job file")
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
     data = cast(dict[str, Any], data)

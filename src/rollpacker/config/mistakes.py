@@ -78,7 +78,8 @@ def _mistake(tree: type[Config], keys: tuple[str, ...], errors: Sequence[Any]) -
     if kind == "extra_forbidden" and _is_renamed(tree, key):
         return Mistake(key=key, text=_renamed(key, first["input"]))
     if kind in ("extra_forbidden", "invalid_key"):
-        return Mistake(key=key, text=f"'{key}'{_near(tree, first['loc'])}", unknown=True)
+        hints = _near(tree, first["loc"]) + _of_other_kinds(tree, first["loc"])
+        return Mistake(key=key, text=f"'{key}'{hints}", unknown=True)
     if kind == "missing":
         return Mistake(key=key, text=f"'{key}' is required")
     if kind == "value_error":
@@ -163,6 +164,14 @@ def _shorthand(node: Any, value: Any) -> str:
     if len(required) != 1 or not isinstance(value, str):
         return ""
     return f" such as '{required[0]}: {value}'" if len(value) <= _LONGEST else ""
+
+
+def _of_other_kinds(tree: type[Config], location: Sequence[int | str]) -> str:
+    """Which kinds of the section, other than the one that it is of, have such a key."""
+    keys, section = walk(tree, location[:-2])
+    having = [each for each in _members(section) if str(location[-1]) in _fields(each)]
+    kinds = [str(tag) for each in having for tag in _tags(each)]
+    return f"; for it set {'.'.join([*keys, 'kind'])}={_either(kinds)}" if kinds else ""
 
 
 def _near(tree: type[Config], location: Sequence[int | str]) -> str:

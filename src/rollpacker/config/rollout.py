@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rollpacker.config.base import Config, usual_kind
 
@@ -47,12 +47,6 @@ class TailBatchingConfig(Config):
     audit_prompts: int = Field(default=4, ge=1)
     """Prompts in an audit."""
 
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _plain_off(cls, value: Any) -> Any:
-        """YAML 1.1 reads a bare ``off`` as false."""
-        return "off" if value is False else value
-
 
 class StreamingConfig(Config):
     """Gradients that start before the rollout ends: in every mode but ``off``, unless the update
@@ -61,16 +55,18 @@ class StreamingConfig(Config):
     enabled: bool = True
     """Give devices that the tail has freed to gradients of finished groups."""
     consolidate_below: int | Literal["auto"] = "auto"
-    """Move the tail to one engine less when this many attempts or fewer are running; ``auto``
-    takes it from the engine's measured step latency; 0 never."""
+    """Move the tail to one engine less when this many attempts or fewer are running; 0 never.
+    ``auto`` compares what is left of the step with and without a move, by what steps, contexts and
+    prefill were measured to cost; where contexts were not measured, and in runs that are
+    ``deterministic`` or share their nodes (``mux``), it is a number, by step latency alone."""
     lookahead: int = Field(default=2, ge=1)
     """Gradient tasks in flight per replica."""
     group_tokens: int = Field(default=1024, ge=1)
     """Tokens that make one gradient task; small groups are put together."""
     scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
-    """Which rule frees devices from the tail: ``consolidate`` goes by ``consolidate_below`` (with a
-    ``planner`` the tail may also move to engines of more devices); ``paper`` frees half between 20%
-    and 50% of finished responses if the rest fits; ``fixed`` frees half at
+    """Which rule frees devices from the tail: ``consolidate`` goes by ``consolidate_below`` (a
+    ``planner`` always compares, and the tail may also move to engines of more devices); ``paper``
+    frees half between 20% and 50% of finished responses if the rest fits; ``fixed`` frees half at
     ``scaling_fraction``."""
     scaling_fraction: float = Field(default=0.4, ge=0.0, le=1.0)
     """Share of finished responses at which ``fixed`` frees half of the devices."""
@@ -113,7 +109,7 @@ class RolloutConfig(Config):
     """Chooses the tensor-parallel size of each round, from ``engine.tensor_parallel`` on in powers
     of two, as far as devices and heads divide: ``paper`` follows preemptions, ``forecast`` predicts
     each size's time. Only with ``engine.kind: vllm``; each size has processes of its own, which
-    keep their weights and KV cache while they rest."""
+    on a GPU give back weights and KV cache while they rest."""
     max_retries: int = Field(default=2, ge=0)
     """Replacement attempts for a response that the engine or its reward failed on."""
 
@@ -165,11 +161,12 @@ class VllmEngineConfig(Config):
     kv_tokens: int = Field(default=0, ge=0)
     """KV budget of each device in tokens; an engine of T devices has T times as many, since each
     holds its part of the heads. 0 sizes it for ``max_running`` sequences of full length within a
-    quarter of the memory that is free, on a GPU by ``gpu_memory``."""
+    quarter of the memory that is free, on a GPU by ``gpu_memory``: give it where processes share a
+    GPU, for then vLLM measures nothing."""
     gpu_memory: float = Field(default=0.4, gt=0.0, lt=1.0)
     """Share of a GPU's memory for the weights and KV cache of one engine's process together
-    (``gpu_memory_utilization``); the trainer, and a ``planner``'s engines of other sizes with a
-    share of their own each, have the rest."""
+    (``gpu_memory_utilization``), where ``kv_tokens`` is 0; the trainer, and a ``planner``'s engines
+    of other sizes with a share of their own each, have the rest."""
 
 
 class FakeEngineConfig(OneDeviceConfig):

@@ -18,10 +18,12 @@ from rollpacker.config.train import LocalTrainerConfig, TrainConfig, TrainerConf
 
 
 class DevicesConfig(Config):
-    """What decodes and trains: the GPUs of a machine, or its CPU cores."""
+    """What decodes and trains: the GPUs of one machine or of several, or their CPU cores."""
 
+    nodes: int = Field(default=1, ge=1)
+    """Machines; more than one need ``cluster.address``."""
     per_node: int = Field(default=0, ge=0)
-    """Devices of the machine; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
+    """Devices of each machine; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
     per_gpu: int = Field(default=1, ge=1)
     """Devices that a GPU counts as, one GPU filled after the other: with 2, the tail of a step
     decodes beside gradients on a single GPU (CUDA MPS lets both compute at once: ``rollpacker mps
@@ -39,6 +41,11 @@ class DevicesConfig(Config):
     on, and the others decode."""
     training: int = Field(default=0, ge=0)
     """Devices that train, the last ones, with ``layout: separate``."""
+    emulate: str | None = None
+    """File of emulated devices (``rollpacker.emulate``): no model is loaded, responses have the
+    lengths of a workload, and ``per_node`` devices on each of ``nodes`` take the time that a
+    calibration says, divided by a factor. The rest of the run is real, but nothing is trained or
+    kept: it measures the driver, and schedules, at a size that the machine does not have."""
 
     @model_validator(mode="after")
     def _split(self) -> DevicesConfig:
@@ -50,15 +57,25 @@ class DevicesConfig(Config):
             raise ValueError(
                 "devices.training: all devices train with devices.layout=colocated; set separate"
             )
+        if self.emulate is not None and not self.per_node:
+            raise ValueError("devices.emulate needs devices.per_node: how many devices there are")
         return self
 
 
 class ClusterConfig(Config):
-    """The processes of a run."""
+    """Where the processes of a run are, and how it is noticed that one is gone."""
 
+    address: str = ""
+    """Of a Ray cluster, whose nodes the run takes: ``auto`` for the one that this machine is a part
+    of, or ``HOST:PORT`` of its head node. Empty: this machine, without Ray."""
     heartbeat_s: float = Field(default=10.0, gt=0.0)
     """Seconds between two signs of life of a process; one that gives none for two to three times
     as long is taken for dead, and what it ran runs elsewhere."""
+    restarts: int = Field(default=3, ge=0)
+    """Times in a row that lost workers are started again, beside the steps, before the run goes on
+    without them; and that the run starts again by itself, from its newest checkpoint, when it has
+    lost what it cannot go on without, before it ends. 0, and in runs that share their nodes
+    (``mux``) or are emulated: neither."""
 
 
 class EvalConfig(Config):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from rollpacker.config import RunConfig, parse
 from rollpacker.demo.contention import Contention
 from rollpacker.demo.warm_start import default_cache, warm_start
@@ -66,6 +68,8 @@ def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any
 
 
 def _warm_start(say: Callable[[str], None]) -> Path:
+    logging.disable_progress_bar()  # transformers draws one for each checkpoint, in logs too
+
     def progress(done: int, steps: int, loss: float) -> None:
         if done % 500 == 0 or done == steps:
             say(f"warm start: {done} of {steps} supervised steps, loss {loss:.3f}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -138,10 +138,13 @@ class EngineInfo:
         kv_tokens: KV budget.
         max_length: longest prompt and response together, tokens; more can never fit.
         tensor_parallel: numbers of devices that it can span.
-        latency: seconds of a decode step by batch size, measured (``policy.latency``).
+        latency: seconds of a decode step by batch size, measured (``policy.latency``), without what
+            contexts add to it where that was measured.
         prefill_token_s: seconds for each token of a prompt (or of a response computed again),
             measured.
         exact_seeds: the same seed gives the same response, bit by bit, whatever runs beside it.
+        context_token_s: seconds that each context token of the batch adds to a decode step,
+            measured; None where it was not.
     """
 
     kv_tokens: int
@@ -150,6 +153,7 @@ class EngineInfo:
     latency: dict[int, float]
     prefill_token_s: float
     exact_seeds: bool
+    context_token_s: float | None = None
 
 
 def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
@@ -160,6 +164,12 @@ def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
     """
     assert start % 4 == 0
     return Generator(Philox(key=seed, counter=start // 4)).random(count)
+
+
+def least(one: EngineInfo, other: EngineInfo) -> EngineInfo:
+    """What holds for both of two engines of one kind: each may have measured another budget."""
+    kv_tokens = min(one.kv_tokens, other.kv_tokens)
+    return replace(one, kv_tokens=kv_tokens, max_length=min(one.max_length, other.max_length))
 
 
 class Engine(Protocol):
@@ -191,11 +201,11 @@ class Engine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give the KV cache's memory back; nothing may be held."""
+        """Give back the memory of KV cache and maybe of own weights; nothing may be held."""
         ...
 
     def wake(self) -> None:
-        """Allocate the KV cache again."""
+        """Allocate it again; before anything is submitted, weights have to be loaded."""
         ...
 
     def busy(self) -> bool:

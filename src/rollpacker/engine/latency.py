@@ -1,17 +1,23 @@
-"""What a step takes at several batch sizes, and a token of prefill."""
+"""What a step takes at several batch sizes, a token of prefill, and a token of context."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Engine, Request, SamplingParams
 
 _STEPS = 3
+_PAIR_STEPS = 8
+"""Contexts make a small difference between two times: the least of more steps has less noise."""
+_MOST = 0.5
+"""Share of a measured step that its contexts can take: short ones take far less on any engine
+that we know, so more is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +25,66 @@ class StepCosts:
     """Process time of an engine's steps.
 
     Args:
-        decode: seconds of a decode step by batch size.
+        decode: seconds of a decode step by batch size, without what contexts add to it.
         prefill_token_s: seconds for each prefilled token, at least 0.
+        context_token_s: seconds that each context token of the batch adds to a decode step, at
+            least 0; None where the engine has no room to measure it.
     """
 
     decode: dict[int, float]
     prefill_token_s: float
+    context_token_s: float | None
 
 
-def measure_steps(engine: Engine, batch_sizes: Sequence[int], context: int) -> StepCosts:
-    """Time steps with each number of sequences of ``context`` tokens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """What is measured beside batches of short contexts: a few long ones.
+
+    Args:
+        sequences: how many.
+        tokens: of each. All that they are more than the short ones together should take at least
+            a few hundredths of a decode step to read.
+    """
+
+    sequences: int
+    tokens: int
+
+    def within(self, max_length: int, kv_tokens: int, running: int) -> Contexts:
+        """What of it fits half of an engine: shorter ones, and fewer."""
+        tokens = min(self.tokens, max_length // 2)
+        each = tokens + self.sequences + _PAIR_STEPS + 1
+        most = min(running, kv_tokens // 2 // each) if each <= max_length else 0
+        return Contexts(sequences=min(self.sequences, most), tokens=tokens)
+
+
+NONE = Contexts(sequences=0, tokens=0)
+ON_A_CPU = Contexts(sequences=4, tokens=256)
+"""Prefill is slow: 12 ms for 0.2M parameters, two seconds for 135M."""
+ON_A_GPU = Contexts(sequences=16, tokens=2048)
+"""Of a 7B model these are 2 GB of KV beside 15 GB of weights."""
+
+
+def measure_steps(
+    engine: Engine,
+    batch_sizes: Sequence[int],
+    context: int,
+    long: Contexts,
+    clock: Callable[[], float] = time.process_time,
+) -> StepCosts:
+    """Time steps with each number of sequences of ``context`` tokens, and with ``long`` ones.
 
     Decode steps: the fastest of three. Prefill: what the first step of a batch takes beyond a
-    decode step, over the tokens by which it runs more, the least of all batches. The engine must
-    be idle; batch sizes above what it can hold are left out. Its counters move. The steps it
-    makes do not depend on their times, so processes that measure together stay together.
+    decode step, over the tokens by which it runs more, the least of all batches. Contexts: the
+    difference between as many short and long sequences. The engine must be idle; batch sizes
+    above what it can hold are left out. Its counters move. The steps it makes do not depend on
+    their times, so processes that measure together stay together.
+
+    Args:
+        engine: to measure.
+        batch_sizes: numbers of sequences.
+        context: tokens of each.
+        long: must fit the engine; no sequences where there is no room for any.
+        clock: seconds.
     """
     assert not engine.busy()
     decode: dict[int, float] = {}
@@ -42,28 +93,76 @@ def measure_steps(engine: Engine, batch_sizes: Sequence[int], context: int) -> S
         ids = [AttemptId(-1 - i) for i in range(size)]
         before = engine.stats().prefill_tokens
         engine.submit(_requests(ids, context))
-        first, *times = (_timed(engine) for _ in range(1 + _STEPS))
+        first, *times = (_timed(engine, clock) for _ in range(1 + _STEPS))
         if engine.stats().running == size:
             decode[size] = min(times)
             more = engine.stats().prefill_tokens - before - size
             if more >= size:
                 prefill.append((first - decode[size]) / more)
         engine.abort(ids)
-    return StepCosts(decode, max(0.0, min(prefill, default=0.0)))
+    slope = _context_token_s(engine, min(32, context), long, clock)
+    if slope is not None:
+        slope = min(slope, *(_MOST * t / (size * context) for size, t in decode.items()))
+        decode = {size: t - slope * size * context for size, t in decode.items()}
+    return StepCosts(decode, max(0.0, min(prefill, default=0.0)), slope)
+
+
+def _context_token_s(
+    engine: Engine, short: int, long: Contexts, clock: Callable[[], float]
+) -> float | None:
+    """Seconds of a decode step for each context token; None where that cannot be found."""
+    few = Contexts(sequences=long.sequences, tokens=min(short, long.tokens // 2))
+    if not few.sequences or not few.tokens:
+        return None
+    less, more = (_least_s(engine, contexts, clock) for contexts in (few, long))
+    if less is None or more is None:
+        return None
+    return max(0.0, more - less) / (few.sequences * (long.tokens - few.tokens))
+
+
+def _least_s(engine: Engine, contexts: Contexts, clock: Callable[[], float]) -> float | None:
+    """Seconds of a decode step of sequences that share no KV; None if it cannot hold them."""
+    ids = [AttemptId(-1 - i) for i in range(contexts.sequences)]
+    params = SamplingParams(max_tokens=len(ids) + _PAIR_STEPS + 1, ignore_stop=True)
+    engine.submit(
+        [
+            Request(
+                attempt=attempt,
+                group=PromptId(f"context {attempt}"),
+                prompt=_prompt(i + 1, contexts.tokens),
+                params=params,
+                seed=i,
+            )
+            for i, attempt in enumerate(ids)
+        ]
+    )
+    for _ in ids:  # prefill in parts, at least a sequence in each
+        engine.step()
+    before = engine.stats().prefill_tokens
+    seconds = min(_timed(engine, clock) for _ in range(_PAIR_STEPS))
+    after = engine.stats()
+    engine.abort(ids)
+    held = after.running == len(ids) and after.prefill_tokens == before
+    return seconds if held else None
 
 
 def _requests(ids: Sequence[AttemptId], context: int) -> list[Request]:
     """One prompt for all, another one for each batch size: no prefix is found in a cache."""
-    prompt = np.array([len(ids) >> i & 1 for i in range(context)], np.int32)
     params = SamplingParams(max_tokens=_STEPS + 2, ignore_stop=True)
+    prompt = _prompt(len(ids), context)
     return [
         Request(attempt=a, group=PromptId("latency"), prompt=prompt, params=params, seed=i)
         for i, a in enumerate(ids)
     ]
 
 
-def _timed(engine: Engine) -> float:
+def _prompt(number: int, tokens: int) -> NDArray[np.int32]:
+    """A number's bits: no two begin alike."""
+    return np.array([number >> i & 1 for i in range(tokens)], np.int32)
+
+
+def _timed(engine: Engine, clock: Callable[[], float]) -> float:
     """Seconds of a step."""
-    start = time.process_time()
+    start = clock()
     engine.step()
-    return time.process_time() - start
+    return clock() - start

@@ -81,11 +81,11 @@ class Lead:
             self._answered("load_weights", [_own(*pair) for pair in weights or ()], version)
 
     def sleep(self) -> None:
-        """Give the KV cache's memory back on all members; nothing may be held."""
+        """Give back the memory of KV cache and weights on all members; nothing may be held."""
         self._answered("sleep")
 
     def wake(self) -> None:
-        """Allocate the KV cache again."""
+        """Allocate it again."""
         self._answered("wake")
 
     def busy(self) -> bool:
@@ -150,8 +150,8 @@ def _own(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
 def follow(engine: Engine, lead: Connection) -> None:
     """Make each of the lead's calls on this member's engine, until the lead has ended.
 
-    What a call refuses (``ValueError``, ``RuntimeError``) the lead's own call refuses as well and
-    reports; an error of a step ends the member.
+    What a call refuses (``ValueError``) the lead's own call refuses as well and reports. A failure
+    (``RuntimeError``) of a call that the lead waits for is its answer. Any other ends the member.
     """
     with suppress(EOFError, ConnectionError):
         while True:
@@ -163,7 +163,11 @@ def follow(engine: Engine, lead: Connection) -> None:
             problem = None
             try:
                 getattr(engine, call)(*arguments)
-            except (ValueError, RuntimeError) as error:
+            except ValueError as error:
+                problem = str(error)
+            except RuntimeError as error:
+                if call not in _ANSWERED:
+                    raise
                 problem = str(error)
             if call in _ANSWERED:
                 lead.send(problem)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from rollpacker.engine.base import Request
+from rollpacker.engine.base import EngineInfo, Request
 
 
 def stops_of(request: Request) -> tuple[str, ...]:
     """The strings that end it."""
     return () if request.params.ignore_stop else request.params.stop
+
+
+def check_room(info: EngineInfo, longest: int) -> None:
+    """Raise ``ValueError`` where a response of ``longest`` tokens fits behind no prompt at all."""
+    if info.max_length <= longest:
+        raise ValueError(
+            f"an engine has room for {info.max_length} tokens of a sequence, not for a prompt and "
+            f"{longest} of its response: raise engine.kv_tokens or lower "
+            "rollout.max_completion_length"
+        )
 
 
 def check_request(request: Request, *, room: int, vocabulary: int, decodes: bool) -> None:

@@ -14,6 +14,8 @@ from rollpacker.job.build import (
     max_completion_length,
     sampling_params,
 )
+from rollpacker.job.emulated import check_emulated
+from rollpacker.job.nodes import nodes_of
 from rollpacker.reward.votes import voting
 from rollpacker.runtime.at_k import Answer, ks, maj_at, pass_at
 from rollpacker.runtime.clock import Clock
@@ -51,6 +53,7 @@ def _without_training(config: RunConfig, checkpoint: str, generations: int | Non
         raise ValueError(
             "eval.data is missing: the config names no held-out problems, nor an eval.fraction"
         )
+    check_emulated(config)
     count = generations or config.eval.num_generations
     if count > 1 and config.eval.temperature == 0.0:
         raise ValueError(
@@ -80,7 +83,7 @@ async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
         rows=problems.rows.values(),
         deterministic=config.deterministic,
     )
-    pool = WorkerPool(config, max_length=cap, total_updates=0)
+    pool = WorkerPool(config, max_length=cap, total_updates=0, nodes=nodes_of(config))
     try:
         for warning in rewards.start(asyncio.get_running_loop()):
             progress.note(warning)

@@ -17,18 +17,23 @@ from rollpacker.data.encode import encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
 from rollpacker.data.split import hold_out
+from rollpacker.emulate.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.checks import check, check_length, check_size, races
+from rollpacker.job.emulated import check_emulated, emulation_of
+from rollpacker.job.machine import machine_of
+from rollpacker.job.nodes import nodes_of
 from rollpacker.job.resume import Start
-from rollpacker.policy.division import engine_sizes, replica_size, split
-from rollpacker.policy.machine import EngineProfile, Machine, measured
+from rollpacker.policy.division import engine_sizes, replica_size
+from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.devices import worker_devices
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.evaluate import Evaluator
+from rollpacker.runtime.nodes import Node, Nodes
 from rollpacker.runtime.phases import Phases
+from rollpacker.runtime.placement import decoding_devices
 from rollpacker.runtime.pool import WorkerPool
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
@@ -56,6 +61,7 @@ class Parts:
     log: RunLog
     clock: Clock
     evaluator: Evaluator | None = None
+    emulation: Emulation | None = None
 
     def close(self) -> None:
         """End all processes and close all files, whatever keeps one of them from it."""
@@ -69,6 +75,7 @@ async def build(
 ) -> Parts:
     """Build everything. Raises ``ValueError`` for the user's mistakes, before any work is lost."""
     check(config)
+    check_emulated(config)
     card = read_card(config.model)
     check_length(config, card)
     problems, held_out = load_data(config, card, progress)
@@ -88,13 +95,17 @@ async def build(
         epochs=config.epochs,
     )
     updates = steps * config.train.updates_per_step
-    pool = WorkerPool(
-        config, max_length=cap, total_updates=updates, sizes=tensor_parallel_sizes(config, card)
-    )
+    emulation = emulation_of(config, card)
+    problems = problems if emulation is None else emulation.problems(problems)
     with contextlib.ExitStack() as stack:
+        nodes = _nodes(config, emulation)
+        stack.callback(nodes.close)
+        sizes = tensor_parallel_sizes(config, card, await nodes.gather())
+        pool = WorkerPool(config, max_length=cap, total_updates=updates, sizes=sizes, nodes=nodes)
         trackers = await _start(config, folder, progress, rewards, pool, stack)
         save_config(config, folder)
-        clock = Clock(0.0 if start.state is None else start.state["clock_s"])
+        offset = 0.0 if start.state is None else start.state["clock_s"]
+        clock = Clock(offset, 1.0 if emulation is None else emulation.factor)
         log = RunLog(
             folder,
             config,
@@ -109,19 +120,33 @@ async def build(
         machine = machine_of(config, card, pool)
         settings = rollout_settings(config, problems, pool, cap, machine)
         parts = assemble(config, settings, pool, problems, rewards, params, log, clock, phases)
-        if config.eval is not None and held_out is not None:
-            parts.evaluator = Evaluator(
-                config.eval,
-                config.seed,
-                problems=held_out,
-                workers=pool,
-                rewards=rewards,
-                params=evaluation_params(params, config.eval),
-                clock=clock,
-                progress=progress,
-            )
+        parts.emulation = emulation
+        parts.evaluator = _evaluator(config, held_out, parts, params)
         stack.pop_all()
     return parts
+
+
+def _nodes(config: RunConfig, emulation: Emulation | None) -> Nodes:
+    if emulation is None:
+        return nodes_of(config)
+    return emulation.on(nodes_of(config, emulation.start))
+
+
+def _evaluator(
+    config: RunConfig, held_out: Problems | None, parts: Parts, params: SamplingParams
+) -> Evaluator | None:
+    if config.eval is None or held_out is None:
+        return None
+    return Evaluator(
+        config.eval,
+        config.seed,
+        problems=held_out,
+        workers=parts.pool,
+        rewards=parts.rewards,
+        params=evaluation_params(params, config.eval),
+        clock=parts.clock,
+        progress=parts.log.progress,
+    )
 
 
 async def _start(
@@ -331,32 +356,9 @@ def _replica_engines(config: RunConfig, pool: WorkerPool) -> int:
     return replica_size(config, len(pool.engines) * size) // size
 
 
-def tensor_parallel_sizes(config: RunConfig, card: Card) -> tuple[int, ...]:
+def tensor_parallel_sizes(config: RunConfig, card: Card, nodes: Sequence[Node]) -> tuple[int, ...]:
     """Those that engines may have. Raises ``ValueError``."""
-    decoding, _ = split(config, worker_devices(config))
-    return engine_sizes(config, len(decoding), card.heads, card.kv_heads)
-
-
-def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Machine | None:
-    """What the planner, or the rule that frees devices, asks; None where neither does."""
-    if config.rollout.streaming.scaling == "consolidate" and len(pool.infos) == 1:
-        return None
-    profiles = {
-        size: EngineProfile(
-            kv_tokens=info.kv_tokens, latency=info.latency, prefill_token_s=info.prefill_token_s
-        )
-        for size, info in pool.infos.items()
-    }
-    colocated = config.devices.layout == "colocated"
-    decoding = len(pool.engines) * min(profiles)
-    return measured(
-        profiles,
-        devices=decoding,
-        node_size=decoding,
-        replica_devices=replica_size(config, decoding) if colocated else None,
-        heads=card.heads,
-        kv_heads=card.kv_heads,
-    )
+    return engine_sizes(config, decoding_devices(config, nodes), card.heads, card.kv_heads)
 
 
 def total_steps(config: RunConfig, problems: Problems) -> int:

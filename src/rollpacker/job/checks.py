@@ -74,11 +74,16 @@ def _check_group(config: RunConfig) -> None:
 
 def check_length(config: RunConfig, card: Card) -> None:
     """Raise ``ValueError`` when responses may be longer than the model's whole context."""
+    check_context(config, card.context)
+
+
+def check_context(config: RunConfig, context: int) -> None:
+    """The same for a model with a context of so many tokens."""
     longest = config.rollout.max_completion_length
-    if longest is not None and longest >= card.context:
+    if longest is not None and longest >= context:
         raise ValueError(
             f"rollout.max_completion_length={longest} leaves no room for a prompt in the model's "
-            f"context of {card.context} tokens: lower it, or leave it unset to take what prompts "
+            f"context of {context} tokens: lower it, or leave it unset to take what prompts "
             "leave"
         )
 

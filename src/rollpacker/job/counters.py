@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from rollpacker.config import RunConfig
+from rollpacker.runtime.devices import worker_devices
 from rollpacker.runtime.metrics import Metrics
 from rollpacker.runtime.step import StepRecord
 
@@ -87,3 +90,13 @@ class Counters:
                 else 1.0,
             },
         }
+
+
+def cores(config: RunConfig) -> dict[str, int]:
+    """Cores that a run on a CPU may use, and those of its workers; empty on GPUs."""
+    places = [device for device, _ in worker_devices(config)]
+    if places[0] != "cpu":
+        return {}
+    pins = hasattr(os, "sched_getaffinity")
+    usable = len(os.sched_getaffinity(0)) if pins else os.cpu_count() or 1
+    return {"all": usable, "workers": len(places) * config.devices.threads}

@@ -50,7 +50,7 @@ class Wishes:
         data: as ``data.path``.
         reward: as ``rewards[].function``.
         held_out: as ``eval.data.path``; empty for none.
-        steps: updates; 0 for one pass over the data.
+        steps: of the run; 0 for one pass over the data.
     """
 
     model: str

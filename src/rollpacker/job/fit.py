@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollpacker.config import RunConfig
-from rollpacker.job.checks import check
+from rollpacker.job.checks import check, check_context
 from rollpacker.job.learning_rate import model_shape
 from rollpacker.runtime.devices import place_devices, worker_devices
 from rollpacker.runtime.doctor import free_memory_gb
 from rollpacker.runtime.shared_weights import rooms
 from rollpacker.sim.hardware import find_device
-from rollpacker.sim.layouts import Changes, fitting, with_changes
+from rollpacker.sim.layouts import Changes, fitting, nearest, with_changes
 from rollpacker.sim.memory import needs
 from rollpacker.sim.models import ModelShape, find_model
 from rollpacker.sim.needs import Machine, Needs
@@ -33,6 +33,7 @@ class Fit:
         needs: as the job is.
         changes: with which it fits, where it does not; None where none were found.
         changed: what it then needs.
+        nearest: where none were found, those with which it takes least, and what that is.
         free_host: bytes of the machine's own memory that are free, where that is this machine and
             devices are GPUs.
         rooms: where the weights for engines may lie, in the order in which it is tried, and bytes
@@ -44,6 +45,7 @@ class Fit:
     needs: Needs
     changes: Changes | None
     changed: Needs | None
+    nearest: tuple[Changes, Needs] | None
     free_host: float | None
     rooms: Sequence[tuple[Path, int]]
 
@@ -75,11 +77,19 @@ def look(config: RunConfig, device: str | None, gpus: int) -> Fit:
     Loads no weights and starts nothing. Raises ``ValueError`` in one line.
     """
     check(config)
+    if device is None and config.devices.emulate is not None:
+        raise ValueError(
+            "devices.emulate: emulated devices hold nothing; --device and --gpus say on which "
+            "machine the job is to fit"
+        )
     shape = _shape(config.model.path)
+    if shape.context:
+        check_context(config, shape.context)
     machine = _here(config) if device is None else _elsewhere(config, device, gpus)
     found = needs(config, shape, machine)
     better = None if found.fits else _better(config, shape, machine)
     changes, changed = better or (None, None)
+    tried = None if found.fits or better else _nearest(config, shape, machine)
     here = device is None and machine.cuda
     return Fit(
         config=config,
@@ -87,6 +97,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> Fit:
         needs=found,
         changes=changes,
         changed=changed,
+        nearest=tried,
         free_host=_free() if here else None,
         rooms=rooms() if device is None else (),
     )
@@ -139,6 +150,12 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> Machine:
         raise ValueError(
             f"--gpus {gpus}: a run has one machine, which has at most {device.per_node} {name}"
         )
+    asked, most = config.devices.per_node, gpus * config.devices.per_gpu
+    if asked > most:
+        raise ValueError(
+            f"--gpus {gpus}: the job asks for devices.per_node={asked}: add "
+            f"devices.per_node={most}, or ask about --gpus {-(-asked // config.devices.per_gpu)}"
+        )
     places = [place for place, _ in place_devices(config.devices, gpus)]
     return Machine(
         name=device.name,
@@ -156,10 +173,27 @@ def _better(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Cha
     devices = machine.devices
     while found is None and machine.cuda and devices < _MOST_GPUS:
         devices = min(2 * devices, _MOST_GPUS)
-        count = devices * config.devices.per_gpu
-        wider = replace(machine, devices=devices, workers=count, on_device=config.devices.per_gpu)
-        changes: Changes = {"devices.per_node": count} if config.devices.per_node else {}
+        changes, wider = _wider(config, machine, devices)
         found = fitting(with_changes(config, changes), shape, wider)
         if found is not None:
             found = {**changes, **found[0]}, found[1]
     return found
+
+
+def _nearest(
+    config: RunConfig, shape: ModelShape, machine: Machine
+) -> tuple[Changes, Needs] | None:
+    """Changes with which it takes least, on as many such GPUs as a machine has."""
+    if not machine.cuda or machine.devices >= _MOST_GPUS:
+        return nearest(config, shape, machine)
+    changes, wider = _wider(config, machine, _MOST_GPUS)
+    found = nearest(with_changes(config, changes), shape, wider)
+    return None if found is None else ({**changes, **found[0]}, found[1])
+
+
+def _wider(config: RunConfig, machine: Machine, devices: int) -> tuple[Changes, Machine]:
+    """The same kind of machine with more GPUs, and the keys that the job needs for it."""
+    count = devices * config.devices.per_gpu
+    changes: Changes = {"devices.per_node": count} if config.devices.per_node else {}
+    on_device = config.devices.per_gpu
+    return changes, replace(machine, devices=devices, workers=count, on_device=on_device)

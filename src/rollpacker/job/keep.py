@@ -131,9 +131,13 @@ class Keeper:
     ) -> None:
         """Write a checkpoint; training goes on without it when the disk is full.
 
-        With ``dropped`` it is of the state that the step in flight has begun with.
+        With ``dropped`` it is of the state that the step in flight has begun with. Emulated
+        devices have nothing to keep.
         """
         parts = self._parts
+        if parts.emulation is not None:
+            self.saved = counters.step
+            return
         parts.log.flush()
         parts.updates.check_next()
         state = self._begun if dropped else self._state(counters)
@@ -150,7 +154,7 @@ class Keeper:
             await asyncio.to_thread(self._checkpoints.save, step, write, state)
         except (CheckpointError, WorkerError) as error:
             if not parts.pool.replicas:
-                raise
+                raise WorkerError(f"{error}; no replica is left") from error
             parts.log.progress.note(f"WARNING {error}; the run goes on without it")
         else:
             self.saved = step

@@ -22,7 +22,7 @@ def with_learning_rate(config: RunConfig, found: Found | None, progress: Progres
         lora = config.model.lora_rank > 0
         rate = default_learning_rate(shape.parameters, lora=lora)
         progress.note(
-            f"train.learning_rate: {rate:g}, for {_short(shape.parameters)} parameters"
+            f"train.learning_rate: {rate:g}, for {short_count(shape.parameters)} parameters"
             f"{' with LoRA' if lora else ''}"
         )
     train = config.train.model_copy(update={"learning_rate": rate})
@@ -35,7 +35,8 @@ def model_shape(path: str) -> ModelShape:
     return ModelShape.from_config(config.to_dict(), path)
 
 
-def _short(count: int) -> str:
+def short_count(count: int) -> str:
+    """Three digits and a unit, such as ``7.62B``."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g}{unit}"

@@ -19,17 +19,20 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts, build, total_steps
-from rollpacker.job.counters import Counters
+from rollpacker.job.counters import Counters, cores
+from rollpacker.job.emulated import sum_up, title
 from rollpacker.job.keep import Keeper
 from rollpacker.job.learning_rate import with_learning_rate
 from rollpacker.job.reports import write_reports
+from rollpacker.job.restarts import Restarts
 from rollpacker.job.resume import Start, as_begun, choose_start
 from rollpacker.job.signals import Signals, Stopped
 from rollpacker.job.stopping import StoppedAtOnceError, Stopping
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.attempts import Stage
-from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
+from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints, newest_step
+from rollpacker.runtime.comeback import Comeback
 from rollpacker.runtime.durable import disk_full, replace_file
+from rollpacker.runtime.faults import NoRoomError, WorkerError
 from rollpacker.runtime.lock import RunLock
 from rollpacker.runtime.metrics import Metrics, Tail
 from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError, leave
@@ -48,6 +51,7 @@ class _Order:
     progress: Progress
     phases: Phases | None
     signals: Signals
+    restarts: Restarts
 
 
 def train(
@@ -66,7 +70,9 @@ def train(
     folder = Path(config.output)
     progress = progress or Progress()
     with RunLock(folder), Signals(config.checkpoint.signals) as signals:
-        order = _Order(config, folder, progress, phases, signals)
+        own = phases is None and config.devices.emulate is None
+        restarts = Restarts(config.cluster.restarts if own else 0)
+        order = _Order(config, folder, progress, phases, signals, restarts)
         try:
             while not _run(order, resume):
                 resume = True
@@ -89,10 +95,16 @@ def _run(order: _Order, resume: bool) -> bool:
     """Whether the job is over; it is to be resumed when its nodes have failed."""
     folder = order.folder
     try:
-        asyncio.run(_train(order, resume))
+        if order.signals.taken is None:
+            asyncio.run(_train(order, resume))
     except DisplacedError as error:
         order.progress.note(f"WARNING {error}")
-        return order.signals.taken is not None
+        return False
+    except (WorkerError, NoRoomError) as error:
+        if not order.restarts.again(newest_step(folder)):
+            raise
+        order.progress.note(f"WARNING {error}; {order.restarts}")
+        return False
     except StoppedAtOnceError:
         return True
     except StoppedError as error:
@@ -128,6 +140,7 @@ async def _train(order: _Order, resume: bool) -> None:
         job = Job(config, folder, parts, checkpoints, phases, signals)
         await phases.open(lambda: parts.pool.pids, breaker.trip, parts.rollout.release_tail)
         await job.restore(start)
+        order.restarts.begin()
         loop = asyncio.get_running_loop()
         signals.react(
             lambda: loop.call_soon_threadsafe(job.stopping.stop, breaker) and None,
@@ -139,16 +152,11 @@ async def _train(order: _Order, resume: bool) -> None:
         raise
     finally:
         signals.react(first=lambda: None)
+        gc.unfreeze()  # another one may follow
         try:
             await phases.close(displaced=displaced)
         finally:
             parts.close()
-
-
-def _check_graded(record: StepRecord) -> None:
-    """A step without a single reward: going on would drop every prompt, one after the other."""
-    if record.faults and not any(a.stage is Stage.GRADED for a in record.attempts.values()):
-        raise ValueError(f"step {record.step}: no response got a reward: {record.faults[-1]}")
 
 
 class Job:
@@ -170,6 +178,14 @@ class Job:
         self._signals = signals
         self._counters = Counters()
         self._keeper = Keeper(config, parts, checkpoints)
+        shared = not isinstance(phases, Alone)
+        self._comeback = Comeback(
+            parts.pool,
+            folder,
+            tries=0 if shared or parts.emulation is not None else config.cluster.restarts,
+            wait=config.deterministic,
+            note=parts.log.progress.note,
+        )
         self._summary: dict[str, Any] = {}
         self.stopping = Stopping(
             config.checkpoint.grace_s,
@@ -193,7 +209,8 @@ class Job:
             self._counters = Counters(**state["counters"])
             self._summary = state["summary"]
             self._keeper.restore(self._counters.step, self._summary)
-        await publish(parts.pool, self._counters.step)
+        for text in await publish(parts.pool, self._counters.step):
+            parts.log.progress.note(f"WARNING {text}")
         parts.log.journal.meta(self._journal_head())
 
     def _journal_head(self) -> dict[str, Any]:
@@ -204,7 +221,8 @@ class Job:
         """The train loop."""
         parts, config, count = self._parts, self._config, self._counters
         first = count.step
-        parts.log.progress.start(config.output, total_steps(config, parts.problems), count.step)
+        shown = title(config, parts.emulation)
+        parts.log.progress.start(shown, total_steps(config, parts.problems), count.step)
         if await self._may_roll_out() and "before" not in self._summary:
             await self._evaluate_whole("before")
         gc.collect()
@@ -223,11 +241,14 @@ class Job:
                 dropped = True
                 break
             count.driver_cpu_s += time.process_time() - cpu_s
-            _check_graded(record)
+            record.check_graded()
             count.add(record)
             await self._finish_step(record)
+            await asyncio.sleep(0)  # what a step leaves and what begins one are long enough alone
             over = self.stopping.interrupted or self._over()
             over = over or not await leave(self._phases)
+            if not over and await self._comeback.between_steps(count.step):
+                parts.updates.check_next()
         watching.cancel()
         await self._finish(first, dropped)
 
@@ -259,10 +280,10 @@ class Job:
         self._write_summary()
         if self._keeper.saved < count.step:
             raise CheckpointError(
-                f"{self._folder}: the last checkpoint cannot be written, so the steps after step "
-                f"{max(self._keeper.saved, 0)} are lost: free some space, then --resume auto"
+                f"{self._folder}: the last checkpoint cannot be written, so all but the first "
+                f"{max(self._keeper.saved, 0)} steps are lost: free some space, then --resume auto"
             )
-        if self._signals.taken is not None:
+        if self._signals.taken is not None and parts.emulation is None:
             parts.log.progress.note(
                 f"stopped by {self._signals.taken.name}: checkpoint-{count.step} holds all "
                 f"{count.step} steps; go on with --resume auto"
@@ -367,8 +388,11 @@ class Job:
 
     def _write_summary(self) -> None:
         self._summary |= self._counters.summary()
+        note = self._parts.log.progress.note
+        self._summary |= sum_up(self._parts.emulation, self._counters, note)
         self._summary["interrupted"] = self.stopping.interrupted
         self._summary["workers"] = len(self._parts.pool.engines)
+        self._summary["cores"] = cores(self._config)
         data = json.dumps(self._summary, indent=1).encode()
         with contextlib.suppress(OSError):
             replace_file(self._folder / "summary.json", data)

@@ -118,6 +118,11 @@ def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: b
         return Start()
     if found is None:
         return Start()
+    if config.devices.emulate is not None:
+        raise ValueError(
+            f"devices.emulate cannot go on from the checkpoint in {folder}: choose another folder "
+            "with --out"
+        )
     before = of_then(found.state["config"])
     changed = _changes(found.path, before, config.model_dump(mode="json"))
     return Start(path=found.path, state=found.state, changed=changed)

@@ -138,14 +138,25 @@ class Consolidation(Scaling):
             work=gradient_tokens * self._settings.train_seconds_per_token,
         )
         stay = view.stay(self._groups, self._tp)
+        # Engines of one size decode no faster for being fewer: what can be saved is the work.
+        least = self._settings.margin * stay.seconds * len(fleet.devices)
+        if view.work <= least and not self._grows:
+            return None
         plans = list(view.plans(self._groups, self._tp))
         best = min(plans, key=lambda plan: plan.seconds, default=stay)
         if best.seconds >= (1.0 - self._settings.margin) * stay.seconds:
             return None
         return self._follow(best, now)
 
-    def _due(self, finished: float, running: int, now: float) -> bool:
+    @property
+    def _grows(self) -> bool:
+        """Whether there is a larger size than the present one."""
+        return max(self._settings.sizes, default=1) > self._tp
+
+    def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
         del finished
+        if not gradient_tokens and not self._grows:
+            return False
         if self._lengths is None or running > self._settings.below or now < self._until:
             return False
         if self._looked is not None and running > self._settings.recheck * self._looked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import TypeVar
 
 from rollpacker.config import RunConfig
@@ -43,12 +44,13 @@ def divide(config: RunConfig, devices: int, heads: int, kv_heads: int) -> Divisi
     Raises ``ValueError`` where they do not divide.
     """
     decoding, training = (len(part) for part in split(config, range(devices)))
-    check_engines(config, decoding)
+    sizes = engine_sizes(config, [decoding], heads, kv_heads)
+    check_engines(config, [decoding])
     return Division(
         decoding=decoding,
         training=training,
         replica=replica_size(config, training),
-        sizes=engine_sizes(config, decoding, heads, kv_heads),
+        sizes=sizes,
         apart=apart(config),
     )
 
@@ -74,13 +76,26 @@ def split(config: RunConfig, places: Sequence[T]) -> tuple[Sequence[T], Sequence
     return places[:-training], places[-training:]
 
 
-def check_engines(config: RunConfig, decoding: int) -> None:
-    """Raise ``ValueError`` where so many devices that decode are no whole engines."""
+def check_engines(config: RunConfig, decoding: Sequence[int]) -> None:
+    """Raise ``ValueError`` where so many devices that decode, by node, are no whole engines."""
     size = config.engine.tensor_parallel
-    if decoding % size:
+    _check_shared("engine.tensor_parallel", size, config)
+    for devices in decoding:
+        if devices % size:
+            where = " of a node" if len(decoding) > 1 else ""
+            raise ValueError(
+                f"engine.tensor_parallel={size}: {devices} devices{where} that decode do not "
+                f"divide into engines of {size}: change it or devices.per_node"
+            )
+
+
+def _check_shared(key: str, size: int, config: RunConfig) -> None:
+    """NCCL refuses two ranks on a GPU."""
+    shared = config.devices.per_gpu
+    if size > 1 and shared > 1:
         raise ValueError(
-            f"engine.tensor_parallel={size}: {decoding} devices that decode do not divide into "
-            f"engines of {size}: change it or devices.per_node"
+            f"{key}={size}: processes that talk all the time cannot share a GPU, and "
+            f"devices.per_gpu={shared}: set one of them to 1"
         )
 
 
@@ -90,6 +105,7 @@ def replica_size(config: RunConfig, training: int) -> int:
     A colocated one holds whole engines.
     """
     size, engine = config.trainer.members(training), config.engine.tensor_parallel
+    _check_shared("trainer.shard", size, config)
     if training % size:
         raise ValueError(
             f"trainer.shard={size}: {training} devices do not divide into replicas of {size}: "
@@ -103,12 +119,14 @@ def replica_size(config: RunConfig, training: int) -> int:
     return size
 
 
-def engine_sizes(config: RunConfig, devices: int, heads: int, kv_heads: int) -> tuple[int, ...]:
+def engine_sizes(
+    config: RunConfig, decoding: Sequence[int], heads: int, kv_heads: int
+) -> tuple[int, ...]:
     """Tensor-parallel sizes that engines may have, ascending: more than one for a planner.
 
     Args:
         config: the run's.
-        devices: that decode.
+        decoding: devices of each node that decode; no engine leaves its node.
         heads: attention heads of the model.
         kv_heads: those of keys and values.
 
@@ -119,12 +137,12 @@ def engine_sizes(config: RunConfig, devices: int, heads: int, kv_heads: int) -> 
         raise ValueError(f"engine.tensor_parallel={size} cannot split this model: {why}")
     if config.rollout.planner == "off":
         return (size,)
-    sizes = [size]
+    sizes, devices = [size], gcd(*decoding)
     while devices % (2 * sizes[-1]) == 0 and not unsplit(heads, kv_heads, 2 * sizes[-1]):
         sizes.append(2 * sizes[-1])
     if len(sizes) == 1:
         raise ValueError(
             f"rollout.planner={config.rollout.planner} has no choice: engines of {2 * size} do not "
-            f"divide {devices} devices, or {heads} attention heads; leave it at 'off'"
+            f"divide {devices} devices of a node, or {heads} attention heads; leave it at 'off'"
         )
     return tuple(sizes)

@@ -12,7 +12,7 @@ from typing import Any
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
+from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.consolidation import Consolidation, ConsolidationSettings
 from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths import LengthHistory
@@ -66,6 +66,7 @@ class Engines:
         self._retired: tuple[EngineId, ...] = ()
         self._prompt_tokens: dict[PromptId, int] = {}
         self._rounds: dict[RoundKind, tuple[int, float]] = {}
+        self._replicas: frozenset[ReplicaId] = frozenset()
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -103,6 +104,10 @@ class Engines:
         attempts, prompt_tokens = self._rounds.get(kind, (0, 0.0))
         return occupancy(self._history, kind, attempts, prompt_tokens) if attempts else None
 
+    def start(self, event: ev.StepStarted) -> None:
+        """A step begins."""
+        self._replicas = frozenset(event.replicas)
+
     def lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
         """Form the engines of a round; those that run."""
         self._begin_round()
@@ -125,7 +130,7 @@ class Engines:
         ]
         if self._scaling is not None:
             known = self._history.distribution() if len(self._history) else None
-            self._scaling.begin(fleet, known)
+            self._scaling.begin(fleet.training(self._replicas), known)
         return tuple(fleet.engines)
 
     def drawn(self, event: ev.PromptsDrawn) -> None:
@@ -151,10 +156,12 @@ class Engines:
         self._base[of.id] = event.tokens - self._progress.get(event.engine, 0)
 
     def lose(self, event: ev.DevicesLost) -> None:
-        """Engines have died."""
+        """Engines or replicas have died."""
+        self._replicas -= set(event.replicas)
         if self._scaling is not None:
             for engine in event.engines:
                 self._scaling.lose(engine)
+            self._scaling.lose_replicas(event.replicas)
 
     def measured(self, event: ev.RoundMeasured) -> None:
         """What a round's engines went through."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Literal
@@ -95,10 +95,14 @@ class Fleet:
     def without(self, engine: EngineId) -> Fleet | None:
         """What is left when an engine dies, with the replicas on its devices; None if it was the
         last."""
-        lost = self.on.get(engine, ())
         engines = {one: devices for one, devices in self.engines.items() if one != engine}
-        replicas = {one: devices for one, devices in self.replicas.items() if one not in lost}
-        return Fleet(layout=self.layout, engines=engines, replicas=replicas) if engines else None
+        left = self.training(self.replicas.keys() - self.on.get(engine, ()))
+        return replace(left, engines=engines) if engines else None
+
+    def training(self, replicas: Collection[ReplicaId]) -> Fleet:
+        """With no other replicas than these: freed devices of others have nothing to do."""
+        left = {one: devices for one, devices in self.replicas.items() if one in replicas}
+        return replace(self, replicas=left)
 
 
 def _all(parts: Iterable[tuple[Device, ...]]) -> set[Device]:

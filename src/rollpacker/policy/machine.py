@@ -207,11 +207,24 @@ def measured(
 def unsplit(heads: int, kv_heads: int, size: int) -> str | None:
     """Why a model cannot be split into so many parts, as vLLM does it; None where it can."""
     if heads % size:
-        return f"they do not divide {heads} attention heads"
-    # Heads of keys and values are split up, or each is kept on several devices.
-    if kv_heads % size and size % max(1, kv_heads):
-        return f"{kv_heads} heads of keys and values are neither split nor repeated evenly"
+        return f"{size} does not divide its {heads} attention heads{_parts(heads, kv_heads)}"
+    if not _even(kv_heads, size):
+        return (
+            f"{size} parts neither split nor repeat its {kv_heads} heads of keys and values "
+            f"evenly{_parts(heads, kv_heads)}"
+        )
     return None
+
+
+def _even(kv_heads: int, size: int) -> bool:
+    """Heads of keys and values are split up, or each is kept on several devices."""
+    return kv_heads % size == 0 or size % max(1, kv_heads) == 0
+
+
+def _parts(heads: int, kv_heads: int) -> str:
+    """Into how many parts the model can be split, in words."""
+    sizes = [n for n in range(2, heads + 1) if heads % n == 0 and _even(kv_heads, n)]
+    return f" (1, {', '.join(map(str, sizes))} would do)" if sizes else " (only 1 would do)"
 
 
 def _memory(profiles: Mapping[int, EngineProfile]) -> tuple[float, float]:

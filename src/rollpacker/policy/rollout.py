@@ -87,6 +87,8 @@ class RolloutPolicy:
         of = self._ledger.take(event)
         if isinstance(event, ev.StepStarted):
             self._streaming.start(event)
+            if self._engines is not None:
+                self._engines.start(event)
             racing, audits = self._measure.start(event)
             self._follow(made, self._tail.start(event, racing, audits))
         else:
@@ -145,7 +147,7 @@ class RolloutPolicy:
         """Restore ``state_dict``."""
         self._tail.load_state_dict(state["tail"])
         self._measure.load_state_dict(state["measure"])
-        if self._engines is not None:
+        if self._engines is not None and "engines" in state:
             self._engines.load_state_dict(state["engines"])
 
 

@@ -8,13 +8,13 @@ devices can hold what is coming, and the fixed one of its artifact, which does n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.core.types import AttemptId, EngineId
+from rollpacker.core.types import AttemptId, EngineId, ReplicaId
 from rollpacker.policy.censoring import KaplanMeier
 from rollpacker.policy.fleet import Fleet, cheapest_half
 
@@ -89,12 +89,14 @@ class Scaling(ABC):
             gradient_tokens: tokens of finished groups whose gradients wait for devices.
             now: seconds.
         """
-        if self._fleet is None or not running or not self._due(finished, running, now):
+        if self._fleet is None or not running:
+            return None
+        if not self._due(finished, running, gradient_tokens, now):
             return None
         return self._decide(self._fleet, active(), gradient_tokens, now)
 
     @abstractmethod
-    def _due(self, finished: float, running: int, now: float) -> bool:
+    def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
         """Whether to look at the attempts now."""
 
     @abstractmethod
@@ -106,6 +108,11 @@ class Scaling(ABC):
     def lose(self, engine: EngineId) -> None:
         """An engine has died."""
         self._fleet = self._fleet and self._fleet.without(engine)
+
+    def lose_replicas(self, replicas: Collection[ReplicaId]) -> None:
+        """Training replicas have died, whose engines may go on."""
+        if self._fleet is not None:
+            self._fleet = self._fleet.training(self._fleet.replicas.keys() - replicas)
 
 
 Tokens = NDArray[np.int64]
@@ -189,9 +196,9 @@ class PaperScaling(Scaling):
         super().begin(fleet, lengths)
         self._done, self._tried = False, -1
 
-    def _due(self, finished: float, running: int, now: float) -> bool:
+    def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
         """When a new mark of progress is passed."""
-        del running, now
+        del running, gradient_tokens, now
         if self._done or self._lengths is None:
             return False
         if not _FIRST - _ROUNDING <= finished <= _LAST + _ROUNDING:
@@ -237,8 +244,8 @@ class FixedScaling(Scaling):
         super().begin(fleet, lengths)
         self._done = False
 
-    def _due(self, finished: float, running: int, now: float) -> bool:
-        del running, now
+    def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
+        del running, gradient_tokens, now
         return not self._done and self._fraction > 0.0 and finished >= self._fraction - _ROUNDING
 
     def _decide(

@@ -6,7 +6,6 @@ What tail batching would gain on it is simulated (``sim.estimate``): there is on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
 import polars as pl
@@ -21,11 +20,11 @@ from rollpacker.polytrace.shares import (
 )
 from rollpacker.polytrace.statistics import (
     Drift,
-    correlations,
     drift,
     finished,
     known_cap,
     lengths_of,
+    read_of,
     tail_index,
     visits,
 )
@@ -114,17 +113,16 @@ def _task(task: str, trace: Trace, layout: Layout) -> TaskReport:
     if samples.height == 0:
         raise TraceError(f"task {task!r}: no finished response to characterise")
     tokens = lengths_of(samples)
-    groups = visits(samples)
     cap = known_cap(samples)
-    icc, icc_log = (value if isfinite(value) else None for value in correlations(tokens, groups))
+    read = read_of(every)
     rounds = synchronous_rounds(samples, layout)
     seconds = np.array([each.seconds for each in rounds.values()])
     batches = trace.reward_batches.filter(pl.col("task") == task)
     p50, p75, p90, p99 = (float(value) for value in np.quantile(tokens, [0.5, 0.75, 0.9, 0.99]))
     prediction = tail_prediction(samples)
     return TaskReport(
-        responses=samples.height,
-        aborted=every.height - samples.height,
+        responses=read.responses,
+        aborted=read.aborted,
         prompts=samples["prompt"].n_unique(),
         steps=len(rounds),
         mean=float(tokens.mean()),
@@ -136,8 +134,8 @@ def _task(task: str, trace: Trace, layout: Layout) -> TaskReport:
         max_over_median=float(tokens.max()) / p50,
         cap=cap,
         cap_share=_cap_share(samples, cap),
-        icc=icc,
-        icc_log=icc_log,
+        icc=read.icc,
+        icc_log=read.icc_log,
         tail_index=tail_index(tokens, cap),
         tail_auc_first=prediction.first,
         tail_auc_fourth=prediction.fourth,
@@ -149,7 +147,7 @@ def _task(task: str, trace: Trace, layout: Layout) -> TaskReport:
         reward_time_share=reward_time_share(samples, batches, rounds),
         tool_latency_share=tool_latency_share(samples),
         prefix_cache_share=prefix_cache_share(samples),
-        intervals=intervals(tokens, groups),
+        intervals=intervals(tokens, visits(samples)),
     )
 
 

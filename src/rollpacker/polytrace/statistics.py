@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import polars as pl
@@ -31,6 +32,32 @@ def lengths_of(samples: pl.DataFrame) -> Floats:
 def correlations(tokens: Floats, groups: NDArray[np.int64]) -> tuple[float, float]:
     """Intraclass correlation of length and of log length; nan where prompts have one response."""
     return intraclass_correlation(tokens, groups), intraclass_correlation(np.log(tokens), groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What of a task's responses is taken.
+
+    Args:
+        responses: finished ones.
+        aborted: those left out.
+        icc: intraclass correlation of length within a prompt; None with one response each.
+        icc_log: of log length.
+    """
+
+    responses: int
+    aborted: int
+    icc: float | None
+    icc_log: float | None
+
+
+def read_of(samples: pl.DataFrame) -> Read:
+    """Of a task's samples, some of them finished."""
+    whole = finished(samples)
+    both = correlations(lengths_of(whole), visits(whole))
+    icc, icc_log = (value if isfinite(value) else None for value in both)
+    aborted = samples.height - whole.height
+    return Read(responses=whole.height, aborted=aborted, icc=icc, icc_log=icc_log)
 
 
 def known_cap(samples: pl.DataFrame) -> int | None:

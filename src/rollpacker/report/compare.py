@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,12 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
         _Mode(name=name, run=run, result=summary["modes"][name], gantt=Gantt(run))
         for name, run in loaded.items()
     ]
-    return page.write_page(_page(modes, summary), out)
+    links = {
+        f"report of {name}": relpath(runs[name] / "report.html", out.parent)
+        for name in names
+        if (runs[name] / "report.html").exists()
+    }
+    return page.write_page(replace(_page(modes, summary), links=links), out)
 
 
 def _page(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Page:

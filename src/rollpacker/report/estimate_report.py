@@ -27,7 +27,11 @@ def _page(found: Estimate) -> Page:
             f" simulated for each mode; costs: {found.costs}"
         ),
         tiles=[
-            Tile("Recommended", found.recommended, f"{best.speedup:.2f}x"),
+            Tile(
+                "Recommended",
+                found.recommended,
+                f"{'at most ' if found.at_most else ''}{best.speedup:.2f}x",
+            ),
             Tile("Kept/true length", f"{best.kept_vs_true_len:.2f}"),
             Tile("Correlation", icc, "of length within a prompt"),
             Tile("Responses read", count(found.read)),

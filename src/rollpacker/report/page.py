@@ -66,13 +66,15 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a page shows; ``facts`` are its numbers unrounded, for scripts."""
+    """What a page shows; ``facts`` are its numbers unrounded, for scripts, ``links`` addresses of
+    other pages, relative to it, by their names."""
 
     title: str
     subtitle: str
     tiles: Sequence[Tile]
     sections: Sequence[Section]
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    links: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def write_page(page: Page, path: Path) -> Path:

@@ -18,6 +18,7 @@ from rollpacker.report.page import Page, Section, Table, Tile, count, plain, sec
 from rollpacker.report.programs import program_section
 from rollpacker.report.run_folder import RunFolder, load_run
 
+_REWARD = "Reward"
 MAX_TABLE_ROWS = 1_500
 """Rows of the per-step table; beyond it they are thinned evenly."""
 
@@ -38,14 +39,18 @@ def _page(run: RunFolder) -> Page:
     lost = figures.lost_tokens(run.samples)
     facts = run_facts(run, gantt, curves, lost)
     programs = program_section(run.samples)
+    emulated = config_value(run, "devices", "emulate") is not None
+    # Random tokens, and rewards that measure nothing, are not to look like a real run's.
+    learned = [] if emulated else [_learning(run), browser_section(run.path, run.samples)]
+    tiles = _tiles(run, gantt, facts)
     return Page(
-        title=f"Run report: {run.path.resolve().name}",
+        title=f"{'EMULATED run' if emulated else 'Run'} report: {run.path.resolve().name}",
         subtitle=_subtitle(run),
-        tiles=_tiles(run, gantt, facts),
+        tiles=[tile for tile in tiles if not (emulated and tile.name == _REWARD)],
         sections=[
             *([_missing(run)] if run.missing else []),
-            _learning(run),
-            browser_section(run.path, run.samples),
+            *([_emulated(run)] if emulated else []),
+            *learned,
             _time(run, facts),
             _gantt(gantt, facts),
             _lengths(curves, facts),
@@ -147,7 +152,7 @@ def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
     lag = max(present(run.metrics, "policy_version_max_lag"), default=0)
     return [
         Tile(
-            "Reward",
+            _REWARD,
             f"{plain(facts['reward_first'])} → {plain(facts['reward_last'])}",
             "first and last tenth of the steps",
         ),
@@ -171,6 +176,30 @@ def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
             f"{count(facts['lost_tokens'] + facts['kept_tokens'])}",
         ),
     ]
+
+
+def _emulated(run: RunFolder) -> Section:
+    nodes = config_value(run, "devices", "nodes") or 1
+    devices = nodes * config_value(run, "devices", "per_node")
+    text = (
+        f"{devices} emulated devices: responses have forced lengths and random tokens, work takes "
+        "the time that a calibration says, and nothing was trained. All seconds of this page are "
+        "emulated; scheduling, grading processes and logs are real."
+    )
+    if said := run.summary.get("emulated"):
+        late, use = said["lateness_ms"], said["driver_utilisation"]
+        text += (
+            f" Factor {said['factor']:g}. Actions ran late by {late['p50']:.1f} ms (median), "
+            f"{late['p99']:.1f} ms (99%, {share(said['lateness_share'])} of a rollout), at most "
+            f"{late['max']:.1f} ms of the clock. Driver utilisation {use:.2f}: "
+        )
+        text += (
+            "driver and devices kept up."
+            if said["honest"]
+            else "NOT HONEST, driver or devices were slower than real ones would be: lower the "
+            "factor."
+        )
+    return Section("emulated", "Emulated devices", text)
 
 
 def _missing(run: RunFolder) -> Section:

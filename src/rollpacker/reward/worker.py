@@ -6,6 +6,7 @@ driver and never unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -34,7 +35,9 @@ def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
     _die_with(parent)
     take_no_notice()
-    with socket.socket(fileno=descriptor) as sock:
+    # A driver that has gone meanwhile needs no reply.
+    gone = contextlib.suppress(BrokenPipeError, ConnectionResetError)
+    with gone, socket.socket(fileno=descriptor) as sock:
         driver = Driver(sock)
         functions: list[Loaded]
         functions, tokenizer, driver.checked = pickle.loads(driver.next() or b"")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.cluster import Cluster, Group, Job
-from rollpacker.rollmux.seat import POOLS, Seat
+from rollpacker.rollmux.inventory import Needs
+from rollpacker.rollmux.seat import NEVER, POOLS, Seat
 from rollpacker.rollmux.settings import Settings
 
 Masks = tuple[int, int]
@@ -21,6 +23,8 @@ SEAT_EFFORT = 0.35
 REMEMBER_S = 7200.0
 """Seconds for which the slowdowns of a rehearsal are taken to be the same."""
 REMEMBERED = 2_000
+TURNS_OUT = 0.8
+"""Share of its worst case that a job may turn out to take: docs/log.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,16 @@ def affordable(job: Job, now: float, settings: Settings, reserve_s: float) -> fl
     return budget / rest
 
 
+def expected_end(job: Job, now: float, settings: Settings) -> float:
+    """When a job will be over at the pace that it has had; ``NEVER`` where nobody can say."""
+    if job.spec.iterations is None:
+        return NEVER
+    pace = GUESSED_SLOWDOWN
+    if job.solo_s > 0.0:
+        pace = max(1.0, (now - job.started) / job.solo_s)
+    return now + (job.spec.iterations - job.done) * sum(expected(job, settings)) * pace
+
+
 class Admission:
     """The exact test, with a budget of effort for each decision."""
 
@@ -70,6 +84,10 @@ class Admission:
         self.left = float(settings.effort)
         self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
         """When groups were rehearsed, and the slowdown of each member."""
+        self.few = not all(
+            cluster.inventory.ever(pool, Needs(memory_gb=0.0)) == inf for pool in POOLS
+        )
+        """Whether the nodes have a limit."""
 
     def refill(self) -> None:
         """A new decision begins."""
@@ -111,24 +129,50 @@ class Admission:
             return Verdict(slow == 1.0 or slow <= seat.target, slow)
         return self._remembered(seats, now)
 
+    def slowdown(self, seats: Sequence[Seat], job: Job, now: float) -> float:
+        """Of a member of a group, as rehearsed."""
+        for seat in seats:
+            target = affordable(self._cluster.jobs[seat.job], now, self._settings, 0.0)
+            seat.promise(target, since=0.0)
+        return self._slowdowns(sorted(seats, key=lambda seat: seat.job), now)[job.spec.id]
+
     def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
         # Who sits where first must not matter: a verdict is of the set.
         seats = sorted(seats, key=lambda seat: seat.job)
-        key = tuple((seat.job, *seat.masks, self._known(seat.job)) for seat in seats)
-        known = self.rehearsed.get(key)
-        if known is not None and known[0] > now - REMEMBER_S:
-            slow = known[1]
-        else:
-            if min(seat.target for seat in seats) <= 1.0 or overloaded(
-                seats, self._settings.warm_s
-            ):
-                return Verdict(False, float("inf"))
+        hopeless = min(seat.target for seat in seats) <= 1.0
+        if self._recall(seats, now) is None and (
+            hopeless or overloaded(seats, self._settings.warm_s)
+        ):
+            return Verdict(False, float("inf"))
+        slow = self._slowdowns(seats, now)
+        kept = all(self._at_worst(seat.job, slow[seat.job]) <= seat.target for seat in seats)
+        return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
+
+    def _at_worst(self, job: str, slowdown: float) -> float:
+        """The slowdown if a job that is not known yet takes much less than its worst case alone.
+
+        It waits for the others as long, so that it is slowed down more. Where nodes can be had
+        it is then given some; where they are few it must not come to that.
+        """
+        if not self.few or self._known(job):
+            return slowdown
+        return 1.0 + (slowdown - 1.0) / TURNS_OUT
+
+    def _key(self, seats: Sequence[Seat]) -> Members:
+        return tuple((seat.job, *seat.masks, self._known(seat.job)) for seat in seats)
+
+    def _recall(self, seats: Sequence[Seat], now: float) -> dict[str, float] | None:
+        known = self.rehearsed.get(self._key(seats))
+        return known[1] if known is not None and known[0] > now - REMEMBER_S else None
+
+    def _slowdowns(self, seats: Sequence[Seat], now: float) -> dict[str, float]:
+        slow = self._recall(seats, now)
+        if slow is None:
             slow = self._rehearse(seats)
             if len(self.rehearsed) >= REMEMBERED:
                 self.rehearsed.clear()
-            self.rehearsed[key] = (now, slow)
-        kept = all(slow[seat.job] <= seat.target for seat in seats)
-        return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
+            self.rehearsed[self._key(seats)] = (now, slow)
+        return slow
 
     def _known(self, job: str) -> bool:
         return self._settings.learn and self._cluster.jobs[job].observed.known

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-EPSILON = 1e-6
+from rollpacker.rollmux.check_nodes import EPSILON, NodeChecker
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,9 @@ class _Job:
     took_s: float = 0.0
     """Of the running phase so far, under permits that were lost."""
     stranded: bool = False
+    stopped_at: float | None = None
+    """Since when its promise counts no time."""
+    uncounted_s: float = 0.0
 
     def solo_s(self, count: int) -> float:
         return sum(self.spec["solo_s"][:count])
@@ -57,11 +60,9 @@ class Checker:
     """Feed it the meta line, then events in order; ``finish`` gives the verdict."""
 
     def __init__(self, meta: dict[str, Any]) -> None:
-        self._cap = float(meta["memory_cap_gb"])
         self._jobs = {spec["id"]: _Job(spec) for spec in meta["jobs"]}
-        self._pins: dict[str, dict[str, float]] = {}
+        self._nodes = NodeChecker(meta, self._bad)
         self._busy: dict[str, str] = {}
-        self._dead: set[str] = set()
         self._turns: dict[tuple[int, str, str], tuple[int, int, int]] = {}
         self._epochs: dict[int, int] = {}
         self._tokens: set[int] = set()
@@ -92,11 +93,11 @@ class Checker:
         """What is left over at the end."""
         self._line = 0
         for name, job in self._jobs.items():
-            if job.placed_at is None:
+            if job.placed_at is None and not job.live:
                 self._bad("lost_job", f"{name} was never placed")
-            elif not job.gone and not job.live:
+            elif job.placed_at is not None and not job.gone and not job.live:
                 self._bad("lost_job", f"{name} never departed, {job.done} iterations done")
-        for node, pins in self._pins.items():
+        for node, pins in self._nodes.pins.items():
             left = sorted(name for name in pins if not self._jobs[name].live)
             if left:
                 self._bad("leaked_node", f"{node} still holds {', '.join(left)}")
@@ -109,21 +110,32 @@ class Checker:
         if job.placed_at is not None:
             self._bad("double_placement", f"{event['job']} was placed before")
         job.placed_at = self._now
+        if job.spec.get("slo_since", "admission") == "admission":
+            job.uncounted_s += self._now - float(job.spec["arrival_s"])
         self._take(job, event)
 
-    def _take(self, job: _Job, event: dict[str, Any]) -> None:
+    def _team(self, name: str) -> str:
+        return str(self._jobs[name].spec.get("team", ""))
+
+    def _wait(self, job: _Job, event: dict[str, Any]) -> None:
+        if job.placed_at is not None and not job.stranded:
+            self._bad("lost_nodes", f"{event['job']} waits though no node of it failed")
+        if job.placed_at is not None:
+            self._abandon(event["job"], job)
+
+    def _suspend(self, job: _Job, event: dict[str, Any]) -> None:
         name = event["job"]
+        if job.running is not None or job.permit is not None or job.next_phase != "rollout":
+            self._bad("move_mid_iteration", f"{name} is suspended inside an iteration")
+        if not self._nodes.borrows(job.spec.get("team", ""), self._team):
+            self._bad("reclaim", f"{name} loses nodes that are its team's own")
+        self._nodes.unpin(name, job.nodes | job.old_nodes)
+        job.nodes, job.old_nodes = set(), set()
+        job.stopped_at = self._now
+
+    def _take(self, job: _Job, event: dict[str, Any]) -> None:
+        self._nodes.pin(event["job"], job.spec, event, job.nodes)
         job.nodes = set(event["nodes"])
-        if job.nodes != set(event["memory_gb"]):
-            self._bad("residency", f"{name}: memory_gb is not of its nodes")
-        for node, gb in event["memory_gb"].items():
-            if node in self._dead:
-                self._bad("dead_node", f"{name} was put on {node}, which is down")
-            pins = self._pins.setdefault(node, {})
-            pins[name] = float(gb)
-            total = sum(pins.values())
-            if total > self._cap + EPSILON:
-                self._bad("memory", f"{node} holds {total:.1f} GB of {self._cap:g}")
 
     def _move(self, job: _Job, event: dict[str, Any]) -> None:
         name = event["job"]
@@ -133,6 +145,9 @@ class Checker:
             self._abandon(name, job)
         elif job.running is not None or job.permit is not None or job.next_phase != "rollout":
             self._bad("move_mid_iteration", f"{name} moves inside an iteration")
+        if job.stopped_at is not None:
+            job.uncounted_s += self._now - job.stopped_at
+            job.stopped_at = None
         job.old_nodes |= job.nodes
         job.stranded = False
         self._take(job, event)
@@ -143,7 +158,7 @@ class Checker:
         job.running = job.permit = None
         job.took_s = 0.0
         job.next_phase = "rollout"
-        self._unpin(name, job.nodes | job.old_nodes)
+        self._nodes.unpin(name, job.nodes | job.old_nodes)
         job.nodes = set()
         job.old_nodes = set()
 
@@ -180,7 +195,7 @@ class Checker:
             self._bad("double_start", f"{name} runs already")
         job.running, job.started_at = event, self._now
         for node in nodes:
-            if node in self._dead:
+            if node in self._nodes.dead:
                 self._bad("dead_node", f"{name} starts on {node}, which is down")
         if not nodes <= job.nodes:
             self._bad("residency", f"{name} starts where it has no memory")
@@ -205,10 +220,6 @@ class Checker:
         for node in [node for node, owner in self._busy.items() if owner == name]:
             del self._busy[node]
 
-    def _unpin(self, name: str, nodes: set[str]) -> None:
-        for node in nodes:
-            self._pins.get(node, {}).pop(name, None)
-
     def _end(self, job: _Job, event: dict[str, Any]) -> None:
         name, phase = event["job"], event["phase"]
         if job.running is None or job.running["phase"] != phase:
@@ -216,7 +227,7 @@ class Checker:
             return
         job.running = None
         if phase == "sync":
-            self._unpin(name, job.old_nodes - job.nodes)
+            self._nodes.unpin(name, job.old_nodes - job.nodes)
             job.old_nodes = set()
             return
         self._free(name)
@@ -239,21 +250,21 @@ class Checker:
             self._bad("lost_job", f"{name} departs but is not there")
             return
         job.gone = True
-        self._unpin(name, job.nodes | job.old_nodes)
+        self._nodes.unpin(name, job.nodes | job.old_nodes)
         if event.get("cancelled"):
             return
         wanted = spec["iterations"]
         if wanted is not None and (job.done != wanted or job.running is not None):
             self._bad("iterations", f"{name} departs after {job.done} of {wanted}")
-        elapsed = self._now - float(spec["arrival_s"])
+        elapsed = self._now - float(spec["arrival_s"]) - job.uncounted_s
         allowed = float(spec["slo"]) * job.solo_s(job.done)
         if elapsed > allowed * (1.0 + 1e-9) + EPSILON:
             self._bad("slo", f"{name} took {elapsed:.1f} s, allowed {allowed:.1f} s")
 
     def _node_down(self, event: dict[str, Any]) -> None:
         for node in event["nodes"]:
-            self._dead.add(node)
-            for name in self._pins.pop(node, {}):
+            self._nodes.dead.add(node)
+            for name in self._nodes.pins.pop(node, {}):
                 self._jobs[name].stranded = True
                 self._jobs[name].nodes.discard(node)
                 self._jobs[name].old_nodes.discard(node)
@@ -273,10 +284,16 @@ _OF_JOBS: dict[str, Callable[[Checker, _Job, dict[str, Any]], None]] = {
     "start": Checker._start,
     "tail_release": Checker._tail_release,
     "end": Checker._end,
+    "wait": Checker._wait,
+    "suspend": Checker._suspend,
     "depart": Checker._depart,
 }
 _OF_NODES: dict[str, Callable[[Checker, dict[str, Any]], None]] = {
     "node_down": Checker._node_down,
+    "node_up": lambda checker, event: checker._nodes.up(event),
+    "node_closed": lambda checker, event: checker._nodes.closed(event),
+    "node_opened": lambda checker, event: checker._nodes.opened(event),
+    "node_removed": lambda checker, event: checker._nodes.removed(event),
     "rebase": Checker._rebase,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rollpacker.rollmux.inventory import Inventory, Needs
 from rollpacker.rollmux.jobs import JobSpec, Observed
 from rollpacker.rollmux.seat import ABSENT, IDLE, POOLS, ROLLOUT, Seat
 
@@ -45,6 +46,13 @@ class Job:
     """A live job.
 
     Args:
+        started: since when its promise counts, less the time for which its clock stood still.
+        submitted: when it arrived.
+        waits_since: when it began to wait for nodes; None while it has some, or will have.
+        stopped_at: until when its clock was moved on, while it stands still.
+        admitted_at: when it last got nodes; -1 for never.
+        leaves: whether it gives up its nodes at its next iteration boundary.
+        urgent: whether it needs nodes of its own to keep its promise, and there were none.
         looked_at: when repacking last did.
         solo_s: seconds alone of the finished iterations.
         rollout_s: of the iteration that is running.
@@ -57,6 +65,12 @@ class Job:
 
     spec: JobSpec
     started: float
+    submitted: float = 0.0
+    waits_since: float | None = None
+    stopped_at: float | None = None
+    admitted_at: float = -1.0
+    leaves: bool = False
+    urgent: bool = False
     looked_at: float = 0.0
     observed: Observed = field(default_factory=Observed)
     done: int = 0
@@ -71,11 +85,42 @@ class Job:
     token: int = -1
     tail_reached: bool = False
 
+    @property
+    def admitted(self) -> bool:
+        """Whether it ever had nodes."""
+        return self.admitted_at >= 0.0
+
+    def wait(self, now: float, *, clock_runs: bool) -> None:
+        """It has no nodes from now on."""
+        self.waits_since = now
+        self.stopped_at = None if clock_runs else now
+        self.leaves = False
+
+    def run_clock(self, now: float) -> None:
+        """Time for which its clock stands still does not count."""
+        if self.stopped_at is not None:
+            self.started += now - self.stopped_at
+            self.stopped_at = now
+
+    def admit(self, now: float) -> None:
+        """It has nodes, or some are being loaded for it."""
+        self.run_clock(now)
+        self.waits_since = self.stopped_at = None
+        self.admitted_at = now
+
     def memory_gb(self, pool: int, nodes: int) -> float:
         """Host memory on each of so many nodes of a pool."""
         if pool == ROLLOUT:
             return self.spec.rollout_memory_gb
         return self.spec.train_memory_gb * self.spec.train_nodes / nodes
+
+    def needs(self, pool: int, nodes: int) -> Needs:
+        """What each of so many nodes of a pool has to have."""
+        return Needs(
+            memory_gb=self.memory_gb(pool, nodes),
+            devices=self.spec.node_devices,
+            labels=self.spec.rollout_labels if pool == ROLLOUT else self.spec.train_labels,
+        )
 
     def remaining(self) -> int:
         """Iterations to go; ``HORIZON`` where nobody knows."""
@@ -141,36 +186,52 @@ class Group:
         return sum(self.bit(node) for node in nodes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Nodes that the first job in the queue counts on: others may have them until it comes.
+
+    Args:
+        job: which.
+        at: when it is expected to start.
+        nodes: in use now.
+        fresh: free nodes of either pool.
+    """
+
+    job: str
+    at: float
+    nodes: frozenset[str]
+    fresh: tuple[int, int]
+
+
 class Cluster:
     """Jobs, groups and nodes, and the only functions that pin and unpin."""
 
-    def __init__(self) -> None:
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self.reservation: Reservation | None = None
         self.jobs: dict[str, Job] = {}
         self.groups: dict[int, Group] = {}
         self.nodes: dict[str, Node] = {}
-        self.numbers = [0, 0, 0]
-        """Nodes of either pool and groups that ever were."""
+        self.number = 0
+        """Of the next group."""
         self.changed: set[int] = set()
         """Groups whose summary is stale."""
 
     def new_group(self) -> Group:
         """An empty group."""
-        group = Group(self.numbers[2])
-        self.numbers[2] += 1
+        group = Group(self.number)
+        self.number += 1
         self.groups[group.id] = group
         return group
 
-    def new_nodes(self, group: Group, pool: int, count: int) -> tuple[str, ...]:
-        """Nodes that the provider has not been asked for yet."""
-        made: list[str] = []
-        for _ in range(count):
-            name = f"{'rt'[pool]}{self.numbers[pool]}"
-            self.numbers[pool] += 1
+    def new_nodes(self, group: Group, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
+        """Nodes that nobody has; ``held`` once they were asked for."""
+        names = self.inventory.take(pool, count, needs) if count else ()
+        for name in names:
             self.nodes[name] = Node(name, pool, group.id)
             group.nodes[pool].append(name)
             group.bit(name)
-            made.append(name)
-        return tuple(made)
+        return names
 
     def pin(self, job: Job, home: Home) -> None:
         """Reserve a job's memory on nodes."""
@@ -209,6 +270,7 @@ class Cluster:
         group.nodes[node.pool].remove(node.name)
         del group.bits[node.name]
         del self.nodes[node.name]
+        self.inventory.give([node.name])
 
     def members(self, group: Group) -> list[Job]:
         """Jobs with a seat in the group."""

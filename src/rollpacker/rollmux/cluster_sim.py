@@ -12,6 +12,7 @@ from rollpacker.policy.tail_release import TAIL_ENGINES
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.event_log import EventLog
+from rollpacker.rollmux.inventory import count_pools
 from rollpacker.rollmux.result import (
     TAIL_COST,
     TAIL_TIME,
@@ -42,6 +43,23 @@ class Running:
     tailing: bool = False
     homes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     epoch: int = 0
+    waits_since: float | None = None
+    waited_s: float = 0.0
+    uncounted_s: float = 0.0
+    clock_runs: bool = False
+
+    def wait(self, now: float, *, clock_runs: bool) -> None:
+        """It has no nodes from now on."""
+        self.waits_since, self.clock_runs = now, clock_runs
+        self.homes = ((), ())
+
+    def go_on(self, now: float) -> None:
+        """It has nodes, or will have."""
+        if self.waits_since is not None:
+            waited = now - self.waits_since
+            self.waited_s += waited
+            self.uncounted_s += 0.0 if self.clock_runs else waited
+            self.waits_since = None
 
     def seconds(self) -> float:
         """Of the phase that is running or next, alone."""
@@ -58,6 +76,7 @@ class ClusterSimulation:
         log: where events go.
         clock: for the time that decisions take; None does not measure.
         failures: ``(seconds, pool)``: a node of that pool that is busy then dies.
+        others: what else happens, by time: nodes that come and go.
     """
 
     def __init__(
@@ -67,6 +86,7 @@ class ClusterSimulation:
         log: EventLog | None = None,
         clock: Clock | None = None,
         failures: Sequence[tuple[float, int]] = (),
+        others: Sequence[tuple[float, ev.Event]] = (),
     ) -> None:
         self._jobs = jobs
         self._scheduler = scheduler
@@ -79,6 +99,8 @@ class ClusterSimulation:
         self._look = NEVER
         """When the next event of passing time is due."""
         self._tenant: dict[str, str] = {}
+        self._pools: dict[str, int] = {}
+        """Of nodes that are held."""
         self._tails: dict[str, float] = {}
         self.meter = Meter(since=jobs[0].arrival_s)
         self.results: list[JobResult] = []
@@ -87,11 +109,14 @@ class ClusterSimulation:
             self._at(job.arrival_s, self._arrive, job)
         for at, pool in failures:
             self._at(at, self._fail, pool)
+        for at, event in others:
+            self._at(at, self._happen, event)
 
     def run(self) -> SimulationResult:
         """Until every job is done."""
         prices = self._scheduler.settings.prices
-        self._log.meta(self._scheduler.settings, self._jobs)
+        machines = self._scheduler.cluster.inventory.machines
+        self._log.meta(self._scheduler.settings, self._jobs, machines)
         while self._heap:
             self.now, _, action, args = heappop(self._heap)
             action(*args)
@@ -103,6 +128,7 @@ class ClusterSimulation:
             lower_bound(self._jobs, prices),
             prices,
             self.decision_s,
+            count_pools(machines) if machines else None,
         )
 
     def _at(self, time: float, action: Callable[..., None], *args: Any) -> None:
@@ -126,31 +152,53 @@ class ClusterSimulation:
         look = self._scheduler.next_look()
         if look < self._look:
             self._look = look
-            self._at(look, self._pass_time)
+            self._at(look, self._pass_time, look)
 
-    def _pass_time(self) -> None:
+    def _pass_time(self, due: float) -> None:
+        if due != self._look:
+            return
         self._look = NEVER
         if self._scheduler.next_look() <= self.now:
             self._post(ev.TimePassed())
         self._look_later()
 
     def _arrive(self, job: TraceJob) -> None:
-        self._live[job.spec.id] = Running(job)
+        run = self._live[job.spec.id] = Running(job)
+        run.wait(self.now, clock_runs=job.spec.slo_since == "submission")
         self._post(ev.JobArrived(spec=job.spec))
         self._post(ev.PermitRequested(job=job.spec.id, phase="rollout"))
 
+    def _happen(self, event: ev.Event) -> None:
+        self._log.happened(self.now, event)
+        self._post(event)
+
     def _acquire(self, decision: do.AcquireNodes) -> None:
         for node in decision.nodes:
-            self.meter.change(self.now, "rt".index(node[0]), 1)
+            self._pools[node] = self._scheduler.cluster.nodes[node].pool
+            self.meter.change(self.now, self._pools[node], 1)
 
     def _release(self, decision: do.ReleaseNodes) -> None:
         for node in decision.nodes:
-            self.meter.change(self.now, "rt".index(node[0]), -1)
+            self.meter.change(self.now, self._pools.pop(node), -1)
             self._tenant.pop(node, None)
             self._tails.pop(node, None)
 
     def _place(self, decision: do.Place) -> None:
-        self._live[decision.job].homes = (decision.rollout, decision.train)
+        run = self._live[decision.job]
+        run.go_on(self.now)
+        run.homes = (decision.rollout, decision.train)
+
+    def _suspend(self, decision: do.Suspend) -> None:
+        run = self._live[decision.job]
+        run.wait(self.now, clock_runs=False)
+        run.moving = True
+
+    def _wait(self, decision: do.Wait) -> None:
+        """A new job does anyway; another has lost its nodes."""
+        run = self._live[decision.job]
+        if run.waits_since is None:
+            run.wait(self.now, clock_runs=True)
+            run.moving, run.token = True, -1
 
     def _permit(self, decision: do.Permit) -> None:
         run = self._live[decision.job]
@@ -217,12 +265,23 @@ class ClusterSimulation:
     def _finish(self, run: Running) -> None:
         spec = run.job.spec
         elapsed = self.now - run.job.arrival_s
-        self.results.append(JobResult(spec.id, elapsed, run.job.solo_s, spec.slo))
+        self.results.append(
+            JobResult(
+                spec.id,
+                elapsed,
+                run.job.solo_s,
+                spec.slo,
+                waited_s=run.waited_s,
+                uncounted_s=run.uncounted_s,
+                ended=self.now,
+            )
+        )
         del self._live[spec.id]
         self._post(ev.JobEnded(job=spec.id))
 
     def _move(self, decision: do.Move) -> None:
         run = self._live[decision.job]
+        run.go_on(self.now)
         run.moving = True
         run.token = -1
         run.homes = (decision.rollout, decision.train)
@@ -251,9 +310,8 @@ class ClusterSimulation:
         if not nodes:
             return
         node = max(nodes, key=lambda each: (len(each.pins), each.name)).name
-        self._log.write(self.now, "node_down", None, nodes=[node])
-        self.meter.change(self.now, pool, -1)
-        self._post(ev.NodeFailed(node=node))
+        self.meter.change(self.now, self._pools.pop(node), -1)
+        self._happen(ev.NodeFailed(node=node))
 
 
 _PERFORM: dict[type, Callable[..., None]] = {
@@ -263,4 +321,6 @@ _PERFORM: dict[type, Callable[..., None]] = {
     do.Permit: ClusterSimulation._permit,
     do.ReleaseTail: ClusterSimulation._release_tail,
     do.Move: ClusterSimulation._move,
+    do.Suspend: ClusterSimulation._suspend,
+    do.Wait: ClusterSimulation._wait,
 }

@@ -8,6 +8,9 @@ from typing import Literal
 from rollpacker.core.codec import Tagged
 from rollpacker.core.types import Phase
 
+Reason = Literal["repack", "guard", "failure", "drain", "resume"]
+"""Of a move."""
+
 
 class AcquireNodes(Tagged, frozen=True, kw_only=True):
     """Take nodes from the provider; they cost money from now on."""
@@ -68,7 +71,8 @@ class Move(Tagged, frozen=True, kw_only=True):
     checkpoint.
 
     Args:
-        reason: ``repack`` saves money, ``guard`` saves the job's SLO, ``failure`` its life.
+        reason: ``repack`` saves money, ``guard`` saves the job's SLO, ``failure`` its life,
+            ``drain`` empties a node, ``resume`` goes on after ``Suspend``.
     """
 
     job: str
@@ -77,7 +81,7 @@ class Move(Tagged, frozen=True, kw_only=True):
     rollout: tuple[str, ...]
     train: tuple[str, ...]
     memory_gb: Mapping[str, float]
-    reason: Literal["repack", "guard", "failure"]
+    reason: Reason
 
 
 class Rebase(Tagged, frozen=True, kw_only=True):
@@ -92,11 +96,38 @@ class Rebase(Tagged, frozen=True, kw_only=True):
     order: tuple[str, ...]
 
 
-class Depart(Tagged, frozen=True, kw_only=True):
-    """A job is gone, and its memory with it."""
+class Wait(Tagged, frozen=True, kw_only=True):
+    """A job has no nodes, and waits for some: ``Place`` or ``Move`` says when it has."""
+
+    job: str
+
+
+class Suspend(Tagged, frozen=True, kw_only=True):
+    """A job that borrowed another team's nodes gives them back between two iterations, and waits.
+
+    Its state goes to a checkpoint, and its promise counts no time until it goes on.
+    """
 
     job: str
     group: int
 
 
-Decision = AcquireNodes | ReleaseNodes | Place | Permit | ReleaseTail | Move | Rebase | Depart
+class Depart(Tagged, frozen=True, kw_only=True):
+    """A job is gone, and its memory with it; ``group`` None if it had no nodes."""
+
+    job: str
+    group: int | None
+
+
+Decision = (
+    AcquireNodes
+    | ReleaseNodes
+    | Place
+    | Permit
+    | ReleaseTail
+    | Move
+    | Rebase
+    | Wait
+    | Suspend
+    | Depart
+)

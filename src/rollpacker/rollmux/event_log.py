@@ -9,20 +9,30 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
+from rollpacker.core.codec import plain
 from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.trace import TraceJob
 
 Line = dict[str, Any]
 
 
-def head(settings: Settings, jobs: Sequence[Line]) -> Line:
-    """The first line: caps, prices and what the jobs asked for and took."""
+def head(settings: Settings, jobs: Sequence[Line], machines: Iterable[Machine] = ()) -> Line:
+    """The first line: caps, prices, teams, and what the jobs asked for and took.
+
+    Args:
+        machines: of an inventory with names, as it was at first.
+    """
     return {
         "kind": "meta",
         "memory_cap_gb": settings.memory_cap_gb,
         "prices": {"rollout": settings.prices.rollout, "train": settings.prices.train},
         "permits": settings.permits,
+        "teams": plain(settings.teams),
+        "nodes": settings.nodes,
+        "machines": plain(list(machines)),
         "jobs": list(jobs),
     }
 
@@ -30,6 +40,24 @@ def head(settings: Settings, jobs: Sequence[Line]) -> Line:
 def line(now: float, kind: str, job: str | None, **more: Any) -> Line:
     """One event."""
     return {"t": now, "kind": kind, "job": job} | more
+
+
+def lines_of_node(now: float, event: ev.Event) -> list[Line]:
+    """What is told of a node's coming and going; nothing of other events."""
+    match event:
+        case ev.NodeFailed():
+            return [line(now, "node_down", None, nodes=[event.node])]
+        case ev.NodeJoined():
+            return [line(now, "node_up", None, machine=plain(event.machine))]
+        case ev.NodeClosed():
+            more = {"status": event.status, "why": event.why}
+            return [line(now, "node_closed", None, nodes=[event.node], **more)]
+        case ev.NodeOpened():
+            return [line(now, "node_opened", None, nodes=[event.node])]
+        case ev.NodeRemoved():
+            return [line(now, "node_removed", None, nodes=[event.node])]
+        case _:
+            return []
 
 
 def lines_of(now: float, made: do.Decision) -> list[Line]:
@@ -54,6 +82,10 @@ def lines_of(now: float, made: do.Decision) -> list[Line]:
         case do.Rebase():
             order = list(made.order)
             return [line(now, "rebase", None, group=made.group, epoch=made.epoch, order=order)]
+        case do.Wait():
+            return [line(now, "wait", made.job)]
+        case do.Suspend():
+            return [line(now, "suspend", made.job, group=made.group)]
         case do.Depart():
             return [line(now, "depart", made.job, group=made.group)]
         case _:
@@ -80,15 +112,23 @@ class EventLog:
         """Whether anybody will read it."""
         return self._file is not None
 
-    def meta(self, settings: Settings, jobs: Iterable[TraceJob]) -> None:
+    def meta(
+        self, settings: Settings, jobs: Iterable[TraceJob], machines: Iterable[Machine] = ()
+    ) -> None:
         """The first line."""
         if self._file is not None:
-            self._put(head(settings, [_spec(job) for job in jobs]))
+            self._put(head(settings, [_spec(job) for job in jobs], machines))
 
     def write(self, now: float, kind: str, job: str | None, **more: Any) -> None:
         """One event."""
         if self._file is not None:
             self._put(line(now, kind, job, **more))
+
+    def happened(self, now: float, event: ev.Event) -> None:
+        """An event, where it is of a node."""
+        if self._file is not None:
+            for each in lines_of_node(now, event):
+                self._put(each)
 
     def decided(self, now: float, made: do.Decision) -> None:
         """A decision."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rollpacker.core.codec import Tagged
 from rollpacker.core.types import Phase
+from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
 
 
@@ -65,6 +68,36 @@ class NodeFailed(Tagged, frozen=True, kw_only=True):
     node: str
 
 
+class NodeJoined(Tagged, frozen=True, kw_only=True):
+    """A named node is there, for the first time or again."""
+
+    machine: Machine
+
+
+class NodeClosed(Tagged, frozen=True, kw_only=True):
+    """Nothing new comes to a node; ``draining`` also moves its jobs elsewhere.
+
+    Args:
+        why: for people.
+    """
+
+    node: str
+    status: Literal["cordoned", "draining", "set_aside"]
+    why: str = ""
+
+
+class NodeOpened(Tagged, frozen=True, kw_only=True):
+    """A node that was closed is used again."""
+
+    node: str
+
+
+class NodeRemoved(Tagged, frozen=True, kw_only=True):
+    """A node that nobody is on leaves the inventory."""
+
+    node: str
+
+
 class TimePassed(Tagged, frozen=True, kw_only=True):
     """Nothing happened, but ``Scheduler.next_look`` has come, or there is time for repacking."""
 
@@ -78,5 +111,9 @@ Event = (
     | MoveFinished
     | JobEnded
     | NodeFailed
+    | NodeJoined
+    | NodeClosed
+    | NodeOpened
+    | NodeRemoved
     | TimePassed
 )

@@ -65,16 +65,22 @@ def earliest_deadline(seats: Sequence[Seat], pool: int, now: float) -> Seat | No
 
     A gang that waits for some of its nodes keeps the others, except for phases that are over
     before it can start. A phase is held back for a member that comes soon and would be late
-    because of it, if it can afford that itself.
+    because of it, if it can afford that itself. Nobody uses a node of a member that has to be
+    alone for its promise.
     """
     wanted, running = WAITING[pool], RUNNING[pool]
     taken = 0
     waiting: list[Seat] = []
+    alone = 0
     for seat in seats:
         if seat.state is wanted:
             waiting.append(seat)
         elif seat.state is running:
             taken |= seat.busy
+        if seat.alone and (seat.state in WAITING or seat.counted_on_until() > now):
+            alone |= seat.masks[pool]
+    if alone:
+        waiting = [seat for seat in waiting if seat.alone or not seat.masks[pool] & alone]
     for seat in waiting:
         if not seat.masks[pool] & taken:
             break

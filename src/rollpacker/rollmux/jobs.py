@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 RING = 60
 """Iterations that are remembered."""
@@ -31,6 +31,15 @@ class JobSpec:
             None for no elasticity.
         min_train_nodes: the same of the training gang.
         owner: what a later start of the same job says too, so that it may take the job over.
+        team: whose share of the nodes it takes.
+        priority: the higher ones of a team go first.
+        node_devices: devices that every node must have at least.
+        rollout_labels: labels that every rollout node must have.
+        train_labels: labels that every training node must have.
+        slo_since: when the promise begins: with ``admission``, or with ``submission``, so that
+            waiting uses it up.
+        too_large: what to do with a gang that all nodes together are too few for: ``refuse`` it,
+            or let it ``wait`` for more nodes.
     """
 
     id: str
@@ -45,6 +54,13 @@ class JobSpec:
     min_rollout_nodes: int | None = None
     min_train_nodes: int | None = None
     owner: str = ""
+    team: str = ""
+    priority: int = 0
+    node_devices: int = 1
+    rollout_labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    train_labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    slo_since: Literal["admission", "submission"] = "admission"
+    too_large: Literal["refuse", "wait"] = "refuse"
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` on what no scheduler could honour."""
@@ -60,6 +76,8 @@ class JobSpec:
             raise ValueError(f"job {self.id}: slo is a slowdown of 1 or more, got {self.slo}")
         if self.iterations is not None and self.iterations < 1:
             raise ValueError(f"job {self.id}: iterations must be 1 or more")
+        if self.node_devices < 1:
+            raise ValueError(f"job {self.id}: node_devices must be 1 or more")
         for low, high in (
             (self.min_rollout_nodes, self.rollout_nodes),
             (self.min_train_nodes, self.train_nodes),

@@ -22,7 +22,13 @@ class Moves:
             self._cluster.new_group() if site.group is None else self._cluster.groups[site.group]
         )
         nodes = [
-            site.nodes[pool] + self._cluster.new_nodes(group, pool, site.fresh[pool])
+            site.nodes[pool]
+            + self._cluster.new_nodes(
+                group,
+                pool,
+                site.fresh[pool],
+                job.needs(pool, len(site.nodes[pool]) + site.fresh[pool]),
+            )
             for pool in POOLS
         ]
         home = Home(group.id, (nodes[0], nodes[1]))
@@ -50,13 +56,10 @@ class Moves:
         return freed
 
     def _give_back_numbers(self, names: list[str], group: Group) -> None:
-        numbers = self._cluster.numbers
-        for name in reversed(names):
-            pool = "rt".index(name[0])
-            if name not in self._cluster.nodes and int(name[1:]) == numbers[pool] - 1:
-                numbers[pool] -= 1
-        if group.id not in self._cluster.groups and group.id == numbers[2] - 1:
-            numbers[2] -= 1
+        cluster = self._cluster
+        cluster.inventory.untake(name for name in names if name not in cluster.nodes)
+        if group.id not in cluster.groups and group.id == cluster.number - 1:
+            cluster.number -= 1
 
     def _fresh(self, home: Home) -> list[str]:
         return [name for name in home.names if not self._cluster.nodes[name].held]

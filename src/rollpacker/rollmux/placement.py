@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, product
 
-from rollpacker.rollmux.admission import Admission, Joiner, affordable, expected
-from rollpacker.rollmux.cluster import Cluster, Group, Job
+from rollpacker.rollmux.admission import (
+    Admission,
+    Joiner,
+    affordable,
+    expected,
+    expected_end,
+)
+from rollpacker.rollmux.cluster import Cluster, Group, Job, Reservation
+from rollpacker.rollmux.inventory import Needs
 from rollpacker.rollmux.seat import POOLS, Seat
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.table import Table, node_loads
@@ -60,24 +67,60 @@ class Placement:
         self._price = settings.prices.of
         self.table = Table(cluster)
 
-    def isolated(self, job: Job) -> Site:
-        """Nodes of its own, as many as it asked for."""
+    def isolated(self, job: Job, now: float, *, at_once: bool = False) -> Site | None:
+        """Nodes of its own, as many as it asked for; None where there are not so many.
+
+        Args:
+            at_once: those that are kept for who waits will do too.
+        """
         gangs = job.spec.gangs
+        if not self.room(job, gangs, gangs, None if at_once else now):
+            return None
         return Site(group=None, nodes=((), ()), fresh=gangs, price=self._price(gangs))
 
-    def alone(self, job: Job, now: float) -> Offer:
+    def alone(self, job: Job, now: float) -> Offer | None:
         """The best nodes of its own: a gang that shrank may be cheaper though it is slower."""
-        best = Offer(self.isolated(job), self._price(job.spec.gangs))
+        site = self.isolated(job, now)
+        best = None if site is None else Offer(site, self._price(job.spec.gangs))
         for gangs in self._widths(job)[1:]:
             stretch = _stretch(job, gangs)
             seat = self._admission.seat(job, (1, 1), stretch)
             verdict = self._admission.judge([seat], now)
-            cost = self._price(gangs) * verdict.slowdown
-            if verdict.kept and cost < best.cost - 1e-9 and self._fits(job, gangs):
-                price = self._price(gangs)
+            price = self._price(gangs)
+            cost = price * verdict.slowdown
+            cheaper = best is None or cost < best.cost - 1e-9
+            if verdict.kept and cheaper and self.room(job, gangs, gangs, now):
                 site = Site(group=None, nodes=((), ()), fresh=gangs, price=price, stretch=stretch)
                 best = Offer(site, cost)
         return best
+
+    def room(
+        self, job: Job, gangs: tuple[int, int], fresh: tuple[int, int], now: float | None
+    ) -> bool:
+        """Whether so many nodes of gangs of this size are free for a job.
+
+        Args:
+            now: seconds; None if those that are kept for who waits will do too.
+        """
+        kept = None if now is None else self._kept_from(job, now)
+        for pool in POOLS:
+            if fresh[pool]:
+                free = self._cluster.inventory.free(pool, job.needs(pool, gangs[pool]))
+                if free - (kept.fresh[pool] if kept else 0) < fresh[pool]:
+                    return False
+        return True
+
+    def still(self, site: Site, job: Job) -> bool:
+        """Whether the free nodes that a site counts on are still there."""
+        gangs = tuple(len(site.nodes[pool]) + site.fresh[pool] for pool in POOLS)
+        return self.room(job, (gangs[0], gangs[1]), site.fresh, None)
+
+    def _kept_from(self, job: Job, now: float) -> Reservation | None:
+        """What the first in the queue counts on, if this job would still be there then."""
+        kept = self._cluster.reservation
+        if kept is None or kept.job == job.spec.id:
+            return None
+        return None if expected_end(job, now, self._settings) <= kept.at else kept
 
     def _widths(self, job: Job) -> list[tuple[int, int]]:
         """Gang sizes to try, the full one first; halves down to what the job allows."""
@@ -87,10 +130,6 @@ class Placement:
         lows = (spec.min_rollout_nodes or full[0], spec.min_train_nodes or full[1])
         sizes = [[n for n in (full[p], full[p] // 2, full[p] // 4) if n >= lows[p]] for p in POOLS]
         return [(rollout, train) for rollout in sizes[0] for train in sizes[1]]
-
-    def _fits(self, job: Job, gangs: tuple[int, int]) -> bool:
-        cap = self._settings.memory_cap_gb
-        return all(job.memory_gb(pool, gangs[pool]) <= cap for pool in POOLS)
 
     def best(
         self,
@@ -112,7 +151,7 @@ class Placement:
             site
             for number in self.table.scan(job.spec.gangs, loads, self._settings)
             if number not in avoid
-            for site in self.sites(job, self._cluster.groups[number], loads)
+            for site in self.sites(job, self._cluster.groups[number], loads, now=now)
             if site.price < below - 1e-9
         ]
         self._admission.left -= SITE_EFFORT * len(sites)
@@ -122,15 +161,14 @@ class Placement:
         """The best other nodes inside its own group, at what the whole group then costs."""
         assert job.home is not None
         group = self._cluster.groups[job.home.group]
-        sites = [
-            site for site in self.sites(job, group, self._loads(job, now)) if _moves(site, job)
-        ]
+        loads = self._loads(job, now)
+        sites = [site for site in self.sites(job, group, loads, now=now) if _moves(site, job)]
         return self._choose(sites, job, now, below)
 
     def instead(self, job: Job, group: Group, now: float, *, of: str, below: float) -> Offer | None:
         """The best site in a group that another member leaves, at what the group then costs."""
         ranked: list[tuple[float, int, Site]] = []
-        for site in self.sites(job, group, self._loads(job, now), (of,)):
+        for site in self.sites(job, group, self._loads(job, now), (of,), now=now):
             seats, price = self._joined(site, job, (of,))
             ranked.append((price * self._admission.guess(seats), len(ranked), site))
         self._admission.left -= GUESS_EFFORT * len(ranked)
@@ -245,17 +283,29 @@ class Placement:
         group: Group,
         loads: tuple[float, float],
         without: Collection[str] = (),
+        *,
+        now: float,
     ) -> Iterator[Site]:
         """Ways to pin a job in a group, once some have left: few, the most promising ones."""
+        kept = self._kept_from(job, now)
+        closed = kept.nodes if kept else frozenset[str]()
         for gangs in self._widths(job):
             stretch = _stretch(job, gangs)
-            ways = [
-                self._ways(job, group, pool, gangs[pool], loads[pool] * stretch[pool], without)
-                for pool in POOLS
-            ]
+            ways: list[list[tuple[tuple[str, ...], float]]] = []
+            for pool in POOLS:
+                load = loads[pool] * stretch[pool]
+                taken = node_loads(group, pool, (job.spec.id, *without))
+                needs = job.needs(pool, gangs[pool])
+                have = {
+                    name: used
+                    for name, used in taken.items()
+                    if used > 0.0 and used + load <= 1.0 and name not in closed
+                    if self._takes(name, job, needs)
+                }
+                ways.append(list(_ways(group, pool, gangs[pool], load, have)))
             for (rollout, r_load), (train, t_load) in product(*ways):
                 fresh = gangs[0] - len(rollout), gangs[1] - len(train)
-                if (rollout or train) and self._fits(job, gangs):
+                if (rollout or train) and self.room(job, gangs, fresh, now):
                     yield Site(
                         group=group.id,
                         nodes=(rollout, train),
@@ -265,42 +315,38 @@ class Placement:
                         stretch=stretch,
                     )
 
-    def _ways(
-        self,
-        job: Job,
-        group: Group,
-        pool: int,
-        gang: int,
-        load: float,
-        without: Collection[str],
-    ) -> Iterator[tuple[tuple[str, ...], float]]:
-        """Existing nodes to take, with the load that they would have; none is a way too."""
-        yield (), 0.0
-        gb = job.memory_gb(pool, gang)
-        cap = self._settings.memory_cap_gb
-        loads = node_loads(group, pool, (job.spec.id, *without))
-        open_nodes = [
-            name
-            for name, used in loads.items()
-            if used + load <= 1.0 and self._others_gb(name, job) + gb <= cap and used > 0.0
-        ]
-        open_nodes.sort(key=lambda name: loads[name])
-        seen: set[tuple[str, ...]] = set()
-        for start in range(3):
-            names = tuple(open_nodes[start : start + gang])
-            if names and names not in seen and (start == 0 or len(names) == gang):
-                seen.add(names)
-                yield names, load + sum(loads[name] for name in names) / len(names)
-        for seat in group.seats:
-            names = tuple(n for n in open_nodes if group.bits[n] & seat.masks[pool])
-            aligned = len(names) == gang > 1 and seat.masks[pool].bit_count() == gang
-            if aligned and names not in seen:
-                seen.add(names)
-                yield names, load + sum(loads[name] for name in names) / gang
+    def _takes(self, name: str, job: Job, needs: Needs) -> bool:
+        """Whether a job may join those on a node."""
+        node, inventory = self._cluster.nodes[name], self._cluster.inventory
+        others = node.used_gb - node.pins.get(job.spec.id, 0.0)
+        return others + needs.memory_gb <= inventory.memory_gb(name) and inventory.takes(
+            name, needs
+        )
 
-    def _others_gb(self, name: str, job: Job) -> float:
-        pins = self._cluster.nodes[name].pins
-        return self._cluster.nodes[name].used_gb - pins.get(job.spec.id, 0.0)
+
+def _ways(
+    group: Group, pool: int, gang: int, load: float, have: Mapping[str, float]
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Existing nodes to take, with the load that they would have; none is a way too.
+
+    Args:
+        load: that the job adds.
+        have: nodes that may be taken, with their loads.
+    """
+    yield (), 0.0
+    open_nodes = sorted(have, key=lambda name: have[name])
+    seen: set[tuple[str, ...]] = set()
+    for start in range(3):
+        names = tuple(open_nodes[start : start + gang])
+        if names and names not in seen and (start == 0 or len(names) == gang):
+            seen.add(names)
+            yield names, load + sum(have[name] for name in names) / len(names)
+    for seat in group.seats:
+        names = tuple(n for n in open_nodes if group.bits[n] & seat.masks[pool])
+        aligned = len(names) == gang > 1 and seat.masks[pool].bit_count() == gang
+        if aligned and names not in seen:
+            seen.add(names)
+            yield names, load + sum(have[name] for name in names) / gang
 
 
 def _moves(site: Site, job: Job) -> bool:

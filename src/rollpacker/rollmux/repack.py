@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from rollpacker.rollmux.admission import Admission, affordable, expected
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.moves import Moves
-from rollpacker.rollmux.placement import Placement
+from rollpacker.rollmux.placement import Offer, Placement
 from rollpacker.rollmux.settings import Settings
 
 AMORTISED = 20.0
@@ -186,11 +186,19 @@ class Repack:
                 avoid=(mine.id, group.id),
             )
             chosen = back if away is None else away
-            if chosen is not None:
-                self._moves.reserve(job, offer.site)
-                self._moves.reserve(other, chosen.site)
+            if chosen is not None and self._reserve_both((job, offer), (other, chosen)):
                 return [job, other]
         return []
+
+    def _reserve_both(self, *moves: tuple[Job, Offer]) -> bool:
+        """Unless the first one takes the free nodes that the second one needs."""
+        (job, offer), (other, its) = moves
+        self._moves.reserve(job, offer.site)
+        if not self._placement.still(its.site, other):
+            self._moves.cancel(job)
+            return False
+        self._moves.reserve(other, its.site)
+        return True
 
     def _dissolve(self, task: Task, now: float) -> list[Job]:
         group = self._cluster.groups.get(task.group)

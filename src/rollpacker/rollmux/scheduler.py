@@ -2,71 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
 
 from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.admission import Admission, affordable, expected
-from rollpacker.rollmux.cluster import Cluster, Group, Job
+from rollpacker.rollmux.admission import Admission, expected
+from rollpacker.rollmux.cluster import Cluster, Job
+from rollpacker.rollmux.homes import Homes, between_iterations
+from rollpacker.rollmux.inventory import Cloud, Fixed, Inventory
 from rollpacker.rollmux.jobs import KNOWN_AFTER
 from rollpacker.rollmux.moves import Moves
+from rollpacker.rollmux.permits import Permits
 from rollpacker.rollmux.placement import Placement, Site
+from rollpacker.rollmux.queue import Choose, Queue, why_never
 from rollpacker.rollmux.repack import Repack
-from rollpacker.rollmux.seat import IDLE, OUT, ROLLOUT, TRAIN, Seat, State
+from rollpacker.rollmux.seat import IDLE, OUT, ROLLOUT, TRAIN, Seat
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.slo_guard import SloGuard
 from rollpacker.rollmux.snapshot import Snapshot
-from rollpacker.rollmux.waiting import Looks, due, tails_to_release
+from rollpacker.rollmux.upkeep import Upkeep
 
-Choose = Callable[[Job, float], Site]
 _POOL: dict[Phase, int] = {"rollout": ROLLOUT, "train": TRAIN}
 FEW = 6
 """Groups that an arriving job may try one and all."""
 
 
+def nodes_of(settings: Settings) -> Inventory:
+    """A new inventory: a cloud's nodes, or named ones that are still to join."""
+    if settings.nodes == "named":
+        return Fixed()
+    return Cloud(settings.memory_cap_gb, settings.limit)
+
+
 class Scheduler:
-    """Places jobs in groups, hands out permits, repacks, guards SLOs.
+    """Places jobs in groups, hands out permits, repacks, guards SLOs; who does not fit waits.
 
     Args:
         settings: how.
-        choose: where an arriving job goes; None for the cheapest site that keeps all promises.
+        inventory: which nodes there are; None for those of the settings, and no named ones yet.
+        choose: where a job goes that has no nodes; None for the cheapest site that keeps all
+            promises.
     """
 
-    def __init__(self, settings: Settings, choose: Choose | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        inventory: Inventory | None = None,
+        choose: Choose | None = None,
+    ) -> None:
         self.settings = settings
-        self.cluster = Cluster()
-        self.admission = Admission(self.cluster, settings)
-        self.placement = Placement(self.cluster, settings, self.admission)
-        self._moves = Moves(self.cluster, self.admission)
-        self._repack = Repack(self.cluster, settings, self.admission, self.placement, self._moves)
-        self._guard = SloGuard(self.cluster, settings)
-        self._in_turn = settings.permits == "round_robin"
-        self._order = il.round_robin if self._in_turn else il.earliest_deadline
-        self._choose = choose or self._cheapest
-        self._token = 0
+        self.cluster = cluster = Cluster(inventory or nodes_of(settings))
+        self.admission = Admission(cluster, settings)
+        self.placement = Placement(cluster, settings, self.admission)
         self._made: list[do.Decision] = []
-        self._touched: dict[int, None] = {}
-        self._looks = Looks(self._in_turn)
+        self._choose = choose or self._cheapest
+        self.queue = Queue(cluster, settings, self._choose)
+        self._permits = Permits(cluster, settings, self._made)
+        self._moves = Moves(cluster, self.admission)
+        self._homes = Homes(cluster, settings, self._moves, self._permits, self.queue, self._made)
+        self._repack = Repack(cluster, settings, self.admission, self.placement, self._moves)
+        self._guard = SloGuard(cluster, settings, self.admission)
+        self._upkeep = Upkeep(cluster, self.placement, self._moves)
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
-        """Take one event; the decisions are in the order in which to perform them."""
-        self._made = []
-        self._touched = {}
+        """Take one event; the decisions are in the order in which to perform them.
+
+        Raises ``ValueError`` on what cannot be: then nothing has happened.
+        """
+        self._made.clear()
         self.admission.refill()
         _HANDLERS[type(event)](self, now, event)
-        for number in list(self._touched):
-            if (group := self.cluster.groups.get(number)) is not None:
-                self._dispatch(group, now)
-                self._looks.note(group, now)
-        return self._made
+        self._permits.hand_out(now)
+        return list(self._made)
 
     def next_look(self) -> float:
         """When to send ``TimePassed`` if nothing happens; ``seat.NEVER`` for never."""
-        return self._looks.next()
+        return min(self._permits.looks.next(), self.queue.retry_at)
 
     def look_again(self) -> None:
         """Put every group on the list of things to repack."""
@@ -78,8 +93,11 @@ class Scheduler:
             jobs=list(self.cluster.jobs.values()),
             groups=list(self.cluster.groups.values()),
             nodes=list(self.cluster.nodes.values()),
-            numbers=self.cluster.numbers,
-            token=self._token,
+            inventory=self.cluster.inventory.state_dict(),
+            reservation=self.cluster.reservation,
+            retry_at=self.queue.retry_at,
+            number=self.cluster.number,
+            token=self._permits.token,
             agenda=list(self._repack.agenda),
             rehearsed=list(self.admission.rehearsed.items()),
         )
@@ -89,68 +107,63 @@ class Scheduler:
         """Restore ``state_dict`` into a new scheduler of the same settings."""
         saved = load(state, Snapshot)
         saved.restore(self.cluster)
-        self._token = saved.token
+        self._permits.token = saved.token
+        self.queue.restore(saved.retry_at)
         self._repack.agenda.update(dict.fromkeys(saved.agenda))
         self.admission.rehearsed.update(saved.rehearsed)
         for group in self.cluster.groups.values():
-            self._looks.note(group, -1.0)
+            self._permits.looks.note(group, -1.0)
 
-    def _cheapest(self, job: Job, now: float) -> Site:
+    def _cheapest(self, job: Job, now: float) -> Site | None:
         alone = self.placement.alone(job, now)
         few = len(self.cluster.groups) <= FEW
-        offer = self.placement.best(job, now, below=alone.cost, thorough=few)
-        return (alone if offer is None else offer).site
+        below = inf if alone is None else alone.cost
+        offer = self.placement.best(job, now, below=below, thorough=few) or alone
+        return None if offer is None else offer.site
 
     def _arrived(self, now: float, event: ev.JobArrived) -> None:
-        spec, cap = event.spec, self.settings.memory_cap_gb
+        spec = event.spec
         if spec.id in self.cluster.jobs:
             raise ValueError(f"job {spec.id}: there is one of this id already")
-        if max(spec.rollout_memory_gb, spec.train_memory_gb) > cap:
-            raise ValueError(f"job {spec.id}: needs more host memory than a node's {cap:g} GB")
-        job = Job(spec, now, looked_at=now)
+        job = Job(spec, now, submitted=now, looked_at=now)
+        why = why_never(self.cluster.inventory, job)
+        if why is not None and spec.too_large == "refuse":
+            raise ValueError(f"job {spec.id}: {why}")
         self.cluster.jobs[spec.id] = job
-        self._moves.reserve(job, self._choose(job, now))
-        home = job.destination
-        assert home is not None
-        self._acquire(self._moves.acquire(home))
-        memory = self._moves.memory(job, home)
-        self._moves.arrive(job, now + self.settings.cold_s)
-        group = self.cluster.groups[home.group]
-        self._made.append(
-            do.Place(
-                job=spec.id,
-                group=group.id,
-                epoch=group.epoch + 1,
-                rollout=home.nodes[0],
-                train=home.nodes[1],
-                memory_gb=memory,
-            )
-        )
-        self._rebase(group, now)
+        self._homes.wait(job, now, clock_runs=spec.slo_since == "submission")
+        self._serve(now)
+        if job.waits_since is not None:
+            self._made.append(do.Wait(job=spec.id))
 
-    def _acquire(self, nodes: tuple[str, ...]) -> None:
-        if nodes:
-            self._made.append(do.AcquireNodes(nodes=nodes))
-
-    def _set_aside(self, group: Group, seats: Sequence[Seat], now: float) -> None:
-        """Under deadlines an idle member keeps nobody waiting."""
-        if self._in_turn and seats:
-            for seat in seats:
-                seat.set_aside(len(group.seats))
-            self._rebase(group, now)
+    def _serve(self, now: float) -> None:
+        """Nodes may have become free: jobs that wait get some, and others may have to leave."""
+        for name in sorted(self.queue.urgent):
+            job = self.cluster.jobs[name]
+            if job.destination is not None:
+                self.queue.urge(job, urgent=False)
+            elif (site := self.placement.isolated(job, now, at_once=True)) is not None:
+                self._moves.reserve(job, site)
+                self.queue.urge(job, urgent=False)
+                self._homes.begin_if_idle(job, now, "guard")
+        if not self.queue.jobs:
+            return
+        for job, site in self.queue.offers(now):
+            self._homes.admit(job, site, now)
+        for job in self.queue.to_reclaim(now):
+            job.leaves = True
+            if between_iterations(job) and job.destination is None:
+                self._homes.suspend(job, now)
 
     def _time_passed(self, now: float, _: ev.TimePassed) -> None:
-        for number in self._looks.take(now):
-            if (group := self.cluster.groups.get(number)) is not None:
-                self._touched[number] = None
-                self._set_aside(group, group.silent(now), now)
-        self._do_repack(now)
+        self._permits.time_passed(now)
+        self._serve(now)
+        self._rearrange(now)
 
     def _requested(self, now: float, event: ev.PermitRequested) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is None:
             return
-        if job.going:
+        if job.going or job.waits_since is not None:
             job.asked = True
             return
         seat, home = job.seat, job.home
@@ -161,9 +174,9 @@ class Scheduler:
             return
         back = seat.state is OUT[pool]
         seat.ask()
-        self._touched[home.group] = None
+        self._permits.touch(home.group)
         if back:
-            self._rebase(self.cluster.groups[home.group], now)
+            self._permits.rebase(self.cluster.groups[home.group], now)
 
     def _finished(self, now: float, event: ev.PhaseFinished) -> None:
         job = self.cluster.jobs.get(event.job)
@@ -171,24 +184,56 @@ class Scheduler:
             return
         job.token = -1
         job.seat.finish(_POOL[event.phase], now, now + self.settings.cold_s)
-        self._touched[job.home.group] = None
+        self._permits.touch(job.home.group)
         if event.phase == "rollout":
             job.rollout_s = event.seconds
             return
         self._iterated(job, job.seat, event.seconds)
         if job.spec.iterations is not None and job.done >= job.spec.iterations:
-            self._set_aside(self.cluster.groups[job.home.group], [job.seat], now)
+            self._permits.set_aside(self.cluster.groups[job.home.group], [job.seat], now)
             return
-        if job.destination is not None:
-            self._begin(job, now, "repack")
-        elif self.settings.lifetime and self._guard.must_leave(job, now):
-            self._moves.reserve(job, self.placement.isolated(job))
-            self._begin(job, now, "guard")
+        self._leave(job, now)
         if job.observed.count == KNOWN_AFTER and job.home is not None:
             self._repack.suggest(job.home.group)
+            self._serve(now)
         else:
             self._repack.again(job, now)
-        self._do_repack(now)
+        self._rearrange(now)
+
+    def _leave(self, job: Job, now: float) -> None:
+        """An iteration is over: a job that has to leave its nodes does."""
+        assert job.seat is not None
+        if job.destination is not None:
+            self.queue.urge(job, urgent=False)
+            self._homes.begin(job, now, "drain" if self._upkeep.to_empty(job) else "repack")
+        elif job.leaves:
+            self._homes.suspend(job, now)
+            self._serve(now)
+        elif self.settings.lifetime and self._guard.must_leave(job, now):
+            site = self.placement.isolated(job, now, at_once=True) or self._elsewhere(job, now)
+            self.queue.urge(job, urgent=site is None)
+            if site is None:
+                self._leave_alone(job, now)
+            if site is not None:
+                self._moves.reserve(job, site)
+                self._homes.begin(job, now, "guard")
+        elif self.settings.lifetime:
+            job.seat.go_alone(False)
+            self.queue.urge(job, urgent=self.admission.few and self._guard.crowded(job, now))
+
+    def _leave_alone(self, job: Job, now: float) -> None:
+        """Others on its nodes wait for a job, but for those whose promises are in danger too."""
+        assert job.home is not None
+        for seat in self.cluster.groups[job.home.group].seats:
+            other = self.cluster.jobs[seat.job]
+            if other is job or (not seat.alone and self._guard.must_leave(other, now)):
+                seat.go_alone(True)
+
+    def _elsewhere(self, job: Job, now: float) -> Site | None:
+        """Another group that keeps all promises, for a job that has to go without free nodes."""
+        assert job.home is not None
+        offer = self.placement.best(job, now, below=inf, avoid=(job.home.group,), thorough=True)
+        return None if offer is None else offer.site
 
     def _iterated(self, job: Job, seat: Seat, train_s: float) -> None:
         solo_s = job.rollout_s + train_s
@@ -199,52 +244,28 @@ class Scheduler:
         assert job.home is not None
         self.cluster.changed.add(job.home.group)
 
-    def _do_repack(self, now: float) -> None:
+    def _rearrange(self, now: float) -> None:
+        """Moves that save money, and moves away from nodes that are to be emptied."""
+        for job in self._upkeep.move_out(now):
+            self._homes.begin_if_idle(job, now, "drain")
         for job in self._repack.work(now):
-            seat = job.seat
-            if seat is not None and job.token < 0 and seat.state in (State.WAIT_R, State.IDLE_R):
-                job.asked = seat.state is State.WAIT_R
-                self._begin(job, now, "repack")
-
-    def _begin(self, job: Job, now: float, reason: Literal["repack", "guard", "failure"]) -> None:
-        home = job.destination
-        assert home is not None
-        job.going = True
-        if job.seat is not None:
-            self._rebase(self._moves.depart(job), now)
-        self._acquire(self._moves.acquire(home))
-        self._made.append(
-            do.Move(
-                job=job.spec.id,
-                group=home.group,
-                epoch=self.cluster.groups[home.group].epoch,
-                rollout=home.nodes[0],
-                train=home.nodes[1],
-                memory_gb=self._moves.memory(job, home),
-                reason=reason,
-            )
-        )
+            self._homes.begin_if_idle(job, now, "repack")
 
     def _moved(self, now: float, event: ev.MoveFinished) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is None or not job.going:
             return
         old = job.home
-        self._release(self._moves.arrive(job, now + self.settings.cold_s))
-        assert job.home is not None
-        self._rebase(self.cluster.groups[job.home.group], now)
+        self._homes.arrive(job, now)
         if old is not None and old.group in self.cluster.groups:
             self._repack.suggest(old.group)
-
-    def _release(self, nodes: list[str]) -> None:
-        if nodes:
-            self._made.append(do.ReleaseNodes(nodes=tuple(nodes)))
+        self._serve(now)
 
     def _tail(self, _: float, event: ev.TailReached) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is not None and job.home is not None and job.token >= 0:
             job.tail_reached = True
-            self._touched[job.home.group] = None
+            self._permits.touch(job.home.group)
 
     def _lost(self, now: float, event: ev.PermitLost) -> None:
         job = self.cluster.jobs.get(event.job)
@@ -252,40 +273,28 @@ class Scheduler:
             return
         job.token = -1
         job.seat.lose()
-        self._touched[job.home.group] = None
-        self._set_aside(self.cluster.groups[job.home.group], [job.seat], now)
+        self._permits.touch(job.home.group)
+        self._permits.set_aside(self.cluster.groups[job.home.group], [job.seat], now)
 
     def _ended(self, now: float, event: ev.JobEnded) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is None:
             return
         home = job.home or job.destination
-        assert home is not None
-        group = home.group
-        self._forget(job, now)
+        group = None if home is None else home.group
+        if group is None:
+            self.queue.take(job, now)
+        self._homes.forget(job, now)
         del self.cluster.jobs[event.job]
         self._made.append(do.Depart(job=event.job, group=group))
-        self._repack.suggest(group)
-        self._do_repack(now)
-
-    def _forget(self, job: Job, now: float) -> None:
-        """Take a job from all its nodes."""
-        for home, seat in ((job.home, job.seat), (job.destination, job.next_seat)):
-            if home is None:
-                continue
-            group = self.cluster.groups[home.group]
-            if seat is not None:
-                group.seats.remove(seat)
-            keep = job.destination if home is job.home else None
-            self._release(self.cluster.unpin(job, home, keep=keep))
-            if home.group in self.cluster.groups:
-                self._rebase(group, now)
-        job.home = job.destination = job.seat = job.next_seat = None
-        job.token = -1
-        job.going = False
+        self._serve(now)
+        if group is not None:
+            self._repack.suggest(group)
+        self._rearrange(now)
 
     def _failed(self, now: float, event: ev.NodeFailed) -> None:
         node = self.cluster.nodes.get(event.node)
+        self._upkeep.failed(event.node, now)
         if node is None:
             return
         node.held = False
@@ -293,66 +302,34 @@ class Scheduler:
         for job in [self.cluster.jobs[name] for name in list(node.pins)]:
             stays = job.home is None or event.node not in job.home.names
             if job.destination is not None and not job.going and stays:
-                self._release(self._moves.cancel(job))
+                self._homes.cancel(job)
             else:
-                self._forget(job, now)
+                self._homes.forget(job, now)
                 stranded.append(job)
         # Not before: a group has its dead node as long as anyone is pinned there.
         for job in stranded:
-            self._moves.reserve(job, self._choose(job, now))
-            job.asked = False
-            self._begin(job, now, "failure")
+            self._homes.wait(job, now, clock_runs=True)
+        self._serve(now)
+        for job in stranded:
+            if job.waits_since is not None:
+                self._made.append(do.Wait(job=job.spec.id))
 
-    def _rebase(self, group: Group, now: float) -> None:
-        """Rounds count from zero again; who is furthest in its iteration comes first."""
-        group.epoch += 1
-        self.cluster.changed.add(group.id)
-        self._touched[group.id] = None
-        seats = group.begin_rounds()
-        reserve = (il.load_bound(seats) + self.settings.cold_s) if len(seats) > 1 else 0.0
-        for seat in seats:
-            slowdown = affordable(self.cluster.jobs[seat.job], now, self.settings, reserve)
-            seat.promise(slowdown * (1.0 - self.settings.margin), since=now)
-        order = tuple(seat.job for seat in seats)
-        self._made.append(do.Rebase(group=group.id, epoch=group.epoch, order=order))
+    def _node_joined(self, now: float, event: ev.NodeJoined) -> None:
+        self._upkeep.joined(now, event)
+        self._serve(now)
+        self._rearrange(now)
 
-    def _dispatch(self, group: Group, now: float) -> None:
-        for pool in (TRAIN, ROLLOUT):
-            self._grant(group, pool, now)
-        if self.settings.tails and self._release_tails(group):
-            self._grant(group, ROLLOUT, now)
+    def _node_closed(self, now: float, event: ev.NodeClosed) -> None:
+        self._upkeep.closed(event)
+        self._rearrange(now)
 
-    def _grant(self, group: Group, pool: int, now: float) -> None:
-        while (seat := self._order(group.seats, pool, now)) is not None:
-            job = self.cluster.jobs[seat.job]
-            assert job.home is not None
-            number = seat.rounds[pool] if self._in_turn else group.next_pass(seat, pool)
-            seat.start(pool, now, due(job, seat, pool, now, self.settings))
-            job.token = self._token
-            job.tail_reached = False
-            self._token += 1
-            self._made.append(
-                do.Permit(
-                    job=seat.job,
-                    phase="rollout" if pool == ROLLOUT else "train",
-                    token=job.token,
-                    group=group.id,
-                    epoch=group.epoch,
-                    round=number,
-                    position=seat.position,
-                    nodes=job.home.nodes[pool],
-                )
-            )
+    def _node_opened(self, now: float, event: ev.NodeOpened) -> None:
+        self._upkeep.opened(event)
+        self._serve(now)
+        self._rearrange(now)
 
-    def _release_tails(self, group: Group) -> bool:
-        """Nodes of rollouts that are nearly over go to who waits for them."""
-        found = tails_to_release(group, self.cluster.jobs, self.settings.lifetime)
-        for seat in found:
-            home = self.cluster.jobs[seat.job].home
-            assert home is not None
-            seat.leave_to_tail()
-            self._made.append(do.ReleaseTail(job=seat.job, nodes=home.nodes[0]))
-        return bool(found)
+    def _node_removed(self, _: float, event: ev.NodeRemoved) -> None:
+        self._upkeep.removed(event)
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {
@@ -364,5 +341,9 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     ev.MoveFinished: Scheduler._moved,
     ev.JobEnded: Scheduler._ended,
     ev.NodeFailed: Scheduler._failed,
+    ev.NodeJoined: Scheduler._node_joined,
+    ev.NodeClosed: Scheduler._node_closed,
+    ev.NodeOpened: Scheduler._node_opened,
+    ev.NodeRemoved: Scheduler._node_removed,
     ev.TimePassed: Scheduler._time_passed,
 }

@@ -73,6 +73,7 @@ class Seat:
         rounds: the next round of either phase.
         expected_end: of its phase; of the last one while it is idle.
         late_at: after this nobody counts on the end of its phase, or on its asking for the next.
+        alone: whether those who share its nodes have to wait, or its promise is lost.
     """
 
     job: str
@@ -89,6 +90,7 @@ class Seat:
     rounds: list[int] = field(default_factory=lambda: [0, 0])
     expected_end: float = 0.0
     late_at: float = NEVER
+    alone: bool = False
 
     @property
     def pool(self) -> int:
@@ -171,6 +173,10 @@ class Seat:
         """Nobody waits for an idle member any more; when it is back it is the last of its kind."""
         self.state = OUT[self.pool]
         self.position = position
+
+    def go_alone(self, alone: bool) -> None:
+        """Others on its nodes have to wait from now on, or not any more."""
+        self.alone = alone
 
     def learn(self, solo_s: float, expected: tuple[float, float]) -> None:
         """An iteration is over: it took ``solo_s`` alone, and the next ones are expected."""

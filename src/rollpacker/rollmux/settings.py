@@ -22,6 +22,30 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """Who owns a part of the nodes. Others may borrow what it does not use.
+
+    Args:
+        rollout: rollout nodes that it is guaranteed.
+        train: training nodes that it is guaranteed.
+    """
+
+    name: str
+    rollout: float = 0.0
+    train: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` on negative shares."""
+        if not self.name or min(self.rollout, self.train) < 0:
+            raise ValueError(f"team {self.name!r}: needs a name, and nodes of 0 or more")
+
+    @property
+    def guaranteed(self) -> tuple[float, float]:
+        """Nodes of either pool."""
+        return self.rollout, self.train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How to schedule.
 
@@ -41,6 +65,12 @@ class Settings:
         margin: share of every slowdown budget that plans leave alone.
         effort: of searching in one decision; a unit is about a millisecond of a slow core.
         look_s: seconds after which repacking looks at a job again though nothing happened.
+        backfill: jobs that wait may overtake those that do not fit yet, as long as these do not
+            start later for it.
+        patience_s: who waits for longer goes before every other new job.
+        teams: guaranteed shares; jobs of other teams have none.
+        nodes: ``cloud`` ones are rented, as many as are needed; ``named`` ones are there.
+        limit: most nodes of either pool that a cloud gives; None for no limit.
     """
 
     permits: Literal["round_robin", "earliest_deadline"] = "earliest_deadline"
@@ -56,6 +86,11 @@ class Settings:
     margin: float = 0.0
     effort: float = 6.0
     look_s: float = 7200.0
+    backfill: bool = True
+    patience_s: float = 86_400.0
+    teams: tuple[Team, ...] = ()
+    nodes: Literal["cloud", "named"] = "cloud"
+    limit: tuple[int | None, int | None] = (None, None)
     prices: Prices = Prices()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollpacker.rollmux.admission import expected
+from rollpacker.rollmux.admission import Admission, affordable, expected
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.seat import POOLS, Seat, State
 from rollpacker.rollmux.settings import Settings
@@ -14,14 +14,20 @@ NEXT_WAITS = 1.5
 docs/log.md."""
 CERTAIN = 0.95
 """Share of the slack of iterations to come that is counted on."""
+CERTAIN_IF_FEW = 0.3
+"""The same where there may be no nodes to go to: docs/log.md."""
+
+SURE = 1.02
+"""A slowdown may be so much higher than rehearsed."""
 
 
 class SloGuard:
     """Looks at a job between two iterations."""
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, admission: Admission) -> None:
         self._cluster = cluster
         self._settings = settings
+        self._admission = admission
 
     def must_leave(self, job: Job, now: float) -> bool:
         """Whether staying is likely to break the promise and one more iteration is too many."""
@@ -32,12 +38,27 @@ class SloGuard:
             return False
         alone = sum(expected(job, self._settings))
         rest = job.remaining() * alone
-        credit = CERTAIN * (job.spec.slo - 1.0) * rest
+        certain = CERTAIN_IF_FEW if self._admission.few else CERTAIN
+        credit = certain * (job.spec.slo - 1.0) * rest
         slack = job.spec.slo * job.solo_s - (now - job.started) + credit
         next_wait = self._next_wait(group, job.seat, alone)
         if slack > next_wait + self._settings.cold_s:
             return False
         return rest * LATE * (self._slowdown(job.seat, now) - 1.0) + NEXT_WAITS * next_wait > slack
+
+    def crowded(self, job: Job, now: float) -> bool:
+        """Whether its group is not expected to keep its promise, long before it has to leave.
+
+        Admission goes by the worst case until a job is known, and may have been too hopeful. Where
+        nodes are few it has to ask for some in time.
+        """
+        if job.home is None or job.destination is not None:
+            return False
+        seats = self._admission.seats(self._cluster.groups[job.home.group])
+        if len(seats) < 2:
+            return False
+        slowdown = self._admission.slowdown(seats, job, now)
+        return slowdown * SURE > affordable(job, now, self._settings, 0.0)
 
     def _next_wait(self, group: Group, seat: Seat, alone: float) -> float:
         """Seconds that one more iteration here may take on top of those alone."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rollpacker.rollmux.admission import Members
-from rollpacker.rollmux.cluster import Cluster, Group, Job, Node
+from rollpacker.rollmux.cluster import Cluster, Group, Job, Node, Reservation
 from rollpacker.rollmux.repack import Task
 from rollpacker.rollmux.seat import State
 
@@ -17,14 +18,19 @@ class Snapshot:
     jobs: list[Job]
     groups: list[Group]
     nodes: list[Node]
-    numbers: list[int]
+    inventory: dict[str, Any]
+    reservation: Reservation | None
+    retry_at: float
+    number: int
     token: int
     agenda: list[Task]
     rehearsed: list[tuple[Members, tuple[float, dict[str, float]]]]
 
     def restore(self, cluster: Cluster) -> None:
         """Fill an empty cluster."""
-        cluster.numbers[:] = self.numbers
+        cluster.inventory.load_state_dict(self.inventory)
+        cluster.reservation = self.reservation
+        cluster.number = self.number
         cluster.nodes |= {node.name: node for node in self.nodes}
         cluster.groups |= {group.id: group for group in self.groups}
         cluster.jobs |= {job.spec.id: job for job in self.jobs}

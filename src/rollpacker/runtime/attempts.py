@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,26 @@ class Stage(Enum):
 
 
 DECODING = (Stage.RUNNING, Stage.MIGRATING)
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def _nothing() -> Mapping[str, Any]:
-    return _NOTHING
+class _Nothing(Mapping[str, Any]):
+    """Empty, and the same for all attempts: a step begins with thousands of them."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __hash__(self) -> int:
+        """Which a default must have."""
+        return 0
+
+
+_NOTHING = _Nothing()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,9 +63,7 @@ class Attempt:
     stage: Stage = Stage.RUNNING
     target: EngineId | None = None
     """Where a migrating attempt goes."""
-    stays: list[tuple[EngineId, float, float]] = field(
-        default_factory=list[tuple[EngineId, float, float]]
-    )
+    stays: tuple[tuple[EngineId, float, float], ...] = ()
     """Where it decoded before it last moved, from and to when."""
     begun: Output | None = None
     """What it was when it last moved."""
@@ -59,13 +71,13 @@ class Attempt:
     graded_s: float | None = None
     output: Output | None = None
     reward: float | None = None
-    rewards: Mapping[str, float | None] = field(default_factory=_nothing)
+    rewards: Mapping[str, float | None] = _NOTHING
     """Every function's score; None where it is not applicable."""
-    runs: Mapping[str, CodeRun] = field(default_factory=_nothing)
+    runs: Mapping[str, CodeRun] = _NOTHING
     """What became of its program, by reward."""
-    extra: Mapping[str, str] = field(default_factory=_nothing)
+    extra: Mapping[str, str] = _NOTHING
     """Columns that reward functions logged for the samples table."""
-    metrics: Mapping[str, float] = field(default_factory=_nothing)
+    metrics: Mapping[str, float] = _NOTHING
     """Numbers that reward functions logged, by metric."""
     verdict: State = "aborted"
     """Its state in the samples table; an attempt whose prompt is done without it is aborted."""
@@ -78,7 +90,7 @@ class Attempt:
     def move(self, engine: EngineId, now: float, begun: Output) -> None:
         """It goes on elsewhere."""
         began = self.stays[-1][2] if self.stays else self.start_s
-        self.stays.append((self.engine, began, now))
+        self.stays = (*self.stays, (self.engine, began, now))
         self.engine, self.target, self.begun = engine, None, begun
         self.stage = Stage.RUNNING
 

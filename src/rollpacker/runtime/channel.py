@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
 class Channel(Protocol):
-    """One end of a connection: whole messages, in order, none lost while both ends live."""
+    """A worker's end: whole messages, in order, none lost while both ends live (``Wire``)."""
 
     def send(self, obj: Any, /) -> None:
-        """Send a message. Raises ``BrokenPipeError`` or ``ConnectionResetError`` when the other
-        end is gone, ``BlockingIOError`` when it takes nothing for long."""
+        """Send a message. Raises ``OSError`` when the other end is gone."""
         ...
 
     def recv(self) -> Any:
         """Wait for the next message. Raises ``EOFError`` or ``OSError`` when the other end is
-        gone, ``BlockingIOError`` when it stops within a message."""
-        ...
-
-    def fileno(self) -> int:
-        """Readable when a message, or the end, has come."""
+        gone."""
         ...
 
     def close(self) -> None:
@@ -27,10 +24,40 @@ class Channel(Protocol):
         ...
 
 
+class Line(Protocol):
+    """The driver's end, which never waits (``Link``)."""
+
+    def open(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        hear: Callable[[Any], None],
+        gone: Callable[[], None],
+        sign: Callable[[], None] = ...,
+    ) -> None:
+        """Begin to listen: ``hear`` takes each message, ``gone`` is told once that the other end is
+        gone, ``sign`` that something came."""
+        ...
+
+    def send(self, message: Any) -> None:
+        """Send a message, now or when the other end takes it."""
+        ...
+
+    def send_encoded(self, data: memoryview) -> None:
+        """The same, of a message that goes to several (``encode``)."""
+        ...
+
+    def close(self) -> None:
+        """Say and hear no more; the other end sees it."""
+        ...
+
+
 class Host(Protocol):
     """What a worker runs in, from the driver's side."""
 
-    channel: Channel
+    @property
+    def link(self) -> Line:
+        """To the worker."""
+        ...
 
     @property
     def pid(self) -> int:
@@ -42,7 +69,7 @@ class Host(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it at once, stopped or not; returns when it is gone."""
+        """End it at once, stopped or not; its link sees it."""
         ...
 
     def end(self) -> str:

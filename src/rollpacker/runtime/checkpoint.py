@@ -190,6 +190,11 @@ def search(folder: Path) -> tuple[Found | None, list[str]]:
     return None, problems
 
 
+def newest_step(folder: Path) -> int:
+    """Of a run's newest checkpoint, intact or not; -1 where it has none."""
+    return max(map(_step, _newest_first(folder)), default=-1)
+
+
 def verify(path: Path) -> str | None:
     """Compare every byte below ``path`` with its manifest; what is wrong, or None."""
     try:

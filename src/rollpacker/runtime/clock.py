@@ -6,15 +6,21 @@ import time
 
 
 class Clock:
-    """Monotonic seconds since the run began; ``offset`` is what earlier processes spent."""
+    """Monotonic seconds since the run began.
 
-    def __init__(self, offset: float = 0.0) -> None:
-        self._zero = time.monotonic() - offset
+    Args:
+        offset: what earlier processes spent.
+        rate: seconds of the run in one of the machine's; more than 1 on emulated devices.
+    """
+
+    def __init__(self, offset: float = 0.0, rate: float = 1.0) -> None:
+        self._rate = rate
+        self._zero = time.monotonic() - offset / rate
 
     def __call__(self) -> float:
         """Now."""
-        return time.monotonic() - self._zero
+        return (time.monotonic() - self._zero) * self._rate
 
     def at(self, monotonic: float) -> float:
         """A time of the monotonic clock, which all processes share, as the run's."""
-        return monotonic - self._zero
+        return (monotonic - self._zero) * self._rate

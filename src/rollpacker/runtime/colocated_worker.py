@@ -11,9 +11,10 @@ from typing import Any
 
 from rollpacker.config import FSDPTrainerConfig, RunConfig
 from rollpacker.engine.configured import build_engine
+from rollpacker.engine.requests import check_room
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.engine_worker import EngineWorker
-from rollpacker.runtime.train_worker import TrainWorker, trainer_of
+from rollpacker.runtime.train_worker import train_worker, trainer_of
 from rollpacker.runtime.worker import Commands, Send, WorkerSpec, prepared
 
 
@@ -25,6 +26,7 @@ class ColocatedWorker:
         model, tokenizer = prepared(spec)
         engine = build_engine(config, _decoded(config, model), tokenizer, spec.device)
         info = engine.info()
+        check_room(info, spec.max_length)
         trainer = trainer_of(spec, model, tokenizer)
         shared = trainer.shares_weights
         self._engine = EngineWorker(
@@ -33,14 +35,9 @@ class ColocatedWorker:
             lambda: None if shared else trainer.weights(),
             lockstep=config.deterministic,
         )
-        self._trainer = TrainWorker(trainer, send)
+        self._trainer = train_worker(spec, trainer, send)
         self.commands: Commands = {**self._engine.commands, **self._trainer.commands}
         send(msg.Ready(info=info))
-
-    @property
-    def progress(self) -> int:
-        """Decode steps and gradient tasks so far."""
-        return self._engine.progress + self._trainer.progress
 
     def busy(self) -> bool:
         """Whether either has something to do."""

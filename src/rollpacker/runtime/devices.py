@@ -7,13 +7,18 @@ from pathlib import Path
 
 from rollpacker.config import DevicesConfig, RunConfig
 
+Place = tuple[str, tuple[int, ...]]
+"""A device and the CPU cores beside it, empty for any."""
 
-def worker_devices(config: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """Each device, and the CPU cores beside it. Raises ``ValueError`` when there are too few."""
+
+def worker_devices(config: RunConfig) -> list[Place]:
+    """The devices of this machine. Raises ``ValueError`` when there are too few."""
+    if config.devices.emulate is not None:
+        return [("emulated", ())] * config.devices.per_node
     return place_devices(config.devices, _gpu_count() if config.devices.kind != "cpu" else 0)
 
 
-def place_devices(devices: DevicesConfig, gpus: int) -> list[tuple[str, tuple[int, ...]]]:
+def place_devices(devices: DevicesConfig, gpus: int) -> list[Place]:
     """The same for a machine with so many GPUs."""
     if devices.kind == "cuda" and gpus == 0:
         raise ValueError("devices.kind is 'cuda' but no CUDA device was found")

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from rollpacker.engine.host_memory import free_bytes
+
 OLDEST_PYTHON = (3, 11)
 MIN_MEMORY_GB = 2.0
 MIN_DISK_GB = 1.0
@@ -107,22 +109,7 @@ def _memory() -> Check:
 
 def free_memory_gb() -> float:
     """Memory that can be had: of the machine, or of the container where that has less left."""
-    free = _machine_free_bytes()
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return free / _GB
-    return min(free, max(0, limit - used)) / _GB
-
-
-def _machine_free_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return free_bytes() / _GB
 
 
 def _cuda() -> Check:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.configured import build_engine
 from rollpacker.engine.relay import Lead, follow, join, meet
+from rollpacker.engine.requests import check_room
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.carrying import Carrier
 from rollpacker.runtime.worker import Commands, Role, Send, WorkerSpec, prepare, prepared
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class EngineWorker:
         self._lockstep = lockstep
         self._held = False
         self._asleep = resting
+        self._carrier = Carrier()
         self.commands: Commands = {
             msg.BeginStep: self._begin_step,
             msg.LoadWeights: self._load_weights,
@@ -59,18 +62,15 @@ class EngineWorker:
             msg.Submit: self._submit,
             msg.Abort: self._abort,
             msg.Proceed: self._proceed,
+            msg.Carry: lambda command: send(self._carrier.receive(command)),
         }
         if resting:
             engine.sleep()
         self._begin_step()
 
-    @property
-    def progress(self) -> int:
-        """Decode steps so far."""
-        return self._engine.stats().steps
-
     def close(self) -> None:
         """Leave nothing behind."""
+        self._carrier.close()
         self._engine.close()
 
     def busy(self) -> bool:
@@ -146,8 +146,6 @@ class EngineWorker:
 class FollowingWorker:
     """A process of an engine that another one leads: does the same, and says nothing of it."""
 
-    progress = 0
-
     def __init__(self, engine: Engine, lead: Connection) -> None:
         self._engine = engine
         self._lead = lead
@@ -180,6 +178,7 @@ def engine_worker(spec: WorkerSpec, send: Send) -> Role:
     if part.span.size > 1:
         engine = Lead(engine, meet(part.span))
     info = engine.info()
+    check_room(info, spec.max_length)
     worker = EngineWorker(
         engine,
         send,

@@ -10,6 +10,10 @@ class WorkerError(RuntimeError):
     """A worker has died or cannot do what it was told."""
 
 
+class NoRoomError(ValueError):
+    """A cluster has no room for what a run asks for, at this moment at least."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Why something could not be done.

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from rollpacker.core.types import Device, EngineId, ReplicaId
+from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.policy.fleet import Fleet, Layout
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.placement import Post
@@ -37,6 +37,11 @@ class Gangs:
         """Devices of the smallest engines."""
         self._said: dict[int, deque[msg.ReplicaReport]] = defaultdict(deque)
 
+    @property
+    def workers(self) -> set[int]:
+        """All of them, those that have died too."""
+        return {*range(len(self._posts))}
+
     def engine(self, worker: int) -> EngineId:
         """That it is a part of."""
         part = self._posts[worker].engine
@@ -48,6 +53,14 @@ class Gangs:
         part = self._posts[worker].replica
         assert part is not None
         return part.replica
+
+    def node(self, worker: int) -> int:
+        """That it runs on."""
+        return self._posts[worker].device.node
+
+    def decodes(self, worker: int) -> bool:
+        """Whether it is a part of an engine."""
+        return self._posts[worker].engine is not None
 
     def whole(self, live: Collection[int]) -> tuple[ReplicaId, ...]:
         """Replicas all of whose workers live."""
@@ -67,7 +80,7 @@ class Gangs:
 
     def fleet(self, layout: Layout, live: Collection[int]) -> Fleet:
         """What is live, by devices."""
-        of = [Device(0, post.number) for post in self._posts]
+        of = [post.device for post in self._posts]
         engines = {e: self.engines[self.size, e] for e in self.decoding(live)}
         replicas = {r: self.replicas[r] for r in self.whole(live)}
         return Fleet(
@@ -91,6 +104,11 @@ class Gangs:
         said = [self._said[member].popleft() for member in part]
         began, ended = min(each.start_s for each in said), max(each.end_s for each in said)
         return replace(said[0], start_s=began, end_s=ended)
+
+    def forget(self, workers: Collection[int]) -> None:
+        """What these have said and others have not: they are gone."""
+        for worker in workers:
+            self._said.pop(worker, None)
 
     def without(
         self, worker: int, formed: Collection[_Engine]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from glob import escape
@@ -24,13 +25,9 @@ class Belongings:
 
     def __init__(self) -> None:
         clear_dead()
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self.name = self.folder.name
-        self._lock: int | None = None
-        if os.access(MEMORY, os.W_OK):
-            path = MEMORY / f"{self.name}{_LOCK}"
-            self._lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.name, self._lock = _claimed()
+        self.folder = Path(tempfile.gettempdir()) / self.name
+        self.folder.mkdir(mode=0o700)
 
     def remove(self) -> None:
         """Nobody needs them; may be called again."""
@@ -38,6 +35,28 @@ class Belongings:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _claimed() -> tuple[str, int | None]:
+    """A name that nobody has, and the lock that says so; nothing else may be under it before.
+
+    Between its making and its locking the lock belongs to nobody: a run that starts at the same
+    moment removes it, and the name is given up.
+    """
+    if not os.access(MEMORY, os.W_OK):
+        return _new_name(), None
+    while True:
+        name = _new_name()
+        path = MEMORY / f"{name}{_LOCK}"
+        lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return name, lock
+        os.close(lock)
+
+
+def _new_name() -> str:
+    return f"{_PREFIX}{secrets.token_hex(4)}"
 
 
 def clear(name: str) -> None:

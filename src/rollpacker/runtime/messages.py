@@ -1,4 +1,4 @@
-"""What the driver and its workers say to each other. Order in a pipe is order of effect.
+"""What the driver and its workers say to each other. Order in a channel is order of effect.
 
 Without slots: a frozen class with slots pickles through Python code.
 """
@@ -84,15 +84,15 @@ class Apply:
 class Share:
     """Put the weights to where engines of other processes read them; answered by ``Shared``.
 
-    ``prefix``: of the name of a file that may be needed for it.
+    ``name``: of a file that may be needed for it.
     """
 
-    prefix: str
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reform:
-    """Join a new process group: ``rank`` of ``world``, meeting at the file ``rendezvous``."""
+    """Join a new process group: ``rank`` of ``world``, meeting at ``rendezvous`` (``Span``)."""
 
     rank: int
     world: int
@@ -118,8 +118,28 @@ class Stop:
     """Leave."""
 
 
-EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | Proceed
-ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load
+@dataclass(frozen=True, kw_only=True)
+class Carry:
+    """Bring shared weights to the other nodes that decode, once each; answered by ``Carried``.
+
+    Args:
+        meeting: where those that take part meet (``Span``); the same one as before while they are
+            the same.
+        rank: among them; 0 has the weights, each other is the only one of its node.
+        world: how many they are.
+        size: bytes of the weights.
+        name: of a file that those that receive may need.
+    """
+
+    meeting: str
+    rank: int
+    world: int
+    size: int
+    name: str
+
+
+EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | Proceed | Carry
+ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load | Carry
 Command = EngineCommand | ReplicaCommand | Stop
 
 
@@ -167,9 +187,7 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """The process lives; ``progress`` counts its decode steps and gradient tasks."""
-
-    progress: int
+    """The process lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +281,16 @@ class Died:
     fault: Fault
 
 
-EngineReport = WeightsLoaded | Slept | Finished | Aborted | Failed
-ReplicaReport = Accumulated | Scored | Applied | Shared
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """The weights have come, or have been sent. ``problem``: why not, in words."""
+
+    weights: SharedWeights | None
+    start_s: float
+    end_s: float
+    problem: str = ""
+
+
+EngineReport = WeightsLoaded | Slept | Finished | Aborted | Failed | Carried
+ReplicaReport = Accumulated | Scored | Applied | Shared | Carried
 Report = EngineReport | ReplicaReport | Ready | Beat | Done | Died

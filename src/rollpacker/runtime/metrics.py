@@ -21,6 +21,8 @@ from rollpacker.train.base import Update
 Metrics = dict[str, float | str]
 """One step: numbers by name, and ``tail/round_kind``. ``step`` is always there."""
 
+_OFTEN = 0.1
+"""Share of steps that teach nothing from which on that is said."""
 _KINDS = tuple(kind.value for kind in RoundKind)
 
 
@@ -138,10 +140,21 @@ def step_metrics(
     }
 
 
+_LEARNED = ("reward", "frac_reward", "grad_norm", "learning_rate", "skipped_updates")
+"""How the names begin of what tells about learning, besides what a real update reports."""
+
+
+def without_learning(metrics: Metrics) -> Metrics:
+    """Those of a step on emulated devices: where nothing is learned, nothing is said of it."""
+    kept = {name: v for name, v in metrics.items() if not name.startswith(_LEARNED)}
+    return {**kept, "emulated": 1.0}
+
+
 class StepWarnings:
     """Loud lines on steps that cannot teach much.
 
-    Each kind is said at its 1st, 2nd, 4th, 8th ... step.
+    Each kind is said at its 1st, 2nd, 4th, 8th ... step. One step whose rewards are equal is
+    no reason to worry: that nothing is learned is said where it is one step in ten.
 
     Args:
         max_completion_length: the cap in force, tokens.
@@ -158,6 +171,7 @@ class StepWarnings:
                 "'rollout.max_completion_length' with 'data.overlong: skip'"
             )
         self._counts = {"clipped": 0, "flat": 0, "unscored": 0}
+        self._steps = self._flat = 0
 
     def check(self, step: int, groups: Sequence[Group], no_code: float = 0.0) -> list[str]:
         """Lines to print for a step; usually none.
@@ -168,13 +182,14 @@ class StepWarnings:
         clipped = sum(s.finish_reason != "stop" for s in samples) / max(len(samples), 1)
         unscored = sum(sample.reward is None for sample in samples)
         flat = bool(groups) and not any(np.any(group.advantages) for group in groups)
+        self._steps, self._flat = self._steps + 1, self._flat + flat
         lines: list[str] = []
         if clipped > 0.5 and self._due("clipped"):
             lines.append(
                 f"WARNING step {step}: {clipped:.0%} of the completions were cut off at {self._cap}"
                 f" tokens{self._advice}"
             )
-        if flat and self._due("flat"):
+        if flat and self._flat >= _OFTEN * self._steps and self._due("flat"):
             cause = f"; {no_code:.0%} of the responses hold no program" if no_code else ""
             lines.append(
                 f"WARNING step {step}: all advantages are zero, nothing is learned: every group has"

@@ -23,12 +23,14 @@ _REFRESH_HZ = 5
 _TREND = 32
 _PHASE_BAR = 30
 _REPEAT_S = 30.0
-_HEAD = "       step    reward     std  length  clip%      loss    grad  step_s     left"
+_HEAD = "       done    reward     std  length  clip%      loss    grad  step_s     left"
 _VERBOSE_HEAD = "   round  bubble%"
 
 
 class Progress:
     """Shows a run: the same facts in a live view on a terminal and in plain lines elsewhere.
+
+    It counts the steps that are done; a step's number, in warnings and files, is from 0 on.
 
     The view is drawn by a thread, so what it reads is replaced as a whole, never changed.
 
@@ -72,7 +74,7 @@ class Progress:
             )
             self._live.start(refresh=True)
         else:
-            resumed = f", resumed after step {done}" if done else ""
+            resumed = f", {done} of them done before" if done else ""
             self._print(f"{title}: {total_steps} steps{resumed}")
             more = f"{_VERBOSE_HEAD}  rewards, phases" if self._verbose else "  rewards"
             self._print(_HEAD + more)
@@ -134,8 +136,8 @@ class Progress:
         before = self._accuracy.get(kind)
         if step is not None:
             self._accuracy = {**self._accuracy, kind: (now, step)}
-        after = "" if step is None else f" after step {step}"
-        change = "" if before is None else f", {now - before[0]:+.3f} since step {before[1]}"
+        after = "" if step is None else f" with {step} done"
+        change = "" if before is None else f", {now - before[0]:+.3f} on that with {before[1]}"
         self._print(
             f"accuracy {now:.3f}{after} ({kind}{change}; "
             f"{result['eval/problems']:.0f} problems, "
@@ -162,7 +164,8 @@ class Progress:
         self._last = shown
         self._done += 1
         self._waiting = None
-        self._rewards = (*self._rewards, shown.get("reward", 0.0))[-_TREND:]
+        if "reward" in shown:
+            self._rewards = (*self._rewards, shown["reward"])[-_TREND:]
         self._times = (*self._times, shown.get("step_time", 0.0))[-_TREND:]
         if self._live is None and (self._done % self._every == 0 or self._done == self._total):
             line = _plain_line(f"{self._done}/{self._total}", self._left(), shown)
@@ -210,18 +213,19 @@ class Progress:
         )
 
     def _rows(self) -> list[tuple[str, RenderableType]]:
-        doing = min(self._done + 1, self._total)
-        rows = [("step", _bar(self._done, self._total, Text(f"{doing}/{self._total}"), "green"))]
+        count = Text(f"{self._done}/{self._total}")
+        rows = [("steps done", _bar(self._done, self._total, count, "green"))]
         if (evaluating := self._evaluating) is not None:
             kind, done, total = evaluating
             rows.append(("evaluating", _bar(done, total, Text(f"{done}/{total} {kind}"), "yellow")))
         elif (state := self._round) is not None:
             rows += self._round_rows(*state)
         if accuracy := self._accuracy:
-            parts = [f"{n} {value:.3f} after step {at}" for n, (value, at) in accuracy.items()]
+            parts = [f"{n} {value:.3f} with {at} done" for n, (value, at) in accuracy.items()]
             rows.append(("accuracy", Text(" · ".join(parts))))
         if self._last:
-            rows.append(("reward", _trend(self._rewards)))
+            if self._rewards:
+                rows.append(("reward", _trend(self._rewards)))
             if means := reward_means(self._last):
                 parts = [f"{name} {value:.3g}" for name, value in means.items()]
                 rows.append(("rewards", Text(" · ".join(parts))))
@@ -328,13 +332,23 @@ def reward_means(shown: Mapping[str, float]) -> dict[str, float]:
 
 
 def _plain_line(step: str, left: str, shown: Mapping[str, float]) -> str:
-    def of(name: str) -> float:
-        return shown.get(name, 0.0)
+    def of(name: str, width: int, form: str, scale: float = 1.0) -> str:
+        """What there is no number for, as on emulated devices, is a dash."""
+        text = f"{scale * shown[name]:{form}}" if name in shown else "–"
+        return f"  {text:>{width}}"
 
-    return (
-        f"{step:>11}  {of('reward'):8.4f}  {of('reward_std'):6.3f}"
-        f"  {of('completions/mean_length'):6.0f}  {100 * of('completions/clipped_ratio'):5.1f}"
-        f"  {of('loss'):8.4f}  {of('grad_norm'):6.3g}  {of('step_time'):6.4g}  {left:>7}"
+    return "".join(
+        (
+            f"{step:>11}",
+            of("reward", 8, ".4f"),
+            of("reward_std", 6, ".3f"),
+            of("completions/mean_length", 6, ".0f"),
+            of("completions/clipped_ratio", 5, ".1f", 100),
+            of("loss", 8, ".4f"),
+            of("grad_norm", 6, ".3g"),
+            of("step_time", 6, ".4g"),
+            f"  {left:>7}",
+        )
     )
 
 

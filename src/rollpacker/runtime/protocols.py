@@ -61,8 +61,30 @@ class Workers(Protocol):
         """Let a replica share its weights; the one that will report ``Shared``."""
         ...
 
-    def load_weights(self, version: int, weights: SharedWeights | None) -> None:
-        """Tell all engines, and any that is formed later, to take these: each reports it."""
+    def node(self, engine: EngineId) -> int:
+        """That an engine is on."""
+        ...
+
+    def home(self, replica: ReplicaId) -> int:
+        """The node of a replica's lead, which shares its weights there."""
+        ...
+
+    def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
+        """Bring shared weights of ``size`` bytes to the other nodes that decode: the replica and
+        each of these engines, one of each node, report ``Carried``. None where nothing is to do."""
+        ...
+
+    def part(self) -> None:
+        """A ``carry`` has failed: the next one begins anew."""
+        ...
+
+    def abandon(self, kept: Sequence[int], why: str) -> None:
+        """Go on with the engines of these nodes only; the others' loss is reported."""
+        ...
+
+    def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
+        """Tell all engines, and any that is formed later, to take these, given by node: each
+        reports it."""
         ...
 
     def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:

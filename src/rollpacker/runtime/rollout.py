@@ -77,8 +77,9 @@ class Rollout:
         self._phases = phases
         self._summed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pump = Pump(policy, self._perform, clock, journal.record, self._send)
         self._lockstep = config.deterministic
+        later = None if self._lockstep else self._perform_later
+        self._pump = Pump(policy, self._perform, clock, journal.record, self._send, later)
         self._measures = config.rollout.planner != "off"
         self._decoding = Decoding(
             workers,
@@ -123,9 +124,11 @@ class Rollout:
         Raises ``WorkerError`` when there is no worker; inside, each of the three raises
         ``WorkerError`` when one dies and no other can take over, ``DroppedError`` after ``drop``.
         """
-        if not self._workers.engines:
-            raise WorkerError("all workers have died")
+        if not self._workers.engines or not self._workers.replicas:
+            kind = "replica" if self._workers.engines else "engine"
+            raise WorkerError("; ".join([*self._workers.unheard(), f"no {kind} is left"]))
         loop = asyncio.get_running_loop()
+        self._pump.clear()
         faults = self._workers.unheard()
         self.record = StepRecord(
             step=step, start_s=self._clock(), faults=faults, fleet=self._workers.fleet
@@ -195,6 +198,16 @@ class Rollout:
     def _perform(self, decisions: Sequence[do.Decision]) -> None:
         for decision in decisions:
             self._performers[type(decision)](decision)
+
+    def _perform_later(self, go_on: Callable[[], None]) -> None:
+        """Unless the step has failed by then."""
+        record = self.record
+
+        def call() -> None:
+            if self.record is record:
+                go_on()
+
+        asyncio.get_running_loop().call_soon(self._guarded(call))
 
     def _send(self) -> None:
         self._decoding.send()
@@ -291,23 +304,16 @@ class Rollout:
     def _take_engine(self, engine: EngineId, report: msg.EngineReport) -> None:
         if isinstance(report, msg.WeightsLoaded | msg.Slept):
             self.record.add_work(engine, report.work)
-        match report, self._publishing:
-            case msg.WeightsLoaded(), Publishing() as publishing if (
-                report.version == publishing.version
-            ):
-                publishing.loaded(engine)
-            case msg.Slept(), Publishing() as publishing:
-                publishing.slept(engine, report.size)
-            case _:
-                self._decoding.take(engine, report)
-                self._settle()
+        if self._publishing is None or not self._publishing.take_engine(engine, report):
+            self._decoding.take(engine, report)
+            self._settle()
 
     def _take_replica(self, replica: ReplicaId, report: msg.ReplicaReport) -> None:
         match report:
             case msg.Accumulated():
                 self._updates.accumulated(replica, report)
                 self._summed.set()
-                seconds = round(report.end_s - report.start_s, 6)
+                seconds = round(self._clock.at(report.end_s) - self._clock.at(report.start_s), 6)
                 self._pump.post(
                     ev.GradientsAccumulated(replica=replica, parts=report.parts, seconds=seconds)
                 )
@@ -315,9 +321,9 @@ class Rollout:
                 self._updates.scored(replica, report)
             case msg.Applied():
                 self._updates.applied(replica, report)
-            case msg.Shared():
+            case _:
                 assert self._publishing is not None
-                self._publishing.shared(report)
+                self._publishing.take_replica(report)
 
     def _take_grades(self, grades: Sequence[Grade]) -> None:
         self._grading.take(grades)
@@ -329,7 +335,9 @@ class Rollout:
             self._decoding.proceed()
 
     def _hear_of_loss(self, loss: Loss) -> None:
-        self.record.faults.append(loss.text)
+        gone = [*(f"engine {n}" for n in loss.engines), *(f"replica {n}" for n in loss.replicas)]
+        more = f"; lost: {', '.join(gone)}" if gone else ""
+        self.record.faults.append(f"{loss.text}{more}")
         self._guarded(self._lose)(loss)
 
     def _nobody_left(self, loss: Loss) -> str | None:
@@ -346,6 +354,7 @@ class Rollout:
         if (nobody := self._nobody_left(loss)) is not None:
             self.fail(WorkerError(f"{loss.text}; {nobody}"))
             return
+        self._pump.hurry()  # what was meant for the lost is lost with them
         for replica in loss.replicas:
             self._updates.lose(replica)
         self._summed.set()

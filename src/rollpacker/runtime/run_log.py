@@ -19,7 +19,14 @@ from rollpacker.reward.functions import reward_names
 from rollpacker.runtime.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.grading import logged_metrics
-from rollpacker.runtime.metrics import Metrics, MetricsLog, StepWarnings, Tail, step_metrics
+from rollpacker.runtime.metrics import (
+    Metrics,
+    MetricsLog,
+    StepWarnings,
+    Tail,
+    step_metrics,
+    without_learning,
+)
 from rollpacker.runtime.programs import program_metrics, without_program
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.samples import Row, SampleLog
@@ -80,6 +87,7 @@ class RunLog:
         )
         cut_jsonl(folder / "workers.jsonl", last_step)
         self._tasks = AppendFile(folder / "workers.jsonl")
+        self._emulated = config.devices.emulate is not None
         self._warnings = StepWarnings(max_length, context)
         self._clashes: set[str] = set()
 
@@ -102,7 +110,8 @@ class RunLog:
             self._measure, record, groups, epoch=epoch, tail=tail, num_tokens=num_tokens
         )
         measured, lines = await asyncio.wrap_future(measuring)
-        metrics = measured | extra
+        metrics = without_learning(measured) if self._emulated else measured
+        metrics = metrics | extra
         logged = logged_metrics(record.kept)
         for name in sorted((logged.keys() & metrics.keys()) - self._clashes):
             self._clashes.add(name)
@@ -152,7 +161,7 @@ class RunLog:
         }
         self._texts.begin()
         for attempt in record.attempts.values():
-            output = attempt.output
+            output, learning = attempt.output, not self._emulated
             end_s = record.end_s if attempt.end_s is None else attempt.end_s
             row = Row(
                 prompt=attempt.prompt,
@@ -168,10 +177,10 @@ class RunLog:
                 state=attempt.verdict,
                 start_s=attempt.start_s,
                 end_s=end_s,
-                reward=attempt.reward,
+                reward=attempt.reward if learning else None,
                 grade_s=None if attempt.graded_s is None else attempt.graded_s - end_s,
-                advantage=advantages.get(attempt.id),
-                rewards=attempt.rewards,
+                advantage=advantages.get(attempt.id) if learning else None,
+                rewards=attempt.rewards if learning else {},
                 extra=attempt.extra,
                 prompt_text=self._texts.prompt(attempt) if self._kept.texts else None,
                 completion=self._texts.completion(attempt) if self._kept.texts else None,

@@ -27,12 +27,13 @@ _ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Weights by the checkpoint's names, in the file ``path``; pickles to its name.
+    """Weights by the checkpoint's names, in the file ``path`` of ``size`` bytes; pickles to both.
 
     They are those that were written last; whoever writes must know that nobody reads.
     """
 
     path: Path
+    size: int
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
@@ -40,7 +41,7 @@ class SharedWeights:
         with self.path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
-        data = _mapped(self.path)
+        data = mapped(self.path)
         for name, (dtype, shape, start, stop) in header.items():
             yield name, data[start:stop].view(getattr(torch, dtype)).view(shape)
 
@@ -54,28 +55,28 @@ class WeightsOut:
 
     Args:
         layout: types and shapes of what will come.
-        prefix: of the file's name.
+        name: of the file, the same for all that write it in turn.
 
-    Raises ``OSError`` when there is no room for a copy of the model.
+    Raises ``ValueError`` when there is no room for a copy of the model.
     """
 
-    def __init__(self, layout: Layout, prefix: str) -> None:
+    def __init__(self, layout: Layout, name: str) -> None:
         self._places: dict[str, tuple[int, int]] = {}
         header: dict[str, tuple[str, list[int], int, int]] = {}
         # The header's own size moves what follows: its numbers are padded to a fixed width first.
-        room = 8 + sum(len(name) + 8 * len(shape) + 96 for name, (_, shape) in layout.items())
+        room = 8 + sum(len(each) + 8 * len(shape) + 96 for each, (_, shape) in layout.items())
         end = -(-room // _ALIGNED) * _ALIGNED
-        for name, (dtype, shape) in layout.items():
+        for weight, (dtype, shape) in layout.items():
             start, stop = end, end + dtype.itemsize * shape.numel()
-            header[name] = str(dtype).removeprefix("torch."), list(shape), start, stop
-            self._places[name] = start, stop
+            header[weight] = str(dtype).removeprefix("torch."), list(shape), start, stop
+            self._places[weight] = start, stop
             end = -(-stop // _ALIGNED) * _ALIGNED
         text = json.dumps(header).encode()
         assert 8 + len(text) <= room, "the header outgrew its room"
-        self.shared = SharedWeights(_reserved(end, prefix))
+        self.shared = SharedWeights(reserved(end, name), end)
         with self.shared.path.open("r+b") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-        self._data = _mapped(self.shared.path)
+        self._data = mapped(self.shared.path)
 
     def write(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace what is there."""
@@ -85,7 +86,8 @@ class WeightsOut:
             place.copy_(weight.detach())
 
 
-def _mapped(path: Path) -> torch.Tensor:
+def mapped(path: Path) -> torch.Tensor:
+    """A file's bytes, shape (size,), in memory that is shared with all that map it."""
     import torch
 
     size = path.stat().st_size
@@ -103,23 +105,36 @@ def _folders() -> list[Path]:
     return [*memory, Path(tempfile.gettempdir())]
 
 
-def _reserved(size: int, prefix: str) -> Path:
-    """An empty file of so many bytes that are really there: one that is not is a crash later."""
+def reserved(size: int, name: str) -> Path:
+    """A file of so many bytes that are really there: one that is not is a crash later.
+
+    One of that name and size is taken over: who wrote it may be gone. Raises ``ValueError`` where
+    there is no room.
+    """
     for folder in _folders():
-        number, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+        path = folder / name
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(number, 0, size)
-            else:
-                os.truncate(number, size)
+            _allocate(path, size)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(name)
+                path.unlink()
             continue
-        finally:
-            os.close(number)
-        return Path(name)
-    raise OSError(
+        return path
+    raise ValueError(
         f"no room for a copy of the weights ({size / 1e9:.1f} GB) in {MEMORY} or "
         f"{tempfile.gettempdir()}: engines in processes of their own read it from there"
     )
+
+
+def _allocate(path: Path, size: int) -> None:
+    number = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(number).st_size == size:
+            return
+        os.truncate(number, 0)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(number, 0, size)
+        else:
+            os.truncate(number, size)
+    finally:
+        os.close(number)

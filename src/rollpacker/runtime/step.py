@@ -9,7 +9,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.fleet import Fleet
-from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.attempts import Attempt, Stage
 from rollpacker.runtime.bubble import Span, bubble, union
 from rollpacker.runtime.messages import Work
 from rollpacker.train.base import Update
@@ -93,6 +93,14 @@ class StepRecord:
             peak_kv=max((each.peak_kv for each in work), default=0.0),
             seconds=round(self.rollout_end_s - self.start_s, 6),
         )
+
+    def check_graded(self) -> None:
+        """A step without a single reward: going on would drop every prompt, one after the other.
+
+        Raises ``ValueError``.
+        """
+        if self.faults and not any(a.stage is Stage.GRADED for a in self.attempts.values()):
+            raise ValueError(f"step {self.step}: no response got a reward: {self.faults[-1]}")
 
     def aborted_tokens(self) -> int:
         """Tokens that were decoded and thrown away."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.carrying import Carrier
 from rollpacker.runtime.durable import disk_full
 from rollpacker.runtime.faults import Fault
 from rollpacker.runtime.shared_weights import WeightsOut
@@ -24,21 +25,35 @@ _MEETING = timedelta(seconds=60)
 
 
 class TrainWorker:
-    """Sums gradients when nothing else is to be done; all other commands at once."""
+    """Sums gradients when nothing else is to be done; all other commands at once.
 
-    def __init__(self, trainer: Trainer, send: Send) -> None:
+    Members of a replica take all commands in their order: they wait for each other, and each of
+    them hears of a command when it does.
+
+    Args:
+        trainer: trains.
+        send: takes reports.
+        crowded: devices share a GPU.
+        alone: no other process has a part of its replica.
+    """
+
+    def __init__(
+        self, trainer: Trainer, send: Send, *, crowded: bool = False, alone: bool = True
+    ) -> None:
         self._trainer = trainer
         self._send = send
+        self._crowded = crowded
         self._tasks: deque[msg.Accumulate] = deque()
         self._out: WeightsOut | None = None
-        self.progress = 0
+        self._carrier = Carrier()
         self.commands: Commands = {
-            msg.Accumulate: self._tasks.append,
+            msg.Accumulate: self._tasks.append if alone else self._accumulate,
             msg.Score: self._score,
             msg.Apply: self._apply,
             msg.Share: self._share,
+            msg.Carry: lambda command: send(self._carrier.send(command, self._out)),
             msg.Reform: self._reform,
-            msg.Save: lambda command: self._answer(trainer.save, command.folder),
+            msg.Save: lambda command: self._answer(self._save, command.folder),
             msg.Load: lambda command: self._answer(trainer.load, command.folder),
         }
 
@@ -53,9 +68,11 @@ class TrainWorker:
 
     def work(self) -> None:
         """The next gradients."""
-        task, start = self._tasks.popleft(), time.monotonic()
+        self._accumulate(self._tasks.popleft())
+
+    def _accumulate(self, task: msg.Accumulate) -> None:
+        start = time.monotonic()
         partial = self._trainer.accumulate(task.groups)
-        self.progress += 1
         self._send(
             msg.Accumulated(
                 parts=task.parts, partial=partial, start_s=start, end_s=time.monotonic()
@@ -78,7 +95,7 @@ class TrainWorker:
         start, trainer = time.monotonic(), self._trainer
         shared = None
         if trainer.leads:
-            self._out = self._out or WeightsOut(trainer.layout, command.prefix)
+            self._out = self._out or WeightsOut(trainer.layout, command.name)
             self._out.write(trainer.weights())
             shared = self._out.shared
         else:
@@ -87,16 +104,20 @@ class TrainWorker:
         self._send(msg.Shared(weights=shared, start_s=start, end_s=time.monotonic()))
 
     def _reform(self, command: msg.Reform) -> None:
-        import torch.distributed as dist
-
         from rollpacker.train.mesh import meet
 
-        store = dist.FileStore(  # pyright: ignore[reportPrivateImportUsage]
-            command.rendezvous, command.world
+        self._trainer.world = meet(
+            command.rendezvous,
+            command.rank,
+            command.world,
+            _MEETING,
+            self._trainer.device,
+            crowded=self._crowded,
         )
-        store.set_timeout(_MEETING)
-        device = self._trainer.device
-        self._trainer.world = meet(store, command.rank, command.world, _MEETING, device)
+
+    def _save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._trainer.save(folder)
 
     def _answer(self, action: Callable[[Path], None], folder: str) -> None:
         fault = None
@@ -115,9 +136,16 @@ class TrainWorker:
 
 def replica_worker(spec: WorkerSpec, send: Send) -> TrainWorker:
     """A replica, or a part of one, in a process of its own."""
-    worker = TrainWorker(trainer_of(spec, *prepared(spec)), send)
+    worker = train_worker(spec, trainer_of(spec, *prepared(spec)), send)
     send(msg.Ready())
     return worker
+
+
+def train_worker(spec: WorkerSpec, trainer: Trainer, send: Send) -> TrainWorker:
+    """The worker's part of its replica, which takes commands."""
+    assert spec.replica is not None
+    crowded, alone = spec.config.devices.per_gpu > 1, spec.replica.span.size == 1
+    return TrainWorker(trainer, send, crowded=crowded, alone=alone)
 
 
 def trainer_of(spec: WorkerSpec, model: Any, tokenizer: Any) -> Trainer:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Thread
 from typing import Any, Protocol
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import ALONE, Span
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.beating import Beating
 from rollpacker.runtime.channel import Channel
 
 Send = Callable[[msg.Report], None]
@@ -78,11 +79,6 @@ class Role(Protocol):
 
     commands: Commands
 
-    @property
-    def progress(self) -> int:
-        """Pieces of work done so far."""
-        ...
-
     def busy(self) -> bool:
         """Whether there is work between commands."""
         ...
@@ -129,23 +125,22 @@ class Server:
 
     def __init__(self, channel: Channel, heartbeat_s: float) -> None:
         self._channel = channel
-        self._heartbeat_s = heartbeat_s
         self._inbox: SimpleQueue[msg.Command | None] = SimpleQueue()
-        self._sending = Lock()
-        self._stopped = Event()
-        # Always reading: two processes that both write into full pipes would wait for ever.
+        self._beating = Beating(channel, heartbeat_s)
+        self.send: Send = self._beating.send
+        """Tell the driver. Raises ``OSError`` when it is gone."""
+        # Always reading: two processes that both wait for the other to read would do so for ever.
         Thread(target=self._listen, name="inbox", daemon=True).start()
 
     def serve(self, build: Callable[[Send], Role]) -> None:
         """Until told to stop. Raises ``EOFError`` or ``OSError`` when the driver is gone."""
         try:
             with closing(build(self.send)) as role:
-                Thread(target=self._beat, args=(role,), name="heartbeat", daemon=True).start()
                 gc.collect()
                 gc.freeze()  # collections must not walk the libraries' objects again and again
                 self._serve(role)
         finally:
-            self._stopped.set()
+            self._beating.stopped.set()
 
     def _serve(self, role: Role) -> None:
         while True:
@@ -166,17 +161,5 @@ class Server:
         except (EOFError, OSError):
             self._inbox.put(None)
             # One that waits in a collective for others that are gone would stay for ever.
-            if not self._stopped.wait(_LEAVING_S):
+            if not self._beating.stopped.wait(_LEAVING_S):
                 os._exit(1)
-
-    def send(self, report: msg.Report) -> None:
-        """Tell the driver. Raises ``OSError`` when it is gone."""
-        with self._sending:
-            self._channel.send(report)
-
-    def _beat(self, role: Role) -> None:
-        try:
-            while not self._stopped.wait(self._heartbeat_s):
-                self.send(msg.Beat(progress=role.progress))
-        except OSError:
-            return  # the driver is gone; whoever serves it sees that too

@@ -25,10 +25,10 @@ def main(channel: Channel, spec: WorkerSpec) -> None:
         server = Server(channel, spec.config.cluster.heartbeat_s)
         try:
             fault = _serve(server, spec)
+            if fault is not None:
+                server.send(msg.Died(fault=fault))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
-        if fault is not None:
-            server.send(msg.Died(fault=fault))
 
 
 def _role(spec: WorkerSpec, send: Send) -> Role:

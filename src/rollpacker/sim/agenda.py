@@ -26,6 +26,11 @@ class Agenda:
         """Run ``action`` in so many seconds."""
         self.at(self.now + seconds, action)
 
+    @property
+    def next_at(self) -> float | None:
+        """When the next action is due; None when there is none."""
+        return self._heap[0][0] if self._heap else None
+
     def run_next(self) -> bool:
         """Run the next action; false when there is none."""
         if not self._heap:

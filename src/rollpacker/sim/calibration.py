@@ -26,6 +26,7 @@ from rollpacker.sim.costs import (
     TrainCosts,
     engine_devices,
 )
+from rollpacker.sim.driver import DriverCosts
 from rollpacker.sim.hardware import MeasuredDevice, find_device
 from rollpacker.sim.models import ModelShape, find_model
 
@@ -84,6 +85,8 @@ class Calibration(Config):
     rewards: RewardCosts = RewardCosts()
     measured: MeasuredDevice | None = None
     """Latencies of a CPU worker, instead of a datasheet."""
+    driver: DriverCosts | None = None
+    """Work of the driver and of grading, where workers leave them no core of their own."""
     fitted: dict[str, str]
     """To what each fitted value was fitted, or that it is assumed."""
 

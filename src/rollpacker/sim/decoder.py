@@ -161,6 +161,15 @@ class Decoder:
         self._stop_at(now)
         return max(now, self._boundary)
 
+    def put_off(self, now: float, seconds: float) -> None:
+        """All that is still to be decoded comes later: others have the cores for ``seconds``."""
+        self._run_to(now)
+        if self._running:
+            self._boundary += seconds
+            self.busy_s += seconds
+            if self._end is not None:
+                self._end += seconds
+
     def abort(self, now: float, attempts: Collection[int]) -> dict[int, int]:
         """Drop attempts; their generated tokens by id. Unknown and delivered ids are left out."""
         self._run_to(now)

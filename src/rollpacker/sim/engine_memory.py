@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollpacker.config import MiniEngineConfig, VllmEngineConfig
 from rollpacker.config.rollout import KV_SHARE
 from rollpacker.sim.needs import PROCESS, Part, Placed
-from rollpacker.sim.working_set import decoding
+from rollpacker.sim.working_set import decoding, drawing
 
 _VLLM_RUN = 1.5e9
 """What vLLM sets aside for its own forward pass, of ``engine.gpu_memory``."""
@@ -21,16 +21,28 @@ def engine_parts(job: Placed, trained: float) -> tuple[int, Part, list[Part]]:
     base, *larger = job.division.sizes
     parts = _weights(job, base)
     tokens, kv = _kv(job, base, trained, sum(part.size for part in parts))
-    return tokens, kv, [*parts, kv, *(_resting(job, size, trained) for size in larger)]
+    resting = (_resting(job, size, trained) for size in larger)
+    return tokens, kv, [*parts, kv, *_draws(job), *resting]
+
+
+def _draws(job: Placed) -> list[Part]:
+    """What our sampler takes in vLLM's process, which keeps it, besides ``engine.gpu_memory``."""
+    engine = job.config.engine
+    if not isinstance(engine, VllmEngineConfig):
+        return []
+    running = _most_running(job, engine)
+    note = f"the next tokens of {running:,} responses"
+    size = drawing(job.shape, running)
+    return [Part(name="engine's draws", size=size, note=note, estimated=True)]
 
 
 def _resting(job: Placed, devices: int, trained: float) -> Part:
-    """A part of an engine of more devices. It sleeps until the planner puts them together, and
-    gives nothing back meanwhile."""
+    """A part of an engine of more devices. It sleeps until the planner puts them together; what it
+    gives back by that, on a GPU, it has held as the run started, beside all others."""
     held = sum(part.size for part in _weights(job, devices))
     _, kv = _kv(job, devices, trained, held)
     note = f"1/{devices} of the weights, a KV cache"
-    name = f"engine of {devices}, asleep"
+    name = f"engine of {devices}, idle"
     return Part(name=name, size=held + kv.size, note=note, estimated=True)
 
 
@@ -88,8 +100,8 @@ def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Pa
         return 1 << 30, Part(name="KV cache", size=0.0)
     if engine.kv_tokens:
         tokens = devices * engine.kv_tokens
-        each = f"{devices} x " if devices > 1 else ""
-        note = f"{each}{engine.kv_tokens:,} tokens: engine.kv_tokens"
+        each = "a device" if devices > 1 else "tokens"
+        note = f"{engine.kv_tokens:,} {each}: engine.kv_tokens"
         return tokens, Part(name="KV cache", size=tokens * token, note=note)
     tokens = int(_kv_bytes(job, trained, held) / token)
     if job.shape.context:
@@ -105,7 +117,7 @@ def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Pa
     return tokens, Part(name="KV cache", size=used * token, note=note, estimated=True)
 
 
-def _most_running(job: Placed, engine: MiniEngineConfig) -> int:
+def _most_running(job: Placed, engine: MiniEngineConfig | VllmEngineConfig) -> int:
     """Responses that one engine decodes together, when all are on it."""
     rollout = job.config.rollout
     return min(engine.max_running, rollout.prompts_per_step * rollout.num_generations)

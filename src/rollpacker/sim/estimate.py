@@ -7,23 +7,22 @@ is drawn from a model with the trace's marginal and correlations, given the prom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rollpacker.config.rollout import RolloutConfig, StreamingConfig, TailMode
-from rollpacker.core.groups import intraclass_correlation
 from rollpacker.core.types import RoundKind
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics import finished, visits
+from rollpacker.polytrace.statistics import read_of
 from rollpacker.sim import calibration as calibrations
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import DomainConfig, SimulationConfig
 from rollpacker.sim.costs import BLOCK_SLACK, PROMPT_TOKENS
 from rollpacker.sim.fit_costs import calibrate
-from rollpacker.sim.result import JobResult, mean
+from rollpacker.sim.result import JobResult, StepResult, mean
 from rollpacker.sim.run_record import RunRecord
+from rollpacker.sim.shared_cores import SharedCores
 from rollpacker.sim.simulator import Simulation
 from rollpacker.sim.source import Source, task_samples
 from rollpacker.sim.verdict import ModeEstimate, recommend, sentences
@@ -49,6 +48,7 @@ class Estimate:
         costs: which costs were assumed, in words.
         modes: by name.
         recommended: the fastest mode within the bias limit; ``exact`` where it is as fast.
+        at_most: why speeds are upper bounds; empty where they are estimates.
         sentences: the same in plain words.
     """
 
@@ -61,6 +61,7 @@ class Estimate:
     costs: str
     modes: dict[str, ModeEstimate]
     recommended: str
+    at_most: str
     sentences: list[str]
 
 
@@ -77,6 +78,8 @@ class Job:
         graded: the calibration's seconds of grading are charged.
         costs: the costs in words.
         left_out: what the simulation does not have, in words.
+        shared: cores on which all processes take turns; None where the driver has its own, or where
+            nothing is known of that.
     """
 
     task: str
@@ -87,13 +90,7 @@ class Job:
     graded: bool
     costs: str
     left_out: str
-
-
-def correlation(trace: Trace, task: str | None = None) -> tuple[float | None, int]:
-    """Intraclass correlation of length within a prompt, and the number of finished responses."""
-    samples = finished(task_samples(trace, task))
-    found = intraclass_correlation(samples["response_tokens"].to_numpy(), visits(samples))
-    return (found if np.isfinite(found) else None), samples.height
+    shared: SharedCores | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +170,8 @@ def on_own_workers(run: RunRecord, source: Source, task: str) -> Job:
         gpus=None,
         graded=True,
         costs=f"fitted to the run itself, with its {costs.gpus} workers",
-        left_out="that driver, grading and workers share cores",
+        left_out="what other jobs take" if run.shared else "that processes may share cores",
+        shared=run.shared,
     )
 
 
@@ -192,25 +190,35 @@ def estimate(job: Job, trace: Trace, *, steps: int | None = None) -> Estimate:
         trace: where its lengths come from.
         steps: of every mode; default: enough to settle, within seconds.
     """
-    icc, read = correlation(trace, job.task)
-    aborted = 1.0 - read / task_samples(trace, job.task).height
+    read = read_of(task_samples(trace, job.task))
     count = steps or steps_for(job)
     found = {mode: _simulate(job, mode, count) for mode in MODES}
-    modes = {mode: _mode(result, found["off"].mean_step_s) for mode, result in found.items()}
+    base = _step_s(found["off"].steps, job.shared)
+    modes = {mode: _mode(result, base, job.shared) for mode, result in found.items()}
     limit = job.rollout.tail_batching.bias_limit
     recommended = recommend(modes, limit)
+    at_most = ""
+    if job.shared:
+        at_most = f"driver, grading and workers take turns on {job.shared.cores} cores"
     return Estimate(
         task=job.task,
         prompts=job.rollout.prompts_per_step,
         responses=job.rollout.num_generations,
         steps=count,
-        read=read,
-        icc=icc,
+        read=read.responses,
+        icc=read.icc,
         costs=job.costs,
         modes=modes,
         recommended=recommended,
+        at_most=at_most,
         sentences=sentences(
-            modes, recommended, left_out=job.left_out, icc=icc, limit=limit, aborted=aborted
+            modes,
+            recommended,
+            left_out=job.left_out,
+            at_most=bool(at_most),
+            icc=read.icc,
+            limit=limit,
+            aborted=read.aborted / (read.responses + read.aborted),
         ),
     )
 
@@ -245,12 +253,12 @@ def _tensor_parallel(job: Job) -> int | None:
     return next((tp for tp in sizes if costs.engine(tp).capacity >= need), None)
 
 
-def _mode(result: JobResult, base: float) -> ModeEstimate:
+def _mode(result: JobResult, base: float, shared: SharedCores | None) -> ModeEstimate:
     """Over whole cycles: what waits in the queue at the end would make kept lengths too short."""
     last = max((n for n, s in enumerate(result.steps) if s.kind is RoundKind.LONG), default=-1)
     steps = result.steps[: last + 1] or result.steps
     kept = _kept_length(steps) / _kept_length(result.steps) * result.kept_vs_true_len
-    seconds = mean(step.step_s for step in steps)
+    seconds = _step_s(steps, shared)
     return ModeEstimate(
         speedup=base / seconds,
         kept_vs_true_len=kept,
@@ -258,6 +266,14 @@ def _mode(result: JobResult, base: float) -> ModeEstimate:
         decoded_vs_kept=sum(s.decoded_tokens for s in steps) / sum(s.kept_tokens for s in steps),
         tool_wait_s=mean(step.tool_wait_s for step in steps),
     )
+
+
+def _step_s(steps: Sequence[StepResult], shared: SharedCores | None) -> float:
+    """Mean seconds of a step; on shared cores none is shorter than its work without any gap."""
+    seconds = mean(step.step_s for step in steps)
+    if shared is None:
+        return seconds
+    return max(seconds, shared.least_s(mean(step.decoded_tokens for step in steps)))
 
 
 def _kept_length(steps: Any) -> float:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rollpacker.polytrace.numerics import least_squares
 from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.driver import DriverCosts
 from rollpacker.sim.result import mean
 from rollpacker.sim.run_record import First, GradientTask, Interval, RunRecord, RunStep
 
@@ -38,13 +39,16 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
             f"{run.name}: {len(intervals)} stretches of decoding and {len(tasks)} gradient tasks "
             "in it: too few to fit costs, use a longer run"
         )
-    latency, slope = fit_decoding(intervals)
-    task_s, launch_s, token_s, square_s = fit_gradients(tasks)
-    prefill_s = _FORWARD * token_s
-    start_s = _start_s([f for s in chosen for f in s.firsts], latency, slope, prefill_s)
     alone = not run.settings["asynchronous_grading"]
     wait_s = mean(step.rollout_end_s - step.last_end_s for step in chosen)
     grade_s = _grade_s(chosen)
+    latency, slope, driver = fit_decoding(intervals, run.shared.cores if run.shared else 0)
+    if alone and driver is not None:
+        driver = driver.model_copy(update={"graded_s": _phase_cpu_s(chosen, driver.cores)})
+    task_s, launch_s, token_s, square_s = fit_gradients([(t, _spent(t, driver)) for t in tasks])
+    prefill_s = _FORWARD * token_s
+    firsts = [(f, _spent(f, driver)) for s in chosen for f in s.firsts]
+    start_s = _start_s(firsts, latency, slope, prefill_s)
     first = run.steps[0]
     return Calibration.model_validate(
         {
@@ -71,9 +75,26 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
                 "train_square_s": square_s,
                 "train_task_s": task_s,
             },
-            "fitted": _sources(alone, len(chosen)),
+            "driver": driver,
+            "fitted": _sources(alone, len(chosen), shared=driver is not None),
         }
     )
+
+
+def _spent(measured: First | GradientTask, driver: DriverCosts | None) -> float:
+    """Seconds of it without those that the driver took."""
+    if driver is None:
+        return measured.seconds
+    handled = measured.handled
+    lost = driver.ended_s * handled.ended + driver.graded_s * handled.graded
+    return max(0.0, measured.seconds - lost / driver.cores)
+
+
+def _phase_cpu_s(steps: Sequence[RunStep], cores: int) -> float:
+    """CPU seconds of a reward where nothing but rewards is computed: they keep the driver and a
+    grading process busy."""
+    responses = mean(sum(t.reward is not None for t in s.attempts.values()) for s in steps)
+    return min(cores, 2) * mean(s.rollout_end_s - s.last_end_s for s in steps) / max(1, responses)
 
 
 def timed(run: RunRecord) -> list[RunStep]:
@@ -81,8 +102,9 @@ def timed(run: RunRecord) -> list[RunStep]:
     return list(run.steps[1:] or run.steps)
 
 
-def _sources(alone: bool, steps: int) -> dict[str, Any]:
+def _sources(alone: bool, steps: int, *, shared: bool) -> dict[str, Any]:
     """Where each value is from."""
+    driver = "stretches of decoding, by what the driver handled in them"
     other = "assumed: rewards of this run were "
     phase = "time from the last response to the end of the rollout"
     each = "time from a response to its reward"
@@ -94,7 +116,7 @@ def _sources(alone: bool, steps: int) -> dict[str, Any]:
         "rollout_start_s": "first responses, less their decoding",
         "synchronous_reward_s": phase if alone else f"{other}graded beside the rollout",
         "rewards": f"{other}graded after the rollout; half of that" if alone else each,
-    }
+    } | ({"driver": driver} if shared else {})
 
 
 def _span(step: RunStep) -> float:
@@ -119,8 +141,11 @@ def _grade_s(steps: Iterable[RunStep]) -> float:
     )
 
 
-def fit_decoding(intervals: Sequence[Interval]) -> tuple[dict[int, float], float]:
-    """Seconds of a decode step by batch at no context, and what each context token adds.
+def fit_decoding(
+    intervals: Sequence[Interval], cores: int
+) -> tuple[dict[int, float], float, DriverCosts | None]:
+    """Seconds of a decode step by batch at no context, what each context token adds, and what the
+    driver takes from ``cores`` that it shares (0: none).
 
     Non-negative least squares on a piecewise linear, non-decreasing curve.
     """
@@ -130,13 +155,21 @@ def fit_decoding(intervals: Sequence[Interval]) -> tuple[dict[int, float], float
     seconds = np.array([each.seconds for each in intervals])
     largest = int(batch.max())
     knots = [knot for knot in _KNOTS if knot < largest] + [largest]
-    design = np.column_stack([_rising(batch, knots) * steps[:, None], context * steps])
+    columns = [_rising(batch, knots) * steps[:, None], context * steps]
+    handled = np.array([[each.handled.ended, each.handled.graded] for each in intervals])
+    seen = handled.any(axis=0)
+    columns += list((handled[:, seen] / max(1, cores)).T)
+    design = np.column_stack(columns)
     weights = 1.0 / np.sqrt(steps * (batch + 8.0) + _NOISE)
     found = _fit(design, seconds, weights)
-    curve = np.cumsum(found[:-1])
-    return {knot: float(max(value, 1e-9)) for knot, value in zip(knots, curve, strict=True)}, float(
-        found[-1]
-    )
+    curve = np.cumsum(found[: len(knots)])
+    latency = {knot: float(max(value, 1e-9)) for knot, value in zip(knots, curve, strict=True)}
+    driver = None
+    if cores:
+        taken = np.zeros(2)
+        taken[seen] = found[len(knots) + 1 :]
+        driver = DriverCosts(cores=cores, ended_s=float(taken[0]), graded_s=float(taken[1]))
+    return latency, float(found[len(knots)]), driver
 
 
 def _rising(batch: Floats, knots: Sequence[int]) -> Floats:
@@ -147,15 +180,21 @@ def _rising(batch: Floats, knots: Sequence[int]) -> Floats:
     return np.column_stack(columns)
 
 
-def fit_gradients(tasks: Sequence[GradientTask]) -> tuple[float, float, float, float]:
-    """Seconds of a task, and of each response, token and squared token in it."""
+def fit_gradients(
+    tasks: Sequence[tuple[GradientTask, float]],
+) -> tuple[float, float, float, float]:
+    """Seconds of a task, and of each response, token and squared token in it.
+
+    Args:
+        tasks: each with its seconds.
+    """
     design = np.array(
         [
             [1.0, len(t.lengths), float(sum(t.lengths)), float(sum(n * n for n in t.lengths))]
-            for t in tasks
+            for t, _ in tasks
         ]
     )
-    seconds = np.array([task.seconds for task in tasks])
+    seconds = np.array([each for _, each in tasks])
     weights = 1.0 / np.sqrt(design[:, 2] + float(design[:, 2].mean()))
     task_s, launch_s, token_s, square_s = _fit(design, seconds, weights).tolist()
     return task_s, launch_s, token_s, square_s
@@ -176,14 +215,17 @@ def _fit(design: Floats, seconds: Floats, weights: Floats) -> Floats:
 
 
 def _start_s(
-    firsts: Sequence[First], latency: dict[int, float], slope: float, prefill_s: float
+    firsts: Sequence[tuple[First, float]],
+    latency: dict[int, float],
+    slope: float,
+    prefill_s: float,
 ) -> float:
     """Seconds from the start of a round to the first prefill."""
     sizes, seconds = list(latency), list(latency.values())
     waits = [
-        first.seconds
+        spent
         - first.steps * (float(np.interp(first.batch, sizes, seconds)) + slope * first.context)
         - prefill_s * first.prefill
-        for first in firsts
+        for first, spent in firsts
     ]
     return max(0.0, mean(waits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -38,6 +39,17 @@ def fitting(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Cha
         if found.fits and tight is None:
             tight = changes, found
     return tight
+
+
+def nearest(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Changes, Needs] | None:
+    """Where nothing fits: the changes with which the job takes least, and room for a response if
+    that can be. None where devices or heads divide with none of them."""
+    found: list[tuple[Changes, Needs]] = []
+    for changes in candidates(config, machine):
+        with contextlib.suppress(ValueError):
+            changed = with_changes(config, changes)
+            found.append((changes, needs(changed, shape, _placed(changes, machine))))
+    return min(found, key=lambda each: (each[1].sequences < 1, each[1].total), default=None)
 
 
 def candidates(config: RunConfig, machine: Machine) -> Iterator[Changes]:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollpacker.policy.fleet import Fleet, colocated, grid, separate
-from rollpacker.policy.machine import EngineProfile, Machine
+from rollpacker.policy.machine import EngineProfile, Machine, measured
 from rollpacker.policy.reward_timeouts import TimeoutSettings
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import EngineCosts, RewardCosts, TrainCosts
 from rollpacker.sim.decoder import ToolKv
+from rollpacker.sim.driver import DriverCosts
 from rollpacker.sim.grading import RewardKind
 
 _CURVE = tuple(2**power for power in range(11))
@@ -38,6 +39,7 @@ class WorldCosts:
         timeouts: of code rewards.
         reward_phase_s: when set, rewards are no service beside the rollout but a phase of this
             length after it.
+        driver: work of the driver on the workers' cores; None where it has its own.
     """
 
     fleet: Fleet
@@ -52,6 +54,7 @@ class WorldCosts:
     kinds: dict[str, RewardKind] = field(default_factory=dict[str, RewardKind])
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     reward_phase_s: float | None = None
+    driver: DriverCosts | None = None
 
     @classmethod
     def of(
@@ -73,6 +76,7 @@ class WorldCosts:
             rewards=calibration.rewards,
             kinds=kinds,
             reward_phase_s=calibration.synchronous_reward_s if reward_phase else None,
+            driver=calibration.driver,
         )
 
 
@@ -128,10 +132,18 @@ def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
 
 
 def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | None:
-    """What the policy may know of the machines; None where no engine spans several devices."""
-    if calibration.measured is not None:
-        return None
+    """What the policy may know of the machines; None where it does not ask, as in runs."""
+    rules = config.rollout
+    if rules.planner == "off" and rules.streaming.scaling == "consolidate":
+        if rules.streaming.consolidate_below != "auto":
+            return None
+        if calibration.measured is not None and not config.balanced_training:
+            return None
     base = engine_devices(config, calibration)
+    if calibration.measured is not None:
+        gpus = rollout_gpus(config, calibration)
+        profiles = {base: _profile(calibration.engine(base))}
+        return measured(profiles, devices=gpus, node_size=gpus) if gpus > base else None
     devices = calibration.devices(rollout_gpus(config, calibration))
     return Machine(
         node_size=devices.node_size,
@@ -148,10 +160,15 @@ def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | 
 def _profile(engine: EngineCosts) -> EngineProfile:
     return EngineProfile(
         kv_tokens=engine.capacity,
-        latency={batch: engine.step_s(batch, 0.0) for batch in _CURVE},
+        latency=bare_curve(engine),
         context_token_s=engine.slope,
         prefill_token_s=engine.prefill_s(1.0),
     )
+
+
+def bare_curve(costs: EngineCosts) -> dict[int, float]:
+    """Seconds of a decode step by batch, without what contexts add to it."""
+    return {batch: costs.step_s(batch, 0.0) for batch in _CURVE}
 
 
 def latency_curve(costs: EngineCosts) -> dict[int, float]:

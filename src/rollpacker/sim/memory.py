@@ -100,7 +100,9 @@ def _trainer(job: Placed) -> list[Part]:
         trained = job.shape.adapter_parameters(rank)
         note = f"{config.model.dtype}, frozen{share}"
         parts.append(Part(name="weights", size=job.model_bytes / shard, note=note))
-        parts.append(Part(name="adapters", size=4 * trained / shard, note=f"rank {rank}, float32"))
+        parts.append(
+            Part(name="adapters", size=4 * trained / shard, note=f"rank {rank}, float32{share}")
+        )
     else:
         trained = count
         kept = 4 if job.sharded else job.type_bytes

@@ -143,8 +143,9 @@ class Needs:
 
     @property
     def sequences(self) -> int:
-        """Responses of full length that the KV budget holds, their prompts aside."""
-        return self.kv_tokens // self.longest
+        """Responses of full length that the KV budget holds, their prompts aside; a prompt has one
+        token at least."""
+        return self.kv_tokens // self.longest if self.kv_tokens > self.longest else 0
 
     @property
     def fits(self) -> bool:

@@ -110,10 +110,11 @@ def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
     return [world.run_step(step.number) for step in run.steps]
 
 
-def accuracy(
+def replayed(
     run: RunRecord, calibration: Calibration, steps: Sequence[RunStep] | None = None
-) -> Comparison:
-    """Simulated against measured seconds of the step, of its rollout and of its training."""
+) -> tuple[Timed, Timed]:
+    """Simulated and measured seconds of steps (default: all but the first), of their rollouts and
+    of their training."""
     chosen = {step.number for step in (timed(run) if steps is None else steps)}
     alone = not run.settings["asynchronous_grading"]
     phase_s = calibration.synchronous_reward_s if alone else 0.0
@@ -125,7 +126,7 @@ def accuracy(
     numbers = tuple(step.number for step, _ in pairs)
     predicted = {STEP: tuple(whole), "rollout": tuple(rollout), "train": tuple(train)}
     measured = {phase: tuple(step.measured[phase] for step, _ in pairs) for phase in METRICS}
-    return compare(
+    return (
         Timed(source="predicted", steps=numbers, phases=predicted),
         Timed(source="measured", steps=numbers, phases=measured),
     )
@@ -136,4 +137,4 @@ def held_back(run: RunRecord) -> Comparison:
     steps = timed(run)
     even = [step for step in steps if step.number % 2 == 0]
     odd = [step for step in steps if step.number % 2]
-    return accuracy(run, calibrate(run, even), odd)
+    return compare(*replayed(run, calibrate(run, even), odd))

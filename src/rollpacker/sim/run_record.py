@@ -9,9 +9,27 @@ from typing import Any
 
 from rollpacker.core import journal
 from rollpacker.core.types import Prompt, PromptId
+from rollpacker.sim.shared_cores import SharedCores, read_shared_cores
 
 METRICS = {"step": "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
 """Phases that a run times itself."""
+_WORK = ("AttemptFinished", "AttemptAborted", "AttemptMigrated", "AttemptGraded")
+"""Events with work of the driver for one response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """Responses that the driver dealt with while the workers left it no core."""
+
+    ended: int = 0
+    graded: int = 0
+
+    def since(self, earlier: Handled) -> Handled:
+        """Those after an earlier count."""
+        return Handled(self.ended - earlier.ended, self.graded - earlier.graded)
+
+
+NONE = Handled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +43,7 @@ class Interval:
     context: float
     steps: int
     seconds: float
+    handled: Handled = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +55,7 @@ class First:
     steps: int
     prefill: int
     seconds: float
+    handled: Handled = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +64,7 @@ class GradientTask:
 
     lengths: tuple[int, ...]
     seconds: float
+    handled: Handled = NONE
 
 
 @dataclass(slots=True)
@@ -98,6 +119,8 @@ class RunRecord:
         state: the policy's at the start.
         steps: those that ended, in order.
         prompt_tokens: of every prompt.
+        shared: cores that workers share with the driver; None where it has its own, or where
+            nothing says so.
     """
 
     name: str
@@ -105,6 +128,7 @@ class RunRecord:
     state: dict[str, Any]
     steps: tuple[RunStep, ...]
     prompt_tokens: dict[PromptId, int]
+    shared: SharedCores | None = None
 
 
 def is_run(path: Path) -> bool:
@@ -117,7 +141,8 @@ def read_run(folder: Path) -> RunRecord:
     path = folder / "journal.jsonl"
     if not is_run(folder):
         raise ValueError(f"{folder}: not a run's folder: journal.jsonl and metrics.jsonl expected")
-    reader = _Reader()
+    shared = read_shared_cores(folder)
+    reader = _Reader(shared.cores if shared else 0)
     meta: dict[str, Any] | None = None
     for _, line in journal.read_all(path):
         if "meta" in line:
@@ -134,12 +159,18 @@ def read_run(folder: Path) -> RunRecord:
     if meta is None or not steps:
         raise ValueError(f"{folder}: no step of this run has ended, nothing was timed")
     name = folder.resolve().name
-    return RunRecord(name, meta["settings"], meta["state"], tuple(steps), reader.prompt_tokens)
+    settings, state = meta["settings"], meta["state"]
+    return RunRecord(name, settings, state, tuple(steps), reader.prompt_tokens, shared)
 
 
 def _metrics(path: Path) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     for _, line in journal.read(path):
+        if line.get("emulated"):
+            raise ValueError(
+                f"{path}: an emulated run (devices.emulate): its times are a calibration's, they "
+                "measure no device"
+            )
         found[line["step"]] = {
             phase: float(line[key]) for phase, key in METRICS.items() if key in line
         }
@@ -147,20 +178,28 @@ def _metrics(path: Path) -> dict[int, dict[str, float]]:
 
 
 class _Reader:
-    """Follows a journal. Times are the driver's, when it learned of an event."""
+    """Follows a journal. Times are the driver's, when it learned of an event.
 
-    def __init__(self) -> None:
+    Args:
+        cores: that workers share with the driver; 0 where they do not.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
+        self._handled = NONE
         self.steps: dict[int, RunStep] = {}
         self.prompt_tokens: dict[PromptId, int] = {}
         self._train_all = False
+        self._beside = False
         self._step: RunStep | None = None
-        self._previous: dict[int, tuple[float, Tried] | None] = {}
-        self._begun: dict[int, list[float]] = {}
-        self._free: dict[int, float] = {}
+        self._previous: dict[int, tuple[float, Tried, Handled] | None] = {}
+        self._begun: dict[int, list[tuple[float, Handled]]] = {}
+        self._free: dict[int, tuple[float, Handled]] = {}
 
     def configure(self, meta: Mapping[str, Any]) -> None:
         """What the policy was told, and what it holds back."""
         self._train_all = bool(meta["settings"]["rules"]["train_all"])
+        self._beside = bool(meta["settings"]["asynchronous_grading"])
         held = journal.prompts_in(meta["state"])
         self.prompt_tokens |= {PromptId(each["id"]): each["tokens"] for each in held}
 
@@ -174,13 +213,28 @@ class _Reader:
         self._happened(step, now, event)
         for decision in decisions:
             self._decided(step, now, decision)
+        if self._cores:
+            self._count(step, event["kind"])
+
+    def _count(self, step: RunStep, kind: str) -> None:
+        """The driver's work on an event comes after it."""
+        graded = kind == "AttemptGraded"
+        if kind not in _WORK or (graded and not self._beside):
+            return
+        busy = {tried.engine for tried in step.attempts.values() if tried.decoding}
+        busy.update(replica for replica, tasks in self._begun.items() if tasks)
+        if len(busy) >= self._cores:
+            self._handled = Handled(
+                self._handled.ended + (not graded), self._handled.graded + graded
+            )
 
     def _start(self, now: float, event: Mapping[str, Any]) -> None:
         number, engines = event["step"], tuple(event["engines"])
         self._step = self.steps[number] = RunStep(number, now, engines, dict(event["remaining"]))
         self._previous = {}
         self._begun = {replica: [] for replica in event["replicas"]}
-        self._free = dict.fromkeys(event["replicas"], now)
+        self._handled = NONE
+        self._free = dict.fromkeys(event["replicas"], (now, NONE))
 
     def _happened(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
         match event["kind"]:
@@ -221,7 +275,7 @@ class _Reader:
                 if decision["informative"] or self._train_all:
                     step.trained.add(decision["prompt"])
             case "AccumulateGradients":
-                self._begun[decision["replica"]].append(now)
+                self._begun[decision["replica"]].append((now, self._handled))
             case "FinishRollout":
                 step.rollout_end_s = now
             case _:
@@ -238,7 +292,7 @@ class _Reader:
         batch = len(running)
         known = tried.engine in self._previous
         previous = self._previous.get(tried.engine)
-        self._previous[tried.engine] = (now, tried)
+        self._previous[tried.engine] = (now, tried, self._handled)
         prompts = sum(self.prompt_tokens[each.prompt] for each in running)
         if not known and tried.base == 0:
             prefill = {each.prompt for each in running}
@@ -250,19 +304,21 @@ class _Reader:
                     tokens,
                     sum(self.prompt_tokens[prompt] for prompt in prefill),
                     now - step.start_s,
+                    self._handled,
                 )
             )
         if previous is None or previous[1].join != tried.join:
             return
-        since, other = previous
+        since, other, handled = previous
         steps = (tokens - tried.base) - (other.tokens - other.base)
         if steps <= 0:
-            self._previous[tried.engine] = (since, other)
+            self._previous[tried.engine] = previous
             return
         # Those that came together have decoded as many tokens as this one.
         context = prompts + sum(each.base for each in running)
         context += batch * ((tokens - tried.base) - steps / 2)
-        step.intervals.append(Interval(batch, context, steps, now - since))
+        handled = self._handled.since(handled)
+        step.intervals.append(Interval(batch, context, steps, now - since, handled))
 
     def _stopped(self, step: RunStep, event: Mapping[str, Any]) -> None:
         tried = step.attempts[event["attempt"]]
@@ -279,8 +335,11 @@ class _Reader:
 
     def _accumulated(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
         replica = event["replica"]
-        began = max(self._begun[replica].pop(0), self._free[replica])
-        self._free[replica] = step.last_gradient_s = now
+        began, handled = max(
+            self._begun[replica].pop(0), self._free[replica], key=lambda each: each[0]
+        )
+        self._free[replica] = (now, self._handled)
+        step.last_gradient_s = now
         lengths: list[int] = []
         for part in event["parts"]:
             group = [step.attempts[a] for a in step.groups[part["prompt"]]]
@@ -289,4 +348,5 @@ class _Reader:
                     each.tokens + self.prompt_tokens[each.prompt]
                     for each in group[part["start"] : part["stop"]]
                 ]
-        step.tasks.append(GradientTask(tuple(lengths), now - began))
+        handled = self._handled.since(handled)
+        step.tasks.append(GradientTask(tuple(lengths), now - began, handled))

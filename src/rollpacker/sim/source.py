@@ -26,6 +26,15 @@ from rollpacker.sim.workload import Recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTimes:
+    """Seconds of grading in a trace: of one response, and where all of a step were graded together
+    of that phase, None where they were not."""
+
+    each_s: float
+    phase_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Lengths of a workload.
 
@@ -37,6 +46,7 @@ class Source:
         prompts, responses: of a step, as recorded; None when unknown.
         turns: how drawn lengths are split into turns; None where each is one.
         tool_tokens: most that tools put into the context of a recorded response.
+        rewards: seconds of grading, as recorded; None when unknown.
     """
 
     lengths: Lengths
@@ -47,6 +57,7 @@ class Source:
     responses: int | None = None
     turns: TurnModel | None = None
     tool_tokens: int = 0
+    rewards: RewardTimes | None = None
 
 
 def load_source(name: str, task: str | None = None, note: Note = silent) -> Source:
@@ -111,6 +122,23 @@ def of_trace(trace: Trace, task: str | None = None) -> Source:
         responses=max(1, int(np.median(sizes))),
         turns=turns,
         tool_tokens=max((sum(turn.added for turn in each) for each in played), default=0),
+        rewards=_reward_times(trace, samples),
+    )
+
+
+def _reward_times(trace: Trace, samples: pl.DataFrame) -> RewardTimes | None:
+    """A step's phase takes as long as its slowest rank, which grades its responses in turn."""
+    batches = trace.reward_batches.filter(pl.col("task") == samples["task"][0])
+    if not batches.is_empty():
+        slowest = batches.group_by("step").agg(pl.col("reward_time_s").max())
+        phase = float(slowest["reward_time_s"].sum()) / slowest.height
+        each = float(batches["reward_time_s"].sum()) / max(1, int(batches["batch_size"].sum()))
+        return RewardTimes(each_s=each, phase_s=phase)
+    known = samples["reward_s"].drop_nulls()
+    return (
+        None
+        if known.is_empty()
+        else RewardTimes(each_s=float(known.sum()) / len(known), phase_s=None)
     )
 
 

@@ -46,14 +46,15 @@ def sentences(
     recommended: str,
     *,
     left_out: str,
+    at_most: bool = False,
     icc: float | None,
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
     """The estimate in plain words, one to three sentences.
 
-    ``left_out`` is what the simulation does not have; ``icc`` is of the trace, None where unknown;
-    ``aborted`` the share of its responses that were.
+    ``left_out`` is what the simulation does not have; ``at_most`` whether speeds are upper bounds;
+    ``icc`` is of the trace, None where unknown; ``aborted`` the share of its responses that were.
     """
     exact, chosen = modes["exact"], modes[recommended]
     races = {name: modes[name] for name in ("race", "prompts")}
@@ -76,16 +77,18 @@ def sentences(
             f"(left out: {left_out})."
         )
     else:
+        how = "at most" if at_most else "about"
         told.append(
-            f"Use {recommended}: about {chosen.speedup:.2f}x faster than synchronous rounds, "
+            f"Use {recommended}: {how} {chosen.speedup:.2f}x faster than synchronous rounds, "
             f"{_keeps(chosen)} (left out: {left_out})."
         )
     tempting = _SAME * max(1.0, chosen.speedup)
     biased = [n for n, r in races.items() if r.kept_vs_true_len < limit and r.speedup > tempting]
     for name in biased[:1]:
         cause = "" if icc is None or icc > 0.5 else " since length is mostly chance within a prompt"
+        gain = f"{'may' if at_most else 'would'} be faster ({races[name].speedup:.2f}x"
         told.append(
-            f"Mode {name} would be faster ({races[name].speedup:.2f}x) but trains on responses of "
+            f"Mode {name} {gain}{' at most' if at_most else ''}) but trains on responses of "
             f"{races[name].kept_vs_true_len:.2f} of the true mean length{cause}."
         )
     if aborted >= 0.01:

@@ -90,6 +90,7 @@ class SimWorker:
         self._tasks: deque[Task] = deque()
         self.training = False
         """Whether it accumulates gradients now."""
+        self._trained_at = 0.0
         self._gate = 0.0
         self._due: float | None = None
         self._work = Work()
@@ -110,6 +111,11 @@ class SimWorker:
     def decoding(self) -> bool:
         """Whether its engine has something to do."""
         return len(self._attempts) > len(self._at_tools)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has something to compute."""
+        return self.decoding or self.training or bool(self._tasks)
 
     @property
     def idle(self) -> bool:
@@ -187,6 +193,16 @@ class SimWorker:
             assert self._inbox, "an attempt that is to stop was never submitted"
             self._inbox.append(lambda: self.stop(rest))
 
+    def put_off(self, seconds: float) -> None:
+        """Others have its core for ``seconds``; it must settle when this instant is over."""
+        if self.training:
+            self._trained_at += seconds
+            self._work.train_s += seconds
+            return
+        self._decoder.put_off(self._agenda.now, seconds)
+        if self._stopping:
+            self._stop_at += seconds
+
     def settle(self) -> None:
         """All that happens at this instant has happened: plan what comes next."""
         due = self._decoder.next_event(self._agenda.now)
@@ -254,9 +270,13 @@ class SimWorker:
         task = self._tasks.popleft()
         self.training = True
         self._work.train_s += task.seconds
-        self._agenda.after(task.seconds, lambda: self._trained(task))
+        self._trained_at = self._agenda.now + task.seconds
+        self._agenda.at(self._trained_at, lambda: self._trained(task))
 
     def _trained(self, task: Task) -> None:
+        if self._agenda.now < self._trained_at:
+            self._agenda.at(self._trained_at, lambda: self._trained(task))
+            return
         self._on_accumulated(self.id, task)
         self.training = False
         self._open()

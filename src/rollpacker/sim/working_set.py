@@ -79,7 +79,12 @@ def decoding(shape: ModelShape, running: int, cache: float) -> float:
     probabilities in float64.
     """
     layer = cache / shape.layers * (1 + shape.heads / shape.kv_heads)
-    return layer + _DRAW_BYTES * running * shape.vocabulary
+    return layer + drawing(shape, running)
+
+
+def drawing(shape: ModelShape, running: int) -> float:
+    """The next tokens of so many responses: all of their probabilities, in float64."""
+    return _DRAW_BYTES * running * shape.vocabulary
 
 
 def _logits(config: RunConfig, shape: ModelShape, tokens: int) -> float:

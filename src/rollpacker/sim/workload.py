@@ -6,7 +6,7 @@ and the response's index: never on scheduling. So all modes see the same first v
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,7 +113,7 @@ class DrawnWorkload:
         self._shares = {name: max(1, round(1000 * share)) for name, share in domains.items()}
         self.prompt_tokens = prompt_tokens
         self._seed = seed
-        self._recorded: Iterator[Recorded] = iter(recorded)
+        self._recorded = recorded
         self._drawn = 0
         self._out: dict[PromptId, _Visit] = {}
 
@@ -129,19 +129,24 @@ class DrawnWorkload:
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
         """Take fresh prompts of each domain; domains take turns, as in shuffled data."""
         drawn: list[Prompt] = []
-        for domain in _interleaved(counts):
-            number = self._drawn
+        for domain in interleaved(counts):
+            id_ = PromptId(f"p{self._drawn}")
+            self.place(id_, domain, number=self._drawn)
             self._drawn += 1
-            id_ = PromptId(f"p{number}")
-            known = next(self._recorded, None)
-            self._out[id_] = _Visit(
-                number=number,
-                domain=domain,
-                traits=self._traits(number) if known is None else known.traits,
-                recorded=known,
-            )
             drawn.append(Prompt(id=id_, domain=domain, tokens=self.prompt_tokens))
         return tuple(drawn)
+
+    def place(self, prompt: PromptId, domain: str, *, number: int, visits: int = 0) -> None:
+        """A prompt is out that was drawn as the ``number``-th, and has been sampled in so many
+        steps."""
+        known = self._recorded[number] if number < len(self._recorded) else None
+        self._out[prompt] = _Visit(
+            number=number,
+            domain=domain,
+            traits=self._traits(number) if known is None else known.traits,
+            recorded=known,
+            visits=visits - 1,
+        )
 
     def _traits(self, number: int) -> Floats:
         """Of the prompt of this number, whichever draw it comes with."""
@@ -214,7 +219,7 @@ _HANGING = 0.1
 """Share of generated programs that run into their timeout; assumed."""
 
 
-def _interleaved(counts: Mapping[str, int]) -> list[str]:
+def interleaved(counts: Mapping[str, int]) -> list[str]:
     """Every domain as often as it counts, spread evenly."""
     order: list[str] = []
     given = dict.fromkeys(counts, 0)

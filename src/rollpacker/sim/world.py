@@ -311,6 +311,8 @@ class World:
         self._pump.post(*map(self._finish, done))
         if stopped:
             self._pump.post(*(self._stop(attempt, tokens) for attempt, tokens in stopped.items()))
+        if (driver := self._costs.driver) is not None:
+            self._take_core((len(done) + len(stopped)) * driver.ended_s)
         if self._forming:
             self._form()
         self._post()
@@ -346,6 +348,18 @@ class World:
     def _graded(self, attempt: AttemptId) -> None:
         reward = self._now.attempts[attempt].reward
         self._post(ev.AttemptGraded(attempt=attempt, reward=reward))
+        if self._costs.driver is not None and self._costs.reward_phase_s is None:
+            self._take_core(self._costs.driver.graded_s)
+
+    def _take_core(self, cpu_s: float) -> None:
+        """Driver and graders compute; workers that leave them no core go on later."""
+        assert self._costs.driver is not None
+        busy = [worker for worker in self._workers if worker.busy]
+        delay_s = self._costs.driver.delay_s(len(busy), cpu_s)
+        if delay_s:
+            for worker in busy:
+                self._touch(worker).put_off(delay_s)
+            self._post()
 
     def _accumulated(self, worker: int, task: Task) -> None:
         self._touched.add(worker)

@@ -34,8 +34,8 @@ def build_trainer(
         max_length: longest response in tokens.
         total_updates: of the whole run.
         rank: this process's among those that share the replica, of which there are
-        members: in all, and which meet at the file
-        meeting: once.
+        members: in all, and which meet once at
+        meeting: (``mesh.store_at``).
 
     Raises ``ValueError`` for what cannot be trained.
     """
@@ -52,10 +52,11 @@ def build_trainer(
     import torch.distributed as dist
 
     from rollpacker.train.fsdp import FSDPTrainer
+    from rollpacker.train.mesh import store_at
 
     dist.init_process_group(
         "gloo" if model.device.type == "cpu" else "cpu:gloo,cuda:nccl",
-        init_method=f"file://{meeting}",
+        store=store_at(meeting, members, _ALONE),
         rank=rank,
         world_size=members,
         timeout=_ALONE,

@@ -10,24 +10,54 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 
+def store_at(meeting: str, world: int, timeout: timedelta) -> dist.Store:  # pyright: ignore[reportPrivateImportUsage]
+    """Where ``world`` processes find each other: ``tcp://HOST:PORT/NAME``, a store that somebody
+    keeps there, or the path of a file where they are of one machine.
+
+    Raises ``RuntimeError`` where there is no store.
+    """
+    if not meeting.startswith("tcp://"):
+        store: Any = dist.FileStore(meeting, world)  # pyright: ignore[reportPrivateImportUsage]
+    else:
+        place, _, name = meeting.removeprefix("tcp://").partition("/")
+        host, _, port = place.rpartition(":")
+        kept: Any = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            host, int(port), is_master=False, timeout=timeout
+        )
+        store = dist.PrefixStore(name, kept)  # pyright: ignore[reportPrivateImportUsage]
+    store.set_timeout(timeout)
+    return store
+
+
 def meet(
-    store: dist.Store,  # pyright: ignore[reportPrivateImportUsage]
+    meeting: str,
     rank: int,
     world: int,
     timeout: timedelta,
     device: torch.device,
+    *,
+    crowded: bool = False,
 ) -> dist.ProcessGroup | None:
     """A trainer's ``world``: ``rank`` (its replica's) of ``world``; None when it is alone.
 
     Of itself, beside the default group: when a replica is lost, those that are left, or come
-    instead, meet again at another store, and the groups within the replicas stay as they are. It
-    can reduce, and no more.
+    instead, meet again elsewhere, and the groups within the replicas stay as they are. It can
+    reduce, and no more.
 
-    Raises ``RuntimeError`` when the others do not come, or reduce, within ``timeout``.
+    Args:
+        meeting: where they meet, once (``store_at``).
+        rank: of this process.
+        world: processes.
+        timeout: of the meeting and of each reduction.
+        device: of what is reduced.
+        crowded: several of them share a GPU, which NCCL refuses.
+
+    Raises ``RuntimeError`` when the others do not come within ``timeout``.
     """
     if world == 1:
         return None
-    if device.type == "cuda":
+    store = store_at(meeting, world, timeout)
+    if device.type == "cuda" and not crowded:
         options: Any = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         group: Any = dist.ProcessGroupNCCL(store, rank, world, options)

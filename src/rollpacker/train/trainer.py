@@ -239,11 +239,10 @@ class Trainer(ABC):
 
         Collective: every process of every replica calls it with the same ``total``. Clears the
         sums. Raises ``RuntimeError`` in every member when one cannot reach the other replicas; then
-        nothing has changed but the sums.
-
-        The normaliser is 0 where every response is masked: then so are the sums. Raises
-        ``NotFiniteError`` after ``max_skipped_updates`` updates in a row that were skipped because
-        the loss or the gradient was not finite.
+        nothing has changed but the sums (NCCL ends the process). The normaliser is 0 where every
+        response is masked: then so are the sums. Raises ``NotFiniteError`` after
+        ``max_skipped_updates`` updates in a row that were skipped because the loss or the gradient
+        was not finite.
         """
         self._reduce()
         sums = self._optimizer.sums

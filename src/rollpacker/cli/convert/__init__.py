@@ -11,13 +11,15 @@ import yaml
 
 from rollpacker.cli.convert import script, shell, trl, verl
 from rollpacker.cli.convert.render import render
-from rollpacker.cli.convert.table import Asked, Draft, Table, fill
+from rollpacker.cli.convert.table import Asked, Draft, Setting, Table, fill
 from rollpacker.cli.convert.values import flat, plain, resolved
 from rollpacker.config import ConfigError, parse
 
 __all__ = ["Asked", "Converted", "translate"]
 
 _NEEDED = {"model.path": "--model", "data.path": "--data", "rewards.0.function": "--reward"}
+_COMPARE = ("grpo", "dr_grpo", "dapo", "rloo", "gspo")
+"""Algorithms that learn from the responses of a prompt in comparison."""
 _OURS = ("rewards", "rollout")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 
@@ -55,6 +57,7 @@ def translate(file: Path, asked: Asked) -> Converted:
     missing = [flag for path, flag in _NEEDED.items() if path not in draft.settings]
     if missing:
         raise ValueError(f"{file} does not say all of the job: give {', '.join(missing)}")
+    _check_group(draft)
     text = render(draft)
     try:
         parse(yaml.safe_load(text), str(file))
@@ -68,6 +71,18 @@ def translate(file: Path, asked: Asked) -> Converted:
         refused=draft.refused,
         warnings=draft.warnings,
     )
+
+
+def _check_group(draft: Draft) -> None:
+    """One response a prompt, which is the default of some: train refuses it."""
+    count = draft.settings.get("rollout.num_generations")
+    kind = draft.settings.get("train.algorithm.kind", Setting("grpo", "")).value
+    if count is not None and count.value == 1 and kind in _COMPARE:
+        draft.warnings.insert(
+            0,
+            f"rollout.num_generations: {count.why} trains nothing with {kind}, which compares the "
+            "responses of a prompt: take 2 or more, such as 8",
+        )
 
 
 def _read(file: Path) -> tuple[Table, dict[str, Any], list[str]]:

@@ -184,6 +184,13 @@ class Draft:
             self.refused.pop(key, None)
         self.ignore(f"{option} is taken instead", *keys)
 
+    def lost(self, winner: str, *names: str) -> None:
+        """Say of the other names of a value that ``winner``, which is given, goes before."""
+        for name in names:
+            if name != winner and self.get(name) is not None:
+                say = self.ignore if self.get(name) == self.get(winner) else self.refuse
+                say(f"{winner} goes before", name)
+
     def refuse(self, why: str, *keys: str) -> None:
         """Say of those keys that are given what they do that nothing here does."""
         for key in keys:

@@ -6,6 +6,7 @@ from rollpacker.cli.convert.layout import spread
 from rollpacker.cli.convert.table import Draft, Joint
 
 _SHARE, _SIZE, _MODE = "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_mode"
+_WORLD = "num_processes"
 _CORRECTION = "vllm_importance_sampling_correction"
 
 
@@ -57,4 +58,23 @@ def _beside(draft: Draft, size: int) -> None:
         spread(draft, size, size, 0, f"{draft.origin(_SIZE)}: a replica holds whole engines")
 
 
-JOINTS = (Joint(("use_vllm", _SHARE, _SIZE, _MODE), _engine),)
+def _devices(draft: Draft) -> None:
+    """As the launcher knew them: of accelerate's own configuration the file says nothing."""
+    on_cpu = draft.get("use_cpu", False)
+    draft.set("devices.kind", "cpu" if on_cpu else "cuda", draft.origin("use_cpu", False))
+    world = draft.asked.world or draft.number(_WORLD, 0, 0)
+    if world and draft.get("num_machines", 1) == 1 and "devices.per_node" not in draft.settings:
+        why = f"--world {world}" if draft.asked.world else draft.origin(_WORLD)
+        draft.set("devices.per_node", world, why)
+    if world != 1 and "trainer.kind" not in draft.settings:
+        draft.warnings.append(
+            "trainer.kind: each device has a whole replica; what accelerate's configuration says "
+            "of ZeRO or FSDP is not in this file: where it spread the model, set trainer.kind=fsdp"
+        )
+
+
+JOINTS = (
+    Joint(("use_vllm", _SHARE, _SIZE, _MODE), _engine),
+    Joint(("use_cpu", _WORLD), _devices),
+)
+"""The devices after the engine."""

@@ -129,7 +129,6 @@ RULES: Mapping[str, Rule] = {
     "tf32": _SPEED,
     "torch_compile*": _SPEED,
     "torch_empty_cache_steps": _SPEED,
-    "use_cpu": Ignore("devices.kind: what is there"),
     "ignore_bias_buffers": _LAYOUT,
     "auto_find_batch_size": Ignore("TRL refuses it"),
     "eval_on_start": Ignore("evaluated before and after"),

@@ -10,6 +10,8 @@ _NAME, _MOST = f"{ROLLOUT}name", f"{ROLLOUT}max_num_seqs"
 _SHARE = (f"{ROLLOUT}gpu_memory_utilization", f"{ROLLOUT}free_cache_engine")
 _SIZE = f"{ROLLOUT}tensor_model_parallel_size"
 _GPUS, _NODES = "trainer.n_gpus_per_node", "trainer.nnodes"
+_DEVICE = "trainer.device"
+_RECOMPUTED = "algorithm.rollout_correction.bypass_mode"
 _SHARD = f"{ACTOR}fsdp_config.fsdp_size"
 
 
@@ -19,6 +21,11 @@ def _engine(draft: Draft) -> None:
         kind = "mini" if name == "hf" else "vllm"
         other = "" if name == "vllm" else f": no such engine here, '{kind}' samples the same"
         draft.set("engine.kind", kind, draft.origin(_NAME) + other)
+        if kind == "vllm" and not draft.get(_RECOMPUTED, False):
+            draft.warnings.append(
+                "engine.kind: verl computes old log-probabilities anew with the actor; here ratios "
+                "are to vLLM's own, unless rollout.top_p or top_k cut its softmax"
+            )
     if name == "vllm" and draft.get(_SHARE[1], True) is False and draft.get(_SHARE[0]):
         draft.set("engine.gpu_memory", draft.get(_SHARE[0]), draft.origin(_SHARE[0]))
     else:
@@ -35,6 +42,11 @@ def _engine(draft: Draft) -> None:
 
 def _devices(draft: Draft) -> None:
     """Those of one node: what is on more of them is said to be missing."""
+    device = draft.get(_DEVICE, "cuda")
+    if device in ("cuda", "cpu"):
+        draft.set("devices.kind", device, draft.origin(_DEVICE, "cuda"))
+    else:
+        draft.refuse("devices are GPUs by CUDA, or CPUs", _DEVICE)
     if draft.get(_NODES, 1) != 1:
         draft.refuse("a run has one machine", _NODES)
     gpus = draft.number(_GPUS, 0, 0)
@@ -63,6 +75,6 @@ def _devices(draft: Draft) -> None:
 
 JOINTS = (
     Joint((_NAME, *_SHARE, _MOST), _engine),
-    Joint((_SIZE, _GPUS, _NODES, _SHARD), _devices),
+    Joint((_SIZE, _GPUS, _NODES, _DEVICE, _SHARD), _devices),
 )
 """The devices after the engine."""

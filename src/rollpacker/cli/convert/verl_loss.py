@@ -46,13 +46,15 @@ _BATCH, _MINI, _PASSES = (
 _DYNAMIC = f"{ACTOR}use_dynamic_bsz"
 _TOKENS, _MICRO = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
 _RATE = f"{ACTOR}optim."
-_SCHEDULES = tuple(f"{_RATE}{n}" for n in ("lr_scheduler_type", "warmup_style", "lr_decay_style"))
+# The old name goes before the new one.
+_SCHEDULES = tuple(f"{_RATE}{n}" for n in ("warmup_style", "lr_scheduler_type", "lr_decay_style"))
 _WARM, _WARM_SHARE = f"{_RATE}lr_warmup_steps", f"{_RATE}lr_warmup_steps_ratio"
-_CLIPS = (f"{_RATE}clip_grad", f"{ACTOR}grad_clip", f"{_RATE}grad_clip")
+_CLIPS = (f"{_RATE}grad_clip", f"{_RATE}clip_grad", f"{ACTOR}grad_clip")
+_LENGTHS = ("data.max_response_length", f"{ROLLOUT}response_length")
 
 
 def _length(draft: Draft) -> int:
-    key, value = draft.first("data.max_response_length", f"{ROLLOUT}response_length", default=512)
+    key, value = draft.first(*_LENGTHS, default=512)
     return draft.whole(key, value, least=1)
 
 
@@ -99,14 +101,16 @@ def _divisors(draft: Draft, kind: str, average: str) -> None:
     if kind == "grpo":
         ours = "token_mean" if average == "token-mean" else "sequence_mean"
         draft.set("train.algorithm.loss_type", ours, draft.origin(_AVERAGE, "token-mean"))
-    usual = {"rloo": "seq-mean-token-sum", "reinforce_pp": "token-mean"}
+    usual = {
+        "rloo": "seq-mean-token-sum",
+        "reinforce_pp": "token-mean",
+        "gspo": "seq-mean-token-mean",
+    }
     if kind in usual and average != usual[kind]:
         text = f"{kind} averages as {usual[kind]} does"
         draft.refuse(text, _AVERAGE, _OLD_AVERAGE)
         if _AVERAGE not in draft.given and _OLD_AVERAGE not in draft.given:
             draft.warnings.append(f"train.algorithm: {text}, verl's default is {average}")
-    if kind == "gspo":
-        draft.ignore("verl's gspo averages over tokens, then responses, as here", _AVERAGE)
     cap = _length(draft)
     if kind == "dr_grpo" and draft.get(_DIVISOR, cap) != cap:
         draft.refuse(f"dr_grpo divides by the longest response, {cap}", _DIVISOR)
@@ -223,8 +227,9 @@ def _batch(draft: Draft) -> None:
     count = draft.number(f"{ROLLOUT}n", 1)
     draft.set("rollout.num_generations", count, draft.origin(f"{ROLLOUT}n", 1))
     cap = _length(draft)
-    key = draft.first("data.max_response_length", f"{ROLLOUT}response_length")[0]
+    key = draft.first(*_LENGTHS)[0]
     draft.set("rollout.max_completion_length", cap, draft.origin(key, 512))
+    draft.lost(key, *_LENGTHS)
     updates = -(-prompts // mini)
     why = f"{draft.origin(_BATCH, 1024)} / {draft.origin(_MINI, 256)}"
     draft.set("train.updates_per_step", updates, why)
@@ -265,6 +270,7 @@ def _optimizer(draft: Draft) -> None:
         draft.refuse("constant, linear or cosine; left at constant", key)
     else:
         draft.set("train.lr_scheduler_type", schedule, draft.origin(key, "constant"))
+    draft.lost(key, *_SCHEDULES)
     _warm_up(draft, updates)
     decay = f"{_RATE}weight_decay"
     draft.set("train.weight_decay", draft.get(decay, 0.01), draft.origin(decay, 0.01))
@@ -274,9 +280,7 @@ def _optimizer(draft: Draft) -> None:
             draft.set(f"train.{name}", value, draft.origin(f"{_RATE}betas"))
     key, clip = draft.first(*_CLIPS, default=1.0)
     draft.set("train.max_grad_norm", clip, draft.origin(key, 1.0))
-    for other in _CLIPS:
-        if draft.get(other, clip) != clip:
-            draft.refuse(f"{key} goes before", other)
+    draft.lost(key, *_CLIPS)
 
 
 def _warm_up(draft: Draft, updates: int) -> None:
@@ -343,8 +347,7 @@ JOINTS = (
             _MINI,
             _PASSES,
             f"{ROLLOUT}n",
-            "data.max_response_length",
-            f"{ROLLOUT}response_length",
+            *_LENGTHS,
             _DYNAMIC,
             _TOKENS,
             _MICRO,

@@ -207,7 +207,6 @@ RULES: Mapping[str, Rule] = {
     # Trainer
     "trainer.nnodes": Refuse("a run has one machine", unless=(1,)),
     "trainer.n_training_gpus_per_node": _LAYOUT,
-    "trainer.device": Ignore("devices.kind: what is there"),
     "trainer.val_only": Refuse("rollpacker eval"),
     "trainer.val_before_train": Ignore("evaluated before and after"),
     "trainer.v1.trainer_mode": Refuse("training is synchronous", unless=("sync",)),

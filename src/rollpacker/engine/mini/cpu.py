@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
+from rollpacker.engine.host_memory import free_bytes
 from rollpacker.engine.mini.draw import draw
 from rollpacker.engine.mini.forward import forward, project
 from rollpacker.engine.mini.lanes import COLUMNS, LANES
@@ -49,7 +49,7 @@ class CpuRunner:
 
     def free_bytes(self, sharers: int) -> int:
         """Memory that is free on this machine, for one of so many processes that share it."""
-        return psutil.virtual_memory().available // sharers
+        return free_bytes() // sharers
 
     def allocate(self, blocks: int) -> None:
         """Allocate the KV blocks; memory is taken as they are first used."""

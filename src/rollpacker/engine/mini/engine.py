@@ -11,7 +11,7 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.config.rollout import KV_SHARE
 from rollpacker.core.types import AttemptId, FinishReason
 from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
-from rollpacker.engine.latency import measure_steps
+from rollpacker.engine.latency import NONE, ON_A_CPU, ON_A_GPU, Contexts, measure_steps
 from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.cpu import CpuRunner
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
@@ -75,15 +75,24 @@ class MiniEngine:
 
     def info(self) -> EngineInfo:
         """Its facts, by measurement; nothing may be held. Its counters move."""
-        measured = measure_steps(self, _MEASURED, min(128, self._shape.context // 2))
+        kv_tokens = self._blocks.count * self._runner.block_size
+        long = self._contexts().within(self._room, kv_tokens, len(self._slots.tables))
+        measured = measure_steps(self, _MEASURED, min(128, self._room // 2), long)
         return EngineInfo(
-            kv_tokens=self._blocks.count * self._runner.block_size,
+            kv_tokens=kv_tokens,
             max_length=self._room,
             tensor_parallel=(1,),
             latency=measured.decode,
             prefill_token_s=measured.prefill_token_s,
             exact_seeds=self._runner.exact,
+            context_token_s=measured.context_token_s,
         )
+
+    def _contexts(self) -> Contexts:
+        if next(self._model.parameters()).device.type == "cpu":
+            return ON_A_CPU
+        # Where each token of a prompt runs alone, a few thousand of them take minutes.
+        return NONE if self._runner.exact else ON_A_GPU
 
     @property
     def _room(self) -> int:

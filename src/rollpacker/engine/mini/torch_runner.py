@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
-from rollpacker.engine.mini.nucleus import restrict
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows
 from rollpacker.engine.mini.shape import Shape, rope_tables
+from rollpacker.engine.nucleus_rows import restricted_draws
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -158,9 +159,30 @@ class TorchRunner:
             tokens, logprobs = (torch.cat(parts) for parts in zip(*single, strict=True))
         else:
             tokens, logprobs = self._draw(logits, draws, slice(None))
-        out = tokens.int().cpu().numpy(), logprobs.cpu().numpy()
-        restrict(draws, lambda row: logits[row].cpu().numpy(), *out)
-        return out
+        limited = (draws.temperatures > 0) & ((draws.top_p < 1) | (draws.top_k > 0))
+        places = np.flatnonzero(limited)
+        for part in places[:, None] if self.exact else [places]:
+            if len(part):
+                self._restrict(logits, draws, part, tokens, logprobs)
+        return tokens.int().cpu().numpy(), logprobs.cpu().numpy()
+
+    def _restrict(
+        self,
+        logits: torch.Tensor,
+        draws: Draws,
+        part: NDArray[np.intp],
+        tokens: torch.Tensor,
+        logprobs: torch.Tensor,
+    ) -> None:
+        """Draw these again by top-k and top-p."""
+        columns = draws.temperatures, draws.top_k, draws.top_p.astype(np.float64), draws.uniforms
+        rows, *told = (
+            torch.from_numpy(np.ascontiguousarray(each[part])).to(self._device)
+            for each in (draws.rows.astype(np.int64), *columns)
+        )
+        at = torch.from_numpy(part).to(self._device)
+        found, their = restricted_draws(logits[rows], *told)
+        tokens[at], logprobs[at] = found, their.float()
 
     def _draw(
         self, logits: torch.Tensor, draws: Draws, part: slice

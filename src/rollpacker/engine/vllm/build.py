@@ -20,10 +20,14 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from rollpacker.config import ModelConfig, VllmEngineConfig
 from rollpacker.config.rollout import KV_SHARE
 from rollpacker.engine.base import Span
+from rollpacker.engine.host_memory import free_bytes
 from rollpacker.engine.vllm.sampling import Seeded
 from rollpacker.engine.vllm.spanning import at_home, executor
 
 _BLOCK = 32
+_UNASKED = 0.001
+"""Share of a GPU that has to be free before vLLM begins, where it is told its KV cache's size: it
+then measures nothing, so what other processes take meanwhile does not count as its own."""
 
 
 class Counting(Scheduler):
@@ -51,7 +55,7 @@ class Counting(Scheduler):
 def build(
     model: ModelConfig, config: VllmEngineConfig, device: str, sharers: int, span: Span
 ) -> Any:
-    """An ``LLMEngine`` without weights, or this process's part of one.
+    """An ``LLMEngine`` without weights, or this process's part of one; ``model`` is a folder.
 
     Raises ``ValueError`` for a model that vLLM cannot run there.
     """
@@ -75,6 +79,8 @@ def _settings(
         "dtype": model.dtype,
         # The trainer has them, and gives them before the first step.
         "load_format": "dummy",
+        # The context, or less where the KV cache has not as much room for one sequence.
+        "max_model_len": -1,
         "block_size": _BLOCK,
         "max_num_seqs": config.max_running,
         # Left to itself it takes the first device.
@@ -93,13 +99,18 @@ def _settings(
     given = _given(config, span.size)
     if device == "cpu":
         _hide_llvmlite()
+        settings["enforce_eager"] = True
+    else:
+        settings |= {
+            "enable_sleep_mode": True,
+            "gpu_memory_utilization": _UNASKED if given else config.gpu_memory / sharers,
+        }
+    if device == "cpu" or given:
         size = _block_bytes(model, span.size)
         blocks = given or _fitting_blocks(model, config, sharers, size)
-        settings |= {"enforce_eager": True, "kv_cache_memory_bytes": (blocks + 1) * size}
-    else:
-        settings["gpu_memory_utilization"] = config.gpu_memory / sharers
+        settings["kv_cache_memory_bytes"] = (blocks + 1) * size  # one of them is vLLM's own
     if given:
-        settings["num_gpu_blocks_override"] = given + 1  # one of them is vLLM's own
+        settings["num_gpu_blocks_override"] = given + 1
     return settings
 
 
@@ -127,10 +138,8 @@ def _fitting_blocks(
     model: ModelConfig, config: VllmEngineConfig, sharers: int, block_bytes: int
 ) -> int:
     """KV blocks on a CPU when no budget is given; members take the least of what they found."""
-    import psutil
-
     wanted = config.max_running * -(-_shape(model).max_position_embeddings // _BLOCK)
-    free = psutil.virtual_memory().available // sharers // KV_SHARE
+    free = free_bytes() // sharers // KV_SHARE
     return max(1, min(wanted, free // block_bytes))
 
 

@@ -16,18 +16,20 @@ from vllm.sampling_params import RequestOutputKind
 from rollpacker.core.types import AttemptId, FinishReason, PromptId
 from rollpacker.engine.base import ALONE, EngineInfo, EngineStats, Output, Request, Span
 from rollpacker.engine.base import SamplingParams as Sampling
-from rollpacker.engine.latency import measure_steps
+from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, measure_steps
 from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
 from rollpacker.engine.vllm.build import build
 from rollpacker.engine.vllm.sampling import Row
 from rollpacker.engine.vllm.weights import Checked, names_of, reload
+from rollpacker.hub import config_folder
 
 if TYPE_CHECKING:
     import torch
 
     from rollpacker.config import ModelConfig, VllmEngineConfig
 
+_GONE = "the engine slept and has no weights: load them first"
 _MEASURED = (1, 4, 16, 32, 64)
 _MEASURED_AT = 32
 """Tokens of context: all prompts together are one chunk of prefill."""
@@ -52,7 +54,7 @@ class VllmEngine:
         sharers: processes like this one on the device, this one among them.
         span: this process's place among those of the engine.
 
-    Raises ``ValueError`` for a model that vLLM cannot run there.
+    Raises ``ValueError`` for a model that is not there, or that vLLM cannot run there.
     """
 
     def __init__(
@@ -66,15 +68,19 @@ class VllmEngine:
         span: Span = ALONE,
     ) -> None:
         self._tokenizer = tokenizer
-        self._devices = span.size
-        self._engine: Any = build(model, config, device, sharers, span)
+        self._device, self._devices = device, span.size
+        self._most_running = config.max_running
+        folder = config_folder(model.path)
+        found = model.model_copy(update={"path": folder})
+        self._engine: Any = build(found, config, device, sharers, span)
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
-        self._names = names_of(model.path)
+        self._names = names_of(folder)
         self._rows: dict[AttemptId, Row] = {}
         self._by_key: dict[str, Row] = {}
         self._submitted = self._version = self._steps = self._generated = 0
+        self._slept = False
         self._try(model.path)
 
     def _try(self, path: str) -> None:
@@ -96,7 +102,10 @@ class VllmEngine:
 
     def info(self) -> EngineInfo:
         """Its facts, by measurement; nothing may be held. Its counters move."""
-        measured = measure_steps(self, _MEASURED, min(_MEASURED_AT, self._context // 2))
+        contexts = (ON_A_CPU if self._device == "cpu" else ON_A_GPU).within(
+            self._room, self._kv_tokens, self._most_running
+        )
+        measured = measure_steps(self, _MEASURED, min(_MEASURED_AT, self._room // 2), contexts)
         return EngineInfo(
             kv_tokens=self._kv_tokens,
             max_length=self._room,
@@ -104,6 +113,7 @@ class VllmEngine:
             latency=measured.decode,
             prefill_token_s=measured.prefill_token_s,
             exact_seeds=False,
+            context_token_s=measured.context_token_s,
         )
 
     @property
@@ -118,7 +128,8 @@ class VllmEngine:
         return min(self._context, self._kv_tokens)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests. Raises ``ValueError`` if one can never fit or has no tokenizer."""
+        """Queue requests. Raises ``ValueError`` if one can never fit or has no tokenizer,
+        ``RuntimeError`` without weights."""
         for request in requests:
             self._check(request)
         for request in requests:
@@ -156,26 +167,32 @@ class VllmEngine:
     ) -> None:
         """Take new weights, by the checkpoint's names; None keeps those that it has.
 
-        Raises ``RuntimeError`` when attempts are held, ``ValueError`` on names not the model's.
+        Raises ``RuntimeError`` when attempts are held and where there are none to keep,
+        ``ValueError`` on names not the model's.
         """
         if self.busy():
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
+        if weights is None and self._slept:
+            raise RuntimeError(_GONE)
         if weights is not None:
             checked = Checked(weights, self._names)
             self._engine.collective_rpc(reload, args=(checked,))
             checked.verify()
+            self._slept = False
         self._drop_prefixes()
         self._version = version
 
     def sleep(self) -> None:
-        """Give the KV cache's memory back; nothing may be held. A CPU keeps it."""
+        """Give the memory of KV cache and weights back; nothing may be held. A CPU keeps it."""
         assert not self.busy()
         self._drop_prefixes()
+        self._slept = True
         if self._engine.model_config.enable_sleep_mode:
-            self._engine.sleep(level=1)
+            # Level 1 would copy the weights to the host: the next ones come anyway.
+            self._engine.sleep(level=2)
 
     def wake(self) -> None:
-        """Allocate the KV cache again."""
+        """Allocate KV cache and weights again; these have to be loaded."""
         if self._engine.model_config.enable_sleep_mode:
             self._engine.wake_up()
 
@@ -201,6 +218,8 @@ class VllmEngine:
         self._engine.engine_core.shutdown()
 
     def _check(self, request: Request) -> None:
+        if self._slept:
+            raise RuntimeError(_GONE)
         if request.attempt in self._rows:
             raise ValueError(f"attempt {request.attempt} is already held")
         check_request(

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from rollpacker.engine.base import Request, uniforms
-from rollpacker.engine.nucleus import restricted_draw
+from rollpacker.engine.base import Request, SamplingParams, uniforms
+from rollpacker.engine.nucleus_rows import restricted_draws
 from rollpacker.engine.stops import StopWatcher
 
 _CHUNK = 64
@@ -94,18 +94,41 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch
     device = logits.device
     numbers = np.array([(r.uniform(), r.request.params.temperature) for r in rows])
     uniform, temperature = torch.from_numpy(numbers.T).to(device).unbind()
+    temperature = temperature.float()
+    limited = [i for i, row in enumerate(rows) if _limited(row.request.params)]
+    if len(limited) == len(rows):
+        return _restricted(logits, rows, temperature, uniform)
+    tokens, logprobs = _plain(logits, temperature, uniform)
+    if limited:
+        at = torch.tensor(limited, device=device)
+        those = [rows[i] for i in limited]
+        tokens[at], logprobs[at] = _restricted(logits[at], those, temperature[at], uniform[at])
+    return tokens, logprobs
+
+
+def _limited(params: SamplingParams) -> bool:
+    return params.temperature > 0 and (params.top_p < 1 or params.top_k > 0)
+
+
+def _plain(
+    logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     greedy = temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, temperature).float()[:, None]
+    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
     every = scaled.log_softmax(-1)
     mass = every.double().exp().cumsum(-1)
     sampled = torch.searchsorted(mass, uniform[:, None] * mass[:, -1:], right=True)[:, 0]
     sampled = sampled.clamp(max=logits.shape[1] - 1)
     tokens = torch.where(greedy, scaled.argmax(-1), sampled)
-    logprobs = every.gather(1, tokens[:, None])[:, 0]
-    for i, row in enumerate(rows):
-        p = row.request.params
-        if p.temperature and (p.top_p < 1 or p.top_k):
-            scores = logits[i].float().cpu().numpy()
-            drawn = restricted_draw(scores, p.temperature, p.top_k, p.top_p, row.uniform())
-            tokens[i], logprobs[i] = drawn
-    return tokens, logprobs
+    return tokens, every.gather(1, tokens[:, None])[:, 0]
+
+
+def _restricted(
+    logits: torch.Tensor, rows: Sequence[Row], temperature: torch.Tensor, uniform: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By top-k and top-p."""
+    params = [row.request.params for row in rows]
+    top_k = torch.tensor([p.top_k for p in params], device=logits.device)
+    top_p = torch.tensor([p.top_p for p in params], device=logits.device).double()
+    tokens, logprobs = restricted_draws(logits, temperature, top_k, top_p, uniform)
+    return tokens, logprobs.float()

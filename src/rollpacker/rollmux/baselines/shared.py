@@ -49,17 +49,17 @@ def simulate_rule(
 ) -> SimulationResult:
     """The trace."""
 
-    def choose(job: Job, _: float) -> Site:
+    def choose(job: Job, now: float) -> Site | None:
         groups = scheduler.cluster.groups.values()
         sites = [
             site
             for group in groups
             if len(group.seats) < PLAIN.group_size
-            for site in scheduler.placement.sites(job, group, (0.0, 0.0))
+            for site in scheduler.placement.sites(job, group, (0.0, 0.0), now=now)
             if site.fresh == (0, 0)
         ]
         found = rule(sites, scheduler.cluster) if sites else None
-        return found or scheduler.placement.isolated(job)
+        return found or scheduler.placement.isolated(job, now)
 
-    scheduler = Scheduler(PLAIN, choose)
+    scheduler = Scheduler(PLAIN, choose=choose)
     return ClusterSimulation(jobs, scheduler, log, clock).run()

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from rollpacker.rollmux.service import bodies, commands, dashboard, history, views
+from rollpacker.rollmux.service import bodies, commands, dashboard, history, node_commands, views
 from rollpacker.rollmux.service.bodies import Asked, Key
 from rollpacker.rollmux.service.commands import Outcome
 from rollpacker.rollmux.service.metrics import Metrics
@@ -130,13 +130,29 @@ def _add_nodes(app: FastAPI, writer: Writer) -> None:
     async def node_of(node: str) -> Response:
         return _json(200, await writer.read(lambda core: views.node(core, node)))
 
+    @app.post("/v1/nodes")
+    async def register(body: bodies.NewNode, asked: Key) -> Response:
+        return await post(asked, node_commands.register, body)
+
+    @app.post("/v1/nodes/{node}/close")
+    async def close(node: str, body: bodies.Closed, asked: Key) -> Response:
+        return await post(asked, node_commands.node_closed, node, body)
+
+    @app.post("/v1/nodes/{node}/open")
+    async def opened(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        return await post(asked, node_commands.node_opened, node)
+
+    @app.post("/v1/nodes/{node}/remove")
+    async def removed(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        return await post(asked, node_commands.node_removed, node)
+
     @app.post("/v1/nodes/{node}/heartbeat")
     async def heartbeat(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
-        return await post(asked, commands.node_heartbeat, node)
+        return await post(asked, node_commands.node_heartbeat, node)
 
     @app.post("/v1/nodes/{node}/failed")
     async def failed(node: str, asked: Key, _: bodies.Failed = _WHY) -> Response:
-        return await post(asked, commands.node_failed, node)
+        return await post(asked, node_commands.node_failed, node)
 
     @app.post("/v1/drain")
     async def drain(asked: Key, body: bodies.Drain = _DRAIN) -> Response:

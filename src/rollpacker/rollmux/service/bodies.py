@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from hashlib import blake2b
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from fastapi import Depends, Header, Request
 from pydantic import BaseModel, Field, create_model
 
 from rollpacker.core.types import Phase
+from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
 
 
@@ -19,15 +20,30 @@ class Empty(BaseModel, extra="forbid", strict=True):
     """An object without fields."""
 
 
-_HINTS = get_type_hints(JobSpec)
-_SPEC: Any = {
-    each.name: (_HINTS[each.name], ... if each.default is MISSING else each.default)
-    for each in fields(JobSpec)
-}
+def _fields_of(kind: type[Any]) -> Any:
+    """Those of a dataclass, for pydantic."""
+    hints, found = get_type_hints(kind), dict[str, Any]()
+    for each in fields(kind):
+        default: Any = ... if each.default is MISSING else each.default
+        if each.default_factory is not MISSING:
+            default = Field(default_factory=each.default_factory)
+        found[each.name] = (hints[each.name], default)
+    return found
 
 
-class NewJob(create_model("NewJob", __base__=Empty, **_SPEC)):
+class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
     """A job's specification, field by field that of ``JobSpec``."""
+
+
+class NewNode(create_model("NewNode", __base__=Empty, **_fields_of(Machine))):
+    """A node as its agent describes it, field by field ``Machine``."""
+
+
+class Closed(Empty):
+    """How a node is closed, and for people why."""
+
+    status: Literal["cordoned", "draining"]
+    reason: str = Field("", max_length=200)
 
 
 class Ask(Empty):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.inventory import Fixed, Slot
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT
 from rollpacker.rollmux.service import notes
@@ -64,16 +65,25 @@ class Brain:
         if isinstance(event, ev.PermitRequested):
             self.jobs[event.job].request = key
             self.touched.add(event.job)
+        elif isinstance(event, ev.JobEnded) and event.job in self.scheduler.cluster.jobs:
+            self.jobs[event.job].uncounted_s = self.uncounted_s(event.job, now)
         effects.decisions = self.scheduler.handle(now, event)
         if (after := _EVENTS.get(type(event))) is not None:
             after(self, event, effects)
         for decision in effects.decisions:
             if (perform := _DECISIONS.get(type(decision))) is not None:
                 perform(self, decision, effects)
-        # A node that was reserved and is not needed any more is given back without a word.
-        for node in self.agents.keys() - self.scheduler.cluster.nodes.keys():
-            del self.agents[node]
+        if not self.slots:
+            # A cloud's node that was reserved and is not needed any more is gone without a word.
+            for node in self.agents.keys() - self.scheduler.cluster.nodes.keys():
+                del self.agents[node]
         return effects
+
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """Nodes by name, used or not; none of a cloud."""
+        inventory = self.scheduler.cluster.inventory
+        return inventory.slots if isinstance(inventory, Fixed) else {}
 
     def renew(self, now: float) -> None:
         """Every lease and every agent has its full time again: the daemon was not there."""
@@ -100,11 +110,21 @@ class Brain:
 
     def hit_by(self, node: str) -> list[str]:
         """Jobs that lose their state or their nodes when a node fails."""
-        held = self.scheduler.cluster.nodes[node]
+        held = self.scheduler.cluster.nodes.get(node)
+        if held is None:
+            return []
         jobs = [self.scheduler.cluster.jobs[name] for name in held.pins]
         return [
             job.spec.id for job in jobs if job.going or job.home is None or node in job.home.names
         ]
+
+    def uncounted_s(self, job: str, now: float) -> float:
+        """Seconds of a job's life so far that its promise does not count."""
+        record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
+        if live is None:
+            return record.uncounted_s
+        stands = 0.0 if live.stopped_at is None else now - live.stopped_at
+        return live.started - record.arrived + stands
 
     def failing(self, job: str) -> bool:
         """Whether a node of the job failed and the scheduler has not been told yet."""
@@ -114,11 +134,12 @@ class Brain:
         return any(fence.node in live.home.names for fence in self.fences)
 
     def state(self, job: str) -> str:
-        """One word: idle, waiting, running, moving, ending, failing, ended."""
+        """One word: queued, idle, waiting, running, moving, ending, failing, ended."""
         record = self.jobs[job]
         flags = (
             (record.ended is not None, "ended"),
             (record.ending, "ending"),
+            (job in self.scheduler.queue.jobs, "queued"),
             (self.failing(job), "failing"),
             (record.move is not None, "moving"),
             (record.token is not None, "running"),
@@ -153,6 +174,12 @@ class Brain:
         self.failed.add(event.node)
         self.agents.pop(event.node, None)
         self.tokens.pop(event.node, None)
+
+    def _joined(self, event: ev.NodeJoined, _: Effects) -> None:
+        self.failed.discard(event.machine.name)
+
+    def _removed(self, event: ev.NodeRemoved, _: Effects) -> None:
+        self.agents.pop(event.node, None)
 
     def _close(self, token: int, outcome: str, effects: Effects) -> None:
         self.over(token)
@@ -196,6 +223,14 @@ class Brain:
         record.move = PendingMove(self.seq, decision)
         self.touched.add(decision.job)
 
+    def _wait(self, decision: do.Wait, effects: Effects) -> None:
+        """A new job waits for nodes, or one whose nodes failed does."""
+        record = self.jobs[decision.job]
+        if record.token is not None:
+            self._close(record.token, "lost", effects)
+        record.request = record.move = None
+        self.touched.add(decision.job)
+
     def _depart(self, decision: do.Depart, effects: Effects) -> None:
         record = self.jobs[decision.job]
         if record.token is not None:
@@ -213,7 +248,8 @@ class Brain:
     def _release(self, decision: do.ReleaseNodes, _: Effects) -> None:
         for node in decision.nodes:
             self.tokens.pop(node, None)
-            self.agents.pop(node, None)
+            if node not in self.slots:
+                self.agents.pop(node, None)
 
     def _note(self, note: notes.Note) -> None:
         match note:
@@ -240,11 +276,14 @@ _EVENTS: dict[type, Callable[..., None]] = {
     ev.PermitLost: Brain._lost,
     ev.MoveFinished: Brain._moved,
     ev.NodeFailed: Brain._failed,
+    ev.NodeJoined: Brain._joined,
+    ev.NodeRemoved: Brain._removed,
 }
 _DECISIONS: dict[type, Callable[..., None]] = {
     do.Permit: Brain._permit,
     do.Move: Brain._move,
     do.Depart: Brain._depart,
+    do.Wait: Brain._wait,
     do.ReleaseTail: Brain._release_tail,
     do.ReleaseNodes: Brain._release,
 }

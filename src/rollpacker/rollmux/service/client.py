@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
+from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, UnreachableError, new_key
 
@@ -49,7 +50,8 @@ class Move:
         id: to be reported by ``moved``.
         rollout: its rollout nodes from now on.
         train: its training nodes.
-        reason: ``repack``, ``guard``, or ``failure`` (the state has to come from a checkpoint).
+        reason: ``repack``, ``guard``, ``drain``, ``resume`` (its nodes were taken back for another
+            team) or ``failure`` (the state has to come from a checkpoint).
     """
 
     id: int
@@ -148,6 +150,10 @@ class MuxClient(Link):
         """Report a node; seconds in which to report again. Raises ``MuxError`` (410: failed)."""
         path = f"/v1/nodes/{quote(node, safe='')}/heartbeat"
         return float(self.call("POST", path, {}, new_key(), patience_s=patience_s)[1]["ttl_s"])
+
+    def register(self, machine: Machine) -> float:
+        """Join the inventory with a node; seconds in which to report it again."""
+        return float(self.call("POST", "/v1/nodes", plain(machine), new_key())[1]["ttl_s"])
 
     def node(self, node: str) -> dict[str, Any]:
         """The daemon's view of a node."""

@@ -10,14 +10,16 @@ from typing import Any, cast
 from rollpacker.core.codec import loads
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.cluster import Job
 from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.queue import why_never
 from rollpacker.rollmux.service import bodies, notes
 from rollpacker.rollmux.service.bodies import Asked
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Lease
 from rollpacker.rollmux.service.refused import Refused
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_GANG = 1024
 _MAX_OWNER = 64
 _MAX_ITERATIONS = 10**9
@@ -69,8 +71,15 @@ def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
         raise Refused(409, f"id: there {text}", code="exists")
     if core.brain.draining:
         raise Refused(409, "the cluster is draining: no new jobs", code="draining")
-    told = {"id": spec.id, "seq": core.brain.seq + 1}
-    return _recorded(core, request, ev.JobArrived(spec=spec), lambda: told, status=201)
+    seq = core.brain.seq + 1
+    never = why_never(core.brain.scheduler.cluster.inventory, Job(spec, core.now()))
+    if never is not None and spec.too_large == "refuse":
+        raise Refused(409, f"job {spec.id}: {never}", code="too_large")
+
+    def told() -> dict[str, Any]:
+        return {"id": spec.id, "seq": seq, "state": core.brain.state(spec.id)}
+
+    return recorded(core, request, ev.JobArrived(spec=spec), told, status=201)
 
 
 def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
@@ -78,7 +87,7 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
         spec = JobSpec(**body.model_dump())
     except ValueError as error:
         raise Refused(400, str(error)) from error
-    if not _ID.fullmatch(spec.id):
+    if not NAME.fullmatch(spec.id):
         raise Refused(400, "id: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
     if len(spec.owner) > _MAX_OWNER:
         raise Refused(400, f"owner: at most {_MAX_OWNER} characters")
@@ -193,7 +202,7 @@ def finish(core: Core, request: Asked, token: int, body: bodies.Finished) -> Out
     # On a gang that shrank it took longer; the scheduler stretches what the whole gang takes.
     alone = body.seconds * len(lease.nodes) / gang
     event = ev.PhaseFinished(job=job, phase=phase, seconds=alone, token=token)
-    return _recorded(core, request, event, answer)
+    return recorded(core, request, event, answer)
 
 
 def abandon(core: Core, request: Asked, token: int) -> Outcome:
@@ -204,7 +213,7 @@ def abandon(core: Core, request: Asked, token: int) -> Outcome:
     def answer() -> dict[str, Any]:
         return {"job": job, "next": core.brain.next_phase(job)}
 
-    return _recorded(core, request, ev.PermitLost(job=job, token=token), answer)
+    return recorded(core, request, ev.PermitLost(job=job, token=token), answer)
 
 
 def tail(core: Core, request: Asked, job: str, body: bodies.Tail) -> Outcome:
@@ -213,7 +222,7 @@ def tail(core: Core, request: Asked, job: str, body: bodies.Tail) -> Outcome:
     lease = _lease(core, token)
     if record.token != token or lease.phase != "rollout":
         raise Refused(409, f"token: {token} is no running rollout of job {job}", code="lost")
-    return _recorded(core, request, ev.TailReached(job=job), lambda: {"release_tail": lease.tail})
+    return recorded(core, request, ev.TailReached(job=job), lambda: {"release_tail": lease.tail})
 
 
 def moved(core: Core, request: Asked, job: str, body: bodies.Moved) -> Outcome:
@@ -222,7 +231,7 @@ def moved(core: Core, request: Asked, job: str, body: bodies.Moved) -> Outcome:
     if record.move is None or record.move.id != body.move:
         current = None if record.move is None else record.move.id
         raise Refused(409, f"move: the current move of job {job} is {current}", move=current)
-    return _recorded(core, request, ev.MoveFinished(job=job), dict)
+    return recorded(core, request, ev.MoveFinished(job=job), dict)
 
 
 def end(core: Core, request: Asked, job: str) -> Outcome:
@@ -233,36 +242,9 @@ def end(core: Core, request: Asked, job: str) -> Outcome:
     if record.ending:
         return Answer(202, {"state": "ending"})
     if record.token is None:
-        return _recorded(core, request, ev.JobEnded(job=job), lambda: {"state": "ended"})
+        return recorded(core, request, ev.JobEnded(job=job), lambda: {"state": "ended"})
     note = notes.EndFenced(job=job, token=record.token)
-    return _recorded(core, request, note, lambda: {"state": "ending"}, status=202)
-
-
-def node_heartbeat(core: Core, request: Asked, node: str) -> Outcome:
-    """A node's agent lives."""
-    _node(core, node)
-    body = {"ttl_s": core.ttl}
-    if node not in core.brain.agents:
-        return _recorded(core, request, notes.AgentJoined(node=node), lambda: body)
-    core.brain.agents[node] = core.now()
-    return Answer(200, body)
-
-
-def node_failed(core: Core, request: Asked, node: str) -> Outcome:
-    """A node is gone with all that was on it."""
-    if node in core.brain.failed:
-        return Answer(200, {"state": "failed", "jobs": []})
-    _node(core, node, failing_too=True)
-    jobs = core.brain.hit_by(node)
-
-    def answer() -> dict[str, Any]:
-        state = "failed" if node in core.brain.failed else "failing"
-        return {"state": state, "jobs": jobs}
-
-    entry = core.fail_node(node, **request.known(), answer=answer)
-    if entry is None:
-        return Answer(202, answer())
-    return Answer(entry.status, loads(entry.answer or "{}"))
+    return recorded(core, request, note, lambda: {"state": "ending"}, status=202)
 
 
 def drain(core: Core, request: Asked, body: bodies.Drain) -> Outcome:
@@ -272,16 +254,17 @@ def drain(core: Core, request: Asked, body: bodies.Drain) -> Outcome:
         live = sum(record.ended is None for record in core.brain.jobs.values())
         return {"draining": body.draining, "jobs": live}
 
-    return _recorded(core, request, notes.DrainSet(draining=body.draining), answer)
+    return recorded(core, request, notes.DrainSet(draining=body.draining), answer)
 
 
-def _recorded(
+def recorded(
     core: Core,
     request: Asked,
     event: notes.Recorded,
     answer: Callable[[], dict[str, Any]],
     status: int = 200,
 ) -> Outcome:
+    """Let an event happen, and answer."""
     entry = core.record(event, **request.known(), status=status, answer=answer)
     return Answer(status, loads(entry.answer or "{}"))
 
@@ -292,15 +275,6 @@ def job_record(core: Core, job: str) -> JobRecord:
     if record is None:
         raise Refused(404, f"there is no job {job[:64]!r}", code="unknown")
     return record
-
-
-def _node(core: Core, node: str, failing_too: bool = False) -> None:
-    brain = core.brain
-    failing = any(fence.node == node for fence in brain.fences)
-    if node in brain.failed or (failing and not failing_too):
-        raise Refused(410, f"node {node[:64]} has failed for good", code="failed")
-    if node not in brain.scheduler.cluster.nodes:
-        raise Refused(404, f"there is no node {node[:64]!r} in use", code="unknown")
 
 
 def _lease(core: Core, token: int) -> Lease:

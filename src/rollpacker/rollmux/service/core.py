@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollpacker import __version__
 from rollpacker.core.codec import dumps, load, loads
+from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.forecast import Forecasts
+from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.brain import Brain
@@ -23,6 +26,11 @@ from rollpacker.rollmux.service.store import (
 )
 from rollpacker.rollmux.settings import Settings
 
+_FORECAST_S = 60.0
+"""Seconds for which a forecast is taken to be right."""
+_LOOKS = 60
+"""Of a forecast: everybody else waits for it for some tenths of a second."""
+
 
 class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
     """The scheduler failed on an event: it was not recorded, the brain must be built again."""
@@ -36,6 +44,7 @@ class Core:
         settings: of the scheduler; None takes those of the store.
         ttl: seconds of a lease.
         monotonic: the clock.
+        machines: nodes that there are; those that are not known yet join.
 
     Raises:
         StoreError: the store was altered, or the scheduler now decides otherwise.
@@ -47,6 +56,7 @@ class Core:
         settings: Settings | None,
         ttl: float,
         monotonic: Callable[[], float] = time.monotonic,
+        machines: Sequence[Machine] = (),
     ) -> None:
         self.store = store
         self.settings, saved = _settings(store, settings)
@@ -57,10 +67,18 @@ class Core:
         self._keys: dict[str, Entry] = {}
         self._grants: list[Grant] = []
         self._ends: dict[int, int] = {}
+        self._forecasts = Forecasts()
+        self._forecast: dict[str, float] = {}
+        self._forecast_at: float | None = None
+        self._queue: tuple[int, list[str]] = (-1, [])
         self._replay(saved)
         self.clock = ClusterClock(saved, self.brain.now, monotonic)
         self.brain.renew(self.now())
         store.set_meta(self.clock.save())
+        for machine in machines:
+            if machine.name not in self.brain.slots:
+                self.record(ev.NodeJoined(machine=machine))
+        self.commit()
 
     def now(self) -> float:
         """Seconds of the cluster; never before the last entry."""
@@ -106,6 +124,9 @@ class Core:
         self._grants.extend(
             Grant(lease.token, lease.job, lease.phase, seq) for lease in effects.granted
         )
+        for made in effects.decisions:
+            if isinstance(made, do.Place):
+                self._forecasts.started(made.job, now)
         self._ends.update((token, seq) for token in effects.ended)
         return entry
 
@@ -132,6 +153,24 @@ class Core:
         if self.brain.scheduler.next_look() <= now:
             self.record(ev.TimePassed())
 
+    def forecast(self) -> dict[str, float]:
+        """Seconds until jobs that wait are expected to start; looked into now and then."""
+        now = self.now()
+        if self._forecast_at is None or now - self._forecast_at > _FORECAST_S:
+            self._forecast, self._forecast_at = self._looked_ahead(now), now
+        passed = now - self._forecast_at
+        return {job: max(wait - passed, 0.0) for job, wait in self._forecast.items()}
+
+    def _looked_ahead(self, now: float) -> dict[str, float]:
+        return self._forecasts.look(self.brain.scheduler, now, _LOOKS)
+
+    def queue(self) -> list[str]:
+        """Jobs that wait for nodes, the next one first; the same until something happens."""
+        if self._queue[0] != self.brain.seq:
+            waiting = self.brain.scheduler.queue.waiting(self.now())
+            self._queue = self.brain.seq, [job.spec.id for job in waiting]
+        return self._queue[1]
+
     def release_fences(self) -> None:
         """Tell the scheduler of what waited for permits that are over now."""
         while ready := [fence for fence in self.brain.fences if not fence.tokens]:
@@ -144,8 +183,10 @@ class Core:
     def fail_node(self, node: str, **request: Any) -> Entry | None:
         """A node is gone. None where this is known already, or the node was given back."""
         self.brain.agents.pop(node, None)
-        given_back = node not in self.brain.scheduler.cluster.nodes
-        if given_back or any(fence.node == node for fence in self.brain.fences):
+        slot = self.brain.slots.get(node)
+        down = slot is not None and slot.status == "down"
+        given_back = slot is None and node not in self.brain.scheduler.cluster.nodes
+        if given_back or down or any(fence.node == node for fence in self.brain.fences):
             return None
         jobs = self.brain.hit_by(node)
         tokens = [token for job in jobs if (token := self.brain.jobs[job].token) is not None]

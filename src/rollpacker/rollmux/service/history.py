@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from rollpacker.core.codec import loads
+from rollpacker.core.codec import dumps, loads
 from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux.event_log import Line, head, line, lines_of
+from rollpacker.rollmux.event_log import Line, head, line, lines_of, lines_of_node
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.settings import Settings
@@ -105,6 +105,10 @@ class Lines:
                     self._moves[decision.job] = decision
                 case do.Permit():
                     self._permits[decision.job] = decision
+                case do.Wait():
+                    self._permits.pop(decision.job, None)
+                    self._moves.pop(decision.job, None)
+                    self._next[decision.job] = "rollout"
                 case do.Depart():
                     told = self._depart(decision.job, told)
                 case _:
@@ -136,8 +140,10 @@ class Lines:
             nodes = [*move.rollout, *move.train]
             self._write("end", event["job"], phase="sync", nodes=nodes)
 
-    def _failed(self, event: dict[str, Any]) -> None:
-        self._write("node_down", None, nodes=[event["node"]])
+    def _of_node(self, event: dict[str, Any]) -> None:
+        recorded = notes.decode(dumps(event).decode())
+        if not isinstance(recorded, notes.Note):
+            self._made.extend(lines_of_node(self._t, recorded))
 
     def _depart(self, job: str, told: list[Line]) -> list[Line]:
         self._phase_over(job, lost=True)
@@ -152,5 +158,9 @@ _EVENTS: dict[str, Callable[[Lines, dict[str, Any]], None]] = {
     "PhaseFinished": Lines._finished,
     "PermitLost": Lines._lost,
     "MoveFinished": Lines._moved,
-    "NodeFailed": Lines._failed,
+    "NodeFailed": Lines._of_node,
+    "NodeJoined": Lines._of_node,
+    "NodeClosed": Lines._of_node,
+    "NodeOpened": Lines._of_node,
+    "NodeRemoved": Lines._of_node,
 }

@@ -50,6 +50,7 @@ class JobRecord:
         number: 0, 1, 2, ... by arrival.
         request: key of the permit request that waits.
         ending: it was told to end while a permit is out.
+        uncounted_s: of its life so far, what its promise does not count: waiting for nodes.
     """
 
     number: int
@@ -62,6 +63,7 @@ class JobRecord:
     ending: bool = False
     done: int = 0
     solo_s: float = 0.0
+    uncounted_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from rollpacker.rollmux.inventory_file import read
 from rollpacker.rollmux.service.app import make_app
 from rollpacker.rollmux.service.auth import make_token, read_token
 from rollpacker.rollmux.service.core import Core
@@ -39,6 +40,7 @@ class ServeOptions:
         port: 0 takes a free one.
         ttl: seconds of a lease.
         settings: of the scheduler; None takes those of the database.
+        inventory: file of nodes and teams; None for a cloud's nodes, or what the database has.
         postgres: connection string of a Postgres in place of the SQLite file.
     """
 
@@ -47,6 +49,7 @@ class ServeOptions:
     port: int = DEFAULT_PORT
     ttl: float = 30.0
     settings: Settings | None = None
+    inventory: Path | None = None
     postgres: str | None = None
     token_file: Path | None = None
     tls_cert: Path | None = None
@@ -95,8 +98,12 @@ def _open(options: ServeOptions) -> Core:
         store = PostgresStore(options.postgres)
     else:
         store = SqliteStore(options.state / "mux.sqlite")
+    settings, machines = options.settings, ()
     try:
-        return Core(store, options.settings, options.ttl)
+        if options.inventory is not None:
+            nodes = read(options.inventory)
+            settings, machines = nodes.settings(settings or Settings()), nodes.machines
+        return Core(store, settings, options.ttl, machines=machines)
     except BaseException:
         store.close()
         raise

@@ -8,10 +8,13 @@ from typing import Any
 from rollpacker.core.codec import plain
 from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
+from rollpacker.rollmux.inventory import Slot
+from rollpacker.rollmux.queue import why_it_waits
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.service.commands import job_record, move_body, permit_body
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Stretch
+from rollpacker.rollmux.teams import Shares
 
 POOLS = ("rollout", "train")
 _NEAR = 0.2
@@ -39,6 +42,8 @@ def _job(core: Core, name: str, record: JobRecord) -> dict[str, Any]:
         "arrived_s": record.arrived,
         "ended_s": record.ended,
         "elapsed_s": (core.now() if record.ended is None else record.ended) - record.arrived,
+        "uncounted_s": brain.uncounted_s(name, core.now()),
+        "queue": _queued(core, live),
         "done": record.done,
         "next": brain.next_phase(name),
         "group": None if home is None else home.group,
@@ -57,7 +62,8 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     up for what was lost (a daemon that was away, a failed node), ``near`` with little, else
     ``kept``.
     """
-    elapsed = (core.now() if record.ended is None else record.ended) - record.arrived
+    now = core.now() if record.ended is None else record.ended
+    elapsed = now - record.arrived - core.brain.uncounted_s(record.spec.id, now)
     to_come = 0 if live is None else live.remaining() if live.spec.iterations else 1
     rest = 0.0 if live is None else to_come * sum(expected(live, core.settings))
     slack = record.spec.slo * (record.solo_s + rest) - elapsed - rest
@@ -70,6 +76,21 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
         "slo_slack_s": slack,
         "slo_state": state,
         "slowdown": slowdown,
+    }
+
+
+def _queued(core: Core, live: Job | None) -> dict[str, Any] | None:
+    """Where a job stands in the queue, why, and when it is expected to start."""
+    if live is None or live.waits_since is None:
+        return None
+    order = core.queue()
+    expected_s = core.forecast().get(live.spec.id)
+    return {
+        "position": order.index(live.spec.id) + 1,
+        "of": len(order),
+        "since_s": live.waits_since,
+        "reason": why_it_waits(core.brain.scheduler.cluster, live),
+        "starts_in_s": expected_s,
     }
 
 
@@ -89,10 +110,12 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
         "now": core.now(),
         "seq": brain.seq,
         "draining": brain.draining,
+        "named": core.settings.nodes == "named",
         "lease_s": core.ttl,
         "cost_per_h": cost(core),
         "counts": dict(Counter(brain.state(name) for name in brain.jobs)),
-        "nodes": [_node(core, name) for name in cluster.nodes],
+        "nodes": [_node(core, name) for name in brain.slots or cluster.nodes],
+        "teams": _teams(core),
         "groups": [
             {
                 "id": group.id,
@@ -121,7 +144,7 @@ def cost(core: Core) -> dict[str, float]:
 
 def node(core: Core, name: str) -> dict[str, Any]:
     """One node, also one that nobody knows."""
-    if name in core.brain.scheduler.cluster.nodes:
+    if name in core.brain.slots or name in core.brain.scheduler.cluster.nodes:
         return _node(core, name)
     state = "failed" if name in core.brain.failed else "unknown"
     return {"name": name, "state": state, "pool": None, "group": None, "memory_gb": {}, "token": -1}
@@ -129,17 +152,39 @@ def node(core: Core, name: str) -> dict[str, Any]:
 
 def _node(core: Core, name: str) -> dict[str, Any]:
     brain = core.brain
-    found = brain.scheduler.cluster.nodes[name]
-    failing = any(fence.node == name for fence in brain.fences)
+    found, slot = brain.scheduler.cluster.nodes.get(name), brain.slots.get(name)
+    state = "free" if found is None else "held" if found.held else "reserved"
+    if any(fence.node == name for fence in brain.fences):
+        state = "failing"
+    elif found is None and slot is not None and slot.status == "down":
+        state = "failed"
     return {
         "name": name,
-        "pool": POOLS[found.pool],
-        "state": "failing" if failing else "held" if found.held else "reserved",
-        "group": found.group,
-        "memory_gb": dict(found.pins),
+        "pool": slot.machine.pool if slot else POOLS[found.pool] if found else None,
+        "state": state,
+        "group": None if found is None else found.group,
+        "memory_gb": {} if found is None else dict(found.pins),
         "token": brain.tokens.get(name, -1),
         "agent": name in brain.agents,
-    }
+    } | (_machine(slot) if slot else {})
+
+
+def _machine(slot: Slot) -> dict[str, Any]:
+    """What only named nodes have."""
+    return {"status": slot.status, "why": slot.why, "machine": plain(slot.machine)}
+
+
+def _teams(core: Core) -> list[dict[str, Any]]:
+    """Nodes that each team is guaranteed, and has."""
+    shares = Shares(core.brain.scheduler.cluster, core.settings.teams)
+    return [
+        {
+            "name": team.name,
+            "guaranteed": dict(zip(POOLS, team.guaranteed, strict=True)),
+            "used": dict(zip(POOLS, shares.used(team.name), strict=True)),
+        }
+        for team in core.settings.teams
+    ]
 
 
 def timeline(core: Core, window_s: float, most: int = 5000) -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""Real runs of the demo's job, replayed in the simulator: how near each phase of each step comes.
+
+    python benchmarks/simulated_runs.py --steps 60 --out runs/simulated
+    python benchmarks/simulated_runs.py --steps 40 --prompts 64 --out runs/simulated-large
+
+Every mode runs with two seeds, and with the first of them once more. Costs are fitted to one run
+and tested on steps that were held back, on the other seed and on the other mode. What one run tells
+of the next one with the same seed stands beside it: how noisy the machine is, counted twice. Runs
+that are there already are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from rollpacker.config import RunConfig
+from rollpacker.demo.contention import Contention
+from rollpacker.demo.run import Size, demo_config
+from rollpacker.demo.warm_start import default_cache, warm_start
+from rollpacker.job import train
+from rollpacker.polytrace.compare import STEP, Timed, compare
+from rollpacker.runtime.progress import Progress
+from rollpacker.sim.fit_costs import calibrate, timed
+from rollpacker.sim.rerun import replayed
+from rollpacker.sim.run_record import METRICS, RunRecord, read_run
+
+MODES = ("off", "exact")
+DEMO_PROMPTS = 16
+RUNS = (("seed1", 1), ("seed1-again", 1), ("seed2", 2))
+Pair = tuple[Timed, Timed]
+"""Predicted and measured."""
+
+
+def config_of(
+    model: Path, folder: Path, mode: str, seed: int, steps: int, prompts: int
+) -> RunConfig:
+    """The demo's job with so many prompts a step; no prompt twice."""
+    size = Size(steps=steps * prompts // DEMO_PROMPTS, held_out=50)
+    config = demo_config(model, folder, mode, size, {"seed": seed, "steps": steps})
+    rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
+    return config.model_copy(update={"rollout": rollout})
+
+
+def run_all(out: Path, steps: int, prompts: int) -> dict[tuple[str, str], RunRecord]:
+    """By name and mode."""
+    model = warm_start(default_cache())
+    found: dict[tuple[str, str], RunRecord] = {}
+    for name, seed in RUNS:
+        for mode in MODES:
+            folder = out / name / mode
+            if not (folder / "summary.json").exists():
+                others = Contention()
+                config = config_of(model, folder, mode, seed, steps, prompts)
+                train(config, progress=Progress(every=steps))
+                print(f"{name} {mode}: other processes took {others.share():.0%} of the cores")
+            found[name, mode] = read_run(folder)
+    return found
+
+
+def pairs(runs: dict[tuple[str, str], RunRecord]) -> Iterator[tuple[str, str, Pair]]:
+    """What is predicted, from what, and both tables."""
+    for mode, other in (MODES, MODES[::-1]):
+        run, again, second = (runs[name, mode] for name, _ in RUNS)
+        even, odd = ([s for s in timed(run) if s.number % 2 == n] for n in (0, 1))
+        yield mode, "its even steps, for the odd ones", replayed(run, calibrate(run, even), odd)
+        yield mode, "another seed", replayed(second, calibrate(run))
+        yield mode, f"mode {other}, another seed", replayed(second, calibrate(runs["seed1", other]))
+        yield mode, "the same seed's run, step by step", (measured(again), measured(run))
+
+
+def measured(run: RunRecord) -> Timed:
+    """What a run's own metrics say."""
+    steps = timed(run)
+    phases = {phase: tuple(step.measured[phase] for step in steps) for phase in METRICS}
+    return Timed(source=run.name, steps=tuple(step.number for step in steps), phases=phases)
+
+
+def windows(table: Timed, size: int) -> Timed:
+    """Means of so many steps each; those that are left over are left out."""
+    count = len(table.steps) // size
+    phases = {
+        phase: tuple(np.reshape(values[: count * size], (count, size)).mean(axis=1).tolist())
+        for phase, values in table.phases.items()
+    }
+    return Timed(source=table.source, steps=tuple(range(count)), phases=phases)
+
+
+def row(predicted: Timed, actual: Timed, size: int) -> str:
+    """Accuracy of the step and of its phases, in means of ``size`` steps."""
+    found = compare(windows(predicted, size), windows(actual, size))
+    each = {STEP: found.accuracy_mean} | {name: a.mean for name, a in found.phases.items()}
+    return " / ".join(f"{each[phase]:.1%}" for phase in METRICS)
+
+
+def main() -> None:
+    """Run what is not there, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--prompts", type=int, default=DEMO_PROMPTS, help="a step")
+    parser.add_argument("--out", type=Path, default=Path("runs/simulated"))
+    arguments = parser.parse_args()
+    runs = run_all(arguments.out, arguments.steps, arguments.prompts)
+    print("accuracy of step / rollout / training\n")
+    print("| predicted | from | each step | means of 5 | whole run |")
+    print("|---|---|---|---|---|")
+    for mode, source, (predicted, actual) in pairs(runs):
+        cells = [row(predicted, actual, size) for size in (1, 5, len(actual.steps))]
+        print(f"| `{mode}` | {source} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

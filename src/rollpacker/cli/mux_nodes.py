@@ -1,0 +1,118 @@
+"""``rollpacker mux node``: what an owner does with named nodes."""
+
+from __future__ import annotations
+
+import urllib.parse
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rollpacker.cli.mux_service import STATE, URL, Cafile, Daemon, State, TokenFile, Url
+from rollpacker.cli.output import Json, console, print_found, print_json
+
+node_app = typer.Typer(help="Nodes of an inventory.", no_args_is_help=True)
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name.")]
+Reason = Annotated[str, typer.Option(help="For people: why.")]
+
+
+@node_app.command("list")
+def list_nodes(
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """Show all nodes: what they are, whether they may be used, who is on them.
+
+    Example: rollpacker mux node list
+    """
+    nodes = Daemon(url, state, token_file, cafile).get("/v1/status")["nodes"]
+    if as_json:
+        print_json({"nodes": nodes})
+        return
+    view = Table("node", "pool", "state", "status", "jobs", "rack")
+    for node in nodes:
+        status, machine = node.get("status", ""), node.get("machine", {})
+        why = f" ({node['why']})" if node.get("why") else ""
+        jobs = " ".join(node["memory_gb"])
+        view.add_row(
+            node["name"], node["pool"], node["state"], status + why, jobs, machine.get("rack", "")
+        )
+    console.print(view)
+
+
+@node_app.command()
+def cordon(
+    node: Node,
+    reason: Reason = "",
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """Put no more jobs on a node; those that are there stay.
+
+    Example: rollpacker mux node cordon h20-07 --reason "slow link"
+    """
+    body = {"status": "cordoned", "reason": reason}
+    _post(Daemon(url, state, token_file, cafile), node, "close", body, as_json)
+
+
+@node_app.command()
+def drain(
+    node: Node,
+    reason: Reason = "",
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """Put no more jobs on a node, and move those that are there when their iterations are over.
+
+    Example: rollpacker mux node drain h20-07 --reason "new cables"
+    """
+    body = {"status": "draining", "reason": reason}
+    _post(Daemon(url, state, token_file, cafile), node, "close", body, as_json)
+
+
+@node_app.command()
+def uncordon(
+    node: Node,
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """Use a node again.
+
+    Example: rollpacker mux node uncordon h20-07
+    """
+    _post(Daemon(url, state, token_file, cafile), node, "open", {}, as_json)
+
+
+@node_app.command()
+def remove(
+    node: Node,
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """Take a node that nobody is on out of the inventory.
+
+    Example: rollpacker mux node remove h20-07
+    """
+    _post(Daemon(url, state, token_file, cafile), node, "remove", {}, as_json)
+
+
+def _post(daemon: Daemon, node: str, what: str, body: dict[str, Any], as_json: bool) -> None:
+    found = daemon.post(f"/v1/nodes/{urllib.parse.quote(node, safe='')}/{what}", body)
+    status, jobs = found.get("status", "removed"), found.get("jobs", [])
+    on = f", still on it: {' '.join(jobs)}" if jobs else ""
+    print_found(found, as_json, f"node {node}: {status}{on}")

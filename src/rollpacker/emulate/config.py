@@ -1,0 +1,94 @@
+"""What ``devices.emulate`` names: the machine, the lengths, and how fast time goes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field
+
+from rollpacker.config import Config, RunConfig
+from rollpacker.config.load import load_as
+from rollpacker.policy.settings import asynchronous_grading
+from rollpacker.sim import calibration
+from rollpacker.sim.calibration import Calibration
+from rollpacker.sim.grading import RewardKind
+from rollpacker.sim.source import Source, load_source
+
+
+class EmulationConfig(Config):
+    """The devices of an emulated run. Keys mean what they mean in a simulation file."""
+
+    calibration: str
+    """Costs: a built-in calibration, or a file that ``rollpacker calibrate`` wrote."""
+    model: str | None = None
+    """Another model than the calibration's, as in a simulation."""
+    device: str | None = None
+    """Other GPUs than the calibration's, by name."""
+    workload: str
+    """Lengths: a shipped or fitted workload model, or a trace. The first prompt that is drawn has
+    the lengths of the trace's first one, whatever it asks."""
+    task: str | None = None
+    """Task of a trace that holds several."""
+    rewards: dict[str, RewardKind] = Field(default={})
+    """Kind of each domain's rewards, for ``rollpacker.emulate.reward:Timed``: ``none`` (no time),
+    ``math`` (as long as in the trace, where it tells), ``code`` or ``judge``, which takes as long
+    as on idle devices. Default: ``math``."""
+    factor: float = Field(default=50.0, gt=0.0)
+    """How many emulated seconds pass in one of the clock's."""
+    processes: int = Field(default=1, ge=1)
+    """Processes that hold the devices of a node."""
+
+
+class Emulated:
+    """The devices of an emulated run, read from their files.
+
+    Args:
+        run: the run's configuration, with ``devices.emulate``.
+
+    Raises ``ValueError`` in one line for what cannot be read, or cannot be emulated.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        assert run.devices.emulate is not None
+        self.run = run
+        self.config = load_as(EmulationConfig, Path(run.devices.emulate))
+        self.source: Source = load_source(self.config.workload, self.config.task)
+        self.calibration: Calibration = _as_traced(
+            calibration.load(self.config.calibration).moved(self.config.model, self.config.device),
+            self.source,
+        )
+        if self.source.turns is not None or any(each.turns for each in self.source.recorded):
+            raise ValueError(
+                f"{run.devices.emulate}: workload={self.config.workload} has responses of several "
+                "turns, which runs do not have: take another one"
+            )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length that every prompt counts with, as in a simulation."""
+        return self.source.prompt_tokens or self.calibration.prompt_tokens
+
+    def kind(self, domain: str) -> RewardKind:
+        """Of a domain's rewards."""
+        return self.config.rewards.get(domain, "math")
+
+    @cached_property
+    def asynchronous(self) -> bool:
+        """Whether responses are graded while others decode."""
+        return asynchronous_grading(self.run.rollout, self.run.grading.asynchronous)
+
+    @property
+    def publish_s(self) -> float:
+        """From an update to the first requests of the next step."""
+        return self.calibration.weight_sync_s + self.calibration.rollout_start_s
+
+
+def _as_traced(costs: Calibration, source: Source) -> Calibration:
+    """With the trace's times of rewards, where it tells them."""
+    times = source.rewards
+    if times is None:
+        return costs
+    phase = costs.synchronous_reward_s if times.phase_s is None else times.phase_s
+    rewards = costs.rewards.model_copy(update={"math_s": times.each_s})
+    return costs.model_copy(update={"synchronous_reward_s": phase, "rewards": rewards})

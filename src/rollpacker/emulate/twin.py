@@ -1,0 +1,63 @@
+"""The same job in the simulator: the policy of an emulated run, its lengths and its machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from rollpacker import config as configuration
+from rollpacker.core import journal
+from rollpacker.emulate.config import Emulated
+from rollpacker.policy.division import replica_size, split
+from rollpacker.policy.fleet import Fleet, colocated, grid, separate
+from rollpacker.policy.rollout import from_journal
+from rollpacker.sim.machines import WorldCosts
+from rollpacker.sim.result import StepResult
+from rollpacker.sim.workload import DrawnWorkload
+from rollpacker.sim.world import World
+
+
+def simulate(run: Path) -> list[StepResult]:
+    """The steps of an emulated run, simulated: every decision by the same settings.
+
+    Raises ``ValueError`` when the folder's files cannot be read.
+    """
+    config = configuration.parse(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+    metas = (line["meta"] for _, line in journal.read_all(run / "journal.jsonl") if "meta" in line)
+    meta = next(metas)
+    emulated, settings = Emulated(config), meta["settings"]
+    calibration = emulated.calibration
+    costs = WorldCosts.of(
+        calibration,
+        fleet=_fleet(config),
+        kinds={domain: emulated.kind(domain) for domain in settings["sizes"]},
+        reward_phase=not settings["asynchronous_grading"],
+    )
+    running = getattr(config.engine, "max_running", costs.max_running)
+    workload = DrawnWorkload(
+        emulated.source.lengths,
+        domains=settings["sizes"],
+        prompt_tokens=emulated.prompt_tokens,
+        seed=config.seed,
+        recorded=emulated.source.recorded,
+    )
+    world = World(
+        from_journal(meta),
+        workload,
+        replace(costs, max_running=running),
+        cap=settings["cap"],
+        measure=config.rollout.planner != "off",
+        train_all=settings["rules"]["train_all"],
+    )
+    return [world.run_step(step) for step in range(config.steps)]
+
+
+def _fleet(config: configuration.RunConfig) -> Fleet:
+    devices = grid(config.devices.nodes * config.devices.per_node, config.devices.per_node)
+    decoding, training = split(config, devices)
+    size, replica = config.engine.tensor_parallel, replica_size(config, len(training))
+    if config.devices.layout == "colocated":
+        return colocated(devices, tensor_parallel=size, replica=replica)
+    return separate(decoding, training, tensor_parallel=size, replica=replica)

@@ -1,0 +1,58 @@
+"""What is different in a job on emulated devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rollpacker.config import RunConfig
+from rollpacker.emulate.emulation import Emulation
+from rollpacker.job.counters import Counters
+from rollpacker.train.card import Card
+
+Note = Callable[[str], None]
+
+
+def check_emulated(config: RunConfig) -> None:
+    """Refuse what emulated devices cannot do. Raises ``ValueError``."""
+    if config.devices.emulate is None:
+        return
+    wrong = {
+        "eval": (config.eval is not None, "their answers are random tokens: drop it"),
+        "deterministic": (config.deterministic, "they go by the clock: leave it out"),
+        "mux.url": (bool(config.mux.url), "they have no nodes to share: leave it out"),
+    }
+    for key, (is_set, why) in wrong.items():
+        if is_set:
+            raise ValueError(f"devices.emulate cannot work with {key}: {why}")
+
+
+def emulation_of(config: RunConfig, card: Card) -> Emulation | None:
+    """The job's emulated devices, if it has some. Raises ``ValueError``."""
+    if config.devices.emulate is None:
+        return None
+    return Emulation(config, len(card.tokenizer))
+
+
+def title(config: RunConfig, emulation: Emulation | None) -> str:
+    """What the user sees above the run."""
+    if emulation is None:
+        return config.output
+    devices, factor = config.devices.nodes * config.devices.per_node, emulation.factor
+    return f"{config.output}: EMULATED, {devices} devices, factor {factor:g}, nothing is trained"
+
+
+def sum_up(emulation: Emulation | None, counters: Counters, note: Note) -> dict[str, Any]:
+    """Its part of ``summary.json``; says whether the driver kept up."""
+    if emulation is None:
+        return {}
+    found = emulation.summary(counters.driver_cpu_s, counters.rollout_s, counters.step)
+    late, behind = found["lateness_ms"], found["lateness_share"]
+    said = (
+        f"driver utilisation {found['driver_utilisation']:.2f}; emulated actions were late by "
+        f"{late['p50']:.1f} ms (median) and {late['p99']:.1f} ms (99%), {behind:.1%} of a rollout"
+    )
+    if not found["honest"]:
+        said = f"WARNING not honest: {said}: lower the factor in the file of devices.emulate"
+    note(said)
+    return {"emulated": found}

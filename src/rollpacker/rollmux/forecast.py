@@ -1,0 +1,195 @@
+"""When jobs that wait are expected to get nodes: the scheduler itself, run ahead on a copy.
+
+In the copy there are no phases: jobs go on at the pace that they have had, and leave when their
+iterations are done. Who is placed, moved or set aside then is decided by the same code as ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rollpacker.rollmux import decisions as do
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.admission import expected
+from rollpacker.rollmux.cluster import Job
+from rollpacker.rollmux.jobs import KNOWN_AFTER
+from rollpacker.rollmux.seat import NEVER
+
+if TYPE_CHECKING:
+    from rollpacker.rollmux.scheduler import Scheduler
+
+LOOKS = 400
+REMEMBERED, ENOUGH = 40, 5
+"""Earlier forecasts that count, and from how many on they do."""
+LOOK_S = 1200.0
+"""Seconds from one look at those who wait to the next at most."""
+USUAL_PACE = 1.2
+"""Slowdown of a job that is not known yet."""
+USUAL_SHARE = 0.8
+"""Share of its worst case that an iteration takes, where none was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """How a job has got on, and how it goes on from ``since``."""
+
+    since: float
+    done: int
+    solo_s: float
+    pace: float
+
+
+def _usual_share(scheduler: Scheduler) -> float:
+    """Of its worst case that an iteration takes, of the jobs whose iterations were seen."""
+    shares = [
+        sum(job.observed.means) / (job.spec.worst_rollout_s + job.spec.worst_train_s)
+        for job in scheduler.cluster.jobs.values()
+        if job.observed.known
+    ]
+    return sum(shares) / len(shares) if shares else USUAL_SHARE
+
+
+class Forecasts:
+    """Forecasts that are set right by how earlier ones turned out.
+
+    A run ahead leaves out most of what repacking finds in time, so that jobs start sooner.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[float, float]] = {}
+        """When a job was first looked at, and how long it was said to wait."""
+        self._ratios: deque[float] = deque(maxlen=REMEMBERED)
+
+    def look(self, scheduler: Scheduler, now: float, looks: int = LOOKS) -> dict[str, float]:
+        """As ``forecast``, corrected."""
+        found = forecast(scheduler, now, looks)
+        for job, wait in found.items():
+            self._said.setdefault(job, (now, wait))
+        right = float(np.median(self._ratios)) if len(self._ratios) >= ENOUGH else 1.0
+        return {job: right * wait for job, wait in found.items()}
+
+    def started(self, job: str, now: float) -> None:
+        """A job got nodes."""
+        at, wait = self._said.pop(job, (now, 0.0))
+        if wait > 0.0:
+            self._ratios.append((now - at) / wait)
+
+
+def forecast(scheduler: Scheduler, now: float, looks: int = LOOKS) -> dict[str, float]:
+    """Seconds until each job that waits is expected to start; those that may not are left out.
+
+    Changes nothing; takes some milliseconds for every look.
+
+    Args:
+        looks: departures and pauses of ``LOOK_S`` at most; after so many nobody can say.
+    """
+    return _Ahead(scheduler, now).run(looks)
+
+
+class _Ahead:
+    def __init__(self, scheduler: Scheduler, now: float) -> None:
+        self._copy = deepcopy(scheduler)
+        self._settings = scheduler.settings
+        self._began = now
+        self._now = now
+        self._courses: dict[str, _Course] = {}
+        self._starts: dict[str, float] = {}
+        self._share = _usual_share(scheduler)
+        for job in list(self._copy.cluster.jobs.values()):
+            if job.going:
+                self._post(ev.MoveFinished(job=job.spec.id))
+            self._quiet(job)
+            if job.home is not None:
+                self._set_out(job)
+
+    def _quiet(self, job: Job) -> None:
+        """It is between two iterations from now on, and asks for nothing."""
+        if job.seat is not None:
+            job.token = -1
+            job.seat.arrive(False, NEVER)
+
+    def _set_out(self, job: Job) -> None:
+        pace = min(USUAL_PACE, job.spec.slo)
+        if job.observed.known:
+            pace = min(max(1.0, (self._now - job.started) / job.solo_s), job.spec.slo)
+        self._courses[job.spec.id] = _Course(self._now, job.done, job.solo_s, pace)
+
+    def run(self, looks: int) -> dict[str, float]:
+        """Until all have started, or nobody leaves any more."""
+        for _ in range(looks):
+            if not self._copy.queue.jobs:
+                break
+            leaves = min(self._courses, key=self._end, default=None)
+            end = NEVER if leaves is None else self._end(leaves)
+            if end >= NEVER:
+                break
+            if leaves is not None and end <= self._now + LOOK_S:
+                self._now = max(self._now, end)
+                self._advance()
+                del self._courses[leaves]
+                self._post(ev.JobEnded(job=leaves))
+            else:
+                self._now += LOOK_S
+                self._advance()
+                self._post(ev.TimePassed())
+        return self._starts
+
+    def _end(self, name: str) -> float:
+        job, course = self._copy.cluster.jobs[name], self._courses[name]
+        if job.spec.iterations is None:
+            return NEVER
+        return (
+            course.since
+            + (job.spec.iterations - course.done) * self._iteration_s(job) * course.pace
+        )
+
+    def _iteration_s(self, job: Job) -> float:
+        """Alone: as observed, or what jobs usually take of their worst case."""
+        share = 1.0 if job.observed.known else self._share
+        return share * sum(expected(job, self._settings))
+
+    def _advance(self) -> None:
+        """Everybody has got on."""
+        for name, course in self._courses.items():
+            job = self._copy.cluster.jobs[name]
+            alone = (self._now - course.since) / course.pace
+            iterations = int(alone / self._iteration_s(job))
+            job.done = course.done + iterations
+            if iterations >= KNOWN_AFTER and not job.observed.known:
+                self._seen(job)
+            job.solo_s = course.solo_s + alone
+
+    def _seen(self, job: Job) -> None:
+        """It is known by now: as short as jobs usually turn out to be."""
+        spec, share = job.spec, self._share
+        for _ in range(KNOWN_AFTER):
+            job.observed.add(share * spec.worst_rollout_s, share * spec.worst_train_s)
+        if job.seat is not None:
+            job.seat.learn(0.0, job.observed.means)
+
+    def _post(self, event: ev.Event) -> None:
+        events: list[ev.Event] = [event]
+        while events:
+            for made in self._copy.handle(self._now, events.pop(0)):
+                match made:
+                    case do.Place():
+                        self._start(made.job)
+                    case do.Move():
+                        events.append(ev.MoveFinished(job=made.job))
+                        if made.job not in self._courses:
+                            self._start(made.job)
+                    case do.Suspend():
+                        self._courses.pop(made.job, None)
+                    case _:
+                        pass
+        for job in self._copy.cluster.jobs.values():
+            self._quiet(job)
+
+    def _start(self, name: str) -> None:
+        self._starts.setdefault(name, self._now - self._began)
+        self._set_out(self._copy.cluster.jobs[name])

@@ -1,0 +1,355 @@
+"""Which nodes there are: a cloud's, by price and limit, or an owner's machines, by name.
+
+The scheduler asks for nodes and gives them back; only this file knows where they come from.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final, Literal
+
+from rollpacker.core.codec import load, plain
+from rollpacker.core.types import Phase
+
+POOL_NAMES: Final[tuple[Phase, Phase]] = ("rollout", "train")
+Labels = Mapping[str, str]
+Status = Literal["open", "cordoned", "draining", "set_aside", "down"]
+"""Of a node. ``set_aside``: it failed too often, or is not what it was said to be."""
+
+FLAPS: Final = 3
+"""Failures within ``FLAPPING_S`` after which a node that comes back is set aside."""
+FLAPPING_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What every node of a gang has to have.
+
+    Args:
+        memory_gb: host memory, for what the job keeps there.
+        devices: at least so many.
+        labels: these, with these values.
+    """
+
+    memory_gb: float
+    devices: int = 1
+    labels: Labels = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A node by name, as its owner or its agent describes it.
+
+    Args:
+        pool: what runs there.
+        memory_gb: host memory for the states of jobs.
+        devices: GPUs.
+        rack: or island: gangs are taken from one where there is a choice.
+        labels: jobs may ask for some.
+    """
+
+    name: str
+    pool: Phase
+    memory_gb: float = 1536.0
+    devices: int = 8
+    rack: str = ""
+    labels: Labels = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` on what is no machine."""
+        if not self.name:
+            raise ValueError("node: name must not be empty")
+        if self.pool not in POOL_NAMES:
+            raise ValueError(f"node {self.name}: pool is rollout or train, got {self.pool!r}")
+        if not 0 < self.memory_gb < inf or self.devices < 1:
+            raise ValueError(f"node {self.name}: memory_gb and devices must be positive")
+
+    def suits(self, needs: Needs) -> bool:
+        """Whether it would do if nothing ran on it."""
+        return (
+            needs.memory_gb <= self.memory_gb
+            and needs.devices <= self.devices
+            and all(self.labels.get(key) == value for key, value in needs.labels.items())
+        )
+
+
+def count_pools(machines: Iterable[Machine]) -> tuple[int, int]:
+    """Machines of either pool."""
+    pools = [machine.pool for machine in machines]
+    return pools.count("rollout"), pools.count("train")
+
+
+class Inventory(ABC):
+    """Nodes of both pools. ``pool`` is 0 for rollout and 1 for training, as everywhere here."""
+
+    @abstractmethod
+    def free(self, pool: int, needs: Needs) -> float:
+        """How many nodes can be taken now; infinite for no limit."""
+
+    @abstractmethod
+    def ever(self, pool: int, needs: Needs) -> float:
+        """How many there would be with nothing running."""
+
+    @abstractmethod
+    def take(self, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
+        """That many free nodes. Raises ``ValueError`` where there are fewer."""
+
+    @abstractmethod
+    def give(self, names: Iterable[str]) -> None:
+        """Nobody is on these any more."""
+
+    @abstractmethod
+    def untake(self, names: Iterable[str]) -> None:
+        """The last ``take`` did not happen: the next one gives the same."""
+
+    @abstractmethod
+    def takes(self, name: str, needs: Needs) -> bool:
+        """Whether a job may join others on a node, memory that they use left aside."""
+
+    @abstractmethod
+    def memory_gb(self, name: str) -> float:
+        """Host memory of a node."""
+
+    @abstractmethod
+    def fail(self, name: str, now: float) -> None:
+        """A node is gone."""
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """Those with names of their own."""
+        return ()
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What later answers depend on, as JSON."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``."""
+
+
+class Cloud(Inventory):
+    """Nodes that a provider gives when asked, under names of ours, alike in each pool.
+
+    Args:
+        memory_gb: of every node.
+        limit: most nodes of either pool at once; None for any number.
+    """
+
+    def __init__(
+        self, memory_gb: float, limit: tuple[int | None, int | None] = (None, None)
+    ) -> None:
+        self._machine = Machine(name="cloud", pool="rollout", memory_gb=memory_gb)
+        self._limit = tuple(inf if most is None else most for most in limit)
+        self._made = [0, 0]
+        self._used: set[str] = set()
+
+    def free(self, pool: int, needs: Needs) -> float:
+        """The limit less what is taken."""
+        if not self._machine.suits(needs):
+            return 0
+        used = 0
+        if self._limit[pool] < inf:
+            used = sum(name[0] == "rt"[pool] for name in self._used)
+        return self._limit[pool] - used
+
+    def ever(self, pool: int, needs: Needs) -> float:
+        """The limit."""
+        return self._limit[pool] if self._machine.suits(needs) else 0
+
+    def take(self, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
+        """New names: r0, r1 and so on are rollout nodes, t0, t1 and so on training nodes."""
+        if self.free(pool, needs) < count:
+            raise ValueError(f"no {count} {POOL_NAMES[pool]} nodes are free")
+        first = self._made[pool]
+        self._made[pool] += count
+        names = tuple(f"{'rt'[pool]}{first + n}" for n in range(count))
+        self._used.update(names)
+        return names
+
+    def give(self, names: Iterable[str]) -> None:
+        """Names are not used again."""
+        self._used.difference_update(names)
+
+    def untake(self, names: Iterable[str]) -> None:
+        """The names were the last ones: they are free again."""
+        for name in sorted(names, key=lambda name: -int(name[1:])):
+            self._used.discard(name)
+            pool = "rt".index(name[0])
+            if int(name[1:]) == self._made[pool] - 1:
+                self._made[pool] -= 1
+
+    def takes(self, name: str, needs: Needs) -> bool:
+        """All alike."""
+        del name
+        return self._machine.suits(needs)
+
+    def memory_gb(self, name: str) -> float:
+        """All alike."""
+        del name
+        return self._machine.memory_gb
+
+    def fail(self, name: str, now: float) -> None:
+        """The provider has others."""
+        del now
+        self._used.discard(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers of names, and the names in use."""
+        return {"made": list(self._made), "used": sorted(self._used)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``."""
+        self._made[:] = state["made"]
+        self._used = set(state["used"])
+
+
+@dataclass(slots=True)
+class Slot:
+    """A machine, and what it is doing.
+
+    Args:
+        used: whether a group has it.
+        why: of a status other than open, for people.
+        failures: when it failed lately.
+    """
+
+    machine: Machine
+    status: Status = "open"
+    used: bool = False
+    why: str = ""
+    failures: list[float] = field(default_factory=list[float])
+
+
+class Fixed(Inventory):
+    """Machines by name; those that are open and unused can be taken.
+
+    Args:
+        machines: at first; more may come.
+    """
+
+    def __init__(self, machines: Iterable[Machine] = ()) -> None:
+        self.slots: dict[str, Slot] = {}
+        for machine in machines:
+            if machine.name in self.slots:
+                raise ValueError(f"node {machine.name}: listed twice")
+            self.slots[machine.name] = Slot(machine)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """All, whatever they are doing."""
+        return tuple(slot.machine for slot in self.slots.values())
+
+    def _suitable(self, pool: int, needs: Needs) -> list[Slot]:
+        wanted = POOL_NAMES[pool]
+        return [
+            slot
+            for slot in self.slots.values()
+            if slot.machine.pool == wanted and slot.machine.suits(needs)
+        ]
+
+    def free(self, pool: int, needs: Needs) -> float:
+        """Open, unused and suitable ones."""
+        return sum(s.status == "open" and not s.used for s in self._suitable(pool, needs))
+
+    def ever(self, pool: int, needs: Needs) -> float:
+        """Those that are down or closed count: they may be back."""
+        return len(self._suitable(pool, needs))
+
+    def take(self, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
+        """Of the rack with the fewest free nodes that has enough, else of those with the most."""
+        racks: dict[str, list[Slot]] = {}
+        for slot in self._suitable(pool, needs):
+            if slot.status == "open" and not slot.used:
+                racks.setdefault(slot.machine.rack, []).append(slot)
+        enough = [rack for rack, slots in racks.items() if len(slots) >= count]
+        order = sorted(racks, key=lambda rack: (-len(racks[rack]), rack))
+        if enough:
+            order = [min(enough, key=lambda rack: (len(racks[rack]), rack))]
+        chosen = [slot for rack in order for slot in _plainest_first(racks[rack])][:count]
+        if len(chosen) < count:
+            raise ValueError(f"no {count} {POOL_NAMES[pool]} nodes are free")
+        for slot in chosen:
+            slot.used = True
+        return tuple(slot.machine.name for slot in chosen)
+
+    def give(self, names: Iterable[str]) -> None:
+        """Free again, where they are open."""
+        for name in names:
+            if name in self.slots:
+                self.slots[name].used = False
+
+    def untake(self, names: Iterable[str]) -> None:
+        """As ``give``: names are chosen by what is free."""
+        self.give(names)
+
+    def takes(self, name: str, needs: Needs) -> bool:
+        """Whether it is open and suits."""
+        slot = self.slots[name]
+        return slot.status == "open" and slot.machine.suits(needs)
+
+    def memory_gb(self, name: str) -> float:
+        """Its own."""
+        return self.slots[name].machine.memory_gb
+
+    def fail(self, name: str, now: float) -> None:
+        """Down until somebody says that it is back."""
+        slot = self.slots[name]
+        slot.failures = [at for at in slot.failures if at > now - FLAPPING_S] + [now]
+        slot.status, slot.used, slot.why = "down", False, "failed"
+
+    def join(self, machine: Machine, now: float) -> Slot:
+        """A machine is there, for the first time or again; what was closed by people stays so."""
+        slot = self.slots.get(machine.name)
+        if slot is None:
+            slot = self.slots[machine.name] = Slot(machine)
+            return slot
+        if slot.machine.pool != machine.pool and slot.used:
+            raise ValueError(f"node {machine.name}: a node in use cannot change its pool")
+        slot.machine = machine
+        if slot.status == "down":
+            recent = [at for at in slot.failures if at > now - FLAPPING_S]
+            flaps = len(recent) >= FLAPS
+            slot.status = "set_aside" if flaps else "open"
+            slot.why = f"failed {len(recent)} times within an hour" if flaps else ""
+        return slot
+
+    def close(self, name: str, status: Status, why: str) -> None:
+        """Nothing new comes to a node. Raises ``KeyError`` for an unknown one."""
+        self.slots[name].status, self.slots[name].why = status, why
+
+    def open(self, name: str) -> None:
+        """A node may be used again; its failures are forgotten. Raises ``KeyError``."""
+        slot = self.slots[name]
+        slot.status, slot.why, slot.failures = "open", "", []
+
+    def remove(self, name: str) -> None:
+        """A node is not ours any more. Raises ``ValueError`` while it is used, ``KeyError``."""
+        if self.slots[name].used:
+            raise ValueError(f"node {name}: jobs are on it; drain it first")
+        del self.slots[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All machines."""
+        return {"slots": plain(list(self.slots.values()))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``."""
+        slots = load(state["slots"], list[Slot])
+        self.slots = {slot.machine.name: slot for slot in slots}
+
+
+def _plainest_first(slots: Iterable[Slot]) -> list[Slot]:
+    """Those with much memory, many devices or labels are left for who needs them."""
+    return sorted(
+        slots,
+        key=lambda slot: (
+            len(slot.machine.labels),
+            slot.machine.memory_gb,
+            slot.machine.devices,
+            slot.machine.name,
+        ),
+    )

@@ -1,0 +1,122 @@
+"""What agents and owners of nodes ask for, as ``commands`` does for jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollpacker.core.codec import loads
+from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.inventory import Machine, Slot
+from rollpacker.rollmux.service import bodies, notes
+from rollpacker.rollmux.service.bodies import Asked
+from rollpacker.rollmux.service.commands import NAME, Answer, Outcome, recorded
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.refused import Refused
+
+_ROUNDED = 0.97
+"""A node may report so much of what the inventory says: firmware and kernel take some."""
+
+
+def register(core: Core, request: Asked, body: bodies.NewNode) -> Outcome:
+    """A node's agent says what the node is; what is less than the inventory says is set aside."""
+    try:
+        machine = Machine(**body.model_dump())
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
+    if not NAME.fullmatch(machine.name):
+        raise Refused(400, "name: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
+    if core.settings.nodes != "named":
+        raise Refused(
+            409, "this cluster's nodes are a cloud's: serve with --inventory", code="cloud"
+        )
+    slot = core.brain.slots.get(machine.name)
+    if slot is None or slot.status == "down":
+        core.record(ev.NodeJoined(machine=machine if slot is None else slot.machine))
+        slot = core.brain.slots[machine.name]
+    if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
+        core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
+    status = slot.status
+    note = notes.AgentJoined(node=machine.name)
+    return recorded(core, request, note, lambda: {"status": status, "ttl_s": core.ttl})
+
+
+def _lacks(listed: Machine, reported: Machine) -> str:
+    """What a node has less of than the inventory says."""
+    if reported.pool != listed.pool:
+        return f"its agent says that it is a {reported.pool} node"
+    found = [
+        f"{getattr(reported, name):g} {what}, not {getattr(listed, name):g}"
+        for name, what in (("memory_gb", "GB of memory"), ("devices", "devices"))
+        if getattr(reported, name) < _ROUNDED * getattr(listed, name)
+    ]
+    return f"its agent reports {' and '.join(found)}" if found else ""
+
+
+def node_closed(core: Core, request: Asked, node: str, body: bodies.Closed) -> Outcome:
+    """Nothing new comes to a node; a drained one is emptied too."""
+    _named(core, node)
+    event = ev.NodeClosed(node=node, status=body.status, why=body.reason)
+    return recorded(core, request, event, lambda: _on(core, node))
+
+
+def node_opened(core: Core, request: Asked, node: str) -> Outcome:
+    """A node is used again."""
+    if _named(core, node).status == "down":
+        raise Refused(409, f"node {node} is down: its agent has to report it", code="failed")
+    return recorded(core, request, ev.NodeOpened(node=node), lambda: _on(core, node))
+
+
+def node_removed(core: Core, request: Asked, node: str) -> Outcome:
+    """A node leaves the inventory."""
+    if _named(core, node).used:
+        raise Refused(409, f"node {node}: jobs are on it; drain it first", code="used")
+    return recorded(core, request, ev.NodeRemoved(node=node), lambda: {"node": node})
+
+
+def _on(core: Core, node: str) -> dict[str, Any]:
+    held = core.brain.scheduler.cluster.nodes.get(node)
+    jobs = [] if held is None else sorted(held.pins)
+    return {"node": node, "status": core.brain.slots[node].status, "jobs": jobs}
+
+
+def _named(core: Core, node: str) -> Slot:
+    slot = core.brain.slots.get(node)
+    if slot is None:
+        raise Refused(404, f"the inventory has no node {node[:64]!r}", code="unknown")
+    return slot
+
+
+def node_heartbeat(core: Core, request: Asked, node: str) -> Outcome:
+    """A node's agent lives."""
+    _node(core, node)
+    body = {"ttl_s": core.ttl}
+    if node not in core.brain.agents:
+        return recorded(core, request, notes.AgentJoined(node=node), lambda: body)
+    core.brain.agents[node] = core.now()
+    return Answer(200, body)
+
+
+def node_failed(core: Core, request: Asked, node: str) -> Outcome:
+    """A node is gone with all that was on it."""
+    if node in core.brain.failed:
+        return Answer(200, {"state": "failed", "jobs": []})
+    _node(core, node, failing_too=True)
+    jobs = core.brain.hit_by(node)
+
+    def answer() -> dict[str, Any]:
+        state = "failed" if node in core.brain.failed else "failing"
+        return {"state": state, "jobs": jobs}
+
+    entry = core.fail_node(node, **request.known(), answer=answer)
+    if entry is None:
+        return Answer(202, answer())
+    return Answer(entry.status, loads(entry.answer or "{}"))
+
+
+def _node(core: Core, node: str, failing_too: bool = False) -> None:
+    brain = core.brain
+    failing = any(fence.node == node for fence in brain.fences)
+    if node in brain.failed or (failing and not failing_too):
+        raise Refused(410, f"node {node[:64]} has failed", code="failed")
+    if node not in brain.slots and node not in brain.scheduler.cluster.nodes:
+        raise Refused(404, f"there is no node {node[:64]!r} in use", code="unknown")

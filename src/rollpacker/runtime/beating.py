@@ -1,0 +1,38 @@
+"""Reports of a process, with signs of life between them."""
+
+from __future__ import annotations
+
+from threading import Event, Lock, Thread
+from typing import Any
+
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.channel import Channel
+
+
+class Beating:
+    """Sends what a process has to say, and from a thread of its own a ``Beat`` now and then.
+
+    Args:
+        channel: to the driver.
+        heartbeat_s: seconds between two signs of life.
+    """
+
+    def __init__(self, channel: Channel, heartbeat_s: float) -> None:
+        self._channel = channel
+        self._heartbeat_s = heartbeat_s
+        self._sending = Lock()
+        self.stopped = Event()
+        """Set it where there is no more to say."""
+        Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def send(self, report: Any) -> None:
+        """Tell the driver. Raises ``OSError`` when it is gone."""
+        with self._sending:
+            self._channel.send(report)
+
+    def _beat(self) -> None:
+        try:
+            while not self.stopped.wait(self._heartbeat_s):
+                self.send(msg.Beat())
+        except OSError:
+            return  # the driver is gone; whoever serves it sees that too

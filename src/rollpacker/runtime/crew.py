@@ -1,0 +1,198 @@
+"""The processes of a run: who lives, who is being started, and who has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.channel import Host
+from rollpacker.runtime.faults import Fault, WorkerError
+from rollpacker.runtime.nodes import Nodes
+from rollpacker.runtime.silence import Silence
+from rollpacker.runtime.worker import WorkerSpec
+
+_CLOSE_S = 3.0
+"""In which workers should have left; what they do then is of no use to anybody."""
+
+
+class Crew:
+    """Workers by number, which are started together, live, and end one by one.
+
+    Args:
+        machines: start them.
+        heartbeat_s: seconds between two signs of life.
+        hear: called with the reports of one that lives, or is being started.
+        lose: called with one that lived and is gone, and how; it is not ``live`` any more.
+    """
+
+    def __init__(
+        self,
+        machines: Nodes,
+        heartbeat_s: float,
+        hear: Callable[[int, msg.Report], None],
+        lose: Callable[[int, str], None],
+    ) -> None:
+        self._machines = machines
+        self._hear = hear
+        self._lose = lose
+        self._loop = asyncio.get_running_loop()
+        self._silence = Silence(heartbeat_s)
+        self._watching: asyncio.Task[None] | None = None
+        self._hosts: dict[int, Host] = {}
+        self._coming: set[int] = set()
+        self._starting: set[int] = set()
+        self._answers: dict[int, asyncio.Future[msg.Report]] = {}
+        self._reasons: dict[int, str] = {}
+        self._spoiled = ""
+        self.live: set[int] = set()
+        """Those that take part."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of all that live or are being started."""
+        return tuple(self._hosts[number].pid for number in sorted(self.live | self._coming))
+
+    async def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> list[msg.Report]:
+        """Start workers, given by node, and wait for their models; ``admit`` lets them take part.
+
+        If one of them fails none is left. Raises ``ValueError`` for the user's mistakes (a wrong
+        model), ``WorkerError`` otherwise.
+        """
+        if not self._coming:
+            self._spoiled = ""
+        for spec in (spec for those in specs.values() for spec in those):
+            if spec.rank in self._hosts:  # whatever is left of the one before
+                self._hosts[spec.rank].kill()
+        started = self._machines.start(specs)
+        for number, host in started.items():
+            self._hosts[number] = host
+            self._reasons.pop(number, None)
+            self._silence.begin(number)
+            self._listen_to(number, host)
+        self._coming |= {*started}
+        self._starting |= {*started}
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        try:
+            return await asyncio.gather(*self.expect([*started]))
+        except BaseException:
+            self.dismiss(self._coming, "another one of those that were started with it has failed")
+            raise
+
+    def admit(self) -> set[int]:
+        """Those that were started take part from now on; which ones.
+
+        Raises ``WorkerError`` when one of them has gone meanwhile: then none is left.
+        """
+        if self._spoiled:
+            raise WorkerError(self._spoiled)
+        coming, self._coming = self._coming, set()
+        self.live |= coming
+        return coming
+
+    def _listen_to(self, number: int, host: Host) -> None:
+        host.link.open(
+            self._loop,
+            lambda report: self._dispatch(number, report),
+            lambda: self._forget(number, None),
+            lambda: self._silence.sign(number),
+        )
+
+    def send(self, number: int, command: msg.Command) -> None:
+        """To one that may be gone."""
+        if number in self.live:
+            self._hosts[number].link.send(command)
+
+    def send_encoded(self, number: int, data: memoryview) -> None:
+        """The same, of what ``wire.encode`` made."""
+        if number in self.live:
+            self._hosts[number].link.send_encoded(data)
+
+    def expect(self, workers: Sequence[int]) -> list[asyncio.Future[msg.Report]]:
+        """The answer of each, ``Ready`` or ``Done``, which it gives once."""
+        answers = {worker: self._loop.create_future() for worker in workers}
+        self._answers.update(answers)
+        return [*answers.values()]
+
+    def put_down(self, number: int, why: str) -> None:
+        """Its link closes, and that is told."""
+        if number in self.live | self._coming:
+            self._reasons[number] = why
+            self._hosts[number].kill()
+
+    def dismiss(self, numbers: Collection[int], why: str) -> None:
+        """End some at once, and with one of those that were started all of these.
+
+        Nobody is told but those who wait for their answers.
+        """
+        chosen = {*numbers}
+        if chosen & self._coming:
+            self._spoiled = why
+            chosen |= self._coming
+        for number in sorted(chosen & (self.live | self._coming)):
+            self._leave(number).kill()
+            answer = self._answers.pop(number, None)
+            if answer is not None and not answer.done():  # cancelled: nobody waits any more
+                answer.set_exception(WorkerError(why))
+
+    def _dispatch(self, number: int, report: msg.Report) -> None:
+        match report:
+            case msg.Ready() | msg.Done():
+                self._starting.discard(number)
+                self._answers.pop(number).set_result(report)
+            case msg.Died():
+                self._forget(number, report.fault)
+            case msg.Beat():
+                pass
+            case _:
+                self._hear(number, report)
+
+    async def _watch(self) -> None:
+        """Kill whoever has stopped to give signs of life: its link closes, and that is told."""
+        while True:
+            await asyncio.sleep(self._silence.every_s)
+            for number in self._silence.look(self.live | self._coming, self._starting):
+                self.put_down(number, "it gave no sign of life")
+
+    def _forget(self, number: int, fault: Fault | None) -> None:
+        lived = number in self.live
+        end = self._leave(number).end()
+        why = fault.text if fault else self._reasons.get(number, end)
+        text = f"worker {number} died: {why}"
+        waiting = self._answers.pop(number, None)
+        if waiting is not None and not waiting.done():
+            user = fault is not None and fault.kind == "user"
+            waiting.set_exception(fault.error() if fault and user else WorkerError(text))
+        if lived:
+            self._lose(number, text)
+        else:
+            self._spoiled = text
+            self.dismiss(self._coming, text)
+
+    def _leave(self, number: int) -> Host:
+        """Listen to a worker no more."""
+        self.live.discard(number)
+        self._coming.discard(number)
+        self._starting.discard(number)
+        host = self._hosts[number]
+        host.link.close()
+        return host
+
+    def close(self) -> None:
+        """Stop all workers; those that do not listen are killed."""
+        if self._watching is not None:
+            self._watching.cancel()
+        try:
+            for number in self.live | self._coming:
+                self._hosts[number].link.send(msg.Stop())
+                self._hosts[number].link.close()
+            until = time.monotonic() + _CLOSE_S
+            for host in self._hosts.values():
+                host.wait(max(0.0, until - time.monotonic()))
+        finally:
+            for host in self._hosts.values():
+                host.kill()
+        self.live.clear()
+        self._coming.clear()

@@ -1,0 +1,127 @@
+"""Where the processes of other nodes come to their driver, and how strangers are kept out.
+
+Both sides show that they know the run's key before anything of the other is unpickled
+(``multiprocessing.connection``: HMAC over a random challenge). Nothing is encrypted: a run's
+network is its cluster's own, as it is for Ray, NCCL and gloo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from threading import BoundedSemaphore, Thread
+
+_PATIENCE_S = 10.0
+"""In which one that has come says who it is."""
+_ENTERING_S = 60.0
+"""In which one that has come is asked: strangers may be at the door before it."""
+_AT_DOOR = 64
+"""That may be at it together; more wait outside."""
+_LONGEST_NAME = 64
+
+Take = Callable[[str, socket.socket], None]
+"""Takes the name of one that has come, and the connection to it."""
+
+
+class Gate:
+    """Listens on one interface, for those that know the key.
+
+    Args:
+        host: address of the interface.
+        take: called in ``loop`` with each that has shown that it knows the key.
+        loop: the driver's.
+
+    Raises ``OSError`` where it cannot listen.
+    """
+
+    def __init__(self, host: str, take: Take, loop: asyncio.AbstractEventLoop) -> None:
+        self.key = secrets.token_bytes(32)
+        self._take = take
+        self._loop = loop
+        self._at_door = BoundedSemaphore(_AT_DOOR)
+        self._socket = socket.create_server((host, 0), backlog=512)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        """Host and port."""
+        Thread(target=self._listen, name="gate", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            self._at_door.acquire()
+            try:
+                end, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            Thread(target=self._ask, args=(end,), name="gate", daemon=True).start()
+
+    def _ask(self, end: socket.socket) -> None:
+        try:
+            name = _admit(end, self.key)
+        except (OSError, EOFError, ValueError, AuthenticationError):
+            end.close()
+            return
+        finally:
+            self._at_door.release()
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._take, name, end)
+
+    def close(self) -> None:
+        """Let nobody in any more; who is in stays."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def _admit(end: socket.socket, key: bytes) -> str:
+    """The name of one that has come. Raises what ``multiprocessing`` does, ``ValueError``."""
+    _prepare(end, _PATIENCE_S)
+    with _connection(end) as stranger:
+        deliver_challenge(stranger, key)
+        answer_challenge(stranger, key)
+        name = stranger.recv_bytes(_LONGEST_NAME).decode("ascii")
+    _prepare(end, 0.0)
+    return name
+
+
+def enter(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
+    """A connection to the driver at ``address``, that will know it as ``name`` (ASCII, at most 64
+    bytes).
+
+    Raises ``OSError`` where nobody answers, ``multiprocessing.AuthenticationError`` on another
+    run's key.
+    """
+    end = socket.create_connection(address, timeout=_PATIENCE_S)
+    end.settimeout(None)
+    _prepare(end, _ENTERING_S)
+    try:
+        with _connection(end) as driver:
+            answer_challenge(driver, key)
+            deliver_challenge(driver, key)
+            driver.send_bytes(name.encode("ascii"))
+    except EOFError as error:
+        end.close()
+        raise ConnectionResetError(f"{address[0]}:{address[1]} has hung up") from error
+    except BaseException:
+        end.close()
+        raise
+    _prepare(end, 0.0)
+    return end
+
+
+def _prepare(end: socket.socket, limit_s: float) -> None:
+    """Small messages go at once; whoever waits does so for ``limit_s`` at most, 0 for ever."""
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def _connection(end: socket.socket) -> Connection:
+    return Connection(os.dup(end.fileno()))

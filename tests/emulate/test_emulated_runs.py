@@ -1,0 +1,122 @@
+"""Whole runs on emulated devices: driver, channels, grading and logs are real."""
+
+import json
+from collections import Counter
+from io import StringIO
+from pathlib import Path
+
+import polars as pl
+import pytest
+from emulated_jobs import job, write_model
+from rich.console import Console
+
+from rollpacker import job as jobs
+from rollpacker.config import RunConfig
+from rollpacker.core import journal
+from rollpacker.emulate.twin import simulate
+from rollpacker.job.fit import look
+from rollpacker.policy.rollout import from_journal
+from rollpacker.report.run_folder import load_run
+from rollpacker.runtime.progress import Progress
+from rollpacker.sim.run_record import read_run
+
+
+def train(config: RunConfig, *, resume: bool = False) -> tuple[Path, str]:
+    said = StringIO()
+    console = Console(file=said, width=400)
+    return jobs.train(config, resume=resume, progress=Progress(console)), said.getvalue()
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return train(job(tmp_path_factory.mktemp("exact"), rollout__planner="paper"))
+
+
+def test_a_run_keeps_what_the_simulator_keeps(exact: tuple[Path, str]) -> None:
+    folder, _ = exact
+    run, simulated = load_run(folder), simulate(folder)
+    assert set(run.samples["state"]) == {"kept"}
+    assert Counter(run.samples["prompt"]) == Counter({f"p{n}": 4 for n in range(24)})
+    tokens = dict(run.samples.group_by("step").agg(pl.col("tokens").sum()).iter_rows())
+    assert tokens == {step.step: step.kept_tokens for step in simulated}
+    assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
+
+
+def test_seconds_are_emulated(exact: tuple[Path, str]) -> None:
+    """At this factor the driver adds what it likes, but no work is shorter than calibrated."""
+    for step, simulated in zip(metrics(exact[0]), simulate(exact[0]), strict=True):
+        assert step["timing_s/apply"] == pytest.approx(18.0, rel=1e-3)
+        assert step["step_time"] > 0.8 * simulated.step_s
+        assert step["completions/max_length"] == 4096
+
+
+def test_nothing_looks_real(exact: tuple[Path, str]) -> None:
+    folder, said = exact
+    learned = ("reward", "loss", "grad_norm", "learning_rate")
+    for step in metrics(folder):
+        assert step["emulated"] == 1.0
+        assert not [name for name in step if name.startswith(learned)]
+    run = load_run(folder)
+    assert run.samples["reward"].null_count() == run.samples.height
+    assert "EMULATED, 8 devices, factor 2000, nothing is trained" in said
+    assert "driver utilisation" in said
+    assert "EMULATED run report" in (folder / "report.html").read_text()
+    assert not list(folder.glob("checkpoint-*"))
+    summary = json.loads((folder / "summary.json").read_text())["emulated"]
+    assert summary["factor"] == 2000.0
+    kept_up = summary["driver_utilisation"] <= 0.6 and summary["lateness_share"] <= 0.02
+    assert summary["honest"] == kept_up
+
+
+def test_nobody_takes_its_times_for_measured(exact: tuple[Path, str]) -> None:
+    with pytest.raises(ValueError, match="an emulated run"):
+        read_run(exact[0])
+
+
+def test_doctor_says_that_nothing_is_held(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="emulated devices hold nothing"):
+        look(job(tmp_path), None, 1)
+    assert look(job(tmp_path), "H100", 8).needs is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["off", "race", "prompts", "auto"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"devices__layout": "separate", "devices__training": 4},
+        {"engine": {"kind": "mini"}, "trainer": {"kind": "local"}},
+    ],
+    ids=["colocated", "separate", "together"],
+)
+def test_every_mode_ends(tmp_path: Path, mode: str, layout: dict) -> None:
+    """Every prompt is kept once, or waits for a long round."""
+    changes = dict(layout)
+    if "engine" in changes:  # one device holds no 14B model, but one of 7B
+        devices = tmp_path / "small.yaml"
+        devices.write_text("{calibration: paper-7b-8k, workload: paper-8k, processes: 2}")
+        changes |= {"devices__emulate": str(devices)}
+    folder, _ = train(job(tmp_path, mode, **changes))
+    kept = load_run(folder).samples.filter(state="kept")
+    groups = kept.group_by("step", "prompt").len()
+    assert set(groups["len"]) == {4}
+    assert groups["prompt"].is_unique().all()
+    assert groups.height == 24
+
+
+@pytest.mark.slow
+def test_what_emulated_devices_cannot_do_is_refused(tmp_path: Path) -> None:
+    for changes, word in (
+        ({"eval": {"fraction": 0.5}}, "eval"),
+        ({"deterministic": True, "engine": {"kind": "mini"}}, "deterministic"),
+        ({"model__path": str(write_model(tmp_path / "tiny", words=50))}, "50 tokens"),
+        ({"trainer": {"kind": "local"}, "devices__per_node": 7}, "7"),
+    ):
+        with pytest.raises(ValueError, match=word) as refused:
+            train(job(tmp_path, **changes))
+        assert "\n" not in str(refused.value)

@@ -1,0 +1,93 @@
+"""What ``measure_steps`` finds of an engine whose costs are known, on its own clock."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import pytest
+
+from rollpacker.config import FakeEngineConfig
+from rollpacker.engine.fake import FakeEngine
+from rollpacker.engine.latency import NONE, ON_A_CPU, ON_A_GPU, Contexts, measure_steps
+
+STEP_S, SEQUENCE_S, PREFILL_S = 1e-4, 1e-5, 1e-5
+SIZES = (1, 4, 16)
+
+
+class Linear(FakeEngine):
+    """A step takes ``STEP_S``, and more for each sequence, prefilled token and context token.
+
+    Every third step takes as little as that, others up to half of it longer.
+    """
+
+    def __init__(self, context_token_s: float, concurrency: int = 64) -> None:
+        super().__init__(FakeEngineConfig(lengths=[1 << 30]), concurrency=concurrency)
+        self.now = 0.0
+        self._slope = context_token_s
+        self._late = cycle([1.5, 1.2, 1.0])
+
+    def step(self):
+        """One step, and its time."""
+        before = self._prefilled
+        outputs = super().step()
+        running = self._running()
+        contexts = sum(len(one.request.prompt) + len(one.tokens) for one in running)
+        prefilled = max(0, self._prefilled - before - len(running))
+        took = STEP_S + SEQUENCE_S * len(running) + self._slope * contexts
+        self.now += took * next(self._late) + PREFILL_S * prefilled
+        return outputs
+
+
+def measured(engine: Linear, long: Contexts = ON_A_CPU, context: int = 32):
+    return measure_steps(engine, SIZES, context, long, clock=lambda: engine.now)
+
+
+@pytest.mark.parametrize("slope", [2e-8, 1e-7, 3e-7])
+@pytest.mark.parametrize("long", [ON_A_CPU, ON_A_GPU])
+def test_a_linear_cost_of_contexts_is_found(slope: float, long: Contexts) -> None:
+    found = measured(Linear(slope), long)
+    assert found.context_token_s == pytest.approx(slope, rel=0.1)
+    for size in SIZES:
+        assert found.decode[size] == pytest.approx(STEP_S + SEQUENCE_S * size, rel=0.1)
+    assert found.prefill_token_s == pytest.approx(PREFILL_S, rel=0.5)
+
+
+def test_contexts_that_cost_nothing_are_known_to() -> None:
+    assert measured(Linear(0.0)).context_token_s == pytest.approx(0.0, abs=1e-12)
+
+
+def test_no_step_is_all_context() -> None:
+    """As a disturbed measurement could say."""
+    found = measured(Linear(1e-3))
+    assert found.context_token_s is not None
+    assert all(seconds > 0.0 for seconds in found.decode.values())
+
+
+@pytest.mark.parametrize("long", [NONE, Contexts(sequences=4, tokens=1)])
+def test_without_room_nothing_is_said(long: Contexts) -> None:
+    found = measured(Linear(1e-6), long)
+    assert found.context_token_s is None
+    assert found.decode.keys() == set(SIZES)
+
+
+def test_sequences_that_do_not_run_together_say_nothing() -> None:
+    engine = Linear(1e-6, concurrency=2)
+    assert measured(engine).context_token_s is None
+    assert not engine.busy()
+
+
+def test_steps_do_not_depend_on_times() -> None:
+    """Or processes that measure together would part."""
+    slow, fast = Linear(1e-3), Linear(0.0)
+    measured(slow)
+    measured(fast)
+    assert slow.stats() == fast.stats()
+
+
+def test_contexts_are_cut_to_what_fits() -> None:
+    assert ON_A_CPU.within(1024, 65536, 64) == ON_A_CPU
+    assert ON_A_CPU.within(256, 65536, 64) == Contexts(sequences=4, tokens=128)
+    assert ON_A_CPU.within(1024, 1024, 64) == Contexts(sequences=1, tokens=256)
+    assert ON_A_CPU.within(1024, 65536, 2).sequences == 2
+    assert not ON_A_CPU.within(1024, 64, 64).sequences
+    assert not ON_A_CPU.within(9, 65536, 64).sequences

@@ -1,0 +1,135 @@
+"""Named nodes for real: a daemon with an inventory, agents as processes, two jobs, the commands."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mux_real_daemon import COMMAND, Daemon, spec
+
+from rollpacker.rollmux.service.phase import Phases
+
+INVENTORY = """
+nodes:
+  - {name: "roll-[0-1]", pool: rollout, memory_gb: 1, devices: 1}
+  - {name: train-0, pool: train, memory_gb: 1, devices: 1, rack: a}
+teams:
+  - {name: math, rollout: 1, train: 1}
+"""
+SMALL = {"rollout_memory_gb": 0.5, "train_memory_gb": 0.5}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("named")
+    file = folder / "nodes.yaml"
+    file.write_text(INVENTORY, encoding="utf-8")
+    running = Daemon(folder, first=("--inventory", str(file)))
+    yield running
+    running.stop()
+
+
+def mux(daemon: Daemon, *words: str) -> str:
+    """``rollpacker mux WORDS``, which succeeds."""
+    asked = [*COMMAND, "mux", *words, "--url", daemon.url, "--state", str(daemon.folder)]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+
+
+def agent(daemon: Daemon, node: str, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "rollpacker.rollmux.service.agent", "--url", daemon.url]
+    command += ["--token-file", str(daemon.token_file), "--node", node, *words]
+    return subprocess.Popen(command)
+
+
+def until(daemon: Daemon, node: str, **wanted: Any) -> None:
+    end = time.monotonic() + 40
+    while not wanted.items() <= (seen := daemon.client().node(node)).items():
+        assert time.monotonic() < end, seen
+        time.sleep(0.1)
+
+
+def alone(daemon: Daemon, name: str, **more: Any) -> Phases:
+    """A job that shares with nobody."""
+    phases = Phases(daemon.client(), name)
+    phases.submit(replace(spec(name, **SMALL, iterations=50, **more), slo=1.0))
+    return phases
+
+
+def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> None:
+    first = alone(daemon, "first")
+    with first.phase("rollout") as permit:
+        assert permit is not None
+        assert permit.nodes[0].startswith("roll-")
+    second = alone(daemon, "second", train_nodes=1, rollout_nodes=2)
+    said = mux(daemon, "status")
+    assert "waits: 1 of 1: second, " in said
+    assert "it needs 2 rollout nodes (1 free) and 1 train nodes (0 free) of its own" in said
+    assert "team math: 0.0 of 1 rollout nodes" in said
+    found: list[tuple[str, ...]] = []
+
+    def run() -> None:
+        with second.phase("rollout") as got:
+            assert got is not None
+            found.append(got.nodes)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(1.0)
+    assert not found
+    first.end()
+    thread.join(30)
+    assert [sorted(nodes) for nodes in found] == [["roll-0", "roll-1"]]
+    second.end()
+
+
+def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None:
+    joined = agent(daemon, "roll-9", "--pool", "rollout", "--rack", "b", "--label", "gpu=h20")
+    until(daemon, "roll-9", status="open", agent=True)
+    assert daemon.client().node("roll-9")["machine"]["labels"] == {"gpu": "h20"}
+    for node in ("roll-0", "roll-1"):
+        assert "cordoned" in mux(daemon, "node", "cordon", node, "--reason", "slow link")
+    job = alone(daemon, "picky", rollout_labels={"gpu": "h20"})
+    with job.phase("rollout") as permit:
+        assert permit is not None
+        assert permit.nodes == ("roll-9",)
+    job.end()
+    job = alone(daemon, "moving")
+    assert mux(daemon, "node", "uncordon", "roll-0") == "node roll-0: open\n"
+    # It goes at once: it is between two iterations.
+    assert json.loads(mux(daemon, "node", "drain", "roll-9", "--json"))["jobs"] == ["moving"]
+    with job.phase("rollout") as permit:
+        assert permit is not None
+        assert permit.nodes == ("roll-0",)
+    assert "roll-9" in mux(daemon, "node", "list")
+    joined.send_signal(signal.SIGKILL)
+    joined.wait()
+    until(daemon, "roll-9", state="failed")
+    job.end()
+    assert "removed" in mux(daemon, "node", "remove", "roll-9")
+
+
+def test_an_agent_that_has_less_than_listed_is_set_aside(daemon: Daemon) -> None:
+    less = agent(daemon, "train-0", "--pool", "train", "--memory-gb", "0.25")
+    try:
+        until(daemon, "train-0", status="set_aside")
+        assert "its agent reports 0.25 GB of memory, not 1" in mux(daemon, "node", "list", "--json")
+    finally:
+        less.terminate()
+        less.wait()
+
+
+def test_a_wrong_inventory_is_said_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_text("nodes:\n  - {name: a, pool: gpu}\n", encoding="utf-8")
+    asked = [*COMMAND, "mux", "serve", "--state", str(tmp_path / "s"), "--inventory", str(file)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "node a: pool is rollout or train, got 'gpu'" in done.stderr
+    assert "Traceback" not in done.stderr

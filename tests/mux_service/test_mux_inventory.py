@@ -1,0 +1,176 @@
+"""A daemon with named nodes: jobs wait for them, agents report them, owners close them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mux_world import SHARED, TTL, World
+
+from rollpacker.rollmux.check import check_lines
+from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.service import commands, node_commands, views
+from rollpacker.rollmux.service.history import event_log
+from rollpacker.rollmux.settings import Settings, Team
+
+ONE_EACH = [Machine(name="roll-0", pool="rollout"), Machine(name="train-0", pool="train")]
+NAMED = replace(SHARED, nodes="named", teams=(Team(name="math", rollout=1, train=1),))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, NAMED, ONE_EACH)
+    yield made
+    made.store.close()
+
+
+def violations(world: World) -> list[str]:
+    lines = "".join(event_log(world.store.reader(), world.settings)).splitlines()
+    return [f"{each.rule}: {each.what}" for each in check_lines(lines)]
+
+
+def alone(world: World, name: str, **more: object) -> dict[str, object]:
+    """Submit a job that may not be slowed down."""
+    status, told = world.submit(name, slo=1.0, iterations=4, **more)
+    assert status == 201, told
+    return told
+
+
+def test_a_job_waits_with_its_place_reason_and_forecast_and_starts_in_its_turn(
+    world: World,
+) -> None:
+    assert alone(world, "a")["state"] == "idle"
+    assert alone(world, "b")["state"] == "queued"
+    assert alone(world, "c")["state"] == "queued"
+    # It may ask already: its request waits.
+    assert world.ask("b", "rollout", "key-b") == (0, {})
+    queue = views.job(world.core, "c")["queue"]
+    assert (queue["position"], queue["of"]) == (2, 2)
+    assert queue["reason"] == (
+        "no group can take it, and it needs 1 rollout nodes (0 free) and "
+        "1 train nodes (0 free) of its own"
+    )
+    # Two jobs go first, of four iterations of twenty seconds at worst and 16 usually.
+    assert 120.0 < queue["starts_in_s"] < 180.0
+    for _ in range(4):
+        world.run("a", "rollout", takes=5.0)
+        world.run("a", "train", takes=5.0)
+    world.restart()
+    assert world.post(commands.end, "a")[0] == 200
+    status, permit = world.ask("b", "rollout", "key-b")
+    assert (status, permit["nodes"]) == (200, ["roll-0"])
+    assert views.job(world.core, "c")["queue"]["position"] == 1
+    assert views.job(world.core, "b")["queue"] is None
+    assert violations(world) == []
+
+
+def test_waiting_does_not_count_but_by_option(world: World) -> None:
+    alone(world, "a")
+    alone(world, "b")
+    alone(world, "c", slo_since="submission")
+    world.wait(100.0)
+    shown = {job["id"]: job for job in views.status(world.core)["jobs"]}
+    assert shown["b"]["uncounted_s"] == pytest.approx(100.0)
+    assert shown["b"]["slo_state"] != "missed"
+    assert shown["c"]["uncounted_s"] == 0.0
+    assert shown["c"]["slo_state"] == "missed"
+
+
+def test_what_never_fits_is_refused_and_not_recorded(world: World) -> None:
+    status, told = world.submit("big", rollout_nodes=500)
+    assert (status, told["code"]) == (409, "too_large")
+    assert told["error"] == "job big: wants 500 rollout nodes, and there are 1"
+    assert "big" not in world.core.brain.jobs
+    assert world.submit("big", rollout_nodes=500, too_large="wait")[0] == 201
+    assert alone(world, "small")["state"] == "idle"
+
+
+def test_agents_register_nodes_and_what_is_less_than_listed_is_set_aside(world: World) -> None:
+    status, told = world.post(
+        node_commands.register, None, {"name": "roll-1", "pool": "rollout", "devices": 4}
+    )
+    assert (status, told["status"]) == (200, "open")
+    less = {"name": "roll-0", "pool": "rollout", "memory_gb": 512.0}
+    status, told = world.post(node_commands.register, None, less)
+    assert told["status"] == "set_aside"
+    shown = views.node(world.core, "roll-0")
+    assert shown["why"] == "its agent reports 512 GB of memory, not 1536"
+    assert shown["agent"]
+    alone(world, "a")
+    assert views.job(world.core, "a")["rollout_nodes"] == ["roll-1"]
+    assert world.post(node_commands.register, None, {"name": "x y", "pool": "rollout"})[0] == 400
+
+
+def test_a_silent_agent_is_a_failure_and_its_job_waits_for_another_node(world: World) -> None:
+    assert world.post(node_commands.node_heartbeat, "roll-0") == (200, {"ttl_s": TTL})
+    alone(world, "a")
+    status, permit = world.ask("a", "rollout")
+    assert status == 200
+    world.wait(TTL + 1.0)
+    world.wait(TTL + 1.0)
+    assert views.node(world.core, "roll-0")["state"] == "failed"
+    assert views.job(world.core, "a")["state"] == "queued"
+    assert world.beat(permit["token"])[0] == 409
+    assert world.post(node_commands.node_heartbeat, "roll-0")[0] == 410
+    # It comes back as it was listed.
+    world.post(node_commands.register, None, {"name": "roll-0", "pool": "rollout"})
+    status, told = world.ask("a", "rollout")
+    assert told["move"]["reason"] == "failure"
+    assert violations(world) == []
+
+
+def test_drain_uncordon_and_remove(world: World) -> None:
+    world.post(node_commands.register, None, {"name": "roll-1", "pool": "rollout"})
+    alone(world, "a")
+    node = views.job(world.core, "a")["rollout_nodes"][0]
+    body = {"status": "draining", "reason": "new cables"}
+    status, told = world.post(node_commands.node_closed, node, body)
+    assert (status, told["status"], told["jobs"]) == (200, "draining", ["a"])
+    assert world.post(node_commands.node_removed, node)[1]["code"] == "used"
+    world.run("a", "rollout", takes=5.0)
+    world.restart()
+    assert node not in views.job(world.core, "a")["rollout_nodes"]
+    assert world.post(node_commands.node_opened, node)[1]["status"] == "open"
+    assert world.post(node_commands.node_removed, node)[0] == 200
+    assert world.post(node_commands.node_removed, node)[0] == 404
+    assert violations(world) == []
+
+
+def test_teams_and_their_nodes_are_shown(world: World) -> None:
+    alone(world, "a", team="math")
+    assert views.status(world.core)["teams"] == [
+        {
+            "name": "math",
+            "guaranteed": {"rollout": 1.0, "train": 1.0},
+            "used": {"rollout": 1.0, "train": 1.0},
+        }
+    ]
+
+
+def test_reclaimed_nodes_go_to_the_team_and_the_guest_waits_without_losing_its_promise(
+    world: World,
+) -> None:
+    status, _ = world.submit("guest", slo=1.5, iterations=100)
+    assert status == 201
+    world.run("guest", "rollout", takes=5.0)
+    assert alone(world, "owner", team="math")["state"] == "queued"
+    world.run("guest", "train", takes=5.0)
+    assert views.job(world.core, "guest")["state"] == "queued"
+    assert views.job(world.core, "owner")["rollout_nodes"] == ["roll-0"]
+    before = views.job(world.core, "guest")["slo_slack_s"]
+    world.wait(500.0)
+    assert views.job(world.core, "guest")["slo_slack_s"] == pytest.approx(before)
+    assert world.ask("guest", "rollout", "again") == (0, {})
+    assert world.post(commands.end, "owner")[0] == 200
+    status, told = world.ask("guest", "rollout", "again")
+    assert told["move"]["reason"] == "resume"
+    assert violations(world) == []
+
+
+def test_a_cloud_has_no_named_nodes(tmp_path: Path) -> None:
+    world = World(tmp_path, Settings())
+    status, told = world.post(node_commands.register, None, {"name": "a", "pool": "rollout"})
+    assert (status, told["code"]) == (409, "cloud")
+    assert json.loads(json.dumps(views.status(world.core)))["named"] is False
+    world.store.close()

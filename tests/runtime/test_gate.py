@@ -1,0 +1,150 @@
+"""Who is let in at a driver's gate, and who is not."""
+
+import asyncio
+import os
+import pickle
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from threading import Thread
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollpacker.runtime import gate as gates
+from rollpacker.runtime.gate import Gate, enter
+from rollpacker.runtime.wire import encode, head
+
+
+class Bomb:
+    """Tells when it is unpickled."""
+
+    path = ""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (self.path,)
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[Gate, asyncio.Queue[tuple[str, socket.socket]]]]:
+    came: asyncio.Queue[tuple[str, socket.socket]] = asyncio.Queue()
+    gate = Gate("127.0.0.1", lambda *who: came.put_nowait(who), asyncio.get_running_loop())
+    try:
+        yield gate, came
+    finally:
+        gate.close()
+
+
+async def come(gate: Gate, name: str) -> socket.socket:
+    return await asyncio.to_thread(enter, gate.address, gate.key, name)
+
+
+def test_who_knows_the_key_talks_both_ways() -> None:
+    async def main() -> None:
+        async with opened() as (gate, came):
+            theirs = await come(gate, "node/3")
+            name, ours = await asyncio.wait_for(came.get(), 10)
+            assert name == "node/3"
+            for one, other in ((ours, theirs), (theirs, ours)):
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                one.sendall(b"x" * 1000)
+                assert other.recv(1000, socket.MSG_WAITALL) == b"x" * 1000
+            ours.close()
+            theirs.close()
+
+    asyncio.run(main())
+
+
+def test_the_key_of_another_run_opens_nothing_and_is_told_nothing() -> None:
+    async def main() -> None:
+        async with opened() as (gate, came):
+            with pytest.raises((AuthenticationError, ConnectionError)):
+                await asyncio.to_thread(enter, gate.address, b"k" * 32, "node/0")
+            (await come(gate, "node/1")).close()
+            assert (await asyncio.wait_for(came.get(), 10))[0] == "node/1"
+
+    asyncio.run(main())
+
+
+def test_a_gate_that_does_not_know_the_key_is_refused_too() -> None:
+    """Whoever took the driver's port would be given commands otherwise."""
+
+    async def main() -> None:
+        async with opened() as (gate, came):
+            gate.key, key = b"k" * 32, gate.key
+            with pytest.raises((AuthenticationError, ConnectionError)):
+                await asyncio.to_thread(enter, gate.address, key, "node/0")
+            assert came.empty()
+
+    asyncio.run(main())
+
+
+@settings(max_examples=20, deadline=None)
+@given(garbage=st.binary(min_size=1, max_size=300))
+def test_garbage_is_let_go(garbage: bytes) -> None:
+    async def main() -> None:
+        async with opened() as (gate, came):
+            with socket.create_connection(gate.address) as stranger:
+                with suppress(OSError):  # hung up already
+                    stranger.sendall(garbage)
+                    stranger.shutdown(socket.SHUT_WR)
+                (await come(gate, "node/1")).close()
+                assert (await asyncio.wait_for(came.get(), 10))[0] == "node/1"
+                assert came.empty()
+
+    asyncio.run(main())
+
+
+def test_nothing_of_a_stranger_is_unpickled(tmp_path) -> None:
+    Bomb.path = str(tmp_path / "made")
+    message = encode(Bomb())
+    forms = [head(len(message)) + bytes(message), len(message).to_bytes(4, "big") + bytes(message)]
+
+    async def main() -> None:
+        async with opened() as (gate, came):
+            for form in forms:
+                with socket.create_connection(gate.address) as stranger:
+                    stranger.sendall(form * 3)
+            with pytest.raises((AuthenticationError, OSError, EOFError)):
+                await asyncio.to_thread(Client, gate.address, "AF_INET", authkey=b"wrong")
+            (await come(gate, "node/1")).close()
+            await asyncio.wait_for(came.get(), 10)
+            assert not (tmp_path / "made").exists()
+
+    asyncio.run(main())
+    pickle.loads(message)
+    assert (tmp_path / "made").exists(), "the bomb is none"
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_PATIENCE_S", 0.3)
+
+    async def main() -> None:
+        async with opened() as (gate, came):
+            silent = [socket.create_connection(gate.address) for _ in range(100)]
+            (await come(gate, "node/1")).close()
+            assert (await asyncio.wait_for(came.get(), 10))[0] == "node/1"
+            for each in silent:
+                each.close()
+
+    asyncio.run(main())
+
+
+def test_nobody_there_is_an_error_at_once() -> None:
+    async def main() -> None:
+        async with opened() as (gate, _):
+            gate.close()
+            with pytest.raises(OSError, match="refused"):
+                await come(gate, "node/1")
+
+    asyncio.run(main())
+
+
+def test_a_driver_that_hangs_up_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+        with pytest.raises(ConnectionError):
+            enter(server.getsockname()[:2], b"k", "node/0")

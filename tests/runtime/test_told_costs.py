@@ -1,0 +1,92 @@
+"""What a run's policy is told of its devices, and what it does with it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from runtime_jobs import Workshop, checkpoints, kept_samples, run
+
+from rollpacker.core import journal
+from rollpacker.engine.base import EngineInfo
+from rollpacker.job.machine import machine_of
+from rollpacker.policy.rollout import RolloutPolicy, from_journal
+from rollpacker.policy.settings import RolloutSettings
+
+CARD: Any = SimpleNamespace(heads=2, kv_heads=1)
+INFO = EngineInfo(
+    kv_tokens=4096,
+    max_length=256,
+    tensor_parallel=(1,),
+    latency={1: 1e-3, 64: 2e-3},
+    prefill_token_s=1e-5,
+    exact_seeds=True,
+    context_token_s=0.0,
+)
+ROUNDS: dict[str, Any] = {"devices__per_node": 2, "rollout__streaming": {"group_tokens": 1}}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("told"), rows=6)
+
+
+def told(shop: Workshop, info: EngineInfo = INFO, engines: int = 2, **changes: Any) -> Any:
+    pool = SimpleNamespace(
+        engines=range(engines), infos={1: info}, info=info, node_size=engines, apart=False
+    )
+    return machine_of(shop.config("told", **changes), CARD, cast(Any, pool))
+
+
+def test_moves_are_compared_where_contexts_have_a_known_cost(shop: Workshop) -> None:
+    for cost in (0.0, 1e-6):
+        machine = told(shop, replace(INFO, context_token_s=cost))
+        assert machine.profiles[1].context_token_s == cost
+        assert machine.profiles[1].latency == INFO.latency
+    assert told(shop, replace(INFO, context_token_s=None)) is None
+    assert told(shop, engines=1) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout__streaming": {"consolidate_below": 6}},
+        {"rollout__streaming": {"consolidate_below": 0}},
+        {"deterministic": True},
+        {"mux": {"url": "http://127.0.0.1:1"}},
+    ],
+)
+def test_a_number_is_waited_for_where_it_was_given_or_moves_gain_nothing(
+    shop: Workshop, changes: dict[str, Any]
+) -> None:
+    assert told(shop, **changes) is None
+
+
+def head(folder: Path) -> dict[str, Any]:
+    first = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    return json.loads(first)["meta"]
+
+
+def test_a_run_of_two_engines_compares_and_its_journal_tells_all_of_it(shop: Workshop) -> None:
+    off, _ = run(shop.config("off", "off", steps=1, **ROUNDS))
+    begun = {"checkpoint": {"every": 1}, **ROUNDS}
+    run(shop.config("compared", steps=2, **begun))
+    folder, _ = run(shop.config("compared", steps=4, **begun), resume=True)
+    assert head(folder)["settings"]["machine"]["profiles"]["1"]["context_token_s"] >= 0.0
+    assert checkpoints(folder)[-1] == 4
+    assert [row for row in kept_samples(folder) if row[0] == 0] == kept_samples(off)
+    found = journal.replay(folder / "journal.jsonl", from_journal)
+    assert found.events > 0
+    assert not found.differences
+
+
+def test_a_checkpoint_from_before_moves_were_compared_goes_on(shop: Workshop) -> None:
+    folder, _ = run(shop.config("older", steps=1, **ROUNDS))
+    meta = head(folder)
+    policy = RolloutPolicy(RolloutSettings.from_json(meta["settings"]))
+    state = policy.state_dict()
+    assert state.pop("engines")
+    policy.load_state_dict(state)
+    assert policy.state_dict().keys() == {"tail", "measure", "engines"}

@@ -85,6 +85,14 @@ def assassin(
         time.sleep(0.5)  # the driver hears of it before this grade ends the rollout
     return ones(completions)
 
+def lingers(completions, prompts, marker, first=5.0, then=0.0, at=5):
+    # The file says when it begins to take long over one prompt.
+    if int(prompts[0]) == at:
+        seconds = then if os.path.exists(marker) else first
+        open(marker, "w").close()
+        time.sleep(seconds)
+    return ones(completions)
+
 def wrong_shape(completions, **_):
     return 0.5
 """

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -43,7 +42,7 @@ def mux(daemon: Daemon, *words: str) -> str:
 
 
 def agent(daemon: Daemon, node: str, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "rollpacker.rollmux.service.agent", "--url", daemon.url]
+    command = [*COMMAND, "mux", "agent", "--url", daemon.url]
     command += ["--token-file", str(daemon.token_file), "--node", node, *words]
     return subprocess.Popen(command)
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from mux_real_daemon import Daemon, background, lines
+from mux_real_daemon import COMMAND, Daemon, background, lines
 
-from rollpacker.rollmux.service.agent import NodeAgent, check_command
+from rollpacker.rollmux.node.agent import NodeAgent, check_command
 from rollpacker.rollmux.service.client import LeaseLostError
 from rollpacker.rollmux.service.phase import Phases
 from rollpacker.rollmux.service.phase_lease import StateLostError
@@ -105,7 +105,7 @@ def test_a_killed_job_is_taken_over_by_its_next_process(daemon: Daemon, tmp_path
 
 
 def start_agent(daemon: Daemon, node: str, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "rollpacker.rollmux.service.agent", "--url", daemon.url]
+    command = [*COMMAND, "mux", "agent", "--url", daemon.url]
     return subprocess.Popen(
         [*command, "--token-file", str(daemon.token_file), "--node", node, *words]
     )

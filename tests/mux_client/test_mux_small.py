@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from rollpacker.cli import app
 from rollpacker.cli.mux_service import _settings
 from rollpacker.config import MuxConfig, RunConfig
-from rollpacker.rollmux.service.agent import NodeAgent
+from rollpacker.rollmux.node.agent import NodeAgent
+from rollpacker.rollmux.service.joining import job_id
 from rollpacker.rollmux.service.link import MuxError
-from rollpacker.rollmux.service.phase_job import job_id
 from rollpacker.rollmux.settings import Prices, Settings
 
 

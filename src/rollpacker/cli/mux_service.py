@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.parse
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,30 +85,6 @@ def _settings(text: str) -> Any:
     return found
 
 
-def submit(
-    spec: Annotated[Path, typer.Argument(metavar="FILE", help="A job's specification, JSON.")],
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
-    key: Annotated[
-        str | None, typer.Option(help="Idempotency key: the same one submits once.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Submit a job to the daemon.
-
-    Example: rollpacker mux submit job.json
-    """
-    try:
-        body = json.loads(spec.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{spec}: no JSON: {error}") from error
-    found = Daemon(url, state, token_file, cafile).post("/v1/jobs", body, key)
-    waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""
-    print_found(found, as_json, f"job {found['id']} submitted{waits}")
-
-
 def status(
     url: Url = URL,
     state: State = STATE,
@@ -187,23 +162,6 @@ def drain(
     daemon = Daemon(url, state, token_file, cafile)
     found = daemon.post("/v1/drain", {"draining": not undo}, None)
     print_found(found, as_json, f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
-
-
-def end(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id.")],
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
-    as_json: Json = False,
-) -> None:
-    """End a job: its nodes are free when its permit, if it holds one, is over.
-
-    Example: rollpacker mux end my-job
-    """
-    daemon = Daemon(url, state, token_file, cafile)
-    found = daemon.post(f"/v1/jobs/{urllib.parse.quote(job, safe='')}/end", {}, None)
-    print_found(found, as_json, f"job {job}: {found['state']}")
 
 
 class Daemon:

@@ -148,6 +148,16 @@ class MuxConfig(Config):
     """Seconds of a rollout with every response at the cap, switch and first evaluation included."""
     worst_train_s: float = Field(default=0.0, ge=0.0)
     """Seconds of a training phase at worst, checkpoint and evaluation included."""
+    team: str = ""
+    """Whose share of the nodes the job takes."""
+    priority: int = 0
+    """Of a team's jobs the higher ones go first."""
+    rollout_memory_gb: float = Field(default=150.0, ge=0.0)
+    """Host memory that the job keeps on every rollout node."""
+    train_memory_gb: float = Field(default=250.0, ge=0.0)
+    """Host memory that it keeps on every training node."""
+    managed: bool = False
+    """The job was submitted, and an agent starts this run and reports its end."""
     cores: dict[str, list[int]] = {}
     """CPU cores by the daemon's node names, or by ``rollout`` and ``train``; empty pins nothing."""
 

@@ -12,17 +12,25 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from rollpacker.rollmux.service import bodies, commands, dashboard, history, node_commands, views
+from rollpacker.rollmux.service import (
+    bodies,
+    commands,
+    dashboard,
+    history,
+    logs,
+    node_commands,
+    views,
+)
 from rollpacker.rollmux.service.bodies import Asked, Key
 from rollpacker.rollmux.service.commands import Outcome
 from rollpacker.rollmux.service.metrics import Metrics
 from rollpacker.rollmux.service.refused import Refused
 from rollpacker.rollmux.service.writer import Writer
 
-_EMPTY, _WHY, _DRAIN = bodies.Empty(), bodies.Failed(), bodies.Drain()
+_EMPTY, _WHY, _DRAIN, _ALIVE = bodies.Empty(), bodies.Failed(), bodies.Drain(), bodies.Alive()
 
 
-def make_app(writer: Writer, metrics: Metrics) -> FastAPI:
+def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
     """The application; it has no guard of its own."""
     app = FastAPI(title="RollMux", docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
     _add_errors(app)
@@ -31,6 +39,7 @@ def make_app(writer: Writer, metrics: Metrics) -> FastAPI:
     _add_nodes(app, writer)
     _add_views(app, writer, metrics)
     _add_logs(app, writer)
+    logs.add(app, writer, printed)
     dashboard.add(app)
     return app
 
@@ -147,8 +156,8 @@ def _add_nodes(app: FastAPI, writer: Writer) -> None:
         return await post(asked, node_commands.node_removed, node)
 
     @app.post("/v1/nodes/{node}/heartbeat")
-    async def heartbeat(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
-        return await post(asked, node_commands.node_heartbeat, node)
+    async def heartbeat(node: str, asked: Key, body: bodies.Alive = _ALIVE) -> Response:
+        return await post(asked, node_commands.node_heartbeat, node, body)
 
     @app.post("/v1/nodes/{node}/failed")
     async def failed(node: str, asked: Key, _: bodies.Failed = _WHY) -> Response:

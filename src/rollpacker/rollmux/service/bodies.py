@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, create_model
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.program import Program
 
 
 class Empty(BaseModel, extra="forbid", strict=True):
@@ -31,8 +32,16 @@ def _fields_of(kind: type[Any]) -> Any:
     return found
 
 
+class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(Program))):
+    """What agents start, field by field that of ``Program``."""
+
+    command: list[str]  # JSON has no tuples
+
+
 class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
-    """A job's specification, field by field that of ``JobSpec``."""
+    """A job's specification, field by field that of ``JobSpec``; ``program``: started by agents."""
+
+    program: NewProgram | None = None
 
 
 class NewNode(create_model("NewNode", __base__=Empty, **_fields_of(Machine))):
@@ -69,6 +78,27 @@ class Moved(Empty):
     """The number of the move that is done."""
 
     move: int
+
+
+class SeenAttempt(Empty):
+    """An attempt that is on a node; ``code`` None while it runs."""
+
+    job: str
+    number: int
+    code: int | None = None
+
+
+class Alive(Empty):
+    """A node lives; ``attempts``: what its agent has started, None where it starts nothing."""
+
+    attempts: list[SeenAttempt] | None = None
+
+
+class Printed(Empty):
+    """What an attempt printed from its byte ``at`` on, in base64."""
+
+    at: int = Field(ge=0)
+    data: str = Field(max_length=48 * 1024)
 
 
 class Failed(Empty):

@@ -13,6 +13,7 @@ from rollpacker.rollmux.inventory import Fixed, Slot
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT
 from rollpacker.rollmux.service import notes
+from rollpacker.rollmux.service.attempts import Programs
 from rollpacker.rollmux.service.records import (
     Effects,
     Fence,
@@ -48,6 +49,7 @@ class Brain:
         self.issued = 0
         """Permits so far: the next token."""
         self.draining = False
+        self.programs = Programs()
         self.timeline: deque[Stretch] = deque(maxlen=_TIMELINE)
         self.running: dict[int, Stretch] = {}
         self.touched: set[str] = set()
@@ -107,6 +109,16 @@ class Brain:
         if live.going or seat is None:
             return "rollout"
         return "rollout" if seat.pool == ROLLOUT else "train"
+
+    def lead(self, job: str) -> str | None:
+        """The node on which a job's program belongs: the first of its rollout nodes; None where it
+        has none, or is to end."""
+        record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
+        if live is None or record.ending:
+            return None
+        if record.move is not None:
+            return record.move.decision.rollout[0]
+        return None if live.home is None else live.home.nodes[ROLLOUT][0]
 
     def hit_by(self, node: str) -> list[str]:
         """Jobs that lose their state or their nodes when a node fails."""
@@ -172,6 +184,7 @@ class Brain:
     def _failed(self, event: ev.NodeFailed, _: Effects) -> None:
         self.fences = [fence for fence in self.fences if fence.node != event.node]
         self.failed.add(event.node)
+        self.programs.node_failed(event.node, self.now)
         self.agents.pop(event.node, None)
         self.tokens.pop(event.node, None)
 
@@ -236,6 +249,8 @@ class Brain:
         if record.token is not None:
             self._close(record.token, "lost", effects)
         record.ended, record.ending = self.now, False
+        if decision.job in self.programs.jobs:
+            self.programs.jobs[decision.job].job_ended()
         record.request = record.move = None
         self.fences = [fence for fence in self.fences if fence.job != decision.job]
         self.touched.add(decision.job)
@@ -263,6 +278,13 @@ class Brain:
                 self.jobs[note.job].ending = True
                 self.touched.add(note.job)
                 self._fence(Fence({note.token}, job=note.job))
+            case notes.ProgramGiven():
+                self.programs.give(note.job, note.program)
+            case notes.AttemptBegun():
+                self.programs.begin(note.job, note.number, note.node, self.now)
+            case notes.AttemptEnded():
+                done = self.jobs[note.job].done
+                self.programs.end(note.job, note.code, self.now, done, told=note.told)
 
     def _fence(self, fence: Fence) -> None:
         for token in fence.tokens:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -146,10 +147,29 @@ class MuxClient(Link):
         path = f"/v1/jobs/{quote(job, safe='')}/end"
         self.call("POST", path, {}, new_key(), patience_s=patience_s)
 
-    def node_alive(self, node: str, *, patience_s: float | None = None) -> float:
-        """Report a node; seconds in which to report again. Raises ``MuxError`` (410: failed)."""
+    def node_alive(
+        self,
+        node: str,
+        attempts: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        patience_s: float | None = None,
+    ) -> tuple[float, dict[str, Any]]:
+        """Report a node, with the programs that are there where its agent starts some.
+
+        Returns:
+            The time just before the request was sent, and the answer: ``ttl_s``, in which to
+            report again, and ``attempts``, which belong there. Raises ``MuxError`` (410: failed).
+        """
         path = f"/v1/nodes/{quote(node, safe='')}/heartbeat"
-        return float(self.call("POST", path, {}, new_key(), patience_s=patience_s)[1]["ttl_s"])
+        return self.call("POST", path, {"attempts": attempts}, new_key(), patience_s=patience_s)
+
+    def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+        """Send what an attempt printed from byte ``at`` on; how much the daemon has of it, and
+        whether it takes no more."""
+        path = f"/v1/jobs/{quote(job, safe='')}/attempts/{number}/log"
+        body = {"at": at, "data": base64.b64encode(data).decode()}
+        _, answer = self.call("POST", path, body, new_key())
+        return answer["have"], answer["full"]
 
     def register(self, machine: Machine) -> float:
         """Join the inventory with a node; seconds in which to report it again."""

@@ -12,6 +12,7 @@ from rollpacker.core.types import Phase
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.cluster import Job
 from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.program import Program
 from rollpacker.rollmux.queue import why_never
 from rollpacker.rollmux.service import bodies, notes
 from rollpacker.rollmux.service.bodies import Asked
@@ -60,7 +61,7 @@ def once(core: Core, request: Asked, act: Callable[[], Outcome]) -> Outcome:
 
 def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
     """Place a new job."""
-    spec = _spec(body, core.settings.memory_cap_gb)
+    spec, program = _spec(body, core.settings.memory_cap_gb), _program(body)
     if spec.id in core.brain.jobs:
         over = core.brain.jobs[spec.id].ended is not None
         text = (
@@ -79,12 +80,25 @@ def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
     def told() -> dict[str, Any]:
         return {"id": spec.id, "seq": seq, "state": core.brain.state(spec.id)}
 
-    return recorded(core, request, ev.JobArrived(spec=spec), told, status=201)
+    answer = recorded(core, request, ev.JobArrived(spec=spec), told, status=201)
+    if program is not None:
+        core.record(notes.ProgramGiven(job=spec.id, program=program))
+    return answer
+
+
+def _program(body: bodies.NewJob) -> Program | None:
+    if body.program is None:
+        return None
+    told: dict[str, Any] = body.program.model_dump() | {"command": tuple(body.program.command)}
+    try:
+        return Program(**told)
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
 
 
 def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
     try:
-        spec = JobSpec(**body.model_dump())
+        spec = JobSpec(**body.model_dump(exclude={"program"}))
     except ValueError as error:
         raise Refused(400, str(error)) from error
     if not NAME.fullmatch(spec.id):
@@ -241,10 +255,15 @@ def end(core: Core, request: Asked, job: str) -> Outcome:
         return Answer(200, {"state": "ended"})
     if record.ending:
         return Answer(202, {"state": "ending"})
+    state, status = ("ended", 200) if record.token is None else ("ending", 202)
+    return recorded(core, request, the_end(record), lambda: {"state": state}, status=status)
+
+
+def the_end(record: JobRecord) -> notes.Recorded:
+    """Of a live job: at once, or when its permit is over."""
     if record.token is None:
-        return recorded(core, request, ev.JobEnded(job=job), lambda: {"state": "ended"})
-    note = notes.EndFenced(job=job, token=record.token)
-    return recorded(core, request, note, lambda: {"state": "ending"}, status=202)
+        return ev.JobEnded(job=record.spec.id)
+    return notes.EndFenced(job=record.spec.id, token=record.token)
 
 
 def drain(core: Core, request: Asked, body: bodies.Drain) -> Outcome:

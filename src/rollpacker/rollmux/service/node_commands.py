@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from rollpacker.core.codec import loads
+from rollpacker.core.codec import loads, plain
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.inventory import Machine, Slot
 from rollpacker.rollmux.service import bodies, notes
 from rollpacker.rollmux.service.bodies import Asked
-from rollpacker.rollmux.service.commands import NAME, Answer, Outcome, recorded
+from rollpacker.rollmux.service.commands import NAME, Answer, Outcome, recorded, the_end
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.refused import Refused
 
@@ -86,14 +87,52 @@ def _named(core: Core, node: str) -> Slot:
     return slot
 
 
-def node_heartbeat(core: Core, request: Asked, node: str) -> Outcome:
-    """A node's agent lives."""
+def node_heartbeat(core: Core, request: Asked, node: str, body: bodies.Alive) -> Outcome:
+    """A node's agent lives, and is told which programs belong there."""
     _node(core, node)
-    body = {"ttl_s": core.ttl}
+    told: dict[str, Any] = {"ttl_s": core.ttl}
+    if body.attempts is not None:
+        told["attempts"] = settled(core, node, body.attempts)
     if node not in core.brain.agents:
-        return recorded(core, request, notes.AgentJoined(node=node), lambda: body)
+        return recorded(core, request, notes.AgentJoined(node=node), lambda: told)
     core.brain.agents[node] = core.now()
-    return Answer(200, body)
+    return Answer(200, told)
+
+
+def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[dict[str, Any]]:
+    """Take what has ended, begin what belongs there; all that is to run or to be stopped."""
+    programs = core.brain.programs
+    running = dict(programs.running_on(node))
+    for each in seen:
+        attempt = running.get(each.job)
+        if attempt is not None and attempt.number == each.number and each.code is not None:
+            _ended(core, each.job, each.code, told=core.brain.lead(each.job) != node)
+    held = core.brain.scheduler.cluster.nodes.get(node)
+    for job in sorted(held.pins) if held is not None else ():
+        started = programs.jobs.get(job)
+        ready_at = None if started is None else started.ready_at()
+        if started is None or ready_at is None or ready_at > core.now():
+            continue
+        if core.brain.lead(job) == node:
+            last = started.attempts[-1].number if started.attempts else 0
+            core.record(notes.AttemptBegun(job=job, number=last + 1, node=node))
+    return [
+        {
+            "job": job,
+            "number": attempt.number,
+            "program": plain(programs.jobs[job].program),
+            "stop": core.brain.lead(job) != node,
+        }
+        for job, attempt in programs.running_on(node)
+    ]
+
+
+def _ended(core: Core, job: str, code: int, *, told: bool) -> None:
+    """A program is over; where it does not start again, so is its job."""
+    core.record(notes.AttemptEnded(job=job, code=code, told=told))
+    record = core.brain.jobs[job]
+    if core.brain.programs.jobs[job].outcome and record.ended is None and not record.ending:
+        core.record(the_end(record))
 
 
 def node_failed(core: Core, request: Asked, node: str) -> Outcome:

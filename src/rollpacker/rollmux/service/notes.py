@@ -8,6 +8,7 @@ from typing import cast
 from rollpacker.core.codec import Tagged, dumps, kinds, load_tagged, loads
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.program import Program
 
 
 class DrainSet(Tagged, frozen=True, kw_only=True):
@@ -40,7 +41,34 @@ class EndFenced(Tagged, frozen=True, kw_only=True):
     token: int
 
 
-Note = DrainSet | AgentJoined | NodeFenced | EndFenced
+class ProgramGiven(Tagged, frozen=True, kw_only=True):
+    """Agents are to start a job's program."""
+
+    job: str
+    program: Program
+
+
+class AttemptBegun(Tagged, frozen=True, kw_only=True):
+    """The agent of a node is told to start a job's program, for the ``number``-th time."""
+
+    job: str
+    number: int
+    node: str
+
+
+class AttemptEnded(Tagged, frozen=True, kw_only=True):
+    """An agent has seen the end of a program.
+
+    Args:
+        told: to end: its job has other nodes by now, or none.
+    """
+
+    job: str
+    code: int
+    told: bool
+
+
+Note = DrainSet | AgentJoined | NodeFenced | EndFenced | ProgramGiven | AttemptBegun | AttemptEnded
 Recorded = ev.Event | Note
 """All that an entry of the log can hold."""
 

@@ -9,55 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from rollpacker.config import MuxConfig, RunConfig
+from rollpacker.config import RunConfig
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service import phase_guard
 from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
+from rollpacker.rollmux.service.joining import attach, connect, job_id, job_spec, register
 from rollpacker.rollmux.service.link import MuxError, UnreachableError, new_key
-from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire, patiently
+from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire
 from rollpacker.runtime.phases import DisplacedError, StoppedError
 from rollpacker.shield import shielded
 
-_NAME = 48
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0
 """Of one request: between two of them Ctrl-C is looked at."""
-
-
-def job_id(config: RunConfig) -> str:
-    """``mux.job``, or a name that every start of the run in this folder shares."""
-    folder = Path(config.output).resolve()
-    # Cut: the daemon takes 64 characters, and NAME.2 has to fit too.
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.name).lstrip("._-")[:_NAME] or "run"
-    return config.mux.job or f"{name}-{zlib.crc32(str(folder).encode()):08x}"
-
-
-def job_spec(config: RunConfig, name: str) -> JobSpec:
-    """What the scheduler is told of the run."""
-    mux = config.mux
-    return JobSpec(
-        id=name,
-        worst_rollout_s=mux.worst_rollout_s,
-        worst_train_s=mux.worst_train_s,
-        slo=mux.slo,
-        owner=hashlib.sha256(str(Path(config.output).resolve()).encode()).hexdigest()[:16],
-    )
 
 
 def place(pids: Sequence[int], permit: Permit, cores: Mapping[str, Sequence[int]]) -> None:
@@ -107,6 +81,7 @@ class JobPhases:
         mux = config.mux
         self._cores: Mapping[str, Sequence[int]] = mux.cores
         self._client = client or connect(mux)
+        self._managed = mux.managed
         self._spec = job_spec(config, job_id(config))
         self._job = self._spec.id
         self._pids: Callable[[], Sequence[int]] = tuple
@@ -142,8 +117,9 @@ class JobPhases:
             self._guard = subprocess.Popen(
                 [sys.executable, "-S", "-E", phase_guard.__file__], stdin=subprocess.PIPE
             )
+        join = attach if self._managed else register
         self._job = await asyncio.to_thread(
-            register, self._client, self._spec, lambda: self._stopped, self._tell_away
+            join, self._client, self._spec, lambda: self._stopped, self._tell_away
         )
         self._registered = True
 
@@ -176,9 +152,11 @@ class JobPhases:
         self._interrupts += 1
 
     async def close(self, *, displaced: bool = False) -> None:
-        """End the job, unless it is ``displaced``; a phase that is under way is given up."""
+        """End the job, unless it is ``displaced`` or its agent does; a phase that is under way is
+        given up."""
         self._stopped = True
-        await asyncio.to_thread(self._close, self._registered and not displaced)
+        ending = self._registered and not displaced and not self._managed
+        await asyncio.to_thread(self._close, ending)
 
     def _begin(self, phase: Phase) -> None:
         asked = time.monotonic()
@@ -353,45 +331,3 @@ class JobPhases:
             self._guard.stdin.flush()
         except BrokenPipeError:
             self._fail(RuntimeError("the process that guards the job's lease has died"))
-
-
-def connect(mux: MuxConfig) -> MuxClient:
-    """A client whose requests give up soon. Raises ``ValueError`` on wrong settings."""
-    for key in ("token_file", "worst_rollout_s", "worst_train_s"):
-        if not getattr(mux, key):
-            raise ValueError(f"mux.url is set, so mux.{key} must be set too")
-    return MuxClient(mux.url, mux.token_file, cafile=mux.cafile, patience_s=_PATIENCE_S)
-
-
-def register(
-    client: MuxClient,
-    spec: JobSpec,
-    stopped: Callable[[], bool] = lambda: False,
-    away: Callable[[UnreachableError], None] = lambda _error: None,
-) -> str:
-    """Submit the job, when the daemon is there; returns the name that it got.
-
-    A live job of this name and owner is an earlier start of the same run (the run's folder has a
-    lock), and is taken over where it was. One that has ended is followed by ``NAME.2``,
-    ``NAME.3``, ... Raises ``ValueError`` where it is another run's.
-    """
-    number = 1
-    while True:
-        name = spec.id if number == 1 else f"{spec.id}.{number}"
-        try:
-            patiently(partial(client.submit, replace(spec, id=name)), stopped, away)
-        except MuxError as error:
-            if error.status != 409 or error.code == "draining":
-                raise
-            try:
-                known = patiently(partial(client.job, name), stopped, away)
-            except MuxError:
-                raise error from None
-            if known["state"] in ("ending", "ended"):
-                number += 1
-                continue
-            if known["spec"]["owner"] != spec.owner:
-                raise ValueError(
-                    f"mux.job={name}: another run has a live job of this name; choose another"
-                ) from None
-        return name

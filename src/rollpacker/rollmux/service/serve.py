@@ -19,6 +19,7 @@ from rollpacker.rollmux.service.app import make_app
 from rollpacker.rollmux.service.auth import make_token, read_token
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.guard import MAX_HEADERS, Guard
+from rollpacker.rollmux.service.logs import Logs
 from rollpacker.rollmux.service.metrics import Metrics
 from rollpacker.rollmux.service.protocol import PatientProtocol
 from rollpacker.rollmux.service.sqlite import SqliteStore
@@ -122,7 +123,8 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
     writer = Writer(lambda: _open(options), crash)
     metrics = Metrics()
     writer.stats.observe = metrics.commit
-    guarded = Guard(make_app(writer, metrics), token, metrics.request)
+    app = make_app(writer, metrics, Logs(options.state / "logs"))
+    guarded = Guard(app, token, metrics.request)
     server = _Server(_config(options, guarded))
     writer.start(asyncio.get_running_loop())
     try:

@@ -1,0 +1,116 @@
+"""``rollpacker mux agent``: what runs on each node of a cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rollpacker.cli.mux_service import URL, Cafile, Url
+from rollpacker.cli.output import print_note
+
+if TYPE_CHECKING:
+    from rollpacker.rollmux.inventory import Machine
+    from rollpacker.rollmux.node.programs import NodePrograms
+
+
+def agent(
+    token_file: Annotated[Path, typer.Option(help="File with a bearer token.")],
+    node: Annotated[str, typer.Option(help="This node's name; default: the host's.")] = "",
+    url: Url = URL,
+    cafile: Cafile = None,
+    pool: Annotated[
+        Literal["rollout", "train"] | None, typer.Option(help="Join the inventory, in this pool.")
+    ] = None,
+    memory_gb: Annotated[
+        float | None, typer.Option(help="For states of jobs; default: all of it.")
+    ] = None,
+    devices: Annotated[int | None, typer.Option(help="GPUs; default: those there are.")] = None,
+    rack: Annotated[str, typer.Option(help="Or island.")] = "",
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Jobs may ask for it.")
+    ] = None,
+    programs: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Start programs of jobs as this user; logs are here."),
+    ] = None,
+    check: Annotated[str, typer.Option(help="Command that exits with 0 while all is well.")] = "",
+    on_failed: Annotated[str, typer.Option(help="Command that empties the node.")] = "",
+) -> None:
+    """Report this node to the daemon, and start the programs of jobs here.
+
+    Ends with 1 when the node has failed. Ended by a signal it leaves programs running: the next
+    agent with the same --programs finds them.
+
+    Example: rollpacker mux agent --url https://head:8642 --token-file token --pool rollout
+    --programs /var/lib/rollmux
+    """
+    from rollpacker.rollmux.node.agent import NodeAgent, check_command
+    from rollpacker.rollmux.service.client import MuxClient
+
+    name = node or socket.gethostname()
+    checking, emptying = shlex.split(check), shlex.split(on_failed)
+
+    def empty() -> None:
+        if emptying:
+            check_command(emptying)
+
+    reporter = NodeAgent(
+        MuxClient(url, token_file, cafile=cafile),
+        name,
+        healthy=lambda: check_command(checking) if checking else None,
+        on_failed=empty,
+        machine=None if pool is None else _machine(name, pool, memory_gb, devices, rack, label),
+        programs=None if programs is None else _programs(programs, url, token_file, cafile, name),
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: reporter.stop.set())
+    if (problem := reporter.run()) is not None:
+        print_note(f"node {name} has failed: {problem}")
+        raise typer.Exit(1)
+
+
+def _machine(
+    name: str,
+    pool: Literal["rollout", "train"],
+    memory_gb: float | None,
+    devices: int | None,
+    rack: str,
+    labels: list[str] | None,
+) -> Machine:
+    """What this node is, by what was given and what can be seen."""
+    from rollpacker.rollmux.inventory import Machine
+
+    if wrong := [label for label in labels or () if "=" not in label]:
+        raise ValueError(f"--label {wrong[0]}: expected KEY=VALUE")
+    all_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    found = sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
+    return Machine(
+        name=name,
+        pool=pool,
+        memory_gb=memory_gb or all_gb,
+        devices=devices or max(found, 1),
+        rack=rack,
+        labels=dict(label.split("=", 1) for label in labels or ()),
+    )
+
+
+def _programs(
+    folder: Path, url: str, token_file: Path, cafile: Path | None, node: str
+) -> NodePrograms:
+    from rollpacker.rollmux.node.programs import NodePrograms
+
+    known = {
+        "python": sys.executable,
+        "url": url,
+        "token_file": str(token_file.resolve()),
+        "cafile": "" if cafile is None else str(cafile.resolve()),
+        "node": node,
+    }
+    return NodePrograms(folder, known)

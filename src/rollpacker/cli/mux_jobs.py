@@ -1,0 +1,123 @@
+"""``rollpacker mux submit|logs|wait|end``: one job, from its specification to its end."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollpacker.cli.mux_service import STATE, URL, Cafile, Daemon, State, TokenFile, Url
+from rollpacker.cli.output import Json, print_found
+
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
+_LOOK_S = 1.0
+_TAIL = 64 * 1024
+"""Bytes of the end of a log that are shown first when it is followed."""
+
+
+def submit(
+    spec: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A run's configuration, or a job's specification."),
+    ],
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: the same one submits once.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Submit a job to the daemon: agents start its program as soon as it has nodes.
+
+    Example: rollpacker mux submit job.yaml
+    """
+    from rollpacker.rollmux.service.submission import read_submission
+
+    body = read_submission(spec)
+    found = Daemon(url, state, token_file, cafile).post("/v1/jobs", body, key)
+    waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""
+    print_found(found, as_json, f"job {found['id']} submitted{waits}")
+
+
+def logs(
+    job: Job,
+    attempt: Annotated[int | None, typer.Option(help="Of its starts; default: the last.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the attempt ends.")] = False,
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+) -> None:
+    """Print what a job's program printed, as agents have sent it.
+
+    Example: rollpacker mux logs my-job --follow
+    """
+    daemon = Daemon(url, state, token_file, cafile)
+    at = -_TAIL if follow else 0
+    while True:
+        query = f"at={at}" + ("" if attempt is None else f"&attempt={attempt}")
+        found = daemon.get(f"/v1/jobs/{_quoted(job)}/log?{query}")
+        data = base64.b64decode(found["data"])
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        at, attempt = found["at"] + len(data), found["attempt"]
+        if found["over"] or (not data and not follow):
+            return
+        if not data:
+            time.sleep(_LOOK_S)
+
+
+def wait(
+    job: Job,
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """Wait until a job and its program are over; exit with the program's code.
+
+    Example: rollpacker mux wait my-job
+    """
+    daemon = Daemon(url, state, token_file, cafile)
+    while _goes_on(found := daemon.get(f"/v1/jobs/{_quoted(job)}")):
+        time.sleep(_LOOK_S)
+    program = found["program"]
+    outcome = "ended" if program is None else program["outcome"]
+    print_found(found, as_json, f"job {job}: {outcome}")
+    if program is not None and outcome != "done":
+        codes: list[Any] = [each["code"] for each in program["attempts"] if each["code"]]
+        raise typer.Exit(codes[-1] if codes else 1)
+
+
+def end(
+    job: Job,
+    url: Url = URL,
+    state: State = STATE,
+    token_file: TokenFile = None,
+    cafile: Cafile = None,
+    as_json: Json = False,
+) -> None:
+    """End a job: its program is stopped; its nodes are free when its permit is over.
+
+    Example: rollpacker mux end my-job
+    """
+    daemon = Daemon(url, state, token_file, cafile)
+    found = daemon.post(f"/v1/jobs/{_quoted(job)}/end", {}, None)
+    print_found(found, as_json, f"job {job}: {found['state']}")
+
+
+def _goes_on(job: dict[str, Any]) -> bool:
+    attempts = (job["program"] or {"attempts": []})["attempts"]
+    return job["state"] != "ended" or any(each["ended"] is None for each in attempts)
+
+
+def _quoted(job: str) -> str:
+    return urllib.parse.quote(job, safe="")

@@ -1,0 +1,159 @@
+"""A node's agent: reports the node, starts and stops the programs of jobs there."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.node.printing import Printing
+from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
+from rollpacker.rollmux.service.client import SAFE_SHARE, MuxClient
+from rollpacker.rollmux.service.link import MuxError, UnreachableError
+
+_CHECK_TIMEOUT_S = 30.0
+_LOOK_S = 1.0
+"""Between two reports of an agent that starts programs: whoever submits a job waits for it."""
+_GONE = 410
+_UNKNOWN = 404
+
+
+class NodeAgent:
+    """Reports one node until it fails or ``stop`` is set.
+
+    When the daemon is not heard for a lease, what runs here is frozen until it is (``keeper``):
+    it may have given the node up.
+
+    Args:
+        client: of the daemon.
+        node: its name.
+        healthy: None while the node works, else what is wrong with it.
+        on_failed: stops everything else on the node; called once, when the node is given up by
+            either side.
+        retry_s: pause while the daemon does not use the node.
+        machine: what the node is: it joins the daemon's inventory as this. None in a cloud.
+        programs: of jobs; None starts none here.
+    """
+
+    def __init__(
+        self,
+        client: MuxClient,
+        node: str,
+        *,
+        healthy: Callable[[], str | None] = lambda: None,
+        on_failed: Callable[[], None] = lambda: None,
+        retry_s: float = 5.0,
+        machine: Machine | None = None,
+        programs: NodePrograms | None = None,
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._healthy = healthy
+        self._on_failed = on_failed
+        self._retry_s = retry_s
+        self._machine = machine
+        self._joins = machine is not None
+        self._programs = programs
+        self._printing = None if programs is None else Printing(client, programs)
+        self._ttl_s: float | None = None
+        """Of the daemon's leases; None while it does not count on this node."""
+        self._checked = -float("inf")
+        self.stop = threading.Event()
+
+    def run(self) -> str | None:
+        """Report until stopped (None), or until the node has failed: why."""
+        while not self.stop.is_set():
+            problem = self._problem()
+            if problem is not None:
+                self._give_up()
+                self._report(problem)
+                return problem
+            try:
+                pause = self._beat()
+            except MuxError as error:
+                if error.status == _GONE:
+                    self._give_up()
+                    return str(error)
+                if error.status != _UNKNOWN:
+                    raise
+                pause = self._not_in_use()
+            except UnreachableError:
+                continue
+            self.stop.wait(pause)
+        return None
+
+    def _problem(self) -> str | None:
+        """Of the node; looked for a few times in a lease."""
+        now = time.monotonic()
+        if self._ttl_s is not None and now - self._checked < self._ttl_s / 3:
+            return None
+        self._checked = now
+        return self._healthy()
+
+    def _beat(self) -> float:
+        """Report once; seconds until the next time."""
+        if self._joins and self._machine is not None:
+            self._ttl_s = self._client.register(self._machine)
+            self._joins = False
+            return 0.0
+        # Before the first answer the daemon does not count on this node: no hurry.
+        told = None if self._programs is None else self._attempts(self._programs)
+        sent, answer = self._client.node_alive(self._node, told, patience_s=self._ttl_s)
+        self._ttl_s = ttl_s = float(answer["ttl_s"])
+        if self._programs is None:
+            return ttl_s / 3
+        self._programs.settle(answer["attempts"])
+        # Only now: what is not wanted any more does not go on.
+        self._programs.renew(sent + SAFE_SHARE * ttl_s)
+        return min(ttl_s / 3, _LOOK_S)
+
+    def _attempts(self, programs: NodePrograms) -> list[Mapping[str, Any]]:
+        """What is here; over is an attempt when its log has been sent too."""
+        assert self._printing is not None
+        found = programs.seen()
+        names = [AttemptName(each["job"], each["number"]) for each in found]
+        self._printing.forget(set(names))
+        told: list[Mapping[str, Any]] = []
+        for name, each in zip(names, found, strict=True):
+            told.append(each if self._printing.send(name) else {**each, "code": None})
+        return told
+
+    def _not_in_use(self) -> float:
+        """Not yet, given back, or removed: nobody counts on the node."""
+        self._ttl_s = None
+        self._joins = self._machine is not None
+        if self._programs is not None:
+            self._programs.settle(())
+        return self._retry_s
+
+    def _give_up(self) -> None:
+        if self._programs is not None:
+            self._programs.stop_all()
+        self._on_failed()
+
+    def _report(self, problem: str) -> None:
+        """Say that the node has failed; its silence says so too where nobody hears it."""
+        try:
+            self._client.node_failed(self._node, problem)
+        except UnreachableError:
+            return
+        except MuxError as error:
+            if error.status not in (_GONE, _UNKNOWN):
+                raise
+
+
+def check_command(command: Sequence[str]) -> str | None:
+    """Run a health check: None when it exits with 0 in time, else what it said."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_CHECK_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]}: {error}"
+    if done.returncode == 0:
+        return None
+    said = (done.stderr or done.stdout).strip().splitlines()
+    return f"{command[0]} exited with {done.returncode}: {said[-1] if said else 'no output'}"

@@ -1,0 +1,164 @@
+"""Keeps one program of a job: starts it, stops it, freezes it while its node is not ours.
+
+A process of its own, in plain Python, so that an agent may end and another one go on. In its
+folder it finds ``program.json`` (argv, folder, environment, stop_s, lease: a file) and leaves
+``log`` (what the program prints) and ``exit`` (its code; 128 and the number for a signal). A file
+``stop`` there asks for an end: SIGTERM to the program, SIGKILL to all that it left ``stop_s``
+seconds later; ``kill`` does not wait. The file ``lease`` has the monotonic time until which the
+node counts as ours: after it the program and all that it started are frozen, until the lease is
+extended or nobody has done so for ``GIVE_UP_S``.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+
+LOOK_S = 0.1
+GIVE_UP_S = 3600.0
+"""Frozen processes hold a node's memory."""
+NOT_STARTED = 127
+"""The code of a program that could not be started, as shells have it."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None)
+
+
+class Keeper:
+    """Of the program in ``folder``."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        with open(self._path("program.json"), encoding="utf-8") as file:
+            self._told = json.load(file)
+        self._frozen: set[int] = set()
+        self._asked_at: float | None = None
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+    def run(self) -> None:
+        """Start the program; until it and all that it started are gone."""
+        # What it leaves behind when it ends becomes ours, and is ended too.
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        with open(self._path("log"), "ab") as log:
+            try:
+                program = subprocess.Popen(
+                    self._told["argv"],
+                    cwd=self._told["folder"] or None,
+                    env=os.environ | self._told["environment"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=_end_with_keeper,
+                )
+            except OSError as error:
+                log.write(f"not started: {error}\n".encode())
+                self._over(NOT_STARTED)
+                return
+        while (status := _reap(program.pid)) is None:
+            self._look(program.pid)
+            time.sleep(LOOK_S)
+        while left := descendants():
+            send(left, signal.SIGKILL)
+            _reap(program.pid)
+            time.sleep(LOOK_S)
+        code = os.waitstatus_to_exitcode(status)
+        self._over(code if code >= 0 else 128 - code)
+
+    def _look(self, program: int) -> None:
+        now = time.monotonic()
+        if os.path.exists(self._path("kill")):
+            send(descendants(), signal.SIGKILL)
+            return
+        if self._asked_at is None and os.path.exists(self._path("stop")):
+            self._asked_at = now
+            send([program], signal.SIGTERM)
+        if self._asked_at is not None and now > self._asked_at + self._told["stop_s"]:
+            send(descendants(), signal.SIGKILL)
+            return
+        over = now - self._lease()
+        if over > GIVE_UP_S:
+            send(descendants(), signal.SIGKILL)
+        elif over > 0:
+            self._freeze()
+        elif self._frozen:
+            send(self._frozen, signal.SIGCONT)
+            self._frozen.clear()
+
+    def _lease(self) -> float:
+        try:
+            with open(self._told["lease"], encoding="utf-8") as file:
+                return float(file.read())
+        except (OSError, ValueError):
+            return 0.0
+
+    def _freeze(self) -> None:
+        """All but those that somebody else has stopped: these are not ours to continue."""
+        going = [pid for pid, state in descendants().items() if state not in "TtZ"]
+        self._frozen.update(going)
+        send(going, signal.SIGSTOP)
+
+    def _over(self, code: int) -> None:
+        with open(self._path("exit.new"), "w", encoding="utf-8") as file:
+            file.write(str(code))
+        os.replace(self._path("exit.new"), self._path("exit"))
+
+
+def _end_with_keeper() -> None:
+    """Nobody would see the program's end, or stop it."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def descendants() -> dict[int, str]:
+    """Processes that this one has started, they have, and so on, each with its state."""
+    parents: dict[int, int] = {}
+    states: dict[int, str] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="latin-1") as file:
+            states[int(name)], parent = file.read().rpartition(")")[2].split()[:2]
+            parents[int(name)] = int(parent)
+    found: dict[int, str] = {}
+    young = {os.getpid()}
+    while young:
+        young = {pid for pid, parent in parents.items() if parent in young and pid not in found}
+        found |= {pid: states[pid] for pid in young}
+    return found
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """A signal to processes, of which some may have ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _reap(program: int) -> int | None:
+    """Wait for whoever has ended; the program's status, once it has."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == program:
+                found = ended[1]
+    return found
+
+
+def main(folder: str) -> None:
+    """Keep the program of ``folder``, unless somebody does."""
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    Keeper(folder).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -181,7 +181,7 @@ class SecureDaemon(Daemon):
         words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
         paths = ["-keyout", str(key), "-out", str(certificate)]
         subprocess.run([*words, *paths], capture_output=True, check=True)
-        self._settings += ("--tls-cert", str(certificate), "--tls-key", str(key))
+        self._first += ("--tls-cert", str(certificate), "--tls-key", str(key))
         super().start()
 
 

@@ -82,7 +82,7 @@ class World:
         self.core.expire()
         self.core.commit()
         try:
-            outcome = commands.heartbeat(self.core, token, key or self.key())
+            outcome = commands.heartbeat(self.core, token, bodies.asked(key or self.key(), "", {}))
         except Refused as refused:
             return refused.status, refused.body
         assert isinstance(outcome, Answer)

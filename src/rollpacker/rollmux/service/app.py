@@ -119,7 +119,7 @@ def _add_permits(app: FastAPI, writer: Writer) -> None:
 
     @app.post("/v1/permits/{token}/heartbeat")
     async def heartbeat(token: int, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
-        answer = await writer.call(lambda core: commands.heartbeat(core, token, asked.key))
+        answer = await writer.call(lambda core: commands.heartbeat(core, token, asked))
         assert answer is not None
         return _json(answer.status, answer.body)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -15,6 +15,8 @@ from rollpacker.core.types import Phase
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.program import Program
+from rollpacker.rollmux.service.guard import BY
+from rollpacker.rollmux.service.roles import OPERATOR, Principal
 
 
 class Empty(BaseModel, extra="forbid", strict=True):
@@ -115,10 +117,17 @@ class Drain(Empty):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A POST: its idempotency key, and a fingerprint of what it asks."""
+    """A POST: its idempotency key, a fingerprint of what it asks, and who asks.
+
+    Args:
+        job, token: what it is about, where the path says so.
+    """
 
     key: str
     fingerprint: str
+    by: Principal = OPERATOR
+    job: str | None = None
+    token: int | None = None
 
     def known(self) -> dict[str, Any]:
         """What is recorded of it."""
@@ -130,7 +139,10 @@ async def _asked(
     key: Annotated[str, Header(alias="Idempotency-Key", pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
 ) -> Asked:
     data = await request.json() if await request.body() else {}
-    return asked(key, f"{request.method} {request.url.path}", data)
+    found = asked(key, f"{request.method} {request.url.path}", data)
+    about, token = request.path_params, request.path_params.get("token", "")
+    number = int(token) if token.isdecimal() else None
+    return replace(found, by=request.scope[BY], job=about.get("job"), token=number)
 
 
 Key = Annotated[Asked, Depends(_asked)]

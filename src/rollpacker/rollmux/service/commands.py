@@ -48,6 +48,7 @@ Command = Callable[[Core], Outcome]
 
 def once(core: Core, request: Asked, act: Callable[[], Outcome]) -> Outcome:
     """Carry out a request unless its key is known: then it gets the answer of the first time."""
+    own_job(core, request)
     entry = core.find(request.key)
     if entry is None:
         return act()
@@ -59,9 +60,24 @@ def once(core: Core, request: Asked, act: Callable[[], Outcome]) -> Outcome:
     return Answer(entry.status, loads(entry.answer))
 
 
+def own_job(core: Core, request: Asked) -> None:
+    """Raises ``Refused`` where the job is of a team that is not the sender's."""
+    name, lease = request.job, core.brain.leases.get(-1 if request.token is None else request.token)
+    record = core.brain.jobs.get((lease.job if lease else "") if name is None else name)
+    if record is not None:
+        _own_team(request, record.spec.team)
+
+
+def _own_team(request: Asked, team: str) -> None:
+    if not request.by.may_touch(team):
+        text = f"the token of {request.by} is not for jobs of team {team!r}"
+        raise Refused(403, text, code="forbidden")
+
+
 def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
     """Place a new job."""
     spec, program = _spec(body, core.settings.memory_cap_gb), _program(body)
+    _own_team(request, spec.team)
     if spec.id in core.brain.jobs:
         over = core.brain.jobs[spec.id].ended is not None
         text = (
@@ -194,11 +210,12 @@ def _left(core: Core, lease: Lease) -> float:
     return round(max(min(lease.deadline - core.now(), core.ttl), 0.0), 3)
 
 
-def heartbeat(core: Core, token: int, key: str) -> Outcome:
+def heartbeat(core: Core, token: int, request: Asked) -> Outcome:
     """Give a lease its full time again; a repeated key does not."""
+    own_job(core, request)
     lease = _lease(core, token)
-    if lease.beat != key:
-        lease.deadline, lease.beat = core.now() + core.ttl, key
+    if lease.beat != request.key:
+        lease.deadline, lease.beat = core.now() + core.ttl, request.key
     left = _left(core, lease)
     return Answer(200, {"ttl_s": left, "lease_s": core.ttl, "release_tail": lease.tail})
 

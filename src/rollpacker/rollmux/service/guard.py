@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollpacker.rollmux.service.auth import is_authorized
 from rollpacker.rollmux.service.refused import Refused
+from rollpacker.rollmux.service.roles import OPERATOR, Principal
 
 MAX_BODY = 64 * 1024
 MAX_HEADERS = 16 * 1024
+BY = "rollmux.by"
+"""Where an application finds who asks, in the scope of a request."""
 OPEN_PATHS = ("/", "/v1/health", "/favicon.ico")
 _SAFETY = [
     (b"x-content-type-options", b"nosniff"),
@@ -33,8 +35,9 @@ class Guard:
 
     Args:
         app: gets requests whose body is whole and small, and whose sender has the token.
-        token: of the bearer.
+        who: whose token an ``Authorization`` header carries; None for nobody's.
         observe: is told of every request: method, route or "", status, seconds.
+        audit: is told of every request: who, the sender's address, method, path, status, key.
     """
 
     body_s = 10.0
@@ -45,12 +48,14 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        token: bytes,
+        who: Callable[[bytes], Principal | None],
         observe: Callable[[str, str, int, float], None],
+        audit: Callable[[Principal | None, str, str, str, int, str], None],
     ) -> None:
         self._app = app
-        self._token = token
+        self._who = who
         self._observe = observe
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -62,6 +67,7 @@ class Guard:
             return
         began = time.perf_counter()
         status = 500
+        by: Principal | None = None
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -72,7 +78,8 @@ class Guard:
                 await send(message)
 
         try:
-            self._check(scope)
+            by = self._check(scope)
+            scope[BY] = by or OPERATOR  # what is open asks nobody
             async with asyncio.timeout(self.body_s):
                 body = await _whole(receive)
             # Every body is JSON, whatever its sender calls it.
@@ -89,16 +96,28 @@ class Guard:
         finally:
             route = getattr(scope.get("route"), "path", "")
             self._observe(scope["method"], route, status, time.perf_counter() - began)
+            address, key = (scope["client"] or ("",))[0], _header(scope, b"idempotency-key")
+            self._audit(by, address, scope["method"], scope["path"], status, key)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope) -> Principal | None:
+        """Who asks; None where nobody has to say."""
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
             raise Refused(431, f"headers: at most {MAX_HEADERS} bytes")
         path = scope["path"]
         if path in OPEN_PATHS or path.startswith("/assets/"):
-            return
+            return None
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1 or not is_authorized(given[0], self._token):
+        by = self._who(given[0]) if len(given) == 1 else None
+        if by is None:
             raise Refused(401, "Authorization: a valid 'Bearer TOKEN' is needed")
+        if not by.may(scope["method"], path):
+            raise Refused(403, f"the token of {by} does not allow this", code="forbidden")
+        return by
+
+
+def _header(scope: Scope, wanted: bytes) -> str:
+    found = (value for name, value in scope["headers"] if name == wanted)
+    return next(found, b"").decode("latin-1")[:128]
 
 
 async def _whole(receive: Receive) -> bytes:

@@ -16,6 +16,7 @@ import uvicorn
 
 from rollpacker.rollmux.inventory_file import read
 from rollpacker.rollmux.service.app import make_app
+from rollpacker.rollmux.service.audit import Audit
 from rollpacker.rollmux.service.auth import make_token, read_token
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.guard import MAX_HEADERS, Guard
@@ -24,6 +25,8 @@ from rollpacker.rollmux.service.metrics import Metrics
 from rollpacker.rollmux.service.protocol import PatientProtocol
 from rollpacker.rollmux.service.sqlite import SqliteStore
 from rollpacker.rollmux.service.store import Store, StoreError
+from rollpacker.rollmux.service.tokens import FILE as TOKENS
+from rollpacker.rollmux.service.tokens import Tokens
 from rollpacker.rollmux.service.writer import Writer
 from rollpacker.rollmux.settings import Settings
 
@@ -124,7 +127,9 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
     metrics = Metrics()
     writer.stats.observe = metrics.commit
     app = make_app(writer, metrics, Logs(options.state / "logs"))
-    guarded = Guard(app, token, metrics.request)
+    audit = Audit(options.state / "audit.jsonl")
+    who = Tokens(options.state / TOKENS, token).principal
+    guarded = Guard(app, who, metrics.request, audit.note)
     server = _Server(_config(options, guarded))
     writer.start(asyncio.get_running_loop())
     try:
@@ -132,6 +137,7 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
         await server.serve(sockets=[listener])
     finally:
         await asyncio.to_thread(writer.stop)
+        audit.close()
     if crashed:
         raise StoreError(f"{crashed[0]} because of an internal error; its trace is above")
 

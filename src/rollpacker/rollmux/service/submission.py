@@ -47,7 +47,8 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
     program = Program(
         command=(
             *("{python}", "-m", "rollpacker", "train", str(path.resolve())),
-            *(f"mux.{key}={value}" for key, value in told.items()),
+            # Quoted: an override is YAML, to which nothing is no text, and 7 a number.
+            *(f"mux.{key}='{value}'" for key, value in told.items()),
             *("mux.managed=true", "--resume", "auto"),
         ),
         folder=os.getcwd(),

@@ -1,0 +1,133 @@
+"""Bearer tokens besides the operator's: a file of their hashes, read again when it changes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from rollpacker.core.codec import dumps, load, loads
+from rollpacker.rollmux.service.auth import is_authorized
+from rollpacker.rollmux.service.roles import OPERATOR, ROLES, Principal, Role
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+FILE = "tokens.json"
+"""In the daemon's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """What is kept of a token: its hash, and whose it is.
+
+    Args:
+        sha256: of the token, in hexadecimal digits.
+        made_s: of the wall clock.
+    """
+
+    name: str
+    role: Role
+    team: str = ""
+    sha256: str = ""
+    made_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError``."""
+        if not _NAME.fullmatch(self.name) or self.name == OPERATOR.name:
+            raise ValueError(
+                f"token {self.name!r}: a name is 1 to 64 characters out of A-Z a-z 0-9 . _ @ - "
+                f"and not {OPERATOR.name!r}"
+            )
+        if self.role not in ROLES:
+            raise ValueError(f"token {self.name}: --role is one of {', '.join(ROLES)}")
+        if self.team and self.role != "submit":
+            raise ValueError(f"token {self.name}: --team is for the role submit")
+
+
+class Tokens:
+    """Finds out whose token a request carries.
+
+    Args:
+        path: of the file; it may be missing.
+        operator: the token that may do all.
+    """
+
+    def __init__(self, path: Path, operator: bytes) -> None:
+        self._path = path
+        self._operator = operator
+        self._stamp: tuple[int, int, int] | None = None
+        self._known: dict[str, Principal] = {}
+
+    def principal(self, header: bytes) -> Principal | None:
+        """Of an ``Authorization`` header; None where nobody's token is in it."""
+        if is_authorized(header, self._operator):
+            return OPERATOR
+        scheme, _, given = header.partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+        self._look()
+        return self._known.get(sha256(given).hexdigest())
+
+    def _look(self) -> None:
+        """Read the file again where it changed."""
+        try:
+            status = self._path.stat()
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except FileNotFoundError:
+            stamp = None
+        if stamp == self._stamp:
+            return
+        self._known = {
+            each.sha256: Principal(name=each.name, role=each.role, team=each.team)
+            for each in read_tokens(self._path)
+        }
+        self._stamp = stamp
+
+
+def read_tokens(path: Path) -> list[Token]:
+    """Those of a file; none where it is missing. Raises ``ValueError``."""
+    if not path.exists():
+        return []
+    return [load(each, Token) for each in loads(path.read_bytes())]
+
+
+def add_token(path: Path, token: Token) -> str:
+    """Make a token; its text, which is kept nowhere. Raises ``ValueError`` on a known name."""
+    with _changing(path) as tokens:
+        if any(each.name == token.name for each in tokens):
+            raise ValueError(f"token {token.name}: there is one already; revoke it first")
+        text = secrets.token_urlsafe(32)
+        made = replace(token, sha256=sha256(text.encode()).hexdigest(), made_s=time.time())
+        tokens.append(made)
+    return text
+
+
+def revoke_token(path: Path, name: str) -> None:
+    """Nobody gets in with it any more. Raises ``ValueError`` on an unknown name."""
+    with _changing(path) as tokens:
+        left = [each for each in tokens if each.name != name]
+        if len(left) == len(tokens):
+            raise ValueError(f"token {name}: there is none")
+        tokens[:] = left
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[list[Token]]:
+    """One at a time changes the file, and readers see it before or after."""
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tokens = read_tokens(path)
+        yield tokens
+        new = path.with_name(f"{path.name}.new")
+        new.touch(mode=0o600)
+        new.write_bytes(dumps(tokens))
+        new.replace(path)
+    finally:
+        os.close(lock)

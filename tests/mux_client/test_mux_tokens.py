@@ -1,0 +1,124 @@
+"""Tokens with roles, on a real daemon: who may do what, whose jobs, and what is written of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mux_real_daemon import Daemon, spec
+from typer.testing import CliRunner
+
+from rollpacker.cli import app
+from rollpacker.rollmux.service.client import MuxClient
+from rollpacker.rollmux.service.link import MuxError, new_key
+from rollpacker.rollmux.service.roles import OPERATOR, ROLES, Principal, Role
+
+ROUTES = [
+    ("GET", "/v1/status"),
+    ("GET", "/v1/journal"),
+    ("POST", "/v1/jobs"),
+    ("POST", "/v1/jobs/a/permits"),
+    ("POST", "/v1/jobs/a/end"),
+    ("POST", "/v1/jobs/a/attempts/1/log"),
+    ("POST", "/v1/permits/3/finish"),
+    ("POST", "/v1/nodes"),
+    ("POST", "/v1/nodes/n/heartbeat"),
+    ("POST", "/v1/nodes/n/close"),
+    ("POST", "/v1/nodes/n/remove"),
+    ("POST", "/v1/drain"),
+]
+MAY: dict[Role, str] = {
+    "read": "#...........",
+    "submit": "#.###.#.....",
+    "node": "#..######...",
+    "operate": "############",
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_so_much(role: Role) -> None:
+    who = Principal(name="a", role=role)
+    assert "".join("#" if who.may(*route) else "." for route in ROUTES) == MAY[role]
+
+
+@given(st.sampled_from(["GET", "POST", "PUT", "DELETE"]), st.text("/v1jobsnde.%", max_size=30))
+def test_no_role_may_more_than_the_operator(method: str, path: str) -> None:
+    assert OPERATOR.may(method, path)
+    who = Principal(name="a", role="read")
+    assert not (method != "GET" and who.may(method, path))
+
+
+def client(daemon: Daemon, folder: Path, name: str, *words: str) -> MuxClient:
+    """Of somebody for whom a token is made."""
+    asked = ["mux", "token", "add", name, "--state", str(daemon.folder), *words]
+    made = CliRunner().invoke(app, asked)
+    assert made.exit_code == 0, made.output
+    file = folder / name
+    file.touch(mode=0o600)
+    file.write_text(made.stdout)
+    return MuxClient(daemon.url, file, patience_s=20.0)
+
+
+def refused(ask: Any, *words: Any) -> str:
+    with pytest.raises(MuxError) as error:
+        ask(*words)
+    assert error.value.status == 403
+    assert error.value.code == "forbidden"
+    return str(error.value)
+
+
+def test_teams_keep_their_hands_off_each_others_jobs(daemon: Daemon, tmp_path: Path) -> None:
+    reader = client(daemon, tmp_path, "reader", "--role", "read")
+    math = client(daemon, tmp_path, "math", "--role", "submit", "--team", "math")
+    code = client(daemon, tmp_path, "code", "--role", "submit", "--team", "code")
+    assert reader.status()["jobs"] == []
+    assert "reader (read)" in refused(reader.submit, spec("mine", team="math"))
+    assert "not for jobs of team 'code'" in refused(math.submit, spec("theirs", team="code"))
+    math.submit(spec("mine", team="math"))
+    assert "code (submit, team code)" in refused(code.end, "mine")
+    refused(code.permit, "mine", "rollout", new_key())
+    permit = math.permit("mine", "rollout", new_key())
+    assert permit is not None
+    refused(code.heartbeat, permit)
+    refused(code.finish, permit, 1.0, new_key())
+    assert math.finish(permit, 1.0, new_key())["next"] == "train"  # type: ignore[arg-type]
+    refused(math.call, "POST", "/v1/drain", {}, new_key())
+    refused(reader.call, "GET", "/v1/journal")
+    assert code.job("mine")["done"] == 0
+    math.end("mine")
+    noted = [json.loads(line) for line in (daemon.folder / "audit.jsonl").read_text().splitlines()]
+    found = [(line["by"], line["path"], line["status"]) for line in noted]
+    assert ("math", "/v1/jobs", 201) in found
+    assert ("code", "/v1/jobs/mine/end", 403) in found
+    assert ("math", "/v1/jobs/mine/end", 200) in found
+    assert not [line for line in found if line[1].endswith("permits") and line[2] < 300]
+
+
+def test_a_revoked_token_counts_no_more(daemon: Daemon, tmp_path: Path) -> None:
+    gone = client(daemon, tmp_path, "gone", "--role", "operate")
+    assert gone.status()
+    words = ["mux", "token", "revoke", "gone", "--state", str(daemon.folder)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    with pytest.raises(MuxError, match="does not take this token"):
+        gone.status()
+    listed = CliRunner().invoke(app, ["mux", "token", "list", "--state", str(daemon.folder)])
+    assert "gone" not in listed.stdout
+    file = daemon.folder / "tokens.json"
+    assert file.stat().st_mode & 0o077 == 0
+    assert all(each["sha256"] and "token" not in each for each in json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("operator", "--role", "read"), "and not 'operator'"),
+        (("a b", "--role", "read"), "a name is 1 to 64 characters"),
+        (("c", "--role", "read", "--team", "x"), "--team is for the role submit"),
+    ],
+)
+def test_mistakes_are_said(daemon: Daemon, words: tuple[str, ...], said: str) -> None:
+    found = CliRunner().invoke(app, ["mux", "token", "add", *words, "--state", str(daemon.folder)])
+    assert isinstance(found.exception, ValueError)
+    assert said in str(found.exception)

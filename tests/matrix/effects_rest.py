@@ -23,6 +23,7 @@ from rich.console import Console
 from rollpacker import job
 from rollpacker.cli import shared_phases
 from rollpacker.config import RunConfig
+from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.runtime.progress import Progress
 
@@ -219,6 +220,10 @@ described(
         "mux.slo": 7.0,
         "mux.worst_rollout_s": 31.0,
         "mux.worst_train_s": 17.0,
+        "mux.team": "math",
+        "mux.priority": 3,
+        "mux.rollout_memory_gb": 11.0,
+        "mux.train_memory_gb": 13.0,
         "mux.cores": {"rollout": [0], "train": [1]},
         "rewards.0.options": {"probe": True},
         "steps": 2,
@@ -227,6 +232,46 @@ described(
     around=daemon,
     train=with_permits,
 )
+
+
+@contextlib.contextmanager
+def submitted(here: Path) -> Iterator[dict[str, Any]]:
+    """A daemon that knows the run's job before it starts; what it knows at the end."""
+    folder = here / f"managed-{len(list(here.glob('managed-*')))}"
+    folder.mkdir()
+    running = Daemon(folder, ttl=20.0)
+    running.client().submit(JobSpec(id="told", worst_rollout_s=30.0, worst_train_s=30.0))
+    found: dict[str, Any] = {"url": running.url, "token_file": str(running.token_file)}
+    try:
+        yield found
+        found["jobs"] = running.client().status()["jobs"]
+    finally:
+        running.stop()
+
+
+described(
+    "managed",
+    {
+        "mux.url": "{url}",
+        "mux.token_file": "{token_file}",
+        "mux.job": "told",
+        "mux.worst_rollout_s": 31.0,
+        "mux.worst_train_s": 17.0,
+        "mux.managed": True,
+        "steps": 2,
+    },
+    slow=True,
+    around=submitted,
+    train=with_permits,
+)
+
+
+@effect("mux.managed", run="managed")
+def _(ran: Ran) -> None:
+    """The job that was submitted ran, and goes on: whoever started the run ends it."""
+    job = known(ran)
+    assert (job["id"], job["done"], job["state"]) == ("told", 2, "idle")
+    assert job["spec"]["worst_rollout_s"] == 30.0
 
 
 def known(ran: Ran) -> dict[str, Any]:
@@ -254,11 +299,21 @@ def _(ran: Ran) -> None:
     assert (spec["slo"], spec["worst_rollout_s"], spec["worst_train_s"]) == (7.0, 31.0, 17.0)
 
 
+@effect(
+    *("mux.team", "mux.priority", "mux.rollout_memory_gb", "mux.train_memory_gb"),
+    run="shared-nodes",
+)
+def _(ran: Ran) -> None:
+    spec = known(ran)["spec"]
+    assert (spec["team"], spec["priority"]) == ("math", 3)
+    assert (spec["rollout_memory_gb"], spec["train_memory_gb"]) == (11.0, 13.0)
+
+
 @effect("mux.cores", run="shared-nodes")
 def _(ran: Ran) -> None:
     """Rewards are computed in the rollout phase."""
     assert ran.calls
-    assert all(cores_of(call) == [0] for call in ran.calls)
+    assert {tuple(cores_of(call)) for call in ran.calls} == {(0,)}
 
 
 # --- trackers: what accelerate hands to packages of these names ----------------------------------

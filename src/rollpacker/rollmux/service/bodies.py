@@ -19,6 +19,10 @@ from rollpacker.rollmux.service.guard import BY
 from rollpacker.rollmux.service.roles import OPERATOR, Principal
 
 
+_DIGITS = 19
+"""Of a 64-bit number."""
+
+
 class Empty(BaseModel, extra="forbid", strict=True):
     """An object without fields."""
 
@@ -141,7 +145,8 @@ async def _asked(
     data = await request.json() if await request.body() else {}
     found = asked(key, f"{request.method} {request.url.path}", data)
     about, token = request.path_params, request.path_params.get("token", "")
-    number = int(token) if token.isdecimal() else None
+    # What is no token at all is refused elsewhere.
+    number = int(token) if token.isdecimal() and len(token) < _DIGITS else None
     return replace(found, by=request.scope[BY], job=about.get("job"), token=number)
 
 

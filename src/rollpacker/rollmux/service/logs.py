@@ -67,7 +67,7 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
     """The routes."""
 
     @app.post("/v1/jobs/{job}/attempts/{number}/log")
-    async def printed(job: str, number: int, body: bodies.Printed) -> Response:
+    async def printed(job: str, number: int, body: bodies.Printed, _: bodies.Key) -> Response:
         await writer.read(lambda core: _attempt(core, job, number))
         try:
             data = base64.b64decode(body.data, validate=True)

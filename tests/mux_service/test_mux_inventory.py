@@ -144,8 +144,32 @@ def test_teams_and_their_nodes_are_shown(world: World) -> None:
             "name": "math",
             "guaranteed": {"rollout": 1.0, "train": 1.0},
             "used": {"rollout": 1.0, "train": 1.0},
+            "borrowed": {"rollout": 0.0, "train": 0.0},
+            "share": 1.0,
+            "jobs": {"placed": 1, "waiting": 0},
+            "owed": False,
+            "priority": None,
         }
     ]
+    alone(world, "b", priority=3)
+    alone(world, "c", team="math", priority=-1)
+    math, none = views.status(world.core)["teams"]
+    assert (math["jobs"], math["owed"], math["priority"]) == (
+        {"placed": 1, "waiting": 1},
+        False,
+        -1,
+    )
+    assert (none["name"], none["jobs"]) == ("", {"placed": 0, "waiting": 1})
+    assert none["guaranteed"] == {"rollout": 0.0, "train": 0.0}
+
+
+def test_what_a_team_has_beyond_its_guarantee_is_borrowed(world: World) -> None:
+    world.post(node_commands.register, None, {"name": "roll-1", "pool": "rollout"})
+    world.post(node_commands.register, None, {"name": "train-1", "pool": "train"})
+    alone(world, "a", team="math")
+    alone(world, "b", team="math")
+    (math,) = views.status(world.core)["teams"]
+    assert (math["used"]["rollout"], math["borrowed"]["rollout"], math["share"]) == (2.0, 1.0, 2.0)
 
 
 def test_reclaimed_nodes_go_to_the_team_and_the_guest_waits_without_losing_its_promise(

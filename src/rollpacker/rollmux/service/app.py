@@ -171,8 +171,8 @@ def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
         return _json(200, await writer.read(views.status))
 
     @app.get("/v1/timeline")
-    async def timeline(window_s: float = 600.0) -> Response:
-        return _json(200, await writer.read(lambda core: views.timeline(core, window_s)))
+    async def timeline(window_s: float = 600.0, job: str = "", node: str = "") -> Response:
+        return _json(200, await writer.read(lambda core: views.timeline(core, window_s, job, node)))
 
     @app.get("/metrics")
     @app.get("/v1/metrics")

@@ -177,13 +177,7 @@ def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
     @app.get("/metrics")
     @app.get("/v1/metrics")
     async def numbers() -> Response:
-        found = await writer.read(lambda core: views.status(core, ended=0))
-        more = {
-            "recovery_seconds": writer.stats.recovery_s,
-            "store_failures": float(writer.stats.failures),
-            "poisoned_events": float(writer.stats.poisoned),
-        }
-        return Response(metrics.text(found, more), media_type="text/plain; version=0.0.4")
+        return Response(await metrics.text(writer), media_type="text/plain; version=0.0.4")
 
 
 def _add_logs(app: FastAPI, writer: Writer) -> None:

@@ -36,7 +36,9 @@ function node(part) {
 
 export function fill(element, parts) {
   if (!differs(element, parts)) return;
-  if (parts.length === 1 && typeof parts[0] !== "object") element.textContent = parts[0];
+  const plain = parts.length === 1 && typeof parts[0] !== "object";
+  const only = element.childNodes.length === 1 ? element.firstChild : null;
+  if (plain && only instanceof Text) only.data = parts[0];
   else element.replaceChildren(...parts.map(node));
 }
 

@@ -19,6 +19,8 @@ from rollpacker.rollmux.service.core import Core
 
 OTHER = "other"
 """Stands for jobs of no team, and of teams that are guaranteed nothing."""
+JOB = "job_id"
+"""Label of a job's series: Prometheus has a ``job`` of its own."""
 _BYTES_PER_GB = 1e9
 _CLOSED = ("failed", "failing")
 
@@ -92,7 +94,7 @@ def _cluster(found: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _jobs(found: Mapping[str, Any]) -> Iterator[Metric]:
-    jobs, labels = found["jobs"], ("job", "team")
+    jobs, labels = found["jobs"], (JOB, "team")
     known = {("queued", team): 0 for team in found["listed"]}
     text = "Jobs by state, those that ended too."
     yield _gauge("jobs", text, ("state", "team"), known | found["states"])

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, create_model
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.service.docstrings import args_of
 
 
 class Empty(BaseModel, extra="forbid", strict=True):
@@ -22,12 +23,15 @@ class Empty(BaseModel, extra="forbid", strict=True):
 
 def _fields_of(kind: type[Any]) -> Any:
     """Those of a dataclass, for pydantic."""
-    hints, found = get_type_hints(kind), dict[str, Any]()
+    hints, found, texts = get_type_hints(kind), dict[str, Any](), args_of(kind)
     for each in fields(kind):
-        default: Any = ... if each.default is MISSING else each.default
+        text = texts.get(each.name)
         if each.default_factory is not MISSING:
-            default = Field(default_factory=each.default_factory)
-        found[each.name] = (hints[each.name], default)
+            field = Field(default_factory=each.default_factory, description=text)
+        else:
+            default: Any = ... if each.default is MISSING else each.default
+            field = Field(default, description=text)
+        found[each.name] = (hints[each.name], field)
     return found
 
 

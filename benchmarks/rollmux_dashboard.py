@@ -97,7 +97,7 @@ def main() -> None:
                 f"{max(drawn):.1f}, {statistics.median(asked):.0f}"
             )
         browser.quit()
-        daemon.terminate()
+        daemon.kill()
         daemon.wait()
 
 

@@ -35,7 +35,7 @@ def described(app: FastAPI) -> dict[tuple[str, str], APIRoute]:
         (method, route.path): route
         for route in app.routes
         if isinstance(route, APIRoute) and route.include_in_schema
-        for method in route.methods
+        for method in route.methods or ()
     }
 
 

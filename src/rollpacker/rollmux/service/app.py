@@ -69,7 +69,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:
-        return _json(error.status_code, {"error": f"{error.detail}; see docs/mux_daemon.md"})
+        return _json(error.status_code, {"error": f"{error.detail}; see docs/mux_api.md"})
 
 
 async def _post(

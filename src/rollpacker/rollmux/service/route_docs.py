@@ -97,5 +97,5 @@ DRAIN = _route("cluster", answers.Drained)
 HEALTH = _or(_route("cluster", answers.Health), 503, answers.Health, "the store cannot be written")
 STATUS = _route("cluster", answers.Status)
 TIMELINE = _route("cluster", answers.Timeline)
-METRICS = _route("cluster", None) | {"response_class": PlainTextResponse}
-LINES = _route("cluster", None) | {"response_class": StreamingResponse}
+METRICS: Docs = _route("cluster", None) | {"response_class": PlainTextResponse}
+LINES: Docs = _route("cluster", None) | {"response_class": StreamingResponse}

@@ -30,6 +30,11 @@ function showPool(cell, team, pool, scale) {
   fill(cell.lastChild, [`${count(used)} used of ${count(owned)} guaranteed${more}`]);
 }
 
+function shareOf(team) {
+  const owns = POOLS.some((pool) => team.guaranteed[pool] > 0);
+  return owns ? `${count(100 * team.share)}% of its share` : "no guarantee";
+}
+
 function standing(team) {
   if (!team.jobs.waiting) return NONE;
   const owed = team.owed ? "owed nodes" : "would borrow";
@@ -42,8 +47,7 @@ function show(status) {
   at("teams-table").hidden = status.teams.length === 0;
   keyed(at("teams-rows"), status.teams, (team) => team.name, create, (row, team) => {
     const name = { text: team.name || "jobs of no team", className: "name" };
-    const share = { text: `${count(100 * team.share)}% of its share`, className: "under" };
-    fill(row.cells[0], [name, share]);
+    fill(row.cells[0], [name, { text: shareOf(team), className: "under" }]);
     POOLS.forEach((pool, index) => showPool(row.cells[1 + index], team, pool, scales[index]));
     const jobs = `${team.jobs.placed} with nodes, ${team.jobs.waiting} waiting`;
     fill(row.cells[3], [{ text: jobs }, { text: standing(team), className: "under" }]);

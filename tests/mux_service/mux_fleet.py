@@ -55,6 +55,7 @@ class Daemon:
         ttl: float = TTL,
         postgres: str | None = None,
         tls: tuple[Path | None, Path | None] = (None, None),
+        inventory: Path | None = None,
     ) -> None:
         self.port = free_port()
         self.options = ServeOptions(
@@ -63,6 +64,7 @@ class Daemon:
             ttl=ttl,
             settings=SETTINGS,
             postgres=postgres,
+            inventory=inventory,
             tls_cert=tls[0],
             tls_key=tls[1],
         )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,6 +76,11 @@ def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
     link = Link(daemon.port, daemon.token)
     acknowledged = submit_until_refused(link)
     assert len(acknowledged) > 5
+    # The numbers are told while nothing can be written, but for the state.
+    status, numbers = link.once("GET", "/metrics")
+    assert status == 200
+    assert re.search(r"^rollmux_store_failures_total [1-9]", numbers, re.M)
+    assert ("rollmux_store_writable 1.0" in numbers) == ("rollmux_jobs{" in numbers)
     time.sleep(1.1)
     assert jobs_of(link) == acknowledged
     daemon.stop()

@@ -1,17 +1,21 @@
 """A daemon with named nodes: jobs wait for them, agents report them, owners close them."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.check import check_lines
 from rollpacker.rollmux.inventory import Machine
-from rollpacker.rollmux.service import commands, node_commands, views
+from rollpacker.rollmux.service import commands, lookout, node_commands, views
 from rollpacker.rollmux.service.history import event_log
+from rollpacker.rollmux.service.lookout import Lookout
 from rollpacker.rollmux.settings import Settings, Team
 
 ONE_EACH = [Machine(name="roll-0", pool="rollout"), Machine(name="train-0", pool="train")]
@@ -45,7 +49,8 @@ def test_a_job_waits_with_its_place_reason_and_forecast_and_starts_in_its_turn(
     assert alone(world, "c")["state"] == "queued"
     # It may ask already: its request waits.
     assert world.ask("b", "rollout", "key-b") == (0, {})
-    queue = views.job(world.core, "c")["queue"]
+    while (queue := views.job(world.core, "c")["queue"])["starts_in_s"] is None:
+        time.sleep(0.01)
     assert (queue["position"], queue["of"]) == (2, 2)
     assert queue["reason"] == (
         "no group can take it, and it needs 1 rollout nodes (0 free) and "
@@ -144,8 +149,32 @@ def test_teams_and_their_nodes_are_shown(world: World) -> None:
             "name": "math",
             "guaranteed": {"rollout": 1.0, "train": 1.0},
             "used": {"rollout": 1.0, "train": 1.0},
+            "borrowed": {"rollout": 0.0, "train": 0.0},
+            "share": 1.0,
+            "jobs": {"placed": 1, "waiting": 0},
+            "owed": False,
+            "priority": None,
         }
     ]
+    alone(world, "b", priority=3)
+    alone(world, "c", team="math", priority=-1)
+    math, none = views.status(world.core)["teams"]
+    assert (math["jobs"], math["owed"], math["priority"]) == (
+        {"placed": 1, "waiting": 1},
+        False,
+        -1,
+    )
+    assert (none["name"], none["jobs"]) == ("", {"placed": 0, "waiting": 1})
+    assert none["guaranteed"] == {"rollout": 0.0, "train": 0.0}
+
+
+def test_what_a_team_has_beyond_its_guarantee_is_borrowed(world: World) -> None:
+    world.post(node_commands.register, None, {"name": "roll-1", "pool": "rollout"})
+    world.post(node_commands.register, None, {"name": "train-1", "pool": "train"})
+    alone(world, "a", team="math")
+    alone(world, "b", team="math")
+    (math,) = views.status(world.core)["teams"]
+    assert (math["used"]["rollout"], math["borrowed"]["rollout"], math["share"]) == (2.0, 1.0, 2.0)
 
 
 def test_reclaimed_nodes_go_to_the_team_and_the_guest_waits_without_losing_its_promise(
@@ -174,3 +203,27 @@ def test_a_cloud_has_no_named_nodes(tmp_path: Path) -> None:
     assert (status, told["code"]) == (409, "cloud")
     assert json.loads(json.dumps(views.status(world.core)))["named"] is False
     world.store.close()
+
+
+def test_nobody_waits_for_a_long_forecast(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there later, and by then as much time has passed."""
+    monkeypatch.setattr(Lookout, "patience_s", 0.0)
+    alone(world, "a")
+    alone(world, "b")
+    found = Event()
+    look = lookout.forecast
+
+    def slow(*args: Any) -> dict[str, float]:
+        found.wait()
+        return look(*args)
+
+    monkeypatch.setattr(lookout, "forecast", slow)
+    assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
+    world.wait(10.0)
+    assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
+    found.set()
+    while (expected := views.job(world.core, "b")["queue"]["starts_in_s"]) is None:
+        time.sleep(0.01)
+    assert 40.0 < expected < 80.0
+    world.wait(5.0)
+    assert views.job(world.core, "b")["queue"]["starts_in_s"] == pytest.approx(expected - 5.0)

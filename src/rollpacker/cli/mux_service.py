@@ -117,7 +117,7 @@ def status(
     ):
         print_plain(f"waits: {_place_in_queue(job)}")
     for team in found["teams"]:
-        print_plain(f"team {team['name']}: {_share(team)}")
+        print_plain(f"{_team(team)}: {_share(team)}")
     print_plain(_nodes_line(found) + (", draining" if found["draining"] else ""))
 
 
@@ -126,6 +126,10 @@ def _place_in_queue(job: dict[str, Any]) -> str:
     seconds = queue["starts_in_s"]
     when = "nobody can say when" if seconds is None else f"starts in about {seconds / 60:.0f} min"
     return f"{queue['position']} of {queue['of']}: {job['id']}, {when}; {queue['reason']}"
+
+
+def _team(team: dict[str, Any]) -> str:
+    return f"team {team['name']}" if team["name"] else "jobs of no team"
 
 
 def _share(team: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ iterations are done. Who is placed, moved or set aside then is decided by the sa
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,7 +68,10 @@ class Forecasts:
 
     def look(self, scheduler: Scheduler, now: float, looks: int = LOOKS) -> dict[str, float]:
         """As ``forecast``, corrected."""
-        found = forecast(scheduler, now, looks)
+        return self.corrected(forecast(scheduler, now, looks), now)
+
+    def corrected(self, found: Mapping[str, float], now: float) -> dict[str, float]:
+        """A forecast of this time by how earlier ones turned out."""
         for job, wait in found.items():
             self._said.setdefault(job, (now, wait))
         right = float(np.median(self._ratios)) if len(self._ratios) >= ENOUGH else 1.0

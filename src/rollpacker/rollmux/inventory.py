@@ -224,6 +224,13 @@ class Slot:
     failures: list[float] = field(default_factory=list[float])
 
 
+_Wanted = tuple[int, float, int, tuple[tuple[str, str], ...]]
+
+
+def _wanted(pool: int, needs: Needs) -> _Wanted:
+    return pool, needs.memory_gb, needs.devices, tuple(needs.labels.items())
+
+
 class Fixed(Inventory):
     """Machines by name; those that are open and unused can be taken.
 
@@ -237,6 +244,9 @@ class Fixed(Inventory):
             if machine.name in self.slots:
                 raise ValueError(f"node {machine.name}: listed twice")
             self.slots[machine.name] = Slot(machine)
+        self._suits: dict[_Wanted, list[Slot]] = {}
+        self._free: dict[_Wanted, int] = {}
+        # Jobs that wait ask for the same again and again: both are kept until something changes.
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -244,16 +254,28 @@ class Fixed(Inventory):
         return tuple(slot.machine for slot in self.slots.values())
 
     def _suitable(self, pool: int, needs: Needs) -> list[Slot]:
-        wanted = POOL_NAMES[pool]
-        return [
-            slot
-            for slot in self.slots.values()
-            if slot.machine.pool == wanted and slot.machine.suits(needs)
-        ]
+        wanted = _wanted(pool, needs)
+        if wanted not in self._suits:
+            self._suits[wanted] = [
+                slot
+                for slot in self.slots.values()
+                if slot.machine.pool == POOL_NAMES[pool] and slot.machine.suits(needs)
+            ]
+        return self._suits[wanted]
+
+    def _changed(self, machines: bool = False) -> None:
+        """Others are free than were; or there are other machines."""
+        self._free.clear()
+        if machines:
+            self._suits.clear()
 
     def free(self, pool: int, needs: Needs) -> float:
         """Open, unused and suitable ones."""
-        return sum(s.status == "open" and not s.used for s in self._suitable(pool, needs))
+        wanted = _wanted(pool, needs)
+        if wanted not in self._free:
+            suitable = self._suitable(pool, needs)
+            self._free[wanted] = sum(s.status == "open" and not s.used for s in suitable)
+        return self._free[wanted]
 
     def ever(self, pool: int, needs: Needs) -> float:
         """Those that are down or closed count: they may be back."""
@@ -274,6 +296,7 @@ class Fixed(Inventory):
             raise ValueError(f"no {count} {POOL_NAMES[pool]} nodes are free")
         for slot in chosen:
             slot.used = True
+        self._changed()
         return tuple(slot.machine.name for slot in chosen)
 
     def give(self, names: Iterable[str]) -> None:
@@ -281,6 +304,7 @@ class Fixed(Inventory):
         for name in names:
             if name in self.slots:
                 self.slots[name].used = False
+        self._changed()
 
     def untake(self, names: Iterable[str]) -> None:
         """As ``give``: names are chosen by what is free."""
@@ -300,10 +324,12 @@ class Fixed(Inventory):
         slot = self.slots[name]
         slot.failures = [at for at in slot.failures if at > now - FLAPPING_S] + [now]
         slot.status, slot.used, slot.why = "down", False, "failed"
+        self._changed()
 
     def join(self, machine: Machine, now: float) -> Slot:
         """A machine is there, for the first time or again; what was closed by people stays so."""
         slot = self.slots.get(machine.name)
+        self._changed(machines=True)
         if slot is None:
             slot = self.slots[machine.name] = Slot(machine)
             return slot
@@ -320,17 +346,20 @@ class Fixed(Inventory):
     def close(self, name: str, status: Status, why: str) -> None:
         """Nothing new comes to a node. Raises ``KeyError`` for an unknown one."""
         self.slots[name].status, self.slots[name].why = status, why
+        self._changed()
 
     def open(self, name: str) -> None:
         """A node may be used again; its failures are forgotten. Raises ``KeyError``."""
         slot = self.slots[name]
         slot.status, slot.why, slot.failures = "open", "", []
+        self._changed()
 
     def remove(self, name: str) -> None:
         """A node is not ours any more. Raises ``ValueError`` while it is used, ``KeyError``."""
         if self.slots[name].used:
             raise ValueError(f"node {name}: jobs are on it; drain it first")
         del self.slots[name]
+        self._changed(machines=True)
 
     def state_dict(self) -> dict[str, Any]:
         """All machines."""
@@ -340,6 +369,7 @@ class Fixed(Inventory):
         """Restore ``state_dict``."""
         slots = load(state["slots"], list[Slot])
         self.slots = {slot.machine.name: slot for slot in slots}
+        self._changed(machines=True)
 
 
 def _plainest_first(slots: Iterable[Slot]) -> list[Slot]:

@@ -21,6 +21,7 @@ from rollpacker.rollmux.service import (
     node_commands,
     views,
 )
+from rollpacker.rollmux.service import route_docs as docs
 from rollpacker.rollmux.service.bodies import Asked, Key
 from rollpacker.rollmux.service.commands import Outcome
 from rollpacker.rollmux.service.metrics import Metrics
@@ -32,7 +33,13 @@ _EMPTY, _WHY, _DRAIN, _ALIVE = bodies.Empty(), bodies.Failed(), bodies.Drain(), 
 
 def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
     """The application; it has no guard of its own."""
-    app = FastAPI(title="RollMux", docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
+    app = FastAPI(
+        title="RollMux",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+        separate_input_output_schemas=False,
+    )
     _add_errors(app)
     _add_jobs(app, writer)
     _add_permits(app, writer)
@@ -64,7 +71,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:
-        return _json(error.status_code, {"error": f"{error.detail}; see docs/mux_daemon.md"})
+        return _json(error.status_code, {"error": f"{error.detail}; see docs/mux_api.md"})
 
 
 async def _post(
@@ -83,125 +90,161 @@ async def _post(
 def _add_jobs(app: FastAPI, writer: Writer) -> None:
     post = partial(_post, writer)
 
-    @app.post("/v1/jobs")
+    @app.post("/v1/jobs", **docs.SUBMIT)
     async def submit(body: bodies.NewJob, asked: Key) -> Response:
+        """Submit a job; where it does not fit yet it waits for nodes."""
         return await post(asked, commands.submit, body)
 
-    @app.get("/v1/jobs")
+    @app.get("/v1/jobs", **docs.JOBS)
     async def jobs() -> Response:
+        """All jobs, those that ended too."""
         return _json(200, await writer.read(views.jobs))
 
-    @app.get("/v1/jobs/{job}")
+    @app.get("/v1/jobs/{job}", **docs.JOB)
     async def job_of(job: str) -> Response:
+        """One job."""
         return _json(200, await writer.read(lambda core: views.job(core, job)))
 
-    @app.post("/v1/jobs/{job}/permits")
+    @app.post("/v1/jobs/{job}/permits", **docs.PERMITS)
     async def permits(job: str, body: bodies.Ask, asked: Key) -> Response:
+        """Ask for a phase: a permit, a move that has to come first, or not yet.
+
+        Deadline of a permit: your clock just before you sent this request, and ``ttl_s``. After a
+        move, repeat the request with the same key; after one for a ``failure`` with a new key: the
+        iteration begins again with a rollout.
+        """
         # A lease counts from when it was asked for: a late answer would be worth nothing.
         wait_s = min(body.wait_s, writer.core.ttl / 3)
         return await post(asked, commands.permit, job, body.phase, wait_s=wait_s)
 
-    @app.post("/v1/jobs/{job}/tail")
+    @app.post("/v1/jobs/{job}/tail", **docs.TAIL)
     async def tail(job: str, body: bodies.Tail, asked: Key) -> Response:
+        """About 80% of the responses of the running rollout are done."""
         return await post(asked, commands.tail, job, body)
 
-    @app.post("/v1/jobs/{job}/moved")
+    @app.post("/v1/jobs/{job}/moved", **docs.MOVED)
     async def moved(job: str, body: bodies.Moved, asked: Key) -> Response:
+        """The state is loaded on the new nodes."""
         return await post(asked, commands.moved, job, body)
 
-    @app.post("/v1/jobs/{job}/end")
+    @app.post("/v1/jobs/{job}/end", **docs.END)
     async def end(job: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        """The job is done, or cancelled."""
         return await post(asked, commands.end, job)
 
 
 def _add_permits(app: FastAPI, writer: Writer) -> None:
     post = partial(_post, writer)
 
-    @app.post("/v1/permits/{token}/heartbeat")
+    @app.post("/v1/permits/{token}/heartbeat", **docs.HEARTBEAT)
     async def heartbeat(token: int, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        """Give a lease its full time again, about every third of it.
+
+        Each with a fresh key: a repeated one extends nothing.
+        """
         answer = await writer.call(lambda core: commands.heartbeat(core, token, asked))
         assert answer is not None
         return _json(answer.status, answer.body)
 
-    @app.post("/v1/permits/{token}/finish")
+    @app.post("/v1/permits/{token}/finish", **docs.FINISH)
     async def finish(token: int, body: bodies.Finished, asked: Key) -> Response:
+        """The phase is over."""
         return await post(asked, commands.finish, token, body)
 
-    @app.post("/v1/permits/{token}/abandon")
+    @app.post("/v1/permits/{token}/abandon", **docs.ABANDON)
     async def abandon(token: int, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        """The phase is given back unfinished: it has to be asked for again."""
         return await post(asked, commands.abandon, token)
 
 
 def _add_nodes(app: FastAPI, writer: Writer) -> None:
     post = partial(_post, writer)
 
-    @app.get("/v1/nodes/{node}")
+    @app.get("/v1/nodes/{node}", **docs.NODE)
     async def node_of(node: str) -> Response:
+        """One node, also one that nobody knows."""
         return _json(200, await writer.read(lambda core: views.node(core, node)))
 
-    @app.post("/v1/nodes")
+    @app.post("/v1/nodes", **docs.REGISTER)
     async def register(body: bodies.NewNode, asked: Key) -> Response:
+        """A named node's agent says what the node is.
+
+        One that has less than the inventory says, or failed three times within an hour, is set
+        aside.
+        """
         return await post(asked, node_commands.register, body)
 
-    @app.post("/v1/nodes/{node}/close")
+    @app.post("/v1/nodes/{node}/close", **docs.CLOSE)
     async def close(node: str, body: bodies.Closed, asked: Key) -> Response:
+        """Nothing new comes to the node.
+
+        Jobs on a draining one get others between two iterations, as soon as there are some.
+        """
         return await post(asked, node_commands.node_closed, node, body)
 
-    @app.post("/v1/nodes/{node}/open")
+    @app.post("/v1/nodes/{node}/open", **docs.OPEN)
     async def opened(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        """The node is used again."""
         return await post(asked, node_commands.node_opened, node)
 
-    @app.post("/v1/nodes/{node}/remove")
+    @app.post("/v1/nodes/{node}/remove", **docs.REMOVE)
     async def removed(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
+        """The node leaves the inventory."""
         return await post(asked, node_commands.node_removed, node)
 
-    @app.post("/v1/nodes/{node}/heartbeat")
+    @app.post("/v1/nodes/{node}/heartbeat", **docs.NODE_BEAT)
     async def heartbeat(node: str, asked: Key, body: bodies.Alive = _ALIVE) -> Response:
+        """The node's agent lives; once it has reported, its silence is a failure.
+
+        Where it starts programs it is told which belong there.
+        """
         return await post(asked, node_commands.node_heartbeat, node, body)
 
-    @app.post("/v1/nodes/{node}/failed")
+    @app.post("/v1/nodes/{node}/failed", **docs.FAILED)
     async def failed(node: str, asked: Key, _: bodies.Failed = _WHY) -> Response:
+        """The node is gone with all that was on it."""
         return await post(asked, node_commands.node_failed, node)
 
-    @app.post("/v1/drain")
+    @app.post("/v1/drain", **docs.DRAIN)
     async def drain(asked: Key, body: bodies.Drain = _DRAIN) -> Response:
+        """Turn new jobs away, or no longer; live ones go on."""
         return await post(asked, commands.drain, body)
 
 
 def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
-    @app.get("/v1/health")
+    @app.get("/v1/health", **docs.HEALTH)
     async def health() -> Response:
+        """Whether the daemon can work; needs no token."""
         if not writer.alive:
             return _json(503, {"status": "the store cannot be written"})
         return _json(200, {"status": "ok"})
 
-    @app.get("/v1/status")
+    @app.get("/v1/status", **docs.STATUS)
     async def status() -> Response:
+        """The whole cluster: pools, queue, teams, groups, jobs."""
         return _json(200, await writer.read(views.status))
 
-    @app.get("/v1/timeline")
-    async def timeline(window_s: float = 600.0) -> Response:
-        return _json(200, await writer.read(lambda core: views.timeline(core, window_s)))
+    @app.get("/v1/timeline", **docs.TIMELINE)
+    async def timeline(window_s: float = 600.0, job: str = "", node: str = "") -> Response:
+        """Phases of the last seconds; of a job or a node only, where one is named."""
+        return _json(200, await writer.read(lambda core: views.timeline(core, window_s, job, node)))
 
-    @app.get("/metrics")
-    @app.get("/v1/metrics")
+    @app.get("/metrics", include_in_schema=False)
+    @app.get("/v1/metrics", **docs.METRICS)
     async def numbers() -> Response:
-        found = await writer.read(lambda core: views.status(core, ended=0))
-        more = {
-            "recovery_seconds": writer.stats.recovery_s,
-            "store_failures": float(writer.stats.failures),
-            "poisoned_events": float(writer.stats.poisoned),
-        }
-        return Response(metrics.text(found, more), media_type="text/plain; version=0.0.4")
+        """Numbers for Prometheus, also at ``/metrics``."""
+        return Response(await metrics.text(writer), media_type="text/plain; version=0.0.4")
 
 
 def _add_logs(app: FastAPI, writer: Writer) -> None:
-    @app.get("/v1/journal")
+    @app.get("/v1/journal", **docs.LINES)
     def journal(after: int = 0) -> Response:
+        """What was recorded after an entry, JSON lines; replayable."""
         lines = history.journal(writer.core.store.reader(), after)
         return StreamingResponse(lines, media_type="application/jsonl")
 
-    @app.get("/v1/events")
+    @app.get("/v1/events", **docs.LINES)
     def events() -> Response:
+        """The event log, JSON lines: rollpacker mux check reads it."""
         lines = history.event_log(writer.core.store.reader(), writer.core.settings)
         return StreamingResponse(lines, media_type="application/jsonl")

@@ -15,9 +15,9 @@ from rollpacker.core.types import Phase
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.program import Program
+from rollpacker.rollmux.service.docstrings import args_of
 from rollpacker.rollmux.service.guard import BY
 from rollpacker.rollmux.service.roles import OPERATOR, Principal
-
 
 _DIGITS = 19
 """Of a 64-bit number."""
@@ -29,12 +29,15 @@ class Empty(BaseModel, extra="forbid", strict=True):
 
 def _fields_of(kind: type[Any]) -> Any:
     """Those of a dataclass, for pydantic."""
-    hints, found = get_type_hints(kind), dict[str, Any]()
+    hints, found, texts = get_type_hints(kind), dict[str, Any](), args_of(kind)
     for each in fields(kind):
-        default: Any = ... if each.default is MISSING else each.default
+        text = texts.get(each.name)
         if each.default_factory is not MISSING:
-            default = Field(default_factory=each.default_factory)
-        found[each.name] = (hints[each.name], default)
+            field = Field(default_factory=each.default_factory, description=text)
+        else:
+            default: Any = ... if each.default is MISSING else each.default
+            field = Field(default, description=text)
+        found[each.name] = (hints[each.name], field)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from math import inf
 
@@ -52,6 +52,8 @@ class Brain:
         self.programs = Programs()
         self.timeline: deque[Stretch] = deque(maxlen=_TIMELINE)
         self.running: dict[int, Stretch] = {}
+        self.outcomes: Counter[tuple[Phase, str]] = Counter()
+        """How many phases of either kind were done or lost so far."""
         self.touched: set[str] = set()
         """Jobs whose waiting requests may have an answer now."""
         self.seq = 0
@@ -203,6 +205,7 @@ class Brain:
         stretch = self.running.pop(token)
         stretch.end, stretch.outcome = self.now, outcome
         self.timeline.append(stretch)
+        self.outcomes[lease.phase, outcome] += 1
 
     def _permit(self, decision: do.Permit, effects: Effects) -> None:
         record = self.jobs[decision.job]

@@ -10,12 +10,12 @@ from rollpacker import __version__
 from rollpacker.core.codec import dumps, load, loads
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.forecast import Forecasts
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.clock import ClusterClock
+from rollpacker.rollmux.service.lookout import Lookout
 from rollpacker.rollmux.service.store import (
     FORMAT,
     Entry,
@@ -25,11 +25,6 @@ from rollpacker.rollmux.service.store import (
     chained,
 )
 from rollpacker.rollmux.settings import Settings
-
-_FORECAST_S = 60.0
-"""Seconds for which a forecast is taken to be right."""
-_LOOKS = 60
-"""Of a forecast: everybody else waits for it for some tenths of a second."""
 
 
 class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
@@ -67,9 +62,7 @@ class Core:
         self._keys: dict[str, Entry] = {}
         self._grants: list[Grant] = []
         self._ends: dict[int, int] = {}
-        self._forecasts = Forecasts()
-        self._forecast: dict[str, float] = {}
-        self._forecast_at: float | None = None
+        self._lookout = Lookout()
         self._queue: tuple[int, list[str]] = (-1, [])
         self._replay(saved)
         self.clock = ClusterClock(saved, self.brain.now, monotonic)
@@ -126,7 +119,7 @@ class Core:
         )
         for made in effects.decisions:
             if isinstance(made, do.Place):
-                self._forecasts.started(made.job, now)
+                self._lookout.started(made.job, now)
         self._ends.update((token, seq) for token in effects.ended)
         return entry
 
@@ -155,14 +148,7 @@ class Core:
 
     def forecast(self) -> dict[str, float]:
         """Seconds until jobs that wait are expected to start; looked into now and then."""
-        now = self.now()
-        if self._forecast_at is None or now - self._forecast_at > _FORECAST_S:
-            self._forecast, self._forecast_at = self._looked_ahead(now), now
-        passed = now - self._forecast_at
-        return {job: max(wait - passed, 0.0) for job, wait in self._forecast.items()}
-
-    def _looked_ahead(self, now: float) -> dict[str, float]:
-        return self._forecasts.look(self.brain.scheduler, now, _LOOKS)
+        return self._lookout.look(self.brain.scheduler, self.now())
 
     def queue(self) -> list[str]:
         """Jobs that wait for nodes, the next one first; the same until something happens."""

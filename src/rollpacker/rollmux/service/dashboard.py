@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import PurePath
 
 from fastapi import FastAPI
 from fastapi.responses import Response
 
 _TYPES = {
-    "index.html": "text/html; charset=utf-8",
-    "dashboard.css": "text/css; charset=utf-8",
-    "dashboard.js": "text/javascript; charset=utf-8",
-    "gantt.js": "text/javascript; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
 }
 
 
 def add(app: FastAPI) -> None:
     """Serve the page and its parts."""
     folder = files("rollpacker.rollmux.service").joinpath("assets")
-    content = {name: folder.joinpath(name).read_bytes() for name in _TYPES}
+    content = {part.name: part.read_bytes() for part in folder.iterdir()}
 
-    @app.get("/")
+    def part(name: str) -> Response:
+        return Response(content[name], media_type=_TYPES[PurePath(name).suffix])
+
+    @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return Response(content["index.html"], media_type=_TYPES["index.html"])
+        return part("index.html")
 
-    @app.get("/favicon.ico")
+    @app.get("/favicon.ico", include_in_schema=False)
     async def icon() -> Response:
         return Response(status_code=204)
 
-    @app.get("/assets/{name}")
+    @app.get("/assets/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:
-        if name not in content:
-            return Response(status_code=404)
-        return Response(content[name], media_type=_TYPES[name])
+        return part(name) if name in content else Response(status_code=404)

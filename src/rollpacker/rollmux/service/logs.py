@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from rollpacker.core.codec import dumps
 from rollpacker.rollmux.service import bodies
+from rollpacker.rollmux.service import route_docs as docs
 from rollpacker.rollmux.service.attempts import Attempt
 from rollpacker.rollmux.service.commands import job_record
 from rollpacker.rollmux.service.core import Core
@@ -66,8 +67,9 @@ class Logs:
 def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
     """The routes."""
 
-    @app.post("/v1/jobs/{job}/attempts/{number}/log")
+    @app.post("/v1/jobs/{job}/attempts/{number}/log", **docs.PRINTED)
     async def printed(job: str, number: int, body: bodies.Printed, _: bodies.Key) -> Response:
+        """What a program printed, from its agent; what is there already is taken once."""
         await writer.read(lambda core: _attempt(core, job, number))
         try:
             data = base64.b64decode(body.data, validate=True)
@@ -76,8 +78,12 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
         have = logs.add(job, number, body.at, data)
         return _json({"have": have, "full": have >= MOST})
 
-    @app.get("/v1/jobs/{job}/log")
+    @app.get("/v1/jobs/{job}/log", **docs.LOG)
     async def log(job: str, attempt: int | None = None, at: int = 0) -> Response:
+        """A piece of what a job's program printed: of its last start, or of ``attempt``.
+
+        It begins at byte ``at``; a negative one counts from the end.
+        """
         found = await writer.read(lambda core: _attempt(core, job, attempt))
         data = logs.read(job, found.number, at)
         have = logs.have(job, found.number)

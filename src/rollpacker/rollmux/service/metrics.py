@@ -1,17 +1,24 @@
-"""Numbers for Prometheus."""
+"""Numbers for Prometheus: what the daemon does, beside how the cluster is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from rollpacker.rollmux.service.numbers import families, numbers
+from rollpacker.rollmux.service.writer import Writer
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counters of the daemon; gauges are set from a status when somebody looks."""
+    """Counters of the daemon; gauges are made from the state when somebody looks."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -34,24 +41,6 @@ class Metrics:
         self._batch = Histogram(
             "rollmux_commit_entries", "Entries of a transaction.", buckets=_SIZES, registry=registry
         )
-        self._gauges = {
-            name: Gauge(f"rollmux_{name}", text, registry=registry)
-            for name, text in (
-                ("cost_dollars_per_hour", "Of the nodes that are held."),
-                ("solo_cost_dollars_per_hour", "Of every live job on nodes of its own."),
-                ("groups", "Co-execution groups."),
-                ("draining", "1 while new jobs are turned away."),
-                ("entries", "Entries of the log."),
-                ("recovery_seconds", "Seconds that reading the log took."),
-                ("store_failures", "Transactions that failed."),
-                ("poisoned_events", "Events that the scheduler failed on."),
-                ("slo_slack_seconds_min", "Of the live job that is closest to its limit."),
-            )
-        }
-        self._jobs = Gauge("rollmux_jobs", "Jobs by state.", ["state"], registry=registry)
-        self._nodes = Gauge(
-            "rollmux_nodes", "Nodes by pool and state.", ["pool", "state"], registry=registry
-        )
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """One more request; ``route`` is its pattern, never what the client wrote."""
@@ -63,23 +52,33 @@ class Metrics:
         self._commit.observe(seconds)
         self._batch.observe(entries)
 
-    def text(self, status: dict[str, Any], more: dict[str, float]) -> bytes:
-        """In the text format, with gauges of this status."""
-        slacks = [job["slo_slack_s"] for job in status["jobs"]]
-        values = {
-            "cost_dollars_per_hour": status["cost_per_h"]["now"],
-            "solo_cost_dollars_per_hour": status["cost_per_h"]["solo"],
-            "groups": len(status["groups"]),
-            "draining": float(status["draining"]),
-            "entries": status["seq"],
-            "slo_slack_seconds_min": min(slacks, default=0.0),
-        }
-        for name, value in (values | more).items():
-            self._gauges[name].set(value)
-        self._jobs.clear()
-        for state, count in status["counts"].items():
-            self._jobs.labels(state).set(count)
-        self._nodes.clear()
-        for node in status["nodes"]:
-            self._nodes.labels(node["pool"], node["state"]).inc()
-        return generate_latest(self._registry)
+    async def text(self, writer: Writer) -> bytes:
+        """In the text format; of a daemon that cannot write, what is known without its state."""
+        found = await writer.read(numbers) if writer.alive else None
+        now = CollectorRegistry()
+        now.register(_Now(writer, found))
+        return generate_latest(self._registry) + generate_latest(now)
+
+
+class _Now(Collector):
+    """Gauges of one moment."""
+
+    def __init__(self, writer: Writer, found: Mapping[str, Any] | None) -> None:
+        self._writer = writer
+        self._found = found
+
+    def collect(self) -> Iterator[Metric]:
+        """Of the daemon, then of the cluster."""
+        stats = self._writer.stats
+        for name, text, value in (
+            ("store_writable", "0 while the store cannot be written.", float(self._writer.alive)),
+            ("recovery_seconds", "Seconds that reading the log took.", stats.recovery_s),
+        ):
+            yield GaugeMetricFamily(f"rollmux_{name}", text, value)
+        for name, text, value in (
+            ("store_failures", "Transactions that failed.", stats.failures),
+            ("poisoned_events", "Events that the scheduler failed on.", stats.poisoned),
+        ):
+            yield CounterMetricFamily(f"rollmux_{name}", text, value)
+        if self._found is not None:
+            yield from families(self._found)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from heapq import nlargest
 from typing import Any
 
 from rollpacker.core.codec import plain
 from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.inventory import Slot
-from rollpacker.rollmux.queue import why_it_waits
+from rollpacker.rollmux.inventory import POOL_NAMES, Slot
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.service.commands import job_record, move_body, permit_body
 from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.queue_view import QueueView
 from rollpacker.rollmux.service.records import JobRecord, Stretch
-from rollpacker.rollmux.teams import Shares
+from rollpacker.rollmux.service.team_view import teams
 
-POOLS = ("rollout", "train")
 _NEAR = 0.2
 """Iterations at worst that a job's slack should cover."""
 
@@ -26,10 +26,10 @@ def job(core: Core, name: str) -> dict[str, Any]:
     record = job_record(core, name)
     live = core.brain.scheduler.cluster.jobs.get(name)
     recent = [] if live is None else [list(pair) for pair in live.observed.ring]
-    return _job(core, name, record) | {"recent_s": recent}
+    return _job(core, name, record, QueueView(core)) | {"recent_s": recent}
 
 
-def _job(core: Core, name: str, record: JobRecord) -> dict[str, Any]:
+def _job(core: Core, name: str, record: JobRecord, queue: QueueView) -> dict[str, Any]:
     brain = core.brain
     live = brain.scheduler.cluster.jobs.get(name)
     home = None if live is None else live.home
@@ -43,7 +43,7 @@ def _job(core: Core, name: str, record: JobRecord) -> dict[str, Any]:
         "ended_s": record.ended,
         "elapsed_s": (core.now() if record.ended is None else record.ended) - record.arrived,
         "uncounted_s": brain.uncounted_s(name, core.now()),
-        "queue": _queued(core, live),
+        "queue": queue.of(live),
         "done": record.done,
         "next": brain.next_phase(name),
         "group": None if home is None else home.group,
@@ -90,24 +90,10 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     }
 
 
-def _queued(core: Core, live: Job | None) -> dict[str, Any] | None:
-    """Where a job stands in the queue, why, and when it is expected to start."""
-    if live is None or live.waits_since is None:
-        return None
-    order = core.queue()
-    expected_s = core.forecast().get(live.spec.id)
-    return {
-        "position": order.index(live.spec.id) + 1,
-        "of": len(order),
-        "since_s": live.waits_since,
-        "reason": why_it_waits(core.brain.scheduler.cluster, live),
-        "starts_in_s": expected_s,
-    }
-
-
 def jobs(core: Core) -> dict[str, Any]:
     """All jobs, those that ended too."""
-    return {"jobs": [_job(core, name, record) for name, record in core.brain.jobs.items()]}
+    queue = QueueView(core)
+    return {"jobs": [_job(core, name, record, queue) for name, record in core.brain.jobs.items()]}
 
 
 def status(core: Core, ended: int = 50) -> dict[str, Any]:
@@ -115,8 +101,8 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
     brain = core.brain
     live = {name: each for name, each in brain.jobs.items() if each.ended is None}
     gone = [(name, each) for name, each in brain.jobs.items() if each.ended is not None]
-    gone.sort(key=lambda pair: pair[1].ended or 0.0)
-    cluster = brain.scheduler.cluster
+    gone = nlargest(ended, gone, key=lambda pair: pair[1].ended or 0.0)[::-1]
+    cluster, queue = brain.scheduler.cluster, QueueView(core)
     return {
         "now": core.now(),
         "seq": brain.seq,
@@ -126,7 +112,7 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
         "cost_per_h": cost(core),
         "counts": dict(Counter(brain.state(name) for name in brain.jobs)),
         "nodes": [_node(core, name) for name in brain.slots or cluster.nodes],
-        "teams": _teams(core),
+        "teams": teams(core),
         "groups": [
             {
                 "id": group.id,
@@ -138,8 +124,8 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
             for group in cluster.groups.values()
         ],
         "memory_cap_gb": core.settings.memory_cap_gb,
-        "jobs": [_job(core, name, record) for name, record in live.items()],
-        "ended": [_job(core, name, record) for name, record in gone[max(0, len(gone) - ended) :]],
+        "jobs": [_job(core, name, record, queue) for name, record in live.items()],
+        "ended": [_job(core, name, record, queue) for name, record in gone],
     }
 
 
@@ -157,8 +143,17 @@ def node(core: Core, name: str) -> dict[str, Any]:
     """One node, also one that nobody knows."""
     if name in core.brain.slots or name in core.brain.scheduler.cluster.nodes:
         return _node(core, name)
-    state = "failed" if name in core.brain.failed else "unknown"
-    return {"name": name, "state": state, "pool": None, "group": None, "memory_gb": {}, "token": -1}
+    return {
+        "name": name,
+        "pool": None,
+        "state": "failed" if name in core.brain.failed else "unknown",
+        "group": None,
+        "memory_gb": {},
+        "total_gb": 0.0,
+        "token": -1,
+        "agent": False,
+        "reported_s": None,
+    }
 
 
 def _node(core: Core, name: str) -> dict[str, Any]:
@@ -171,12 +166,14 @@ def _node(core: Core, name: str) -> dict[str, Any]:
         state = "failed"
     return {
         "name": name,
-        "pool": slot.machine.pool if slot else POOLS[found.pool] if found else None,
+        "pool": slot.machine.pool if slot else POOL_NAMES[found.pool] if found else None,
         "state": state,
         "group": None if found is None else found.group,
         "memory_gb": {} if found is None else dict(found.pins),
+        "total_gb": brain.scheduler.cluster.inventory.memory_gb(name),
         "token": brain.tokens.get(name, -1),
         "agent": name in brain.agents,
+        "reported_s": max(core.now() - brain.agents[name], 0.0) if name in brain.agents else None,
     } | (_machine(slot) if slot else {})
 
 
@@ -185,30 +182,33 @@ def _machine(slot: Slot) -> dict[str, Any]:
     return {"status": slot.status, "why": slot.why, "machine": plain(slot.machine)}
 
 
-def _teams(core: Core) -> list[dict[str, Any]]:
-    """Nodes that each team is guaranteed, and has."""
-    shares = Shares(core.brain.scheduler.cluster, core.settings.teams)
-    return [
-        {
-            "name": team.name,
-            "guaranteed": dict(zip(POOLS, team.guaranteed, strict=True)),
-            "used": dict(zip(POOLS, shares.used(team.name), strict=True)),
-        }
-        for team in core.settings.teams
-    ]
+def timeline(
+    core: Core, window_s: float, job: str = "", node: str = "", most: int = 5000
+) -> dict[str, Any]:
+    """Phases of the last seconds, running ones included; of a job or a node only, if named."""
 
+    def asked_for(stretch: Stretch) -> bool:
+        return (not job or stretch.job == job) and (not node or node in stretch.nodes)
 
-def timeline(core: Core, window_s: float, most: int = 5000) -> dict[str, Any]:
-    """Phases of the last seconds, running ones included."""
     since = core.now() - window_s
-    found: list[Stretch] = list(core.brain.running.values())
+    found = [stretch for stretch in core.brain.running.values() if asked_for(stretch)]
     for stretch in reversed(core.brain.timeline):
         if len(found) >= most or (stretch.end or 0.0) < since:
             break
-        found.append(stretch)
+        if asked_for(stretch):
+            found.append(stretch)
     found.sort(key=lambda stretch: stretch.start)
     return {"now": core.now(), "phases": [_stretch(core, each) for each in found]}
 
 
 def _stretch(core: Core, stretch: Stretch) -> dict[str, Any]:
-    return plain(stretch) | {"number": core.brain.jobs[stretch.job].number}
+    return {
+        "job": stretch.job,
+        "number": core.brain.jobs[stretch.job].number,
+        "phase": stretch.phase,
+        "nodes": list(stretch.nodes),
+        "start": stretch.start,
+        "end": stretch.end,
+        "token": stretch.token,
+        "outcome": stretch.outcome,
+    }

@@ -1,0 +1,181 @@
+"""Writes ``docs/mux_api.md``: the daemon's HTTP API, from its own description (OpenAPI)."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollpacker.rollmux.service.app import make_app
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.docstrings import one_line
+from rollpacker.rollmux.service.logs import Logs
+from rollpacker.rollmux.service.metrics import Metrics
+from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.service.writer import Writer
+
+PAGE = Path(__file__).parent / "mux_api.md"
+Schema = Mapping[str, Any]
+HEAD = """# The daemon's HTTP API (v1)
+
+How jobs and nodes use it: [RollMux's daemon](mux_daemon.md). For programs: `GET /v1/openapi.json`.
+
+Every path but `/`, `/assets/*` and `/v1/health` needs `Authorization: Bearer TOKEN`. Bodies and
+answers are JSON objects; an unknown field of a body is an error. Every POST needs an
+`Idempotency-Key` header (1 to 128 characters out of `A-Za-z0-9._:-`): the same key with the same
+request gives the same answer and happens once. An answer means: it is on disk. Times are seconds.
+
+*This page is generated from the code by `docs/gen_mux_api.py`.*
+"""
+_TITLES = {"jobs": "Jobs", "permits": "Permits", "nodes": "Nodes", "cluster": "The cluster"}
+
+
+def described() -> dict[str, Any]:
+    """The description that a new daemon gives of itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(Path(folder) / "mux.sqlite")
+        writer = Writer(lambda: Core(store, None, 30.0))
+        found = make_app(writer, Metrics(), Logs(Path(folder))).openapi()
+        store.close()
+    return found
+
+
+def render() -> str:
+    """The page."""
+    found = described()
+    routes = [
+        (path, method, route)
+        for path, methods in found["paths"].items()
+        for method, route in methods.items()
+    ]
+    lines = [HEAD]
+    for tag, title in _TITLES.items():
+        lines += [f"## {title}", ""]
+        for path, method, route in routes:
+            if route["tags"] == [tag]:
+                lines += _route(path, method, route, found["components"]["schemas"])
+    lines += _common(routes[0][2])
+    lines += ["## Objects", ""]
+    for name, schema in sorted(found["components"]["schemas"].items()):
+        lines += [f"### {name} object", "", one_line(schema.get("description", "")), ""]
+        lines += _table(schema) if schema.get("properties") else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _route(path: str, method: str, route: Schema, schemas: Schema) -> Iterator[str]:
+    yield from (f"### `{method.upper()} {path}`", "", one_line(route["description"]), "")
+    asked = [each for each in route.get("parameters", []) if each["in"] == "query"]
+    if asked:
+        properties = {each["name"]: each["schema"] for each in asked}
+        yield from _table({"properties": properties})
+    body = route.get("requestBody", {}).get("content", {}).get("application/json", {})
+    name = _type(body.get("schema", {})) if body else ""
+    if name and schemas[name.split("](")[0].strip("[`")].get("properties"):
+        yield from (f"Body: {name}.", "")
+    yield from ("| status | answer |", "|---|---|")
+    for status, answer in route["responses"].items():
+        if status != "default":
+            yield f"| {status} | {_answer(answer)} |"
+    yield ""
+
+
+def _answer(answer: Schema) -> str:
+    content = answer.get("content", {})
+    schema = content.get("application/json", {}).get("schema")
+    text = one_line(answer["description"])
+    if not schema:
+        return next(iter(content), "") or text
+    if _is_error(schema):
+        return text
+    return _type(schema) if text == "done" else f"{_type(schema)}: {text}"
+
+
+def _is_error(schema: Schema) -> bool:
+    return schema.get("$ref", "").endswith("/Error")
+
+
+def _common(route: Schema) -> list[str]:
+    text = one_line(route["responses"]["default"]["description"])
+    lines = [
+        "## Errors",
+        "",
+        "Errors of one route are with it. Any request may be answered by:",
+        "",
+    ]
+    lines += [f"- {each}" for each in text.split("; ")]
+    return [*lines, "", "In the form of an [Error object](#error-object).", ""]
+
+
+def _table(schema: Schema) -> list[str]:
+    required = schema.get("required", [])
+    lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in schema["properties"].items():
+        default = "" if name in required else _default(field)
+        meaning = one_line(field.get("description", "")).replace("|", "\\|")
+        lines.append(f"| `{name}` | {_type(field)}{_limits(field)} | {default} | {meaning} |")
+    return [*lines, ""]
+
+
+def _default(field: Schema) -> str:
+    if "default" not in field:
+        return "`{}`" if field.get("type") == "object" else ""
+    value = field["default"]
+    if value in (None, ""):
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _type(field: Schema) -> str:
+    if "$ref" in field:
+        name = field["$ref"].rsplit("/", 1)[1]
+        return f"[`{name}`](#{name.lower()}-object)"
+    if "anyOf" in field:
+        return " or ".join(_type(each) for each in field["anyOf"])
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    return _plain(field)
+
+
+def _plain(field: Schema) -> str:
+    match field.get("type"):
+        case "array" if "prefixItems" in field:
+            return "pair of " + _type(field["prefixItems"][0])
+        case "array":
+            return "list of " + _type(field["items"])
+        case "object" if isinstance(field.get("additionalProperties"), Mapping):
+            return "object of " + _type(field["additionalProperties"])
+        case "string":
+            return "text"
+        case "boolean":
+            return "true or false"
+        case kind:
+            return str(kind)
+
+
+def _limits(field: Schema) -> str:
+    words = {
+        "minimum": "≥ {}",
+        "exclusiveMinimum": "> {}",
+        "maximum": "≤ {}",
+        "exclusiveMaximum": "< {}",
+        "maxLength": "at most {} characters",
+    }
+    found = [text.format(f"{field[key]:g}") for key, text in words.items() if key in field]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def main() -> None:
+    """Write the page; with ``--check`` only compare, and exit 1 when it is out of date."""
+    text = render()
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        sys.exit(f"{PAGE.name} is out of date: run make docs")
+
+
+if __name__ == "__main__":
+    main()

@@ -263,7 +263,9 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         SqliteStore(path)
 
 
-def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A database with a page of old entries gone; closed in good order or not."""
     path = tmp_path / "mux.sqlite"
     store = SqliteStore(path)
     last = ""
@@ -271,10 +273,24 @@ def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
         made = entry(seq, last, f"key{seq}")
         last = made.digest
         store.append([made], [], {})
+    store.set_closed(request.param)
     store.close()
     pages = path.stat().st_size // 4096
     data = bytearray(path.read_bytes())
     data[4096 * (pages // 2) : 4096 * (pages // 2) + 2000] = b"\xff" * 2000
     path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("damaged", [False], indirect=True)
+def test_a_damaged_database_is_refused(damaged: Path) -> None:
     with pytest.raises((StoreError, sqlite3.Error), match=r"damaged|malformed"):
-        SqliteStore(path)
+        SqliteStore(damaged)
+
+
+@pytest.mark.parametrize("damaged", [True], indirect=True)
+def test_a_database_that_was_closed_in_good_order_is_checked_when_asked(damaged: Path) -> None:
+    """Where it is large this takes long."""
+    SqliteStore(damaged).close()
+    with pytest.raises((StoreError, sqlite3.Error), match=r"damaged|malformed"):
+        SqliteStore(damaged, check=True)

@@ -38,6 +38,8 @@ class Brain:
         self.scheduler = Scheduler(settings)
         self.ttl = ttl
         self.jobs: dict[str, JobRecord] = {}
+        self.ended: list[str] = []
+        """Jobs, in the order in which they ended."""
         self.leases: dict[int, Lease] = {}
         self.fences: list[Fence] = []
         self.agents: dict[str, float] = {}
@@ -125,6 +127,15 @@ class Brain:
             return record.uncounted_s
         stands = 0.0 if live.stopped_at is None else now - live.stopped_at
         return live.started - record.arrived + stands
+
+    def live_jobs(self) -> list[str]:
+        """Those that have not ended, by arrival."""
+        live = self.scheduler.cluster.jobs
+        return sorted(live, key=lambda name: self.jobs[name].number)
+
+    def fails(self, node: str) -> bool:
+        """Whether a node failed and the scheduler has not been told yet."""
+        return any(fence.node == node for fence in self.fences)
 
     def failing(self, job: str) -> bool:
         """Whether a node of the job failed and the scheduler has not been told yet."""
@@ -236,6 +247,7 @@ class Brain:
         if record.token is not None:
             self._close(record.token, "lost", effects)
         record.ended, record.ending = self.now, False
+        self.ended.append(decision.job)
         record.request = record.move = None
         self.fences = [fence for fence in self.fences if fence.job != decision.job]
         self.touched.add(decision.job)
@@ -256,8 +268,11 @@ class Brain:
             case notes.DrainSet():
                 self.draining = note.draining
             case notes.AgentJoined():
-                self.agents[note.node] = self.now
+                # A node that fails has to report again when it has failed.
+                if not self.fails(note.node):
+                    self.agents[note.node] = self.now
             case notes.NodeFenced():
+                self.agents.pop(note.node, None)
                 self._fence(Fence(set(note.tokens), node=note.node))
             case notes.EndFenced():
                 self.jobs[note.job].ending = True

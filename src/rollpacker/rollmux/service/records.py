@@ -81,11 +81,20 @@ class Stretch:
 
 @dataclass(slots=True)
 class Fence:
-    """The end of a job, or the failure of a node, that waits until permits are over."""
+    """The end of a job, or the failure of a node, that waits until permits are over.
+
+    Args:
+        tokens: of those that are not over.
+        fenced: all tokens that it began with.
+    """
 
     tokens: set[int]
     job: str | None = None
     node: str | None = None
+    fenced: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fenced = frozenset(self.tokens)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from rollpacker.rollmux.service.sqlite import SqliteStore
 from rollpacker.rollmux.service.store import (
     Entry,
     Grant,
+    Snapshot,
     Store,
     StoreError,
     UnavailableError,
@@ -97,6 +98,32 @@ def test_a_transaction_that_clashes_leaves_nothing(opener: Opener, clash: str) -
     assert store.live() == {1: "j"}
     store.append([good], [], {})
     assert list(store.entries()) == [first, good]
+    store.close()
+
+
+def snapshot(seq: int) -> Snapshot:
+    return Snapshot(seq, f"digest {seq}", "version", "ended", f'{{"ü": {seq}}}', "checksum")
+
+
+def test_snapshots_and_the_jobs_that_ended_before_them(opener: Opener) -> None:
+    store = opener()
+    store.append([first := entry(1, ""), entry(2, first.digest)], [], {})
+    assert (store.digest(1), store.digest(3)) == (first.digest, None)
+    for seq in (2, 5, 9):
+        store.add_snapshot(snapshot(seq), f"of {seq}", {2: 0, 5: 2, 9: 5}[seq], keep=2)
+    store.close()
+    store = opener()
+    assert store.snapshots() == [snapshot(9), snapshot(5)]
+    assert store.ended_jobs(5) == ["of 2", "of 5"]
+    store.add_snapshot(snapshot(7), "of 7", 5, keep=2)
+    assert store.snapshots() == [snapshot(7), snapshot(5)]
+    assert store.ended_jobs(9) == ["of 2", "of 5", "of 7"]
+    with pytest.raises(UnavailableError):
+        store.add_snapshot(snapshot(5), "of 5", 6, keep=2)
+    assert store.snapshots() == [snapshot(7), snapshot(5)]
+    assert store.ended_jobs(9) == ["of 2", "of 5", "of 7"]
+    store.add_snapshot(snapshot(8), "of 8", 0, keep=2)
+    assert (store.snapshots(), store.ended_jobs(9)) == ([snapshot(8)], ["of 8"])
     store.close()
 
 

@@ -233,6 +233,8 @@ class Fixed(Inventory):
 
     def __init__(self, machines: Iterable[Machine] = ()) -> None:
         self.slots: dict[str, Slot] = {}
+        self._counts: dict[tuple[Any, ...], int] = {}
+        """Of ``free``, until something changes: a decision asks the same many times."""
         for machine in machines:
             if machine.name in self.slots:
                 raise ValueError(f"node {machine.name}: listed twice")
@@ -253,7 +255,11 @@ class Fixed(Inventory):
 
     def free(self, pool: int, needs: Needs) -> float:
         """Open, unused and suitable ones."""
-        return sum(s.status == "open" and not s.used for s in self._suitable(pool, needs))
+        key = (pool, needs.memory_gb, needs.devices, *sorted(needs.labels.items()))
+        if (count := self._counts.get(key)) is None:
+            count = sum(s.status == "open" and not s.used for s in self._suitable(pool, needs))
+            self._counts[key] = count
+        return count
 
     def ever(self, pool: int, needs: Needs) -> float:
         """Those that are down or closed count: they may be back."""
@@ -272,12 +278,14 @@ class Fixed(Inventory):
         chosen = [slot for rack in order for slot in _plainest_first(racks[rack])][:count]
         if len(chosen) < count:
             raise ValueError(f"no {count} {POOL_NAMES[pool]} nodes are free")
+        self._counts.clear()
         for slot in chosen:
             slot.used = True
         return tuple(slot.machine.name for slot in chosen)
 
     def give(self, names: Iterable[str]) -> None:
         """Free again, where they are open."""
+        self._counts.clear()
         for name in names:
             if name in self.slots:
                 self.slots[name].used = False
@@ -297,12 +305,14 @@ class Fixed(Inventory):
 
     def fail(self, name: str, now: float) -> None:
         """Down until somebody says that it is back."""
+        self._counts.clear()
         slot = self.slots[name]
         slot.failures = [at for at in slot.failures if at > now - FLAPPING_S] + [now]
         slot.status, slot.used, slot.why = "down", False, "failed"
 
     def join(self, machine: Machine, now: float) -> Slot:
         """A machine is there, for the first time or again; what was closed by people stays so."""
+        self._counts.clear()
         slot = self.slots.get(machine.name)
         if slot is None:
             slot = self.slots[machine.name] = Slot(machine)
@@ -319,10 +329,12 @@ class Fixed(Inventory):
 
     def close(self, name: str, status: Status, why: str) -> None:
         """Nothing new comes to a node. Raises ``KeyError`` for an unknown one."""
+        self._counts.clear()
         self.slots[name].status, self.slots[name].why = status, why
 
     def open(self, name: str) -> None:
         """A node may be used again; its failures are forgotten. Raises ``KeyError``."""
+        self._counts.clear()
         slot = self.slots[name]
         slot.status, slot.why, slot.failures = "open", "", []
 
@@ -330,6 +342,7 @@ class Fixed(Inventory):
         """A node is not ours any more. Raises ``ValueError`` while it is used, ``KeyError``."""
         if self.slots[name].used:
             raise ValueError(f"node {name}: jobs are on it; drain it first")
+        self._counts.clear()
         del self.slots[name]
 
     def state_dict(self) -> dict[str, Any]:
@@ -340,6 +353,7 @@ class Fixed(Inventory):
         """Restore ``state_dict``."""
         slots = load(state["slots"], list[Slot])
         self.slots = {slot.machine.name: slot for slot in slots}
+        self._counts.clear()
 
 
 def _plainest_first(slots: Iterable[Slot]) -> list[Slot]:

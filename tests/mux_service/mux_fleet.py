@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollpacker.rollmux.service import snapshots
 from rollpacker.rollmux.service.guard import Guard
 from rollpacker.rollmux.service.protocol import PatientProtocol
 from rollpacker.rollmux.service.serve import ServeOptions, serve
@@ -34,13 +35,19 @@ def free_port() -> int:
 
 
 def _serve(
-    options: ServeOptions, ready: Any, patience: tuple[float, int] | None, file_limit: int | None
+    options: ServeOptions,
+    ready: Any,
+    patience: tuple[float, int] | None,
+    file_limit: int | None,
+    snapshots_every: int | None,
 ) -> None:
     # Whoever ran a job in this process has forked it off one that signals do not reach.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
     if patience is not None:
         PatientProtocol.head_s, PatientProtocol.max_connections = patience
         Guard.body_s = patience[0]
+    if snapshots_every is not None:
+        snapshots.EVERY = snapshots_every
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, resource.RLIM_INFINITY))
     serve(options, lambda url, token: ready.set())
@@ -72,6 +79,8 @@ class Daemon:
         """Seconds for headers and bodies, and connections, in place of the usual ones."""
         self.file_limit: int | None = None
         """Bytes that a file may have."""
+        self.snapshots_every: int | None = None
+        """Entries, in place of the usual number."""
         self.recoveries: list[float] = []
 
     def start(self, timeout_s: float = 60.0) -> None:
@@ -79,7 +88,13 @@ class Daemon:
         began = time.monotonic()
         self.process = CONTEXT.Process(
             target=_serve,
-            args=(self.options, ready, self.patience, self.file_limit),
+            args=(
+                self.options,
+                ready,
+                self.patience,
+                self.file_limit,
+                self.snapshots_every,
+            ),
             daemon=True,
         )
         with shielded():

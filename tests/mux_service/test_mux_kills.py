@@ -1,7 +1,9 @@
 """The daemon is killed at random moments under many clients; nothing that it said is taken back."""
 
 import json
+import os
 import random
+import signal
 import sqlite3
 import threading
 import time
@@ -9,8 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mux_fleet import Client, Daemon, Link
+from mux_fleet import CONTEXT, SETTINGS, TTL, Client, Daemon, Link
 from mux_verdict import Log, verdict
+from mux_world import SHARED, World
+
+from rollpacker.rollmux.service import commands, recovery
+from rollpacker.rollmux.service.brain_state import encode, state_of
+from rollpacker.rollmux.service.sqlite import SqliteStore
 
 
 def progress(fleet: list[Client]) -> int:
@@ -18,10 +25,13 @@ def progress(fleet: list[Client]) -> int:
     return sum(len(client.history.ops) for client in fleet)
 
 
-def storm(folder: Path, *, clients: int, kills: int, answers: int) -> dict[str, Any]:
+def storm(
+    folder: Path, *, clients: int, kills: int, answers: int, snapshots_every: int | None = None
+) -> dict[str, Any]:
     """Kill whenever there were so many more answers, at a random moment after."""
     rng = random.Random(7)
     daemon = Daemon(folder)
+    daemon.snapshots_every = snapshots_every
     daemon.start()
     stop = threading.Event()
     fleet = [Client(number, daemon.port, daemon.token, stop) for number in range(clients)]
@@ -61,6 +71,59 @@ def judge(found: dict[str, Any]) -> None:
 
 def test_five_kills(tmp_path: Path) -> None:
     judge(storm(tmp_path, clients=6, kills=5, answers=60))
+
+
+def test_kills_among_snapshots(tmp_path: Path) -> None:
+    """With one after every batch, most kills come while one is written."""
+    judge(storm(tmp_path, clients=6, kills=8, answers=40, snapshots_every=1))
+    store = SqliteStore(tmp_path / "mux.sqlite", check=True)
+    newest, older = store.snapshots()
+    assert newest.seq > older.seq
+    found = recovery.recover(store, SETTINGS, TTL, {})
+    assert found.base == newest
+    everything = recovery.verify(store, SETTINGS, TTL, {})
+    assert encode(state_of(everything.brain)) == encode(state_of(found.brain))
+    store.close()
+
+
+def die_in_a_snapshot(folder: Path, after: str) -> None:
+    """In a process of its own, once a statement of the transaction was carried out."""
+    world = World(folder)
+    run = world.store._db.run
+
+    def last(sql: str, values: Any = ()) -> list[Any]:
+        rows = run(sql, values)
+        if sql.startswith(after):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows
+
+    world.store._db.run = last  # type: ignore[method-assign]
+    world.core.keeper.keep(world.core.brain, world.core._digest)
+
+
+@pytest.mark.parametrize("after", ["DELETE FROM snapshots", "INSERT INTO ended", "INSERT INTO sn"])
+def test_a_kill_inside_a_snapshot_loses_nothing(tmp_path: Path, after: str) -> None:
+    world = World(tmp_path)
+    for name in ("a", "b"):
+        world.submit(name, iterations=1)
+        world.run(name, "rollout")
+        world.core.keeper.keep(world.core.brain, world.core._digest)
+        world.run(name, "train")
+        world.post(commands.end, name)
+    before, kept = encode(state_of(world.core.brain)), world.store.snapshots()
+    world.store.close()
+    process = CONTEXT.Process(target=die_in_a_snapshot, args=(tmp_path, after))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    world.open()
+    assert world.store.snapshots() == kept
+    assert recovery.recover(world.store, SHARED, TTL, {}).base == kept[0]
+    assert encode(state_of(world.core.brain)) == before
+    world.core.keeper.keep(world.core.brain, world.core._digest)
+    assert len(world.store.snapshots()) == 2
+    recovery.verify(world.store, SHARED, TTL, {})
+    world.store.close()
 
 
 @pytest.mark.slow

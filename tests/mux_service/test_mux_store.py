@@ -16,6 +16,7 @@ from rollpacker.rollmux.service.sqlite import SqliteStore
 from rollpacker.rollmux.service.store import (
     Entry,
     Grant,
+    Snapshot,
     Store,
     StoreError,
     UnavailableError,
@@ -97,6 +98,32 @@ def test_a_transaction_that_clashes_leaves_nothing(opener: Opener, clash: str) -
     assert store.live() == {1: "j"}
     store.append([good], [], {})
     assert list(store.entries()) == [first, good]
+    store.close()
+
+
+def snapshot(seq: int) -> Snapshot:
+    return Snapshot(seq, f"digest {seq}", "version", "ended", f'{{"ü": {seq}}}', "checksum")
+
+
+def test_snapshots_and_the_jobs_that_ended_before_them(opener: Opener) -> None:
+    store = opener()
+    store.append([first := entry(1, ""), entry(2, first.digest)], [], {})
+    assert (store.digest(1), store.digest(3)) == (first.digest, None)
+    for seq in (2, 5, 9):
+        store.add_snapshot(snapshot(seq), f"of {seq}", {2: 0, 5: 2, 9: 5}[seq], keep=2)
+    store.close()
+    store = opener()
+    assert store.snapshots() == [snapshot(9), snapshot(5)]
+    assert store.ended_jobs(5) == ["of 2", "of 5"]
+    store.add_snapshot(snapshot(7), "of 7", 5, keep=2)
+    assert store.snapshots() == [snapshot(7), snapshot(5)]
+    assert store.ended_jobs(9) == ["of 2", "of 5", "of 7"]
+    with pytest.raises(UnavailableError):
+        store.add_snapshot(snapshot(5), "of 5", 6, keep=2)
+    assert store.snapshots() == [snapshot(7), snapshot(5)]
+    assert store.ended_jobs(9) == ["of 2", "of 5", "of 7"]
+    store.add_snapshot(snapshot(8), "of 8", 0, keep=2)
+    assert (store.snapshots(), store.ended_jobs(9)) == ([snapshot(8)], ["of 8"])
     store.close()
 
 
@@ -263,7 +290,9 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         SqliteStore(path)
 
 
-def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A database with a page of old entries gone; closed in good order or not."""
     path = tmp_path / "mux.sqlite"
     store = SqliteStore(path)
     last = ""
@@ -271,10 +300,24 @@ def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
         made = entry(seq, last, f"key{seq}")
         last = made.digest
         store.append([made], [], {})
+    store.set_closed(request.param)
     store.close()
     pages = path.stat().st_size // 4096
     data = bytearray(path.read_bytes())
     data[4096 * (pages // 2) : 4096 * (pages // 2) + 2000] = b"\xff" * 2000
     path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("damaged", [False], indirect=True)
+def test_a_damaged_database_is_refused(damaged: Path) -> None:
     with pytest.raises((StoreError, sqlite3.Error), match=r"damaged|malformed"):
-        SqliteStore(path)
+        SqliteStore(damaged)
+
+
+@pytest.mark.parametrize("damaged", [True], indirect=True)
+def test_a_database_that_was_closed_in_good_order_is_checked_when_asked(damaged: Path) -> None:
+    """Where it is large this takes long."""
+    SqliteStore(damaged).close()
+    with pytest.raises((StoreError, sqlite3.Error), match=r"damaged|malformed"):
+        SqliteStore(damaged, check=True)

@@ -78,6 +78,7 @@ def test_a_scheduler_killed_at_any_transition_goes_on_as_if_nothing_had_happened
             restarted = Scheduler(how)
             restarted.load_state_dict(state)
         assert restarted.handle(now, event) == straight.handle(now, event), number
+        assert restarted.next_look() == straight.next_look()
     assert len(events) > 1000
 
 

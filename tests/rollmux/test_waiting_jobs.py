@@ -75,6 +75,7 @@ def test_a_restart_on_named_nodes_goes_on_as_if_nothing_had_happened(data: st.Da
             restarted.load_state_dict(state)
             made = straight.handle(now, event)
             assert restarted.handle(now, event) == made
+            assert restarted.next_look() == straight.next_look()
             return made
 
     world = World(Both(how))

@@ -37,6 +37,9 @@ def serve(
     postgres: Annotated[
         str | None, typer.Option(help="Connection string, in place of the SQLite file.")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the whole log, compare the snapshots.")
+    ] = False,
     token_file: TokenFile = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
@@ -56,6 +59,7 @@ def serve(
         settings=None if settings is None else _settings(settings),
         inventory=inventory,
         postgres=postgres,
+        verify=verify,
         token_file=token_file,
         tls_cert=tls_cert,
         tls_key=tls_key,

@@ -50,6 +50,17 @@ def dumps(value: object) -> bytes:
     return json.dumps(plain(value), separators=(",", ":")).encode()
 
 
+def dumps_finite(value: object) -> bytes:
+    """As ``dumps``, several times faster with much that is None.
+
+    A number that is not finite becomes null: only for what has none. Raises ``TypeError``.
+    """
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return dumps(value)
+
+
 def loads(text: bytes | str) -> Any:
     """The inverse of ``dumps``, as plain values. Raises ``ValueError`` on what is not JSON."""
     try:

@@ -23,7 +23,7 @@ from rollpacker.rollmux.repack import Repack
 from rollpacker.rollmux.seat import IDLE, OUT, ROLLOUT, TRAIN, Seat
 from rollpacker.rollmux.settings import Settings
 from rollpacker.rollmux.slo_guard import SloGuard
-from rollpacker.rollmux.snapshot import Snapshot
+from rollpacker.rollmux.snapshot import Snapshot, remembered
 from rollpacker.rollmux.upkeep import Upkeep
 
 _POOL: dict[Phase, int] = {"rollout": ROLLOUT, "train": TRAIN}
@@ -87,9 +87,9 @@ class Scheduler:
         """Put every group on the list of things to repack."""
         self._repack.everything()
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that later decisions depend on, as JSON."""
-        snapshot = Snapshot(
+    def snapshot(self) -> Snapshot:
+        """All that later decisions depend on; it shares what it holds with the scheduler."""
+        return Snapshot(
             jobs=list(self.cluster.jobs.values()),
             groups=list(self.cluster.groups.values()),
             nodes=list(self.cluster.nodes.values()),
@@ -99,20 +99,26 @@ class Scheduler:
             number=self.cluster.number,
             token=self._permits.token,
             agenda=list(self._repack.agenda),
-            rehearsed=list(self.admission.rehearsed.items()),
+            looks=self._permits.looks.times(),
+            rehearsed=remembered(self.admission.rehearsed),
         )
-        return plain(snapshot)
+
+    def state_dict(self) -> dict[str, Any]:
+        """``snapshot`` as JSON."""
+        return plain(self.snapshot())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict`` into a new scheduler of the same settings."""
-        saved = load(state, Snapshot)
+        self.restore(load(state, Snapshot))
+
+    def restore(self, saved: Snapshot) -> None:
+        """Take over what a snapshot holds, in a new scheduler of the same settings."""
         saved.restore(self.cluster)
         self._permits.token = saved.token
         self.queue.restore(saved.retry_at)
         self._repack.agenda.update(dict.fromkeys(saved.agenda))
-        self.admission.rehearsed.update(saved.rehearsed)
-        for group in self.cluster.groups.values():
-            self._permits.looks.note(group, -1.0)
+        self.admission.rehearsed.update(saved.recalled())
+        self._permits.looks.restore(saved.looks)
 
     def _cheapest(self, job: Job, now: float) -> Site | None:
         alone = self.placement.alone(job, now)

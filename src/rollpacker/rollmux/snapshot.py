@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from rollpacker.rollmux.admission import Members
 from rollpacker.rollmux.cluster import Cluster, Group, Job, Node, Reservation
 from rollpacker.rollmux.repack import Task
 from rollpacker.rollmux.seat import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """A group that was rehearsed; JSON has no infinity: the slowdown is None then."""
+
+    members: Members
+    at: float
+    slowdowns: dict[str, float | None]
+
+
+def remembered(rehearsed: Mapping[Members, tuple[float, Mapping[str, float]]]) -> list[Rehearsed]:
+    """What ``Admission`` remembers, in its order."""
+    return [
+        Rehearsed(
+            members=members,
+            at=at,
+            slowdowns={job: None if slow == inf else slow for job, slow in slowdowns.items()},
+        )
+        for members, (at, slowdowns) in rehearsed.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +47,18 @@ class Snapshot:
     number: int
     token: int
     agenda: list[Task]
-    rehearsed: list[tuple[Members, tuple[float, dict[str, float]]]]
+    looks: list[tuple[int, float]]
+    rehearsed: list[Rehearsed]
+
+    def recalled(self) -> dict[Members, tuple[float, dict[str, float]]]:
+        """The inverse of ``remembered``."""
+        return {
+            each.members: (
+                each.at,
+                {job: inf if slow is None else slow for job, slow in each.slowdowns.items()},
+            )
+            for each in self.rehearsed
+        }
 
     def restore(self, cluster: Cluster) -> None:
         """Fill an empty cluster."""

@@ -6,7 +6,7 @@ aside: under round-robin the others would wait for it for ever. It is back as so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 
 from rollpacker.policy.tail_release import TAIL_ENGINES
@@ -57,6 +57,16 @@ class Looks:
         if self._in_turn:
             return seat.late_at if seat.state in IDLE else -NEVER
         return seat.counted_on_until() if seat.state in (*IDLE, *RUNNING) else -NEVER
+
+    def times(self) -> list[tuple[int, float]]:
+        """Groups and their times, to ``restore`` them."""
+        return sorted(self._times.items())
+
+    def restore(self, times: Iterable[tuple[int, float]]) -> None:
+        """Take up the times of a snapshot; nothing was noted yet."""
+        for group, at in times:
+            self._times[group] = at
+            heappush(self._heap, (at, group))
 
     def next(self) -> float:
         """The first time; ``seat.NEVER`` for none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -95,45 +94,25 @@ class Started:
         self.outcome = self.outcome or "stopped"
 
 
-class Programs:
-    """Those of all jobs that have one."""
+class Running:
+    """Which jobs have a program on which node, by the attempts that have not ended."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Started] = {}
         self._on: dict[str, set[str]] = {}
 
-    def give(self, job: str, program: Program) -> None:
-        """A job is to be started by agents."""
-        self.jobs[job] = Started(program)
-
-    def begin(self, job: str, number: int, node: str, now: float) -> None:
-        """The agent of a node is told to start it."""
-        self.jobs[job].begin(number, node, now)
+    def add(self, job: str, node: str) -> None:
+        """An attempt is begun there."""
         self._on.setdefault(node, set()).add(job)
 
-    def end(self, job: str, code: int | None, now: float, done: int, *, told: bool) -> None:
-        """An attempt is over; see ``Started.end``."""
-        started = self.jobs[job]
-        running = started.running
-        if running is not None:
-            self._on[running.node].discard(job)
-            started.end(code, now, done, told=told)
+    def discard(self, job: str, node: str) -> None:
+        """It is over."""
+        self._on.get(node, set()).discard(job)
 
-    def node_failed(self, node: str, now: float) -> None:
-        """What ran there is gone."""
-        for job in sorted(self._on.pop(node, ())):
-            self.jobs[job].end(None, now, 0, told=True)
+    @property
+    def jobs(self) -> set[str]:
+        """All of them."""
+        return {job for jobs in self._on.values() for job in jobs}
 
-    def running_on(self, node: str) -> Iterable[tuple[str, Attempt]]:
-        """Jobs whose programs run on a node, each with the attempt."""
-        for job in sorted(self._on.get(node, ())):
-            running = self.jobs[job].running
-            if running is not None:
-                yield job, running
-
-    def restore(self, jobs: dict[str, Started]) -> None:
-        """Those of a snapshot."""
-        self.jobs = jobs
-        for job, started in jobs.items():
-            if (running := started.running) is not None:
-                self._on.setdefault(running.node, set()).add(job)
+    def on(self, node: str) -> list[str]:
+        """Jobs whose programs are there."""
+        return sorted(self._on.get(node, ()))

@@ -13,7 +13,7 @@ from rollpacker.rollmux.inventory import Fixed, Slot
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT
 from rollpacker.rollmux.service import notes
-from rollpacker.rollmux.service.attempts import Programs
+from rollpacker.rollmux.service.attempts import Running, Started
 from rollpacker.rollmux.service.records import (
     Effects,
     Fence,
@@ -39,6 +39,8 @@ class Brain:
         self.scheduler = Scheduler(settings)
         self.ttl = ttl
         self.jobs: dict[str, JobRecord] = {}
+        self.ended: list[str] = []
+        """Jobs that change no more, in the order in which they and their programs ended."""
         self.leases: dict[int, Lease] = {}
         self.fences: list[Fence] = []
         self.agents: dict[str, float] = {}
@@ -49,7 +51,7 @@ class Brain:
         self.issued = 0
         """Permits so far: the next token."""
         self.draining = False
-        self.programs = Programs()
+        self.programs = Running()
         self.timeline: deque[Stretch] = deque(maxlen=_TIMELINE)
         self.running: dict[int, Stretch] = {}
         self.outcomes: Counter[tuple[Phase, str]] = Counter()
@@ -140,6 +142,15 @@ class Brain:
         stands = 0.0 if live.stopped_at is None else now - live.stopped_at
         return live.started - record.arrived + stands
 
+    def unsettled_jobs(self) -> list[str]:
+        """Those that have not ended, or whose programs have not, by arrival."""
+        live = {*self.scheduler.cluster.jobs, *self.programs.jobs}
+        return sorted(live, key=lambda name: self.jobs[name].number)
+
+    def fails(self, node: str) -> bool:
+        """Whether a node failed and the scheduler has not been told yet."""
+        return any(fence.node == node for fence in self.fences)
+
     def failing(self, job: str) -> bool:
         """Whether a node of the job failed and the scheduler has not been told yet."""
         live = self.scheduler.cluster.jobs.get(job)
@@ -186,7 +197,8 @@ class Brain:
     def _failed(self, event: ev.NodeFailed, _: Effects) -> None:
         self.fences = [fence for fence in self.fences if fence.node != event.node]
         self.failed.add(event.node)
-        self.programs.node_failed(event.node, self.now)
+        for job in self.programs.on(event.node):
+            self._program_over(job, None, told=True)
         self.agents.pop(event.node, None)
         self.tokens.pop(event.node, None)
 
@@ -252,8 +264,9 @@ class Brain:
         if record.token is not None:
             self._close(record.token, "lost", effects)
         record.ended, record.ending = self.now, False
-        if decision.job in self.programs.jobs:
-            self.programs.jobs[decision.job].job_ended()
+        if record.program is not None:
+            record.program.job_ended()
+        self._settle(record)
         record.request = record.move = None
         self.fences = [fence for fence in self.fences if fence.job != decision.job]
         self.touched.add(decision.job)
@@ -274,20 +287,38 @@ class Brain:
             case notes.DrainSet():
                 self.draining = note.draining
             case notes.AgentJoined():
-                self.agents[note.node] = self.now
+                # A node that fails has to report again when it has failed.
+                if not self.fails(note.node):
+                    self.agents[note.node] = self.now
             case notes.NodeFenced():
+                self.agents.pop(note.node, None)
                 self._fence(Fence(set(note.tokens), node=note.node))
             case notes.EndFenced():
                 self.jobs[note.job].ending = True
                 self.touched.add(note.job)
                 self._fence(Fence({note.token}, job=note.job))
             case notes.ProgramGiven():
-                self.programs.give(note.job, note.program)
+                self.jobs[note.job].program = Started(note.program)
             case notes.AttemptBegun():
-                self.programs.begin(note.job, note.number, note.node, self.now)
+                if (started := self.jobs[note.job].program) is not None:
+                    started.begin(note.number, note.node, self.now)
+                    self.programs.add(note.job, note.node)
             case notes.AttemptEnded():
-                done = self.jobs[note.job].done
-                self.programs.end(note.job, note.code, self.now, done, told=note.told)
+                self._program_over(note.job, note.code, told=note.told)
+
+    def _program_over(self, job: str, code: int | None, *, told: bool) -> None:
+        record = self.jobs[job]
+        running = None if record.program is None else record.program.running
+        if record.program is not None and running is not None:
+            self.programs.discard(job, running.node)
+            record.program.end(code, self.now, record.done, told=told)
+            self._settle(record)
+
+    def _settle(self, record: JobRecord) -> None:
+        """A job that has ended changes no more once its program is over too."""
+        running = record.program is not None and record.program.running is not None
+        if record.ended is not None and not running:
+            self.ended.append(record.spec.id)
 
     def _fence(self, fence: Fence) -> None:
         for token in fence.tokens:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollpacker import __version__
@@ -13,17 +13,11 @@ from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.service import notes
-from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.clock import ClusterClock
 from rollpacker.rollmux.service.lookout import Lookout
-from rollpacker.rollmux.service.store import (
-    FORMAT,
-    Entry,
-    Grant,
-    Store,
-    StoreError,
-    chained,
-)
+from rollpacker.rollmux.service.recovery import recover, verify
+from rollpacker.rollmux.service.snapshots import Keeper
+from rollpacker.rollmux.service.store import FORMAT, Entry, Grant, Store, StoreError
 from rollpacker.rollmux.settings import Settings
 
 
@@ -40,6 +34,7 @@ class Core:
         ttl: seconds of a lease.
         monotonic: the clock.
         machines: nodes that there are; those that are not known yet join.
+        verified: read the store from its first entry, and compare its snapshots.
 
     Raises:
         StoreError: the store was altered, or the scheduler now decides otherwise.
@@ -52,26 +47,29 @@ class Core:
         ttl: float,
         monotonic: Callable[[], float] = time.monotonic,
         machines: Sequence[Machine] = (),
+        verified: bool = False,
     ) -> None:
         self.store = store
         self.settings, saved = _settings(store, settings)
         self.ttl = ttl
-        self.brain = Brain(self.settings, ttl)
-        self._digest = ""
+        found = (verify if verified else recover)(store, self.settings, ttl, saved)
+        self.brain, self._digest = found.brain, found.digest
+        self.keeper = Keeper(store, found.base, found.counted, found.worked_s)
         self._entries: list[Entry] = []
         self._keys: dict[str, Entry] = {}
         self._grants: list[Grant] = []
         self._ends: dict[int, int] = {}
         self._lookout = Lookout()
         self._queue: tuple[int, list[str]] = (-1, [])
-        self._replay(saved)
         self.clock = ClusterClock(saved, self.brain.now, monotonic)
         self.brain.renew(self.now())
         store.set_meta(self.clock.save())
+        store.set_closed(False)
         for machine in machines:
             if machine.name not in self.brain.slots:
                 self.record(ev.NodeJoined(machine=machine))
         self.commit()
+        self.keep()
 
     def now(self) -> float:
         """Seconds of the cluster; never before the last entry."""
@@ -96,7 +94,9 @@ class Core:
         """
         seq, now = self.brain.seq + 1, self.now()
         try:
+            began = time.perf_counter()
             effects = self.brain.apply(seq, now, event, key)
+            self.keeper.worked_s += time.perf_counter() - began
         except Exception as error:
             raise Poisoned(f"{type(event).__name__}: {type(error).__name__}: {error}") from error
         entry = Entry(
@@ -172,7 +172,7 @@ class Core:
         slot = self.brain.slots.get(node)
         down = slot is not None and slot.status == "down"
         given_back = slot is None and node not in self.brain.scheduler.cluster.nodes
-        if given_back or down or any(fence.node == node for fence in self.brain.fences):
+        if given_back or down or self.brain.fails(node):
             return None
         jobs = self.brain.hit_by(node)
         tokens = [token for job in jobs if (token := self.brain.jobs[job].token) is not None]
@@ -188,28 +188,16 @@ class Core:
             times.append(look)
         return max(min(times) - self.now(), 0.0) if times else None
 
-    def _replay(self, saved: Mapping[str, str]) -> None:
-        for entry in chained(self.store.entries()):
-            event = notes.decode(entry.event)
-            try:
-                effects = self.brain.apply(entry.seq, entry.t, event, entry.key)
-                made = notes.encode(effects.decisions)
-                same = loads(made) == loads(entry.decisions)
-            except Exception as error:
-                made, same = f"{type(error).__name__}: {error}", False
-            if not same:
-                written = saved.get("version", "unknown")
-                raise StoreError(
-                    f"entry {entry.seq} ({type(event).__name__}): the scheduler now decides "
-                    f"otherwise; the database was made by version {written}, this is "
-                    f"{__version__}: drain with that version first. Written: "
-                    f"{entry.decisions[:200]}; now: {made[:200]}"
-                )
-            self._digest = entry.digest
-        live = {token: lease.job for token, lease in self.brain.leases.items()}
-        if live != self.store.live():
-            raise StoreError("the permits in the database are not those of its entries")
-        self.brain.touched.clear()
+    def keep(self) -> None:
+        """Write a snapshot if one is due; everything recorded is committed."""
+        if self.keeper.due(self.brain.seq):
+            self.keeper.keep(self.brain, self._digest)
+
+    def leave(self) -> None:
+        """An orderly end: the next start finds a snapshot."""
+        if self.keeper.due_at_stop(self.brain.seq):
+            self.keeper.keep(self.brain, self._digest)
+        self.store.set_closed(True)
 
 
 def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str, str]]:

@@ -102,8 +102,7 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
 
 def _attempt(core: Core, job: str, number: int | None) -> Attempt:
     """One of a job's, the last one for None. Raises ``Refused``."""
-    job_record(core, job)
-    started = core.brain.programs.jobs.get(job)
+    started = job_record(core, job).program
     attempts = [] if started is None else started.attempts
     wanted = [each for each in attempts if number is None or each.number == number]
     if not wanted:

@@ -12,6 +12,7 @@ from rollpacker.rollmux.service import bodies, notes
 from rollpacker.rollmux.service.bodies import Asked
 from rollpacker.rollmux.service.commands import NAME, Answer, Outcome, recorded, the_end
 from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.records import JobRecord
 from rollpacker.rollmux.service.refused import Refused
 
 _ROUNDED = 0.97
@@ -101,37 +102,44 @@ def node_heartbeat(core: Core, request: Asked, node: str, body: bodies.Alive) ->
 
 def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[dict[str, Any]]:
     """Take what has ended, begin what belongs there; all that is to run or to be stopped."""
-    programs = core.brain.programs
-    running = dict(programs.running_on(node))
+    brain = core.brain
     for each in seen:
-        attempt = running.get(each.job)
-        if attempt is not None and attempt.number == each.number and each.code is not None:
-            _ended(core, each.job, each.code, told=core.brain.lead(each.job) != node)
-    held = core.brain.scheduler.cluster.nodes.get(node)
+        record = brain.jobs.get(each.job)
+        running = None if record is None or record.program is None else record.program.running
+        known = running is not None and (running.node, running.number) == (node, each.number)
+        if known and each.code is not None:
+            _ended(core, each.job, each.code, told=brain.lead(each.job) != node)
+    held = brain.scheduler.cluster.nodes.get(node)
     for job in sorted(held.pins) if held is not None else ():
-        started = programs.jobs.get(job)
+        started = brain.jobs[job].program
         ready_at = None if started is None else started.ready_at()
         if started is None or ready_at is None or ready_at > core.now():
             continue
-        if core.brain.lead(job) == node:
+        if brain.lead(job) == node:
             last = started.attempts[-1].number if started.attempts else 0
             core.record(notes.AttemptBegun(job=job, number=last + 1, node=node))
-    return [
-        {
-            "job": job,
-            "number": attempt.number,
-            "program": plain(programs.jobs[job].program),
-            "stop": core.brain.lead(job) != node,
-        }
-        for job, attempt in programs.running_on(node)
-    ]
+    return [_wanted(core, brain.jobs[job], node) for job in brain.programs.on(node)]
+
+
+def _wanted(core: Core, record: JobRecord, node: str) -> dict[str, Any]:
+    """A program that is on a node."""
+    started = record.program
+    assert started is not None
+    assert started.running is not None
+    return {
+        "job": record.spec.id,
+        "number": started.running.number,
+        "program": plain(started.program),
+        "stop": core.brain.lead(record.spec.id) != node,
+    }
 
 
 def _ended(core: Core, job: str, code: int, *, told: bool) -> None:
     """A program is over; where it does not start again, so is its job."""
     core.record(notes.AttemptEnded(job=job, code=code, told=told))
     record = core.brain.jobs[job]
-    if core.brain.programs.jobs[job].outcome and record.ended is None and not record.ending:
+    over = record.program is not None and record.program.outcome
+    if over and record.ended is None and not record.ending:
         core.record(the_end(record))
 
 

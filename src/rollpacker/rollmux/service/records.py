@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.service.attempts import Started
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class JobRecord:
         request: key of the permit request that waits.
         ending: it was told to end while a permit is out.
         uncounted_s: of its life so far, what its promise does not count: waiting for nodes.
+        program: that agents start; None where they start nothing.
     """
 
     number: int
@@ -64,6 +66,7 @@ class JobRecord:
     done: int = 0
     solo_s: float = 0.0
     uncounted_s: float = 0.0
+    program: Started | None = None
 
 
 @dataclass(slots=True)
@@ -81,11 +84,20 @@ class Stretch:
 
 @dataclass(slots=True)
 class Fence:
-    """The end of a job, or the failure of a node, that waits until permits are over."""
+    """The end of a job, or the failure of a node, that waits until permits are over.
+
+    Args:
+        tokens: of those that are not over.
+        fenced: all tokens that it began with.
+    """
 
     tokens: set[int]
     job: str | None = None
     node: str | None = None
+    fenced: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fenced = frozenset(self.tokens)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
@@ -46,6 +46,7 @@ class ServeOptions:
         settings: of the scheduler; None takes those of the database.
         inventory: file of nodes and teams; None for a cloud's nodes, or what the database has.
         postgres: connection string of a Postgres in place of the SQLite file.
+        verify: read the database from its first entry at the start, and compare its snapshots.
     """
 
     state: Path
@@ -55,6 +56,7 @@ class ServeOptions:
     settings: Settings | None = None
     inventory: Path | None = None
     postgres: str | None = None
+    verify: bool = False
     token_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -101,13 +103,13 @@ def _open(options: ServeOptions) -> Core:
 
         store = PostgresStore(options.postgres)
     else:
-        store = SqliteStore(options.state / "mux.sqlite")
+        store = SqliteStore(options.state / "mux.sqlite", check=options.verify)
     settings, machines = options.settings, ()
     try:
         if options.inventory is not None:
             nodes = read(options.inventory)
             settings, machines = nodes.settings(settings or Settings()), nodes.machines
-        return Core(store, settings, options.ttl, machines=machines)
+        return Core(store, settings, options.ttl, machines=machines, verified=options.verify)
     except BaseException:
         store.close()
         raise
@@ -123,7 +125,7 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
             server.should_exit = True
 
     listener = _listen(options)
-    writer = Writer(lambda: _open(options), crash)
+    writer = Writer(_Opener(options), crash)
     metrics = Metrics()
     writer.stats.observe = metrics.commit
     app = make_app(writer, metrics, Logs(options.state / "logs"))
@@ -176,6 +178,18 @@ def _url(options: ServeOptions, listener: socket.socket) -> str:
     host = f"[{options.host}]" if ":" in options.host else options.host
     scheme = "http" if options.tls_cert is None else "https"
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+class _Opener:
+    """Opens the core; verifies, if it has to, at the start and not at every repair."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+
+    def __call__(self) -> Core:
+        core = _open(self._options)
+        self._options = replace(self._options, verify=False)
+        return core
 
 
 class _Server(uvicorn.Server):

@@ -55,18 +55,19 @@ class SqliteStore(Store):
 
     Args:
         path: of the database; ``path`` with ``.lock`` behind it is the lock file.
+        check: look for damage also where the last daemon left in good order.
 
     Raises:
         StoreError: another daemon has it, the disk is remote, or the file is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: bool = False) -> None:
         self._path = path
         _refuse_remote(path.parent)
         self._lock = _locked(path.with_name(path.name + ".lock"))
         try:
             self._connection = _Connection(path)
-            self._prepare()
+            self._prepare(check)
             super().__init__(self._connection)
             self.create()
         except (sqlite3.Error, UnavailableError) as error:
@@ -76,9 +77,11 @@ class SqliteStore(Store):
             os.close(self._lock)
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, check: bool) -> None:
         db = self._connection.db
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        found = "ok"
+        if check or not self._closed():
+            found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise StoreError(
                 f"{self._path}: the database is damaged ({found}); put back a copy or move it away"
@@ -87,6 +90,13 @@ class SqliteStore(Store):
         if mode != "wal":
             raise StoreError(f"{self._path}: no write-ahead log here (journal mode {mode})")
         db.execute("PRAGMA synchronous=FULL")
+
+    def _closed(self) -> bool:
+        """Whether the last daemon said so: reading it all takes long where it is large."""
+        db = self._connection.db
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            return False
+        return db.execute("SELECT value FROM meta WHERE name = 'closed'").fetchone() == ("yes",)
 
     def reader(self) -> Store:
         """Another connection, which only reads."""

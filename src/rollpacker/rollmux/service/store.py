@@ -19,6 +19,9 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS permits (token BIGINT PRIMARY KEY, job TEXT NOT NULL,"
     " phase TEXT NOT NULL, seq BIGINT NOT NULL, ended BIGINT)",
     "CREATE INDEX IF NOT EXISTS live_permits ON permits (token) WHERE ended IS NULL",
+    "CREATE TABLE IF NOT EXISTS snapshots (seq BIGINT PRIMARY KEY, digest TEXT NOT NULL,"
+    " version TEXT NOT NULL, ended TEXT NOT NULL, state TEXT NOT NULL, checksum TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS ended_jobs (seq BIGINT PRIMARY KEY, jobs TEXT NOT NULL)",
 )
 _PAGE = 2000
 
@@ -89,6 +92,24 @@ _COLUMNS = ", ".join(_NAMES)
 _ROW = attrgetter(*_NAMES)
 
 
+class Snapshot(NamedTuple):
+    """The state after an entry, as it is stored.
+
+    Args:
+        digest: of that entry.
+        version: of the code and of the form of ``state``.
+        ended: digest of the jobs that had ended, which ``ended_jobs`` holds.
+        checksum: of all this.
+    """
+
+    seq: int
+    digest: str
+    version: str
+    ended: str
+    state: str
+    checksum: str
+
+
 class Connection(Protocol):
     """What the statements run on; ``?`` stands for a parameter."""
 
@@ -146,6 +167,10 @@ class Store:
         with self._db.transaction():
             self._db.run_many(sql, list(values.items()))
 
+    def set_closed(self, closed: bool) -> None:
+        """Whether the last daemon left in good order; one that runs has not."""
+        self.set_meta({"closed": "yes" if closed else ""})
+
     def append(
         self, entries: Sequence[Entry], grants: Sequence[Grant], ends: Mapping[int, int]
     ) -> None:
@@ -176,6 +201,43 @@ class Store:
             for row in rows:
                 yield _entry(row)
             after = rows[-1][0]
+
+    def digest(self, seq: int) -> str | None:
+        """Of an entry; None where there is none."""
+        rows = self._db.run("SELECT digest FROM entries WHERE seq = ?", (seq,))
+        return rows[0][0] if rows else None
+
+    def add_snapshot(self, snapshot: Snapshot, ended: str, before: int, keep: int) -> None:
+        """One transaction: a snapshot, and the jobs that ended since an earlier one.
+
+        Of snapshots and ended jobs that stand between the two, or after, nobody knows what they
+        are: they are deleted; so are all snapshots but the newest ``keep``.
+
+        Args:
+            before: entry of the earlier one; 0 for none.
+
+        Raises ``UnavailableError``.
+        """
+        with self._db.transaction():
+            self._db.run("DELETE FROM snapshots WHERE seq > ?", (before,))
+            self._db.run("DELETE FROM ended_jobs WHERE seq > ?", (before,))
+            self._db.run("INSERT INTO ended_jobs VALUES (?, ?)", (snapshot.seq, ended))
+            self._db.run("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", snapshot)
+            self._db.run(
+                "DELETE FROM snapshots WHERE seq NOT IN"
+                f" (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT {keep})"
+            )
+
+    def snapshots(self) -> list[Snapshot]:
+        """The newest first."""
+        columns = ", ".join(Snapshot._fields)
+        rows = self._db.run(f"SELECT {columns} FROM snapshots ORDER BY seq DESC")
+        return [Snapshot(*row) for row in rows]
+
+    def ended_jobs(self, seq: int) -> list[str]:
+        """What ``add_snapshot`` was given, up to a snapshot."""
+        rows = self._db.run("SELECT jobs FROM ended_jobs WHERE seq <= ? ORDER BY seq", (seq,))
+        return [row[0] for row in rows]
 
     def live(self) -> dict[int, str]:
         """Token and job of every permit that has not ended."""

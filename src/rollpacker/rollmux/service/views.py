@@ -51,18 +51,18 @@ def _job(core: Core, name: str, record: JobRecord, queue: QueueView) -> dict[str
         "train_nodes": [] if home is None else list(home.nodes[TRAIN]),
         "permit": None if lease is None or lease.fenced else permit_body(core, lease),
         "move": None if record.move is None else move_body(record)["move"],
-        "program": _program(core, name),
+        "program": _program(core, record),
     } | _slo(core, record, live)
 
 
-def _program(core: Core, name: str) -> dict[str, Any] | None:
+def _program(core: Core, record: JobRecord) -> dict[str, Any] | None:
     """What agents start, and what became of it; without its environment, which may hold secrets."""
-    started = core.brain.programs.jobs.get(name)
+    started = record.program
     if started is None:
         return None
     told = plain(started)
     del told["program"]["environment"]
-    return told | {"lead": core.brain.lead(name), "ready_at": started.ready_at()}
+    return told | {"lead": core.brain.lead(record.spec.id), "ready_at": started.ready_at()}
 
 
 def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:

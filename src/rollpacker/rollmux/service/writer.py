@@ -136,6 +136,10 @@ class Writer:
             else:
                 self._work(batch)
             self._deliver()
+            if not self._broken:
+                self.core.keep()
+        if not self._broken:
+            self.core.leave()
 
     def _collect(self) -> tuple[list[_Call], bool]:
         timeout = _RETRY_S if self._broken else self.core.next_deadline()
@@ -187,6 +191,7 @@ class Writer:
         """Keep what came before an event that the scheduler failed on, and forget that event."""
         self.stats.poisoned += 1
         self._commit()
+        self.core.store.set_closed(True)
         self._reopen()
 
     def _outcome(self, call: _Call) -> Outcome | Refused:

@@ -1,0 +1,51 @@
+"""A second core on a copy of a world's database, and what people see of a core."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mux_world import TTL, World
+
+from rollpacker.core.codec import dumps, loads
+from rollpacker.rollmux.service import views
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.sqlite import SqliteStore
+
+
+@contextmanager
+def twin(world: World, *, snapshots: bool) -> Iterator[Core]:
+    """Started at this moment on what is on disk; without snapshots it reads the whole log."""
+    folder = Path(tempfile.mkdtemp(prefix="mux-twin-"))
+    shutil.copytree(world.folder, folder, dirs_exist_ok=True)
+    store = SqliteStore(folder / "mux.sqlite")
+    if not snapshots:
+        for table in ("snapshots", "ended_jobs"):
+            store._db.run(f"DELETE FROM {table}")
+    try:
+        yield Core(store, None, TTL, lambda: world.time)
+    finally:
+        store.close()
+        shutil.rmtree(folder)
+
+
+def seen(core: Core) -> dict[str, Any]:
+    """All views."""
+    nodes = [*core.brain.slots, *core.brain.scheduler.cluster.nodes, "nobody"]
+    return {
+        "status": views.status(core),
+        "jobs": [views.job(core, name) for name in core.brain.jobs],
+        "nodes": [views.node(core, name) for name in nodes],
+        "timeline": views.timeline(core, 1e9),
+        "queue": core.queue(),
+        "look": core.brain.scheduler.next_look(),
+    }
+
+
+def lasting(found: dict[str, Any]) -> Any:
+    """Without what begins anew at every start: leases, forecasts, when agents reported."""
+    text = dumps(found).decode()
+    return loads(re.sub(r'"(ttl_s|starts_in_s|reported_s)":[^,}]+', r'"\1":0', text))

@@ -53,7 +53,8 @@ class Read:
 
 def read_of(samples: pl.DataFrame) -> Read:
     """Of a task's samples, some of them finished."""
-    whole = finished(samples)
+    # Sums of floats depend on their order, and rows come in any.
+    whole = finished(samples).sort("step", "prompt", "index")
     both = correlations(lengths_of(whole), visits(whole))
     icc, icc_log = (value if isfinite(value) else None for value in both)
     aborted = samples.height - whole.height

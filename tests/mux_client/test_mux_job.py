@@ -14,10 +14,10 @@ import pytest
 from mux_real_daemon import Daemon, free_port
 
 from rollpacker.config import MuxConfig, RunConfig
-from rollpacker.rollmux.service import phase_guard
 from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
 from rollpacker.rollmux.service.link import Link, MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_job import JobPhases
+from rollpacker.runtime import guard as guard_process
 from rollpacker.runtime.phases import DisplacedError, StoppedError
 
 
@@ -32,6 +32,10 @@ def phases_of(
 
 
 said: list[str] = []
+
+
+def no_fence(_stop_at: float | None) -> None:
+    pass
 
 
 def no_pids() -> list[int]:
@@ -59,7 +63,7 @@ def test_a_displaced_job_keeps_its_name_and_its_account(daemon: Daemon) -> None:
     phases = phases_of(daemon, "displaced")
 
     async def run() -> None:
-        await phases.open(no_pids, failed, released)
+        await phases.open(no_pids, failed, released, no_fence)
         await phases.begin("rollout")
         await phases.end()
         daemon.client().node_failed(daemon.client().job("displaced")["train_nodes"][0], "fire")
@@ -68,7 +72,7 @@ def test_a_displaced_job_keeps_its_name_and_its_account(daemon: Daemon) -> None:
         await phases.close(displaced=True)
         known = daemon.client().job("displaced")
         assert known["state"] == "idle"
-        await phases.open(no_pids, failed, released)
+        await phases.open(no_pids, failed, released, no_fence)
         await phases.begin("rollout")
         await phases.end()
         again = daemon.client().job("displaced")
@@ -87,7 +91,7 @@ def test_an_interrupt_ends_the_wait_for_nodes(daemon: Daemon) -> None:
 
     async def run() -> None:
         for each in (holder, waiter):
-            await each.open(no_pids, failed, released)
+            await each.open(no_pids, failed, released, no_fence)
         await holder.begin("rollout")
         waiting = asyncio.create_task(waiter.begin("rollout"))
         await until(lambda: daemon.client().job("waiter")["state"] == "waiting")
@@ -145,7 +149,7 @@ def test_a_job_can_stop_while_the_daemon_is_away(tmp_path: Path) -> None:
 
     async def run() -> None:
         for phases in jobs.values():
-            await phases.open(no_pids, failed, released)
+            await phases.open(no_pids, failed, released, no_fence)
             if phases is not jobs["waiting"]:
                 await phases.begin("rollout")
             if phases is jobs["finishing"]:
@@ -165,15 +169,15 @@ def test_a_displaced_job_may_come_back_while_the_daemon_drains(daemon: Daemon) -
     link = Link(daemon.url, daemon.token_file, patience_s=9.0)
 
     async def run() -> None:
-        await phases.open(no_pids, failed, released)
+        await phases.open(no_pids, failed, released, no_fence)
         await phases.begin("rollout")
         await phases.end()
         link.call("POST", "/v1/drain", {"draining": True}, new_key())
         await phases.close(displaced=True)
         with pytest.raises(MuxError, match="draining"):
-            await late.open(no_pids, failed, released)
+            await late.open(no_pids, failed, released, no_fence)
         await late.close()
-        await phases.open(no_pids, failed, released)
+        await phases.open(no_pids, failed, released, no_fence)
         await phases.begin("train")
         await phases.close()
 
@@ -187,9 +191,9 @@ def test_a_job_of_another_run_is_left_alone(daemon: Daemon) -> None:
     mine, other = phases_of(daemon, "mine"), phases_of(daemon, "mine", output="runs/other")
 
     async def run() -> None:
-        await mine.open(no_pids, failed, released)
+        await mine.open(no_pids, failed, released, no_fence)
         with pytest.raises(ValueError, match=r"mux\.job=mine: another run has a live job"):
-            await other.open(no_pids, failed, released)
+            await other.open(no_pids, failed, released, no_fence)
         await other.close()
         assert daemon.client().job("mine")["state"] == "idle"
         await mine.close()
@@ -206,7 +210,7 @@ def test_nodes_that_cannot_be_used_are_given_back(
     phases = phases_of(daemon, f"unpinned-{len(problem)}", cores=cores)
 
     async def run() -> None:
-        await phases.open(lambda: [os.getpid()], failed, released)
+        await phases.open(lambda: [os.getpid()], failed, released, no_fence)
         with pytest.raises(ValueError, match=problem):
             await phases.begin("rollout")
         assert daemon.client().job(f"unpinned-{len(problem)}")["state"] == "idle"
@@ -220,8 +224,8 @@ def test_a_tail_gives_its_nodes_to_a_job_that_waits(daemon: Daemon) -> None:
     told: list[str] = []
 
     async def run() -> None:
-        await tail.open(no_pids, failed, lambda: told.append("release"))
-        await waiter.open(no_pids, failed, released)
+        await tail.open(no_pids, failed, lambda: told.append("release"), no_fence)
+        await waiter.open(no_pids, failed, released, no_fence)
         await tail.begin("rollout")
         waiting = asyncio.create_task(waiter.begin("rollout"))
         await until(lambda: daemon.client().job("waits")["state"] == "waiting")
@@ -246,7 +250,7 @@ def test_while_the_daemon_is_not_there_the_user_is_told_once(daemon: Daemon) -> 
     said.clear()
 
     async def run() -> None:
-        opening = asyncio.create_task(phases.open(no_pids, failed, released))
+        opening = asyncio.create_task(phases.open(no_pids, failed, released, no_fence))
         await until(lambda: said and len(client.gave_up) > 2)
         assert not opening.done()
         await phases.close()
@@ -261,7 +265,7 @@ def test_while_the_daemon_is_not_there_the_user_is_told_once(daemon: Daemon) -> 
 def test_a_process_that_is_not_watched_any_more_goes_on() -> None:
     """Both lines are read at once: the first one counts too."""
     child = subprocess.Popen(["sleep", "60"])
-    guard = subprocess.Popen([sys.executable, phase_guard.__file__], stdin=subprocess.PIPE)
+    guard = subprocess.Popen([sys.executable, guard_process.__file__], stdin=subprocess.PIPE)
     try:
         assert guard.stdin is not None
         os.kill(child.pid, signal.SIGSTOP)

@@ -22,6 +22,7 @@ from runtime_jobs import Workshop, run
 from rollpacker.config import RunConfig
 from rollpacker.job import build
 from rollpacker.runtime.cluster import Cluster
+from rollpacker.runtime.phases import Phases
 
 BEAT_S = 1.0
 # At the first completion after `at`, waits until the test has struck.
@@ -161,6 +162,7 @@ def struck(
     *,
     at: int = 5,
     resume: bool = False,
+    phases: Phases | None = None,
     **changes: Any,
 ) -> tuple[Path, str]:
     """A run in which ``strike`` happens after the grades of ``at`` responses."""
@@ -179,7 +181,7 @@ def struck(
     watcher.start()
     try:
         with on(launcher):
-            return run(config, resume=resume)
+            return run(config, resume=resume, phases=phases)
     finally:
         wanted.touch()
         watcher.join()

@@ -24,6 +24,7 @@ from rollpacker.cli import main
 from rollpacker.config import RunConfig
 from rollpacker.demo.model import build_tokenizer
 from rollpacker.runtime import sample_table as samples
+from rollpacker.runtime.phases import Phases
 from rollpacker.runtime.progress import Progress
 
 CHAT_TEMPLATE = (
@@ -223,11 +224,13 @@ def asked_today(stored: Path) -> Path:
     return path
 
 
-def run(config: RunConfig, *, resume: bool = False) -> tuple[Path, str]:
+def run(
+    config: RunConfig, *, resume: bool = False, phases: Phases | None = None
+) -> tuple[Path, str]:
     """Train in this process; the folder and what was said."""
     said = StringIO()
     console = Console(file=said, width=400)
-    folder = job.train(config, resume=resume, progress=Progress(console))
+    folder = job.train(config, resume=resume, progress=Progress(console), phases=phases)
     return folder, said.getvalue()
 
 

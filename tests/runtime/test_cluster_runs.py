@@ -1,14 +1,17 @@
 """Whole runs over several nodes, and what happens to them there."""
 
+import asyncio
 import re
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from typing import Any
 
+import psutil
 import pytest
 from cluster_jobs import BEAT_S, Launcher, on, striking, struck
 from runtime_jobs import (
@@ -24,6 +27,7 @@ from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.checkpoint import verify
 from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.phases import Alone
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 ROWS = 12
@@ -176,3 +180,49 @@ def test_what_is_wrong_on_a_node_is_said_with_its_name(shop: Workshop) -> None:
     config = shop.config("wrong", **ENGINE_AND_REPLICA | {"devices__kind": "cuda"})
     with on(Launcher()), pytest.raises(ValueError, match=r"^node \d: devices.kind is 'cuda' but"):
         run(config)
+
+
+class Fenced(Alone):
+    """Lets the test say until when workers on other nodes may run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fence: Any = None
+
+    async def open(self, *hooks: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self._fence = lambda stop_at: loop.call_soon_threadsafe(hooks[-1], stop_at)
+
+    def fence(self, stop_at: float | None) -> None:
+        self._fence(stop_at)
+
+
+def test_workers_on_other_nodes_stand_still_when_a_lease_is_lost(
+    shop: Workshop, here: Path
+) -> None:
+    """At its end, though nobody says so; they are not taken for dead, and go on with the next."""
+    phases, still = Fenced(), list[bool]()
+
+    def stopped(launcher: Launcher) -> bool:
+        workers = [launcher.worker(node, 0) for node in (0, 1)]
+        return all(worker.status() == psutil.STATUS_STOPPED for worker in workers)
+
+    def strike(launcher: Launcher) -> None:
+        phases.fence(time.monotonic() + BEAT_S)
+        sleep(BEAT_S / 2)
+        still.append(stopped(launcher))
+        sleep(BEAT_S)
+        still.append(stopped(launcher))
+        phases.fence(0.0)
+        sleep(4 * BEAT_S)
+        still.append(stopped(launcher))
+        phases.fence(time.monotonic() + 60.0)
+        sleep(BEAT_S / 2)
+        still.append(stopped(launcher))
+        phases.fence(None)
+
+    folder, said = struck(shop, Launcher(), "fenced", strike, phases=phases, **ENGINE_AND_REPLICA)
+    assert still == [False, True, True, False]
+    assert "died" not in said
+    assert kept_samples(folder) == kept_samples(here)
+    assert digest(folder) == digest(here)

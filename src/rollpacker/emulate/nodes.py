@@ -51,6 +51,9 @@ class EmulatedNodes:
         """Begin to bring them back."""
         return self._nodes.regain()
 
+    def fence(self, stop_at: float | None) -> None:
+        """They share no devices with anybody."""
+
     def store(self) -> str:
         """Nobody meets."""
         return "emulated/"

@@ -138,7 +138,8 @@ async def _train(order: _Order, resume: bool) -> None:
     displaced = False
     try:
         job = Job(config, folder, parts, checkpoints, phases, signals)
-        await phases.open(lambda: parts.pool.pids, breaker.trip, parts.rollout.release_tail)
+        pool, rollout = parts.pool, parts.rollout
+        await phases.open(lambda: pool.pids, breaker.trip, rollout.release_tail, pool.fence)
         await job.restore(start)
         order.restarts.begin()
         loop = asyncio.get_running_loop()

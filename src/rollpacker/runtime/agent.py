@@ -26,6 +26,7 @@ from rollpacker.runtime.beating import Beating
 from rollpacker.runtime.devices import worker_devices
 from rollpacker.runtime.faults import Fault
 from rollpacker.runtime.gate import enter
+from rollpacker.runtime.guarding import Guard
 from rollpacker.runtime.leftovers import Belongings
 from rollpacker.runtime.local import Started
 from rollpacker.runtime.moving import give, take
@@ -56,6 +57,7 @@ class Agent:
         self._say: Callable[[Any], None] = self._driver.send
         self._belongings = Belongings()
         self._workers: dict[int, Started] = {}
+        self._guard: Guard | None = None
 
     def serve(self, leave: int) -> None:
         """Until told to stop, the driver is gone, or ``leave`` (a descriptor) ends.
@@ -68,7 +70,7 @@ class Agent:
             if not self._arrive(welcome):
                 return
             heartbeat_s = welcome.config.cluster.heartbeat_s
-            beating = Beating(self._driver, heartbeat_s)
+            beating = Beating(self._driver, heartbeat_s, lambda: node.Alive(clock=time.monotonic()))
             self._say = beating.send
             try:
                 self._watch(leave, _FENCE * heartbeat_s)
@@ -77,6 +79,8 @@ class Agent:
         finally:
             for worker in self._workers.values():
                 worker.kill()
+            if self._guard is not None:
+                self._guard.dismiss()
             self._belongings.remove()
 
     def _arrive(self, welcome: node.Welcome) -> bool:
@@ -89,6 +93,7 @@ class Agent:
         folder, address = str(self._belongings.folder), self._end.getsockname()[0]
         _talk_over(address)
         self._driver.send(node.Arrived(places=places, folder=folder, address=address))
+        self._driver.send(node.Alive(clock=time.monotonic()))
         return True
 
     def _watch(self, leave: int, fence_s: float) -> None:
@@ -123,12 +128,19 @@ class Agent:
                 self._say(node.Seen(marker=command.marker, there=Path(command.marker).exists()))
             case node.Move():
                 Thread(target=self._move, args=(command,), daemon=True).start()
+            case node.Until():
+                self._fence(command.stop_at)
             case msg.Stop():
                 self._leave()
                 return False
             case _:
                 pass  # a sign of life
         return True
+
+    def _fence(self, stop_at: float | None) -> None:
+        """Let workers run until then, however this process or the driver fares."""
+        self._guard = self._guard or Guard()
+        self._guard.tell([worker.pid for worker in self._workers.values()], stop_at)
 
     def _spawn(self, command: node.Spawn) -> None:
         ranks = [spec.rank for spec in command.specs]

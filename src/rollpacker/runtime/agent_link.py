@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from rollpacker.runtime import node_messages as messages
@@ -57,6 +58,19 @@ class AgentLink:
         self.ended: dict[int, int | None] = {}
         self.hosts: dict[int, RemoteHost] = {}
         self.asked: dict[str, asyncio.Future[Any]] = {}
+        self._ahead: float | None = None
+        """Of its clock, at the least: what it said had been on its way."""
+
+    def heard_clock(self, clock: float) -> None:
+        """What it was there when it was told."""
+        ahead = clock - time.monotonic()
+        self._ahead = ahead if self._ahead is None else max(ahead, self._ahead)
+
+    def fence(self, stop_at: float | None) -> None:
+        """Its workers may run until then, by the driver's clock."""
+        if stop_at is not None:
+            stop_at = 0.0 if self._ahead is None else max(0.0, stop_at + self._ahead)
+        self.link.send(messages.Until(stop_at=stop_at))
 
     async def ask(self, key: str, command: Any) -> Any:
         """Its answer. Raises ``OSError`` when it is gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -15,10 +16,14 @@ class Beating:
     Args:
         channel: to the driver.
         heartbeat_s: seconds between two signs of life.
+        beat: makes them.
     """
 
-    def __init__(self, channel: Channel, heartbeat_s: float) -> None:
+    def __init__(
+        self, channel: Channel, heartbeat_s: float, beat: Callable[[], Any] = msg.Beat
+    ) -> None:
         self._channel = channel
+        self._make = beat
         self._heartbeat_s = heartbeat_s
         self._sending = Lock()
         self.stopped = Event()
@@ -33,6 +38,6 @@ class Beating:
     def _beat(self) -> None:
         try:
             while not self.stopped.wait(self._heartbeat_s):
-                self.send(msg.Beat())
+                self.send(self._make())
         except OSError:
             return  # the driver is gone; whoever serves it sees that too

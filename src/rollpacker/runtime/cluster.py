@@ -180,8 +180,10 @@ class Cluster:
                 agent.answer(report.marker, report.there)
             case messages.Moved():
                 agent.answer(report.key, report.problem)
+            case messages.Alive():
+                agent.heard_clock(report.clock)
             case _:
-                pass  # a sign of life
+                pass
 
     def _lose(self, agent: AgentLink) -> None:
         """A node is gone, with all that was on it."""
@@ -199,6 +201,12 @@ class Cluster:
                 self._agents[number].link.sever()
             for agent in live:
                 agent.link.send(msg.Beat())
+
+    def fence(self, stop_at: float | None) -> None:
+        """Agents stop them, also where the driver is not heard any more."""
+        for agent in self._agents:
+            if agent.live:
+                agent.fence(stop_at)
 
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
         """Let the agents start them; they come when they do."""

@@ -47,12 +47,15 @@ class Crew:
         self._reasons: dict[int, str] = {}
         self._spoiled = ""
         self.live: set[int] = set()
+        self.frozen = False
+        """They stand still, and are not expected to give signs of life."""
         """Those that take part."""
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of all that live or are being started."""
-        return tuple(self._hosts[number].pid for number in sorted(self.live | self._coming))
+        """Process ids of all on this machine that live or are being started."""
+        pids = (self._hosts[number].pid for number in sorted(self.live | self._coming))
+        return tuple(pid for pid in pids if pid)
 
     async def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> list[msg.Report]:
         """Start workers, given by node, and wait for their models; ``admit`` lets them take part.
@@ -153,6 +156,10 @@ class Crew:
         """Kill whoever has stopped to give signs of life: its link closes, and that is told."""
         while True:
             await asyncio.sleep(self._silence.every_s)
+            if self.frozen:
+                for number in self.live | self._coming:
+                    self._silence.begin(number)
+                continue
             for number in self._silence.look(self.live | self._coming, self._starting):
                 self.put_down(number, "it gave no sign of life")
 

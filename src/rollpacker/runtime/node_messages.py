@@ -1,6 +1,6 @@
 """What the driver and the agents of a cluster's nodes say to each other.
 
-Besides these ``Stop``, ``Died`` and, in both directions, ``Beat``.
+Besides these ``Stop``, ``Died`` and, of the driver, ``Beat``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,21 @@ class Arrived:
     places: tuple[Place, ...]
     folder: str
     address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alive:
+    """Of an agent: a sign of life, with what its clock says, in monotonic seconds."""
+
+    clock: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """Workers may run until then, by the agent's clock; after it they stand still until they may
+    run again. None: as long as they like."""
+
+    stop_at: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

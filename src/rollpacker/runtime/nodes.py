@@ -60,6 +60,11 @@ class Nodes(Protocol):
         """
         ...
 
+    def fence(self, stop_at: float | None) -> None:
+        """Workers on other machines may run until then, in monotonic seconds of the driver's; a
+        time that is over stops them. None lets them run."""
+        ...
+
     def store(self) -> str:
         """Where processes of different nodes meet: the beginning of such names (``Span``)."""
         ...
@@ -114,6 +119,9 @@ class ThisMachine:
     def regain(self) -> Mapping[int, Node]:
         """None is gone."""
         return {}
+
+    def fence(self, stop_at: float | None) -> None:
+        """There is no other machine."""
 
     def store(self) -> str:
         """Files serve."""

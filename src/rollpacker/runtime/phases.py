@@ -29,13 +29,16 @@ class Phases(Protocol):
         pids: Callable[[], Sequence[int]],
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
+        fence: Callable[[float | None], None],
     ) -> None:
         """Register the job.
 
         Args:
-            pids: the processes that run the phases, at this moment.
+            pids: the processes that run the phases on this machine, at this moment.
             fail: takes what ends the job wherever it is, in this event loop.
             release_tail: is told there that another job has the nodes of the running rollout.
+            fence: is told there until when processes on other nodes may run, in monotonic seconds
+                of this machine; None while they are idle, 0 stops them.
         """
         ...
 
@@ -84,6 +87,7 @@ class Alone:
         pids: Callable[[], Sequence[int]],
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
+        fence: Callable[[float | None], None],
     ) -> None:
         """Nothing to register."""
 

@@ -113,6 +113,12 @@ class WorkerPool:
         """Process ids of the workers, of those that are being started too."""
         return self._crew.pids
 
+    def fence(self, stop_at: float | None) -> None:
+        """Workers on other nodes may run until then, in monotonic seconds; None: they are idle. A
+        time that is over stops them all, as somebody else does here."""
+        self._crew.frozen = stop_at is not None and stop_at <= time.monotonic()
+        self._machines.fence(stop_at)
+
     async def start(self) -> None:
         """Start all workers and wait for their models.
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -21,13 +19,12 @@ from functools import partial
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.service import phase_guard
 from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
 from rollpacker.rollmux.service.joining import attach, connect, job_id, job_spec, register
 from rollpacker.rollmux.service.link import MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire
+from rollpacker.runtime.guarding import Guard
 from rollpacker.runtime.phases import DisplacedError, StoppedError
-from rollpacker.shield import shielded
 
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0
@@ -104,13 +101,15 @@ class JobPhases:
         self._reset_clock()
         names = ("phases", "waited_s", "switch_s", "lost", "redone", "tails")
         self.stats: dict[str, float] = dict.fromkeys(names, 0.0)
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
+        self._fence: Callable[[float | None], None] = lambda _stop_at: None
 
     async def open(
         self,
         pids: Callable[[], Sequence[int]],
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
+        fence: Callable[[float | None], None],
     ) -> None:
         """Register the job, under a name that only this run has."""
         loop = asyncio.get_running_loop()
@@ -118,10 +117,8 @@ class JobPhases:
         self._fail = lambda error: loop.call_soon_threadsafe(fail, error) and None
         self._release_tail = lambda: loop.call_soon_threadsafe(release_tail) and None
         self._stopped, self._broken = False, None
-        with shielded():
-            self._guard = subprocess.Popen(
-                [sys.executable, "-S", "-E", phase_guard.__file__], stdin=subprocess.PIPE
-            )
+        self._fence = lambda stop_at: loop.call_soon_threadsafe(fence, stop_at) and None
+        self._guard = Guard()
         join = attach if self._managed else register
         self._job = await asyncio.to_thread(
             join, self._client, self._spec, lambda: self._stopped, self._tell_away
@@ -302,15 +299,8 @@ class JobPhases:
             with contextlib.suppress(MuxError, UnreachableError):
                 self._client.end(self._job)
         if self._guard is not None:
-            self._dismiss(self._guard)
+            self._guard.dismiss()
             self._guard = None
-
-    def _dismiss(self, guard: subprocess.Popen[bytes]) -> None:
-        """Without a process to watch the guard's end harms nobody."""
-        assert guard.stdin is not None
-        guard.stdin.write(b'{"pids": [], "stop_at": null}\n')
-        guard.stdin.close()
-        guard.wait()
 
     def _freeze(self, lease: Lease) -> None:
         # If this process was stopped too, the guard has frozen the workers when the lease was over.
@@ -328,11 +318,10 @@ class JobPhases:
         return max(1e-6, self._active_s + time.monotonic() - self._running_since)
 
     def _tell_guard(self, stop_at: float | None) -> None:
-        if self._guard is None or self._guard.stdin is None:
+        if self._guard is None:
             return
-        told = {"pids": list(self._pids()), "stop_at": stop_at}
+        self._fence(stop_at)
         try:
-            self._guard.stdin.write(json.dumps(told).encode() + b"\n")
-            self._guard.stdin.flush()
+            self._guard.tell(self._pids(), stop_at)
         except BrokenPipeError:
             self._fail(RuntimeError("the process that guards the job's lease has died"))

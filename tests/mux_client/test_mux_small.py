@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.cli.mux_service import _settings
-from rollpacker.config import ClusterConfig, MuxConfig, RunConfig
+from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.rollmux.node.agent import NodeAgent
 from rollpacker.rollmux.service.joining import job_id
 from rollpacker.rollmux.service.link import MuxError
-from rollpacker.rollmux.service.phase_job import JobPhases
 from rollpacker.rollmux.settings import Prices, Settings
 
 
@@ -79,11 +78,3 @@ def test_a_job_is_ended_by_hand(daemon: Daemon) -> None:
     done = CliRunner().invoke(app, ["mux", "end", "unwanted", *words])
     assert done.stdout == "job unwanted: ended\n"
     assert daemon.client().job("unwanted")["state"] == "ended"
-
-
-def test_permits_are_for_the_processes_of_one_machine() -> None:
-    config = RunConfig.model_construct(
-        mux=MuxConfig(url="http://127.0.0.1:1"), cluster=ClusterConfig(address="auto")
-    )
-    with pytest.raises(ValueError, match=r"mux.url and cluster.address exclude each other"):
-        JobPhases(config)

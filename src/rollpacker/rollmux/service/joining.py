@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -31,8 +32,11 @@ def job_id(config: RunConfig) -> str:
 def job_spec(config: RunConfig, name: str) -> JobSpec:
     """What the scheduler is told of the run."""
     mux = config.mux
+    rollout_nodes, train_nodes = _gangs(config)
     return JobSpec(
         id=name,
+        rollout_nodes=rollout_nodes,
+        train_nodes=train_nodes,
         worst_rollout_s=mux.worst_rollout_s,
         worst_train_s=mux.worst_train_s,
         slo=mux.slo,
@@ -42,6 +46,15 @@ def job_spec(config: RunConfig, name: str) -> JobSpec:
         train_memory_gb=mux.train_memory_gb,
         owner=hashlib.sha256(str(Path(config.output).resolve()).encode()).hexdigest()[:16],
     )
+
+
+def _gangs(config: RunConfig) -> tuple[int, int]:
+    """Nodes of rollouts and of training: the same ones, or some each (``devices.layout``)."""
+    devices = config.devices
+    if devices.layout != "separate" or devices.nodes == 1:
+        return devices.nodes, devices.nodes
+    train = math.ceil(devices.training / devices.per_node)
+    return devices.nodes - train, train
 
 
 def connect(mux: MuxConfig) -> MuxClient:

@@ -76,11 +76,6 @@ class JobPhases:
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         mux = config.mux
-        if config.cluster.address:
-            raise ValueError(
-                "mux.url and cluster.address exclude each other: a lost lease stops the processes "
-                "of this machine only; leave one of them out"
-            )
         self._cores: Mapping[str, Sequence[int]] = mux.cores
         self._client = client or connect(mux)
         self._managed = mux.managed

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from rollpacker.cli import app
 
 
-def fetch(daemon: Daemon, path: Path) -> Path:
+def fetch(daemon: Daemon, path: Path, what: str = "events") -> Path:
     token = daemon.token_file.read_text().strip()
     asked = urllib.request.Request(
-        f"{daemon.url}/v1/events", headers={"Authorization": f"Bearer {token}"}
+        f"{daemon.url}/v1/{what}", headers={"Authorization": f"Bearer {token}"}
     )
     with urllib.request.urlopen(asked, timeout=30) as answer:
         path.write_bytes(answer.read())

@@ -46,17 +46,17 @@ while (known := client.job(job))["done"] < int(iterations):
 class Cluster:
     """A daemon with named nodes, and an agent for each of them that is started."""
 
-    def __init__(self, folder: Path) -> None:
-        (folder / "nodes.yaml").write_text(INVENTORY, encoding="utf-8")
+    def __init__(self, folder: Path, inventory: str = INVENTORY) -> None:
+        (folder / "nodes.yaml").write_text(inventory, encoding="utf-8")
         (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
         self.folder = folder
         self.daemon = Daemon(folder, ttl=6.0, first=("--inventory", str(folder / "nodes.yaml")))
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
 
-    def agent(self, *nodes: str) -> None:
+    def agent(self, *nodes: str, url: str = "") -> None:
         for node in nodes:
             pool = "train" if node.startswith("train") else "rollout"
-            words = ["--url", self.daemon.url, "--token-file", str(self.daemon.token_file)]
+            words = ["--url", url or self.daemon.url, "--token-file", str(self.daemon.token_file)]
             words += ["--node", node, "--pool", pool, "--programs", str(self.folder / node)]
             self.agents[node] = subprocess.Popen([*COMMAND, "mux", "agent", *words])
 

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mux_world import TTL, World
+from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.check import check_lines
+from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.service import commands, node_commands
 from rollpacker.rollmux.service.history import event_log
 
@@ -133,3 +135,29 @@ def test_a_phase_that_claims_more_than_its_time_is_found(world: World) -> None:
     world.time += 1.0
     assert world.finish(token, 7.0)[0] == 200
     assert [each.split(":")[0] for each in found(world)] == ["too_fast"]
+
+
+def test_a_job_may_be_ended_while_it_waits_for_its_first_nodes(tmp_path: Path) -> None:
+    named = World(tmp_path, replace(SHARED, nodes="named"))
+    named.submit("a", too_large="wait")
+    end(named, "a")
+    assert found(named) == []
+    named.store.close()
+
+
+def test_a_failed_node_takes_the_memory_of_its_jobs_on_other_nodes_along(tmp_path: Path) -> None:
+    """The next job is put on those before the log says that the stranded one waits."""
+    nodes = [("rollout", "a"), ("rollout", "b"), ("train", "c")]
+    machines = [Machine(name=name, pool=pool, memory_gb=300.0) for pool, name in nodes]
+    named = World(tmp_path, replace(SHARED, nodes="named"), machines)
+    for job, gang in (("wide", 2), ("narrow", 1)):
+        named.submit(job, slo=1.0, rollout_nodes=gang, slo_since="submission")
+    named.post(node_commands.node_failed, "a")
+    made = [each for each in log(named) if each["kind"] in ("place", "wait", "node_down")][-3:]
+    assert [(each["kind"], each["job"]) for each in made] == [
+        ("node_down", None),
+        ("place", "narrow"),
+        ("wait", "wide"),
+    ]
+    assert found(named) == []
+    named.store.close()

@@ -93,7 +93,7 @@ class Checker:
         """What is left over at the end."""
         self._line = 0
         for name, job in self._jobs.items():
-            if job.placed_at is None and not job.live:
+            if job.placed_at is None and not job.live and not job.gone:
                 self._bad("lost_job", f"{name} was never placed")
             elif job.placed_at is not None and not job.gone and not job.live:
                 self._bad("lost_job", f"{name} never departed, {job.done} iterations done")
@@ -246,7 +246,9 @@ class Checker:
 
     def _depart(self, job: _Job, event: dict[str, Any]) -> None:
         name, spec = event["job"], job.spec
-        if job.placed_at is None or job.gone:
+        # It may be cancelled while it waits for its first nodes.
+        placed = job.placed_at is not None or event.get("cancelled")
+        if job.gone or not placed:
             self._bad("lost_job", f"{name} departs but is not there")
             return
         job.gone = True
@@ -266,8 +268,8 @@ class Checker:
             self._nodes.dead.add(node)
             for name in self._nodes.pins.pop(node, {}):
                 self._jobs[name].stranded = True
-                self._jobs[name].nodes.discard(node)
-                self._jobs[name].old_nodes.discard(node)
+                # Of what it has on other nodes nothing is of use any more.
+                self._abandon(name, self._jobs[name])
 
     def _rebase(self, event: dict[str, Any]) -> None:
         group, epoch = event["group"], event["epoch"]

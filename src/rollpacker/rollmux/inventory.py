@@ -215,6 +215,7 @@ class Slot:
         used: whether a group has it.
         why: of a status other than open, for people.
         failures: when it failed lately.
+        closed: status and why, to be had again by one that is down.
     """
 
     machine: Machine
@@ -222,6 +223,7 @@ class Slot:
     used: bool = False
     why: str = ""
     failures: list[float] = field(default_factory=list[float])
+    closed: tuple[Status, str] = ("open", "")
 
 
 _Wanted = tuple[int, float, int, tuple[tuple[str, str], ...]]
@@ -323,6 +325,8 @@ class Fixed(Inventory):
         """Down until somebody says that it is back."""
         slot = self.slots[name]
         slot.failures = [at for at in slot.failures if at > now - FLAPPING_S] + [now]
+        if slot.status != "down":
+            slot.closed = slot.status, slot.why
         slot.status, slot.used, slot.why = "down", False, "failed"
         self._changed()
 
@@ -339,13 +343,18 @@ class Fixed(Inventory):
         if slot.status == "down":
             recent = [at for at in slot.failures if at > now - FLAPPING_S]
             flaps = len(recent) >= FLAPS
-            slot.status = "set_aside" if flaps else "open"
-            slot.why = f"failed {len(recent)} times within an hour" if flaps else ""
+            slot.status, slot.why = slot.closed
+            if flaps and slot.status == "open":
+                slot.status, slot.why = "set_aside", f"failed {len(recent)} times within an hour"
         return slot
 
     def close(self, name: str, status: Status, why: str) -> None:
         """Nothing new comes to a node. Raises ``KeyError`` for an unknown one."""
-        self.slots[name].status, self.slots[name].why = status, why
+        slot = self.slots[name]
+        if slot.status == "down":
+            slot.closed = status, why
+        else:
+            slot.status, slot.why = status, why
         self._changed()
 
     def open(self, name: str) -> None:

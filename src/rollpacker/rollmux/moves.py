@@ -58,7 +58,9 @@ class Moves:
     def _give_back_numbers(self, names: list[str], group: Group) -> None:
         cluster = self._cluster
         cluster.inventory.untake(name for name in names if name not in cluster.nodes)
-        if group.id not in cluster.groups and group.id == cluster.number - 1:
+        # One that others were in until now has a past: its epochs are not to be counted again.
+        new = group.id == cluster.number - 1 and not group.epoch
+        if new and group.id not in cluster.groups:
             cluster.number -= 1
 
     def _fresh(self, home: Home) -> list[str]:

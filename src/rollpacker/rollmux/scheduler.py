@@ -327,6 +327,8 @@ class Scheduler:
 
     def _node_closed(self, now: float, event: ev.NodeClosed) -> None:
         self._upkeep.closed(event)
+        for job in self._upkeep.bound_for(event.node):
+            self._homes.cancel(job)
         self._rearrange(now)
 
     def _node_opened(self, now: float, event: ev.NodeOpened) -> None:

@@ -40,9 +40,7 @@ class Upkeep:
 
     def closed(self, event: ev.NodeClosed) -> None:
         """Nothing new comes to a node."""
-        inventory = self._known(event.node)
-        if inventory.slots[event.node].status != "down":
-            inventory.close(event.node, event.status, event.why)
+        self._known(event.node).close(event.node, event.status, event.why)
 
     def opened(self, event: ev.NodeOpened) -> None:
         """A node is used again."""
@@ -57,6 +55,18 @@ class Upkeep:
         inventory = self._cluster.inventory
         if not isinstance(inventory, Fixed) or node in inventory.slots:
             inventory.fail(node, now)
+
+    def bound_for(self, node: str) -> list[Job]:
+        """Jobs that have a place on a node where they are not yet, and have not set out for it."""
+        held = self._cluster.nodes.get(node)
+        jobs = [self._cluster.jobs[name] for name in held.pins] if held is not None else []
+        return [
+            job
+            for job in jobs
+            if job.destination is not None
+            and not job.going
+            and (job.home is None or node not in job.home.names)
+        ]
 
     def move_out(self, now: float) -> list[Job]:
         """Reserve other nodes for jobs on nodes that are to be emptied, while there are some."""

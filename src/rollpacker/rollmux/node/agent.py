@@ -17,6 +17,8 @@ from rollpacker.rollmux.service.link import MuxError, UnreachableError
 _CHECK_TIMEOUT_S = 30.0
 _LOOK_S = 1.0
 """Between two reports of an agent that starts programs: whoever submits a job waits for it."""
+_KILL_S = 10.0
+"""In which what is killed has to be gone."""
 _GONE = 410
 _UNKNOWN = 404
 
@@ -69,6 +71,7 @@ class NodeAgent:
             problem = self._problem()
             if problem is not None:
                 self._give_up()
+                self._see_it_end()
                 self._report(problem)
                 return problem
             try:
@@ -105,6 +108,8 @@ class NodeAgent:
         self._ttl_s = ttl_s = float(answer["ttl_s"])
         if self._programs is None:
             return ttl_s / 3
+        if time.monotonic() >= sent + SAFE_SHARE * ttl_s:
+            return 0.0  # it stood still since: what was wanted then may be elsewhere by now
         self._programs.settle(answer["attempts"])
         # Only now: what is not wanted any more does not go on.
         self._programs.renew(sent + SAFE_SHARE * ttl_s)
@@ -133,6 +138,14 @@ class NodeAgent:
         if self._programs is not None:
             self._programs.stop_all()
         self._on_failed()
+
+    def _see_it_end(self) -> None:
+        """Whoever hears that the node has failed starts elsewhere what was here."""
+        end = time.monotonic() + _KILL_S
+        while self._programs is not None and time.monotonic() < end:
+            if all(each["code"] is not None for each in self._programs.seen()):
+                return
+            time.sleep(0.1)
 
     def _report(self, problem: str) -> None:
         """Say that the node has failed; its silence says so too where nobody hears it."""

@@ -5,8 +5,11 @@ folder it finds ``program.json`` (argv, folder, environment, stop_s, lease: a fi
 ``log`` (what the program prints) and ``exit`` (its code; 128 and the number for a signal). A file
 ``stop`` there asks for an end: SIGTERM to the program, SIGKILL to all that it left ``stop_s``
 seconds later; ``kill`` does not wait. The file ``lease`` has the monotonic time until which the
-node counts as ours: after it the program and all that it started are frozen, until the lease is
-extended or nobody has done so for ``GIVE_UP_S``.
+node counts as ours: after it nothing is started, and the program and all that it started are
+frozen, until the lease is extended or nobody has done so for ``GIVE_UP_S``.
+
+All that a program starts carries ``MARK`` in its environment: whoever comes after a keeper that was
+killed finds it by that.
 """
 
 import contextlib
@@ -25,6 +28,8 @@ GIVE_UP_S = 3600.0
 """Frozen processes hold a node's memory."""
 NOT_STARTED = 127
 """The code of a program that could not be started, as shells have it."""
+MARK = "ROLLMUX_ATTEMPT"
+"""The variable that holds an attempt's folder."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None)
 
@@ -47,11 +52,16 @@ class Keeper:
         # What it leaves behind when it ends becomes ours, and is ended too.
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         with open(self._path("log"), "ab") as log:
+            while not (unwanted := self._unwanted()) and time.monotonic() > self._lease():
+                time.sleep(LOOK_S)
+            if unwanted:
+                self._over(128 + signal.SIGTERM)
+                return
             try:
                 program = subprocess.Popen(
                     self._told["argv"],
                     cwd=self._told["folder"] or None,
-                    env=os.environ | self._told["environment"],
+                    env=os.environ | self._told["environment"] | {MARK: self._folder},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -70,6 +80,11 @@ class Keeper:
             time.sleep(LOOK_S)
         code = os.waitstatus_to_exitcode(status)
         self._over(code if code >= 0 else 128 - code)
+
+    def _unwanted(self) -> bool:
+        """Before it is started."""
+        asked = any(os.path.exists(self._path(name)) for name in ("stop", "kill"))
+        return asked or not os.path.exists(self._path("program.json"))
 
     def _look(self, program: int) -> None:
         now = time.monotonic()
@@ -140,6 +155,20 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def marked(folder: str) -> list[int]:
+    """Processes of the attempt in ``folder``, whoever is their parent now."""
+    mark = f"{MARK}={folder}".encode()
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        # Of others' processes it cannot be read, and one that has ended has none.
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            if mark in file.read().split(b"\0"):
+                found.append(int(name))
+    return found
+
+
 def _reap(program: int) -> int | None:
     """Wait for whoever has ended; the program's status, once it has."""
     found = None
@@ -151,13 +180,14 @@ def _reap(program: int) -> int | None:
 
 
 def main(folder: str) -> None:
-    """Keep the program of ``folder``, unless somebody does."""
+    """Keep the program of ``folder``, unless somebody does or did."""
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return
-    Keeper(folder).run()
+    if not any(os.path.exists(os.path.join(folder, name)) for name in ("log", "exit")):
+        Keeper(folder).run()
 
 
 if __name__ == "__main__":

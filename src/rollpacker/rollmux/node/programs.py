@@ -11,9 +11,10 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,24 +60,32 @@ class NodePrograms:
         new.replace(self._folder / _LEASE)
 
     def seen(self) -> list[dict[str, Any]]:
-        """Every attempt that is here: job, number, and its code once it is over."""
+        """Every attempt that is here: job, number, its code once it is over, and whether it was
+        asked to end."""
         found = list[dict[str, Any]]()
         for name in self._names():
-            found.append({"job": name.job, "number": name.number, "code": self._code(name)})
+            asked = any((self.folder(name) / how).exists() for how in ("stop", "kill"))
+            told = {"job": name.job, "number": name.number, "stopped": asked}
+            found.append(told | {"code": self._code(name)})
         return found
 
     def settle(self, wanted: Sequence[Mapping[str, Any]]) -> None:
         """Start what is new, ask what is to stop to end, and end and forget what nobody wants."""
-        here = set(self._names())
-        for each in wanted:
-            name = AttemptName(each["job"], each["number"])
-            if name not in here and not each["stop"]:
-                self._start(name, load(each["program"], Program))
-            elif name in here and each["stop"]:
-                (self.folder(name) / "stop").touch()
-            here.discard(name)
+        told = {AttemptName(each["job"], each["number"]): each for each in wanted}
+        here = self._names()
         for name in here:
-            self._drop(name)
+            if name not in told:
+                self._drop(name)
+        for name, each in told.items():
+            if each["stop"] and self._waits(name):
+                self._skip(name)
+            elif each["stop"]:
+                (self.folder(name) / "stop").touch()
+        # Of one job an attempt at a time: the one before may take a moment to go.
+        left = {name.job for name in self._names() if name not in told}
+        for name, each in told.items():
+            if not each["stop"] and name.job not in left and self._waits(name):
+                self._start(name, load(each["program"], Program))
 
     def stop_all(self) -> None:
         """Kill everything at once: the node is not ours any more."""
@@ -99,6 +108,25 @@ class NodePrograms:
             if number.isdecimal():
                 found.append(AttemptName(job, int(number)))
         return sorted(found)
+
+    def _waits(self, name: AttemptName) -> bool:
+        """Whether it is still to be started; an agent may have been killed just before it did."""
+        if name in self._keepers or self._begun(name) or self._written(name) is not None:
+            return False
+        with self._unkept(name) as unkept:
+            return unkept
+
+    def _skip(self, name: AttemptName) -> None:
+        """What was not started, and is not to start any more, is told of as over."""
+        folder = self.folder(name)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / "stop").touch()
+        (folder / "exit").write_text(str(128 + signal.SIGTERM), encoding="utf-8")
+        (folder / "program.json").touch()
+
+    def _begun(self, name: AttemptName) -> bool:
+        """Whether a keeper has taken it up, now or at any time."""
+        return self.log(name).exists()
 
     def _start(self, name: AttemptName, program: Program) -> None:
         folder = self.folder(name)
@@ -127,36 +155,51 @@ class NodePrograms:
         return part
 
     def _code(self, name: AttemptName) -> int | None:
-        """None while it runs."""
-        if name in self._keepers:
-            self._keepers[name].poll()
-        with contextlib.suppress(FileNotFoundError):
-            return int((self.folder(name) / "exit").read_text(encoding="utf-8"))
-        if self._kept(name):
+        """None while it runs, or is still to be started."""
+        if (code := self._written(name)) is not None:
+            return code
+        with self._unkept(name) as unkept:
+            if not unkept:
+                return None
+        if (code := self._written(name)) is not None:  # before the lock was let go
+            return code
+        if name not in self._keepers and not self._begun(name):
             return None
-        with contextlib.suppress(FileNotFoundError):  # written before the lock was let go
-            return int((self.folder(name) / "exit").read_text(encoding="utf-8"))
+        if left := keeper.marked(str(self.folder(name))):
+            keeper.send(left, signal.SIGKILL)
+            return None
         return _LOST
 
-    def _kept(self, name: AttemptName) -> bool:
-        """Whether its keeper lives."""
-        mine = self._keepers.get(name)
-        if mine is not None:
-            return mine.poll() is None
+    def _written(self, name: AttemptName) -> int | None:
         with contextlib.suppress(FileNotFoundError):
-            handle = os.open(self.folder(name) / "lock", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return True
-            finally:
-                os.close(handle)
-        return False
+            return int((self.folder(name) / "exit").read_text(encoding="utf-8"))
+        return None
+
+    @contextlib.contextmanager
+    def _unkept(self, name: AttemptName) -> Iterator[bool]:
+        """Whether no keeper of it lives; then none can begin inside."""
+        mine = self._keepers.get(name)
+        if not self.folder(name).exists() or (mine is not None and mine.poll() is None):
+            yield mine is None or mine.poll() is not None
+            return
+        handle = os.open(self.folder(name) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(handle)
 
     def _drop(self, name: AttemptName) -> None:
         """End one that nobody wants; forget it when it is over."""
-        if self._code(name) is None:
+        if self._code(name) is None and self._begun(name):
             (self.folder(name) / "kill").touch()
             return
-        shutil.rmtree(self.folder(name), ignore_errors=True)
-        self._keepers.pop(name, None)
+        with self._unkept(name) as unkept:
+            if unkept:
+                # First of all: what is left of a folder without it is nobody's.
+                (self.folder(name) / "program.json").unlink(missing_ok=True)
+                shutil.rmtree(self.folder(name), ignore_errors=True)
+                self._keepers.pop(name, None)

@@ -90,11 +90,12 @@ class Moved(Empty):
 
 
 class SeenAttempt(Empty):
-    """An attempt that is on a node; ``code`` None while it runs."""
+    """An attempt that is on a node; ``code`` None while it runs, ``stopped`` once asked to end."""
 
     job: str
     number: int
     code: int | None = None
+    stopped: bool = False
 
 
 class Alive(Empty):

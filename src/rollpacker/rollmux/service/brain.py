@@ -81,7 +81,7 @@ class Brain:
                 perform(self, decision, effects)
         if not self.slots:
             # A cloud's node that was reserved and is not needed any more is gone without a word.
-            for node in self.agents.keys() - self.scheduler.cluster.nodes.keys():
+            for node in [node for node in self.agents if not self.needs(node)]:
                 del self.agents[node]
         return effects
 
@@ -95,6 +95,11 @@ class Brain:
         """Every lease and every agent has its full time again: the daemon was not there."""
         for lease in self.leases.values():
             lease.deadline = now + self.ttl
+        self.renew_agents(now)
+
+    def renew_agents(self, now: float) -> None:
+        """None of them was heard, and what they have frozen may go on. Who held a permit has
+        stopped by its own clock."""
         for node in self.agents:
             self.agents[node] = now
 
@@ -123,6 +128,10 @@ class Brain:
         if record.move is not None:
             return record.move.decision.rollout[0]
         return None if live.home is None else live.home.nodes[ROLLOUT][0]
+
+    def needs(self, node: str) -> bool:
+        """Whether a cloud's node is in use: by a group, or by a program that is still to end."""
+        return node in self.scheduler.cluster.nodes or bool(self.programs.on(node))
 
     def hit_by(self, node: str) -> list[str]:
         """Jobs that lose their state or their nodes when a node fails."""
@@ -279,7 +288,7 @@ class Brain:
     def _release(self, decision: do.ReleaseNodes, _: Effects) -> None:
         for node in decision.nodes:
             self.tokens.pop(node, None)
-            if node not in self.slots:
+            if node not in self.slots and not self.programs.on(node):
                 self.agents.pop(node, None)
 
     def _note(self, note: notes.Note) -> None:

@@ -171,7 +171,7 @@ class Core:
         self.brain.agents.pop(node, None)
         slot = self.brain.slots.get(node)
         down = slot is not None and slot.status == "down"
-        given_back = slot is None and node not in self.brain.scheduler.cluster.nodes
+        given_back = slot is None and not self.brain.needs(node)
         if given_back or down or self.brain.fails(node):
             return None
         jobs = self.brain.hit_by(node)

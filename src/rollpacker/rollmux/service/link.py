@@ -21,6 +21,8 @@ from rollpacker.rollmux.service.auth import read_token
 
 SOCKET_S = 10.0
 _UNAUTHORIZED = 401
+_AGAIN = (408, 503)
+"""The request did not arrive whole, or nobody knows what became of it."""
 _PAUSE_S = (0.05, 1.0)
 
 
@@ -117,7 +119,7 @@ class Link:
                 if status == _UNAUTHORIZED:
                     text = f"{self._token_file}: the daemon does not take this token"
                     raise MuxError(status, {"error": f"mux.token_file (--token-file) {text}"})
-                if status != 503:
+                if status not in _AGAIN:
                     raise MuxError(status, answer)
                 problem = str(MuxError(status, answer))
             if time.monotonic() + pause >= give_up:

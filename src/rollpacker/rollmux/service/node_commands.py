@@ -72,6 +72,9 @@ def node_removed(core: Core, request: Asked, node: str) -> Outcome:
     """A node leaves the inventory."""
     if _named(core, node).used:
         raise Refused(409, f"node {node}: jobs are on it; drain it first", code="used")
+    if jobs := core.brain.programs.on(node):
+        text = f"node {node}: the program of job {jobs[0]} is about to end there"
+        raise Refused(409, text, code="used")
     return recorded(core, request, ev.NodeRemoved(node=node), lambda: {"node": node})
 
 
@@ -108,7 +111,9 @@ def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[d
         running = None if record is None or record.program is None else record.program.running
         known = running is not None and (running.node, running.number) == (node, each.number)
         if known and each.code is not None:
-            _ended(core, each.job, each.code, told=brain.lead(each.job) != node)
+            # Its job may be back here by now.
+            told = each.stopped or brain.lead(each.job) != node
+            _ended(core, each.job, each.code, told=told)
     held = brain.scheduler.cluster.nodes.get(node)
     for job in sorted(held.pins) if held is not None else ():
         started = brain.jobs[job].program
@@ -165,5 +170,5 @@ def _node(core: Core, node: str, failing_too: bool = False) -> None:
     failing = any(fence.node == node for fence in brain.fences)
     if node in brain.failed or (failing and not failing_too):
         raise Refused(410, f"node {node[:64]} has failed", code="failed")
-    if node not in brain.slots and node not in brain.scheduler.cluster.nodes:
+    if not (node in brain.slots or brain.needs(node)):
         raise Refused(404, f"there is no node {node[:64]!r} in use", code="unknown")

@@ -18,6 +18,8 @@ from rollpacker.rollmux.service.store import StoreError, UnavailableError
 MAX_BATCH = 256
 MAX_QUEUE = 4096
 _RETRY_S = 1.0
+_LOOKS = 4
+"""In a lease, at least: after half of one without a look it was the daemon that stood still."""
 
 Open = Callable[[], Core]
 
@@ -69,6 +71,7 @@ class Writer:
         self._results: list[tuple[asyncio.Future[Answer], Answer | Refused]] = []
         self._broken = ""
         self._retry_at = 0.0
+        self._looked = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="mux-writer")
 
@@ -142,7 +145,7 @@ class Writer:
             self.core.leave()
 
     def _collect(self) -> tuple[list[_Call], bool]:
-        timeout = _RETRY_S if self._broken else self.core.next_deadline()
+        timeout = _RETRY_S if self._broken else self._pause()
         batch: list[_Call] = []
         try:
             call = self._queue.get(timeout=timeout)
@@ -154,6 +157,10 @@ class Writer:
         except queue.Empty:
             return batch, True
         return batch, False
+
+    def _pause(self) -> float | None:
+        due = self.core.next_deadline()
+        return None if due is None else min(due, self.core.ttl / _LOOKS)
 
     def _work(self, batch: list[_Call]) -> None:
         """One transaction; a poisoned event ends it early, and the rest goes on after it."""
@@ -179,6 +186,9 @@ class Writer:
             self._work(batch[len(outcomes) :])
 
     def _expire(self) -> None:
+        looked, self._looked = self._looked, time.monotonic()
+        if self._looked - looked > 2 * self.core.ttl / _LOOKS:
+            self.core.brain.renew_agents(self.core.now())
         try:
             self.core.expire()
         except (UnavailableError, StoreError):

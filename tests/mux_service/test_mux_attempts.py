@@ -1,0 +1,99 @@
+"""Programs that end while their jobs move, or on nodes that are not in use any more."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mux_world import SHARED, TTL, World
+
+from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.service import commands, node_commands
+
+MACHINES = [
+    Machine(name=f"{pool}-{number}", pool=pool)
+    for pool in ("rollout", "train")
+    for number in (0, 1)
+]
+PROGRAM = {"command": ["train"], "restarts": 0}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, replace(SHARED, nodes="named"), MACHINES)
+    yield made
+    made.store.close()
+
+
+def told(world: World, node: str, *seen: dict[str, Any]) -> list[dict[str, Any]]:
+    status, answer = world.post(node_commands.node_heartbeat, node, {"attempts": list(seen)})
+    assert status == 200, answer
+    return answer["attempts"]
+
+
+def started(world: World) -> str:
+    """A job whose program runs; on which node."""
+    assert world.submit("a", program=PROGRAM)[0] == 201
+    node = world.core.brain.lead("a")
+    assert node is not None
+    assert [each["stop"] for each in told(world, node)] == [False]
+    return node
+
+
+def drained(world: World, node: str) -> None:
+    body = {"status": "draining"}
+    assert world.post(node_commands.node_closed, node, body)[0] == 200
+    move = world.core.brain.jobs["a"].move
+    assert move is not None
+    assert world.post(commands.moved, "a", {"move": move.id})[0] == 200
+
+
+def test_a_program_that_was_asked_to_end_has_not_failed_though_its_job_is_back(
+    world: World,
+) -> None:
+    here = started(world)
+    drained(world, here)
+    assert [each["stop"] for each in told(world, here)] == [True]
+    assert world.post(node_commands.node_opened, here)[0] == 200
+    drained(world, world.core.brain.lead("a"))
+    assert world.core.brain.lead("a") == here
+    seen = {"job": "a", "number": 1, "code": 143, "stopped": True}
+    assert [each["number"] for each in told(world, here, seen)] == [2]
+    assert world.core.brain.jobs["a"].ended is None
+
+
+def test_a_node_is_not_removed_before_its_programs_have_ended(world: World) -> None:
+    here = started(world)
+    drained(world, here)
+    status, answer = world.post(node_commands.node_removed, here)
+    assert (status, answer["code"]) == (409, "used")
+    assert answer["error"] == f"node {here}: the program of job a is about to end there"
+    told(world, here, {"job": "a", "number": 1, "code": 143})
+    assert world.post(node_commands.node_removed, here)[0] == 200
+
+
+def test_the_end_of_a_program_is_heard_from_a_rented_node_that_was_given_back(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    here = started(world)
+    assert world.post(commands.end, "a")[0] == 200
+    assert here not in world.core.brain.scheduler.cluster.nodes
+    assert [each["stop"] for each in told(world, here, {"job": "a", "number": 1})] == [True]
+    world.restart()
+    assert told(world, here, {"job": "a", "number": 1, "code": 143}) == []
+    assert world.core.brain.jobs["a"].program.running is None
+    assert world.post(node_commands.node_heartbeat, here)[0] == 404
+    world.store.close()
+
+
+def test_a_rented_node_that_falls_silent_with_a_program_has_failed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    started(world)
+    assert world.post(commands.end, "a")[0] == 200
+    world.wait(TTL + 1.0)
+    assert world.core.brain.jobs["a"].program.running is None
+    world.restart()
+    assert world.core.brain.jobs["a"].program.running is None
+    world.store.close()

@@ -237,6 +237,20 @@ def test_a_run_that_is_over_is_submitted_under_its_next_name(cluster: Cluster) -
     assert "ids are not used again" in str(found.exception)
 
 
+def test_a_job_whose_node_starts_nothing_is_named(tmp_path: Path) -> None:
+    idle = Cluster(tmp_path)
+    try:
+        idle.submit("still", "echo", "up")
+        said = idle.mux("status")
+        assert "not started: still; roll-0's agent has not, or has no --programs" in said
+        words = [*COMMAND, "mux", "logs", "still", "--follow", "--url", idle.daemon.url]
+        follows = subprocess.Popen([*words, "--state", str(tmp_path)], stdout=subprocess.PIPE)
+        idle.agent("roll-0")
+        assert follows.communicate(timeout=60)[0] == b"up\n"
+    finally:
+        idle.close()
+
+
 def test_mistakes_are_said_in_one_line(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     times = "id: x\nworst_rollout_s: 1\nworst_train_s: 1\n"

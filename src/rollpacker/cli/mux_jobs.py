@@ -64,7 +64,13 @@ def logs(
     at = -_TAIL if follow else 0
     while True:
         query = f"at={at}" + ("" if attempt is None else f"&attempt={attempt}")
-        found = daemon.get(f"/v1/jobs/{_quoted(job)}/log?{query}")
+        try:
+            found = daemon.get(f"/v1/jobs/{_quoted(job)}/log?{query}")
+        except ValueError as error:
+            if not follow or not _is_to_start(daemon, job, error):
+                raise
+            time.sleep(_LOOK_S)
+            continue
         data = base64.b64decode(found["data"])
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -130,6 +136,14 @@ def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[st
         number += 1
         body = body | {"id": f"{name}.{number}"}
         key = None
+
+
+def _is_to_start(daemon: Daemon, job: str, error: ValueError) -> bool:
+    """Whether there is no log because the program has not been started yet."""
+    if getattr(error.__cause__, "code", "") != "no_attempt":
+        return False
+    found = daemon.get(f"/v1/jobs/{_quoted(job)}")
+    return found["program"] is not None and _goes_on(found)
 
 
 def _goes_on(job: dict[str, Any]) -> bool:

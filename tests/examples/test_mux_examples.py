@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -184,3 +185,18 @@ def test_the_slurm_script_shares_its_allocation(tmp_path: Path) -> None:
         assert "--nodes=2 --ntasks=2" in steps[0]
     finally:
         allocation.close()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_units_of_the_documentation_are_ones(tmp_path: Path) -> None:
+    page = (FOLDER.parents[1] / "docs" / "mux_operate.md").read_text(encoding="utf-8")
+    units = re.findall(r"```ini\n# /etc/systemd/system/(\S+)\n(.*?)```", page, re.S)
+    assert len(units) == 2
+    for name, text in units:
+        (command,) = re.findall(r"^ExecStart=(.*(?:\\\n.*)?(?:\\\n.*)?)$", text, re.M)
+        takes(command.replace("\\\n", " ").split())
+        unit = tmp_path / name
+        unit.write_text(text.replace("/opt/rollpacker/bin/rollpacker", "/bin/true"))
+        asked = ["systemd-analyze", "verify", "--man=no", str(unit)]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert [line for line in done.stderr.splitlines() if name in line] == []

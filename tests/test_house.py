@@ -98,6 +98,12 @@ def test_nothing_is_left_over() -> None:
     assert found == set()
 
 
+def test_no_merge_is_left_half_done() -> None:
+    marks = re.compile(r"^(<{7}|>{7}) ", re.M)
+    pages = [*FILES, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    assert [name(page) for page in pages if marks.search(page.read_text(encoding="utf-8"))] == []
+
+
 def test_only_what_speaks_to_the_user_prints() -> None:
     silent = [p for p in MODULES if not p.relative_to(SOURCE).as_posix().startswith(MAY_PRINT)]
     printing = {name(path): calls(parse(path), "print") for path in silent}

@@ -124,6 +124,17 @@ def test_an_agent_that_has_less_than_listed_is_set_aside(daemon: Daemon) -> None
         less.wait()
 
 
+def test_a_listed_node_that_failed_is_used_again_when_its_agent_is_back(daemon: Daemon) -> None:
+    daemon.client().node_failed("roll-1", "no power")
+    until(daemon, "roll-1", status="down")
+    back = agent(daemon, "roll-1")
+    try:
+        until(daemon, "roll-1", status="open", agent=True)
+    finally:
+        back.terminate()
+        assert back.wait() == 0
+
+
 def test_a_wrong_inventory_is_said_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "nodes.yaml"
     file.write_text("nodes:\n  - {name: a, pool: gpu}\n", encoding="utf-8")

@@ -222,6 +222,35 @@ def test_a_node_that_is_cut_off_runs_nothing_until_it_is_back(cluster: Cluster) 
     until(lambda: cluster.daemon.client().node(node)["status"] == "open")
 
 
+def test_a_run_that_is_over_is_submitted_under_its_next_name(cluster: Cluster) -> None:
+    file = cluster.folder / "again.json"
+    spec = {"id": "again", "owner": "me", "worst_rollout_s": 1.0, "worst_train_s": 1.0}
+    spec |= {"rollout_memory_gb": 0.5, "train_memory_gb": 0.5}
+    file.write_text(json.dumps(spec | {"program": {"command": ["true"]}}))
+    cluster.mux("submit", str(file))
+    cluster.mux("wait", "again")
+    assert cluster.mux("submit", str(file)) == "job again.2 submitted\n"
+    cluster.mux("wait", "again.2")
+    file.write_text(json.dumps(spec | {"owner": "you"}))
+    words = ["mux", "submit", str(file), "--url", cluster.daemon.url]
+    found = CliRunner().invoke(app, [*words, "--state", str(cluster.folder)])
+    assert "ids are not used again" in str(found.exception)
+
+
+def test_a_job_whose_node_starts_nothing_is_named(tmp_path: Path) -> None:
+    idle = Cluster(tmp_path)
+    try:
+        idle.submit("still", "echo", "up")
+        said = idle.mux("status")
+        assert "not started: still; roll-0's agent has not, or has no --programs" in said
+        words = [*COMMAND, "mux", "logs", "still", "--follow", "--url", idle.daemon.url]
+        follows = subprocess.Popen([*words, "--state", str(tmp_path)], stdout=subprocess.PIPE)
+        idle.agent("roll-0")
+        assert follows.communicate(timeout=60)[0] == b"up\n"
+    finally:
+        idle.close()
+
+
 def test_mistakes_are_said_in_one_line(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     times = "id: x\nworst_rollout_s: 1\nworst_train_s: 1\n"

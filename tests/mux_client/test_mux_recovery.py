@@ -175,7 +175,7 @@ def test_a_node_that_fails_its_check_is_given_up_and_emptied(
     assert emptied.exists()
     phases.end()
     again = NodeAgent(daemon.client(), nodes[0])
-    assert "failed" in str(again.run())
+    assert "given it up" in str(again.run())
 
 
 def test_health_checks_say_what_is_wrong() -> None:

@@ -53,11 +53,9 @@ def test_no_role_may_more_than_the_operator(method: str, path: str) -> None:
 def client(daemon: Daemon, folder: Path, name: str, *words: str) -> MuxClient:
     """Of somebody for whom a token is made."""
     asked = ["mux", "token", "add", name, "--state", str(daemon.folder), *words]
-    made = CliRunner().invoke(app, asked)
-    assert made.exit_code == 0, made.output
     file = folder / name
-    file.touch(mode=0o600)
-    file.write_text(made.stdout)
+    made = CliRunner().invoke(app, [*asked, "--to", str(file)])
+    assert made.exit_code == 0, made.output
     return MuxClient(daemon.url, file, patience_s=20.0)
 
 
@@ -116,6 +114,7 @@ def test_a_revoked_token_counts_no_more(daemon: Daemon, tmp_path: Path) -> None:
         (("operator", "--role", "read"), "and not 'operator'"),
         (("a b", "--role", "read"), "a name is 1 to 64 characters"),
         (("c", "--role", "read", "--team", "x"), "--team is for the role submit"),
+        (("d", "--role", "read", "--to", "/no/such/folder/d"), "--to /no/such/folder/d: No such"),
     ],
 )
 def test_mistakes_are_said(daemon: Daemon, words: tuple[str, ...], said: str) -> None:

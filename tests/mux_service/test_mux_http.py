@@ -17,7 +17,7 @@ import pytest
 from mux_fleet import Daemon, Link
 
 from rollpacker.rollmux.service.auth import is_authorized, make_token, read_token
-from rollpacker.rollmux.service.serve import ServeOptions
+from rollpacker.rollmux.service.serve import ServeOptions, serve
 
 SPEC = {"id": "a", "worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
 
@@ -281,15 +281,24 @@ def test_only_the_bearer_scheme_and_the_whole_token() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
-def test_another_address_needs_token_and_tls(tmp_path: Path, host: str) -> None:
-    paths = {"token_file": tmp_path, "tls_cert": tmp_path, "tls_key": tmp_path}
+def test_another_address_needs_tls(tmp_path: Path, host: str) -> None:
+    paths = {"tls_cert": tmp_path, "tls_key": tmp_path}
     for missing in paths:
         given: dict[str, Any] = {name: path for name, path in paths.items() if name != missing}
-        with pytest.raises(ValueError, match=r"--host|--tls-cert"):
+        with pytest.raises(ValueError, match="--tls-cert and --tls-key"):
             ServeOptions(state=tmp_path, host=host, **given)
+    with pytest.raises(ValueError, match="reachable from elsewhere"):
+        ServeOptions(state=tmp_path, host=host)
     ServeOptions(state=tmp_path, host=host, **paths)  # type: ignore[arg-type]
     for local in ("127.0.0.1", "localhost", "::1"):
         ServeOptions(state=tmp_path, host=local)
+
+
+def test_missing_files_are_named_before_the_daemon_listens(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    for given in ({"tls_cert": absent, "tls_key": absent}, {"token_file": absent}):
+        with pytest.raises(ValueError, match=rf"{absent}.*[Nn]o such file"):
+            serve(ServeOptions(state=tmp_path, port=0, **given), lambda *_: pytest.fail("ready"))  # type: ignore[arg-type]
 
 
 def test_tls(tmp_path: Path) -> None:

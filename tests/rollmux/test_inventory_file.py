@@ -39,6 +39,12 @@ def test_a_cloud_has_prices_and_limits() -> None:
     assert (free.nodes, free.margin, free.limit) == ("cloud", 0.0, (None, None))
 
 
+def test_all_nodes_may_join_by_their_agents() -> None:
+    made = parse({"nodes": [], "teams": [{"name": "x", "rollout": 2}]})
+    assert made.machines == ()
+    assert made.settings(Settings()).nodes == "named"
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [

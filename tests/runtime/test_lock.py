@@ -1,7 +1,9 @@
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -12,6 +14,18 @@ def test_second_run_is_refused(tmp_path):
     with RunLock(tmp_path), pytest.raises(ValueError, match=rf"pid {os.getpid()}\).*'output'"):
         RunLock(tmp_path)
     RunLock(tmp_path).release()
+
+
+def test_a_run_that_an_agent_starts_waits_for_the_end_of_the_one_before(tmp_path):
+    first, said = RunLock(tmp_path), queue.SimpleQueue()
+    second = []
+    thread = threading.Thread(target=lambda: second.append(RunLock(tmp_path, said.put)))
+    thread.start()
+    assert f"another run (pid {os.getpid()})" in said.get(timeout=30)
+    assert second == []
+    first.release()
+    thread.join(timeout=30)
+    second[0].release()
 
 
 def test_lock_is_released_by_a_kill_although_children_live(tmp_path):

@@ -66,8 +66,12 @@ def agent(
         name,
         healthy=lambda: check_command(checking) if checking else None,
         on_failed=empty,
-        machine=None if pool is None else _machine(name, pool, memory_gb, devices, rack, label),
-        programs=None if programs is None else _programs(programs, url, token_file, cafile, name),
+        machine=None
+        if pool is None
+        else found_machine(name, pool, memory_gb, devices, rack, label),
+        programs=None
+        if programs is None
+        else node_programs(programs, url, token_file, cafile, name),
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: reporter.stop.set())
@@ -76,13 +80,13 @@ def agent(
         raise typer.Exit(1)
 
 
-def _machine(
+def found_machine(
     name: str,
     pool: Literal["rollout", "train"],
-    memory_gb: float | None,
-    devices: int | None,
-    rack: str,
-    labels: list[str] | None,
+    memory_gb: float | None = None,
+    devices: int | None = None,
+    rack: str = "",
+    labels: list[str] | None = None,
 ) -> Machine:
     """What this node is, by what was given and what can be seen."""
     from rollpacker.rollmux.inventory import Machine
@@ -101,9 +105,10 @@ def _machine(
     )
 
 
-def _programs(
+def node_programs(
     folder: Path, url: str, token_file: Path, cafile: Path | None, node: str
 ) -> NodePrograms:
+    """Starts programs of jobs, with what this agent knows."""
     from rollpacker.rollmux.node.programs import NodePrograms
 
     known = {

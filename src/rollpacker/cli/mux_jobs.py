@@ -36,12 +36,13 @@ def submit(
 ) -> None:
     """Submit a job to the daemon: agents start its program as soon as it has nodes.
 
+    A run whose job is over is submitted as NAME.2, and goes on from its last checkpoint.
+
     Example: rollpacker mux submit job.yaml
     """
     from rollpacker.rollmux.service.submission import read_submission
 
-    body = read_submission(spec)
-    found = Daemon(url, state, token_file, cafile).post("/v1/jobs", body, key)
+    found = _submitted(Daemon(url, state, token_file, cafile), read_submission(spec), key)
     waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""
     print_found(found, as_json, f"job {found['id']} submitted{waits}")
 
@@ -63,7 +64,13 @@ def logs(
     at = -_TAIL if follow else 0
     while True:
         query = f"at={at}" + ("" if attempt is None else f"&attempt={attempt}")
-        found = daemon.get(f"/v1/jobs/{_quoted(job)}/log?{query}")
+        try:
+            found = daemon.get(f"/v1/jobs/{_quoted(job)}/log?{query}")
+        except ValueError as error:
+            if not follow or not _is_to_start(daemon, job, error):
+                raise
+            time.sleep(_LOOK_S)
+            continue
         data = base64.b64decode(found["data"])
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -112,6 +119,31 @@ def end(
     daemon = Daemon(url, state, token_file, cafile)
     found = daemon.post(f"/v1/jobs/{_quoted(job)}/end", {}, None)
     print_found(found, as_json, f"job {job}: {found['state']}")
+
+
+def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """Under the first name that no job of the same owner has had."""
+    name, number = body.get("id"), 1
+    while True:
+        try:
+            return daemon.post("/v1/jobs", body, key)
+        except ValueError as error:
+            if getattr(error.__cause__, "code", "") != "exists" or not body.get("owner"):
+                raise
+            known = daemon.get(f"/v1/jobs/{_quoted(body['id'])}")
+            if known["spec"]["owner"] != body["owner"] or _goes_on(known):
+                raise
+        number += 1
+        body = body | {"id": f"{name}.{number}"}
+        key = None
+
+
+def _is_to_start(daemon: Daemon, job: str, error: ValueError) -> bool:
+    """Whether there is no log because the program has not been started yet."""
+    if getattr(error.__cause__, "code", "") != "no_attempt":
+        return False
+    found = daemon.get(f"/v1/jobs/{_quoted(job)}")
+    return found["program"] is not None and _goes_on(found)
 
 
 def _goes_on(job: dict[str, Any]) -> bool:

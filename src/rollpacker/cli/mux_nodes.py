@@ -6,7 +6,7 @@ import urllib.parse
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from rollpacker.cli.mux_service import STATE, URL, Cafile, Daemon, State, TokenFile, Url
 from rollpacker.cli.output import Json, console, print_found, print_json
@@ -32,13 +32,17 @@ def list_nodes(
     if as_json:
         print_json({"nodes": nodes})
         return
-    view = Table("node", "pool", "state", "status", "jobs", "rack")
+    view = Table(
+        "node", "pool", "state", "status", Column("jobs", overflow="fold"), "rack", "agent"
+    )
     for node in nodes:
         status, machine = node.get("status", ""), node.get("machine", {})
         why = f" ({node['why']})" if node.get("why") else ""
         jobs = " ".join(node["memory_gb"])
+        heard = node["reported_s"]
         view.add_row(
-            node["name"], node["pool"], node["state"], status + why, jobs, machine.get("rack", "")
+            *(node["name"], node["pool"], node["state"], status + why, jobs),
+            *(machine.get("rack", ""), "none" if heard is None else f"{heard:.0f} s ago"),
         )
     console.print(view)
 

@@ -120,9 +120,18 @@ def status(
         (each for each in found["jobs"] if each["queue"]), key=lambda job: job["queue"]["position"]
     ):
         print_plain(f"waits: {_place_in_queue(job)}")
+    for job in filter(_not_started, found["jobs"]):
+        lead = job["program"]["lead"]
+        print_plain(f"not started: {job['id']}; {lead}'s agent has not, or has no --programs")
     for team in found["teams"]:
         print_plain(f"{_team(team)}: {_share(team)}")
     print_plain(_nodes_line(found) + (", draining" if found["draining"] else ""))
+
+
+def _not_started(job: dict[str, Any]) -> bool:
+    """Whether a job has nodes for a program that was never started."""
+    program = job["program"]
+    return program is not None and bool(program["lead"]) and not program["attempts"]
 
 
 def _place_in_queue(job: dict[str, Any]) -> str:

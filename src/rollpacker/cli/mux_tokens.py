@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TextIO
 
 import typer
 from rich.table import Table
@@ -26,17 +27,30 @@ def add(
         typer.Option(help="read looks; submit has jobs; node is for agents; operate does all."),
     ],
     team: Annotated[str, typer.Option(help="Of submit: whose jobs; default: all.")] = "",
+    to: Annotated[
+        Path | None, typer.Option(help="New file for it, only yours; else it is printed.")
+    ] = None,
     state: State = STATE,
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it: it is kept nowhere else. It counts at once.
+    """Make a token: it is kept nowhere else. It counts at once.
 
-    Example: rollpacker mux token add alice --role submit --team math > alice.token
+    Example: rollpacker mux token add alice --role submit --team math --to alice.token
     """
     from rollpacker.rollmux.service.tokens import Token, add_token
 
-    text = add_token(_file(state), Token(name=name, role=role, team=team))
-    print_found({"name": name, "token": text}, as_json, text)
+    known = _file(state)
+    if to is None:
+        text = add_token(known, Token(name=name, role=role, team=team))
+        print_found({"name": name, "token": text}, as_json, text)
+        return
+    with _new(to) as file:
+        try:
+            file.write(add_token(known, Token(name=name, role=role, team=team)) + "\n")
+        except ValueError:
+            to.unlink()
+            raise
+    print_found({"name": name, "file": str(to)}, as_json, f"token {name}: in {to}")
 
 
 @token_app.command("list")
@@ -69,6 +83,14 @@ def revoke(name: Name, state: State = STATE, as_json: Json = False) -> None:
 
     revoke_token(_file(state), name)
     print_found({"name": name, "revoked": True}, as_json, f"token {name}: revoked")
+
+
+def _new(path: Path) -> TextIO:
+    """A file that others cannot read: commands take no other."""
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+    except OSError as error:
+        raise ValueError(f"--to {path}: {error.strerror}") from error
 
 
 def _file(state: Path) -> Path:

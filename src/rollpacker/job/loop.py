@@ -69,7 +69,8 @@ def train(
     """
     folder = Path(config.output)
     progress = progress or Progress()
-    with RunLock(folder), Signals(config.checkpoint.signals) as signals:
+    lock = RunLock(folder, progress.note if config.mux.managed else None)
+    with lock, Signals(config.checkpoint.signals) as signals:
         own = phases is None and config.devices.emulate is None
         restarts = Restarts(config.cluster.restarts if own else 0)
         order = _Order(config, folder, progress, phases, signals, restarts)

@@ -98,7 +98,8 @@ def parse(data: object) -> InventoryFile:
         for machine in _machines(each, f"nodes[{n}]")
     )
     made = InventoryFile(machines=machines, teams=teams)
-    for pool, count in enumerate(count_pools(machines)):
+    # An empty list: all nodes join by their agents.
+    for pool, count in enumerate(count_pools(machines) if machines else ()):
         if not count:
             raise ValueError(f"nodes: there is no {POOL_NAMES[pool]} node")
         owned = sum(team.guaranteed[pool] for team in teams)

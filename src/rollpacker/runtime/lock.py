@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -15,22 +16,27 @@ class RunLock:
 
     Args:
         folder: the run's folder; made if missing.
+        waits: is told that another process runs there, and its end is waited for; None: it is an
+            error. For a start that follows one on a node that was cut off: what is left there is
+            frozen, and killed within an hour.
 
     Raises:
         ValueError: another process runs there; the message names its pid.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, waits: Callable[[str], None] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(self._handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            self._close()
-            raise ValueError(
-                f"{folder}: another run (pid {owner}) is writing here; stop it or change 'output'"
-            ) from None
+            problem = f"{folder}: another run (pid {owner}) is writing here"
+            if waits is None:
+                self._close()
+                raise ValueError(f"{problem}; stop it or change 'output'") from None
+            waits(f"{problem}; waiting for its end")
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         os.register_at_fork(after_in_child=self._close)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollpacker.core.codec import load
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.node.printing import Printing
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
@@ -78,8 +79,10 @@ class NodeAgent:
                 pause = self._beat()
             except MuxError as error:
                 if error.status == _GONE:
+                    if self._rejoined():
+                        continue
                     self._give_up()
-                    return str(error)
+                    return "the daemon has given it up"
                 if error.status != _UNKNOWN:
                     raise
                 pause = self._not_in_use()
@@ -114,6 +117,17 @@ class NodeAgent:
         # Only now: what is not wanted any more does not go on.
         self._programs.renew(sent + SAFE_SHARE * ttl_s)
         return min(ttl_s / 3, _LOOK_S)
+
+    def _rejoined(self) -> bool:
+        """Whether this is the first that is heard of a failed node: a new agent reports it as what
+        the inventory says that it is."""
+        if self._ttl_s is not None or self._machine is not None:
+            return False
+        listed = self._client.node(self._node).get("machine")
+        if listed is None:
+            return False
+        self._ttl_s = self._client.register(load(listed, Machine))
+        return True
 
     def _attempts(self, programs: NodePrograms) -> list[Mapping[str, Any]]:
         """What is here; over is an attempt when its log has been sent too."""

@@ -112,7 +112,7 @@ class Link:
                     f"{error.verify_message}"
                 ) from error
             except (OSError, http.client.HTTPException) as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = f"{type(error).__name__}: {error}{self._hint(error)}"
             else:
                 if status < 300:
                     return sent, answer
@@ -126,6 +126,11 @@ class Link:
                 raise UnreachableError(f"{self.address}{path}: {problem}")
             time.sleep(pause)
             pause = min(longest, 2 * pause)
+
+    def _hint(self, error: Exception) -> str:
+        plain = self._connect is http.client.HTTPConnection
+        hangs_up = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
+        return "; should the address begin with https://?" if plain and hangs_up else ""
 
     def _once(
         self, method: str, path: str, body: object, key: str | None, timeout: float

@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,13 +41,14 @@ class ServeOptions:
 
     Args:
         state: folder of the database and the token.
-        host: address to bind; any but a loopback needs ``token_file`` and TLS.
+        host: address to bind; any but a loopback needs TLS.
         port: 0 takes a free one.
         ttl: seconds of a lease.
         settings: of the scheduler; None takes those of the database.
         inventory: file of nodes and teams; None for a cloud's nodes, or what the database has.
         postgres: connection string of a Postgres in place of the SQLite file.
         verify: read the database from its first entry at the start, and compare its snapshots.
+        token_file: of the operator's token; None for one in ``state``, made where it is missing.
     """
 
     state: Path
@@ -67,10 +69,9 @@ class ServeOptions:
             raise ValueError(f"--ttl {self.ttl:g}: must be 1 to 3600 seconds")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key: both are needed, or none")
-        if not _loopback(self.host) and (self.tls_cert is None or self.token_file is None):
+        if not _loopback(self.host) and self.tls_cert is None:
             raise ValueError(
-                f"--host {self.host}: reachable from elsewhere; needs --token-file, --tls-cert "
-                "and --tls-key"
+                f"--host {self.host}: reachable from elsewhere; needs --tls-cert and --tls-key"
             )
 
 
@@ -88,12 +89,28 @@ def serve(options: ServeOptions, ready: Callable[[str, Path], None]) -> None:
 
     Raises ``ValueError`` or ``StoreError`` where the daemon must not start.
     """
+    _check_certificate(options)
     options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_file = options.token_file or options.state / "token"
     if options.token_file is None:
         make_token(token_file)
+    elif not token_file.exists():
+        raise ValueError(
+            f"--token-file {token_file}: no such file; without --token-file the daemon makes one"
+        )
     token = read_token(token_file)
     asyncio.run(_serve(options, token, lambda url: ready(url, token_file)))
+
+
+def _check_certificate(options: ServeOptions) -> None:
+    """Before anybody is told that the daemon listens."""
+    if options.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as error:
+        files = f"--tls-cert {options.tls_cert}, --tls-key {options.tls_key}"
+        raise ValueError(f"{files}: {error.strerror or error}") from error
 
 
 def _open(options: ServeOptions) -> Core:

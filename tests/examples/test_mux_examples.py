@@ -1,0 +1,202 @@
+"""The examples of RollMux on shared clusters, as far as one machine can tell."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rollpacker import config
+from rollpacker.rollmux import inventory_file
+from rollpacker.rollmux.service.bodies import NewJob
+from rollpacker.rollmux.service.submission import read_submission
+
+FOLDER = Path(__file__).parents[2] / "examples" / "mux"
+OURS = f"""#!/bin/bash
+exec {sys.executable} -c 'from rollpacker.cli import main; main()' "$@"
+"""
+SCONTROL = """#!/bin/bash
+[ "$*" = "show hostnames n[1-4]" ] && printf 'localhost\\nn2\\nn3\\nn4\\n'
+"""
+# Runs a task on each node of -w, and passes the end of the step on to all that they started.
+SRUN = """#!/bin/bash
+echo "srun $*" >> "$LOG"
+while [[ $1 == -* ]]; do case $1 in -w) list=$2; shift 2;; *) shift;; esac; done
+for node in ${list//,/ }; do SLURMD_NODENAME=$node setsid "$@" & tasks+=" $!"; done
+trap 'for task in $tasks; do kill -TERM -- "-$task"; done' TERM
+wait; wait
+"""
+
+
+def test_the_inventory_is_one() -> None:
+    made = inventory_file.read(FOLDER / "inventory.yaml")
+    assert len(made.machines) == 32
+    assert sum(team.rollout for team in made.teams) == 16
+
+
+def test_the_run_is_submitted_as_a_job_that_fits_the_inventory() -> None:
+    assert config.load(FOLDER / "job.yaml").mux.team == "math"
+    body = json.dumps(read_submission(FOLDER / "job.yaml"))
+    made = NewJob.model_validate_json(body)
+    assert made.program is not None
+    assert made.program.command[:4] == ["{python}", "-m", "rollpacker", "train"]
+    assert made.train_memory_gb < 1536
+
+
+def test_the_specification_is_one() -> None:
+    made = NewJob.model_validate(read_submission(FOLDER / "program.yaml"))
+    assert made.program is not None
+    assert made.program.command[:5] == ["{python}", "loop.py", "--mux", "{url}", "{token_file}"]
+    assert made.program.restarts == 3
+
+
+def objects() -> list[dict[str, Any]]:
+    text = (FOLDER / "kubernetes.yaml").read_text(encoding="utf-8")
+    return list(yaml.safe_load_all(text))
+
+
+def test_the_kubernetes_objects_fit_the_schemas_of_kubernetes() -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    for each in objects():
+        schemas.validate(each, schemas.latest_version(), strict=True)
+
+
+def test_the_kubernetes_objects_fit_each_other() -> None:
+    found = {(each["kind"], each["metadata"]["name"]): each for each in objects()}
+    assert {each["metadata"]["namespace"] for each in found.values()} == {"rollmux"}
+    inventory_file.parse(yaml.safe_load(found["ConfigMap", "rollmux"]["data"]["nodes.yaml"]))
+    (port,) = found["Service", "rollmux"]["spec"]["ports"]
+    for (kind, name), each in found.items():
+        if kind not in ("Deployment", "DaemonSet"):
+            continue
+        spec = each["spec"]["template"]["spec"]
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        assert each["spec"]["selector"]["matchLabels"] == labels
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        containers = spec["containers"] + spec.get("initContainers", [])
+        assert volumes == {mount["name"] for one in containers for mount in one["volumeMounts"]}
+        (container,) = spec["containers"]
+        words = [*container["command"], *container["args"]]
+        if kind == "Deployment":
+            assert found["Service", "rollmux"]["spec"]["selector"] == labels
+            assert port["targetPort"] in {one["name"] for one in container["ports"]}
+            assert each["spec"]["strategy"]["type"] == "Recreate"
+        else:
+            assert words[words.index("--url") + 1] == "https://rollmux.rollmux.svc:8642"
+            pool = {one["name"]: one.get("value") for one in container["env"]}["POOL"]
+            assert spec["nodeSelector"] == {"rollmux/pool": pool}
+            assert name == f"rollmux-{pool}"
+        takes(words)
+
+
+def takes(words: list[str]) -> None:
+    """Whether ``rollpacker mux`` knows all options of a command line."""
+    asked = [sys.executable, "-c", "from rollpacker.cli import main; main()", *words[1:3], "--help"]
+    env = os.environ | {"COLUMNS": "200"}
+    known = subprocess.run(asked, capture_output=True, text=True, check=True, env=env).stdout
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    assert [option for option in options if f"{option} " not in known] == []
+
+
+def until(what: Callable[[], Any], seconds: float = 120) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    return found
+
+
+class Allocation:
+    """The script in an allocation of four nodes, which are all this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "shared"
+        self.folder.mkdir()
+        (self.folder / "nodes.yaml").write_text("nodes: []\nteams: [{name: a, rollout: 1}]\n")
+        bin_folder = folder / "bin"
+        bin_folder.mkdir()
+        for name, text in {"rollpacker": OURS, "scontrol": SCONTROL, "srun": SRUN}.items():
+            (bin_folder / name).write_text(text, encoding="utf-8")
+            (bin_folder / name).chmod(0o755)
+        self.log = folder / "log"
+        number = str(random.randrange(19_000) + 500)
+        self.state = Path(f"/tmp/rollmux-{number}")
+        env = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "LOG": str(self.log)}
+        self.env = env | {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_ID": number}
+        self.script = subprocess.Popen(
+            ["bash", FOLDER / "slurm.sh", self.folder, "2"], env=self.env, start_new_session=True
+        )
+
+    def mux(self, *words: str, ok: bool = True) -> str:
+        url = (self.folder / "url").read_text().strip()
+        where = ["--url", url, "--token-file", str(self.folder / "token")]
+        where += ["--cafile", str(self.folder / "cert.pem")]
+        asked = ["rollpacker", "mux", *words, *where]
+        done = subprocess.run(asked, capture_output=True, text=True, env=self.env, check=False)
+        assert done.returncode == 0 or not ok, done.stderr
+        return done.stdout
+
+    def reporting(self) -> list[tuple[str, str]]:
+        nodes = json.loads(self.mux("node", "list", "--json"))["nodes"]
+        return sorted((node["name"], node["pool"]) for node in nodes if node["agent"])
+
+    def submit(self, name: str, command: str) -> None:
+        file = self.folder / f"{name}.yaml"
+        spec = {"id": name, "worst_rollout_s": 9, "worst_train_s": 9, "team": "a", "slo": 1.0}
+        spec |= {"rollout_memory_gb": 0.1, "train_memory_gb": 0.1}
+        file.write_text(yaml.safe_dump(spec | {"program": {"command": command}}))
+        self.mux("submit", str(file))
+
+    def close(self) -> None:
+        if self.script.poll() is None:
+            os.killpg(self.script.pid, 9)
+        for path in Path("/tmp").glob(f"{self.state.name}*"):
+            shutil.rmtree(path)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_slurm_script_shares_its_allocation(tmp_path: Path) -> None:
+    subprocess.run(["bash", "-n", FOLDER / "slurm.sh"], check=True)
+    allocation = Allocation(tmp_path)
+    try:
+        until((allocation.folder / "url").exists)
+        nodes = [("localhost", "rollout"), ("n2", "rollout"), ("n3", "train"), ("n4", "train")]
+        until(lambda: allocation.reporting() == nodes)
+        allocation.submit("short", "echo on {node}")
+        assert allocation.mux("wait", "short") == "job short: done\n"
+        assert allocation.mux("logs", "short") in ("on localhost\n", "on n2\n")
+        kept = allocation.folder / "kept"
+        stays = f'trap "touch {kept}; exit 1" TERM; echo up; while :; do sleep 0.1; done'
+        allocation.submit("long", f"bash -c '{stays}'")
+        until(lambda: "up" in allocation.mux("logs", "long", ok=False))
+        allocation.script.terminate()
+        allocation.script.wait(timeout=120)
+        assert kept.exists()
+        steps = [line for line in allocation.log.read_text().splitlines() if "-w n3,n4" in line]
+        assert "--nodes=2 --ntasks=2" in steps[0]
+    finally:
+        allocation.close()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_units_of_the_documentation_are_ones(tmp_path: Path) -> None:
+    page = (FOLDER.parents[1] / "docs" / "mux_operate.md").read_text(encoding="utf-8")
+    units = re.findall(r"```ini\n# /etc/systemd/system/(\S+)\n(.*?)```", page, re.S)
+    assert len(units) == 2
+    for name, text in units:
+        (command,) = re.findall(r"^ExecStart=(.*(?:\\\n.*)?(?:\\\n.*)?)$", text, re.M)
+        takes(command.replace("\\\n", " ").split())
+        unit = tmp_path / name
+        unit.write_text(text.replace("/opt/rollpacker/bin/rollpacker", "/bin/true"))
+        asked = ["systemd-analyze", "verify", "--man=no", str(unit)]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert [line for line in done.stderr.splitlines() if name in line] == []

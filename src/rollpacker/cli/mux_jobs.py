@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollpacker.cli.mux_service import STATE, URL, Cafile, Daemon, State, TokenFile, Url
+from rollpacker.cli.mux_daemon import Daemon, of_daemon
 from rollpacker.cli.output import Json, print_found
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
@@ -20,15 +20,13 @@ _TAIL = 64 * 1024
 """Bytes of the end of a log that are shown first when it is followed."""
 
 
+@of_daemon
 def submit(
+    daemon: Daemon,
     spec: Annotated[
         Path,
         typer.Argument(metavar="FILE", help="A run's configuration, or a job's specification."),
     ],
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: the same one submits once.")
     ] = None,
@@ -42,25 +40,22 @@ def submit(
     """
     from rollpacker.rollmux.service.submission import read_submission
 
-    found = _submitted(Daemon(url, state, token_file, cafile), read_submission(spec), key)
+    found = _submitted(daemon, read_submission(spec), key)
     waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""
     print_found(found, as_json, f"job {found['id']} submitted{waits}")
 
 
+@of_daemon
 def logs(
+    daemon: Daemon,
     job: Job,
     attempt: Annotated[int | None, typer.Option(help="Of its starts; default: the last.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the attempt ends.")] = False,
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
 ) -> None:
     """Print what a job's program printed, as agents have sent it.
 
     Example: rollpacker mux logs my-job --follow
     """
-    daemon = Daemon(url, state, token_file, cafile)
     at = -_TAIL if follow else 0
     while True:
         query = f"at={at}" + ("" if attempt is None else f"&attempt={attempt}")
@@ -81,19 +76,16 @@ def logs(
             time.sleep(_LOOK_S)
 
 
+@of_daemon
 def wait(
+    daemon: Daemon,
     job: Job,
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
     as_json: Json = False,
 ) -> None:
     """Wait until a job and its program are over; exit with the program's code.
 
     Example: rollpacker mux wait my-job
     """
-    daemon = Daemon(url, state, token_file, cafile)
     while _goes_on(found := daemon.get(f"/v1/jobs/{_quoted(job)}")):
         time.sleep(_LOOK_S)
     program = found["program"]
@@ -104,19 +96,16 @@ def wait(
         raise typer.Exit(codes[-1] if codes else 1)
 
 
+@of_daemon
 def end(
+    daemon: Daemon,
     job: Job,
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
     as_json: Json = False,
 ) -> None:
     """End a job: its program is stopped; its nodes are free when its permit is over.
 
     Example: rollpacker mux end my-job
     """
-    daemon = Daemon(url, state, token_file, cafile)
     found = daemon.post(f"/v1/jobs/{_quoted(job)}/end", {}, None)
     print_found(found, as_json, f"job {job}: {found['state']}")
 

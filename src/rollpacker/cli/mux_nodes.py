@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from rollpacker.cli.mux_service import STATE, URL, Cafile, Daemon, State, TokenFile, Url
+from rollpacker.cli.mux_daemon import Daemon, of_daemon
 from rollpacker.cli.output import Json, console, print_found, print_json
 
 node_app = typer.Typer(help="Nodes of an inventory.", no_args_is_help=True)
@@ -17,18 +17,16 @@ Reason = Annotated[str, typer.Option(help="For people: why.")]
 
 
 @node_app.command("list")
+@of_daemon
 def list_nodes(
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
+    daemon: Daemon,
     as_json: Json = False,
 ) -> None:
     """Show all nodes: what they are, whether they may be used, who is on them.
 
     Example: rollpacker mux node list
     """
-    nodes = Daemon(url, state, token_file, cafile).get("/v1/status")["nodes"]
+    nodes = daemon.get("/v1/status")["nodes"]
     if as_json:
         print_json({"nodes": nodes})
         return
@@ -48,13 +46,11 @@ def list_nodes(
 
 
 @node_app.command()
+@of_daemon
 def cordon(
+    daemon: Daemon,
     node: Node,
     reason: Reason = "",
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
     as_json: Json = False,
 ) -> None:
     """Put no more jobs on a node; those that are there stay.
@@ -62,17 +58,15 @@ def cordon(
     Example: rollpacker mux node cordon h20-07 --reason "slow link"
     """
     body = {"status": "cordoned", "reason": reason}
-    _post(Daemon(url, state, token_file, cafile), node, "close", body, as_json)
+    _post(daemon, node, "close", body, as_json)
 
 
 @node_app.command()
+@of_daemon
 def drain(
+    daemon: Daemon,
     node: Node,
     reason: Reason = "",
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
     as_json: Json = False,
 ) -> None:
     """Put no more jobs on a node, and move those that are there when their iterations are over.
@@ -80,39 +74,35 @@ def drain(
     Example: rollpacker mux node drain h20-07 --reason "new cables"
     """
     body = {"status": "draining", "reason": reason}
-    _post(Daemon(url, state, token_file, cafile), node, "close", body, as_json)
+    _post(daemon, node, "close", body, as_json)
 
 
 @node_app.command()
+@of_daemon
 def uncordon(
+    daemon: Daemon,
     node: Node,
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
     as_json: Json = False,
 ) -> None:
     """Use a node again.
 
     Example: rollpacker mux node uncordon h20-07
     """
-    _post(Daemon(url, state, token_file, cafile), node, "open", {}, as_json)
+    _post(daemon, node, "open", {}, as_json)
 
 
 @node_app.command()
+@of_daemon
 def remove(
+    daemon: Daemon,
     node: Node,
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
     as_json: Json = False,
 ) -> None:
     """Take a node that nobody is on out of the inventory.
 
     Example: rollpacker mux node remove h20-07
     """
-    _post(Daemon(url, state, token_file, cafile), node, "remove", {}, as_json)
+    _post(daemon, node, "remove", {}, as_json)
 
 
 def _post(daemon: Daemon, node: str, what: str, body: dict[str, Any], as_json: bool) -> None:

@@ -10,17 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from rollpacker.cli.mux_daemon import STATE, Daemon, State, TokenFile, of_daemon
 from rollpacker.cli.output import Json, console, print_found, print_json, print_plain
-
-State = Annotated[Path, typer.Option(help="The daemon's folder: database and token.")]
-Url = Annotated[str, typer.Option(help="Address of the daemon.")]
-TokenFile = Annotated[
-    Path | None, typer.Option(help="File with the bearer token; default: token in the folder.")
-]
-Cafile = Annotated[Path | None, typer.Option(help="Certificate to trust (TLS).")]
-STATE = Path("runs/mux")
-URL = "http://127.0.0.1:8642"
-_PATIENCE_S = 3.0
 
 
 def serve(
@@ -89,18 +80,16 @@ def _settings(text: str) -> Any:
     return found
 
 
+@of_daemon
 def status(
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
+    daemon: Daemon,
     as_json: Json = False,
 ) -> None:
     """Show the cluster: nodes, groups, jobs, cost.
 
     Example: rollpacker mux status
     """
-    found = Daemon(url, state, token_file, cafile).get("/v1/status")
+    found = daemon.get("/v1/status")
     if as_json:
         print_json(found)
         return
@@ -164,11 +153,9 @@ def _nodes_line(found: dict[str, Any]) -> str:
     return f"{used} nodes {groups}, ${cost['now']:.2f}/h (every job alone: ${cost['solo']:.2f}/h)"
 
 
+@of_daemon
 def drain(
-    url: Url = URL,
-    state: State = STATE,
-    token_file: TokenFile = None,
-    cafile: Cafile = None,
+    daemon: Daemon,
     undo: Annotated[bool, typer.Option("--undo", help="Take new jobs again.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -176,38 +163,5 @@ def drain(
 
     Example: rollpacker mux drain
     """
-    daemon = Daemon(url, state, token_file, cafile)
     found = daemon.post("/v1/drain", {"draining": not undo}, None)
     print_found(found, as_json, f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
-
-
-class Daemon:
-    """Plain requests to a daemon, with its errors as ours."""
-
-    def __init__(self, url: str, state: Path, token_file: Path | None, cafile: Path | None) -> None:
-        from rollpacker.rollmux.service.link import Link
-
-        file = token_file or state / "token"
-        self._link = Link(url, file, cafile=cafile, patience_s=_PATIENCE_S)
-
-    def get(self, path: str) -> dict[str, Any]:
-        """What there is."""
-        return self._call("GET", path)
-
-    def post(self, path: str, body: Any, key: str | None = None) -> dict[str, Any]:
-        """Ask for something; ``key`` None makes one."""
-        from rollpacker.rollmux.service.link import new_key
-
-        return self._call("POST", path, body, key or new_key())
-
-    def _call(self, *request: Any) -> dict[str, Any]:
-        from rollpacker.rollmux.service.link import MuxError, UnreachableError
-
-        try:
-            return self._link.call(*request)[1]
-        except MuxError as error:
-            kind = ValueError if error.status < 500 else RuntimeError
-            raise kind(f"{self._link.address}: {error}") from error
-        except UnreachableError as error:
-            text = f"no daemon answers: {error}; start one: rollpacker mux serve"
-            raise RuntimeError(text) from error

@@ -1,0 +1,76 @@
+"""Which daemon a command speaks to: the options that say so, and plain requests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+State = Annotated[Path, typer.Option(help="The daemon's folder: database and token.")]
+Url = Annotated[str, typer.Option(help="Address of the daemon.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the bearer token; default: token in the folder.")
+]
+Cafile = Annotated[Path | None, typer.Option(help="Certificate to trust (TLS).")]
+STATE = Path("runs/mux")
+URL = "http://127.0.0.1:8642"
+_PATIENCE_S = 3.0
+
+
+def of_daemon(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first argument is a daemon: instead it takes the options that say which."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    which = inspect.signature(Daemon, eval_str=True).parameters
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(Daemon(**{name: given.pop(name) for name in which}), **given)
+
+    parameters = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *which.values())
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+class Daemon:
+    """Plain requests to a daemon, with its errors as ours."""
+
+    def __init__(
+        self,
+        url: Url = URL,
+        state: State = STATE,
+        token_file: TokenFile = None,
+        cafile: Cafile = None,
+    ) -> None:
+        from rollpacker.rollmux.service.link import Link
+
+        file = token_file or state / "token"
+        self._link = Link(url, file, cafile=cafile, patience_s=_PATIENCE_S)
+
+    def get(self, path: str) -> dict[str, Any]:
+        """What there is."""
+        return self._call("GET", path)
+
+    def post(self, path: str, body: Any, key: str | None = None) -> dict[str, Any]:
+        """Ask for something; ``key`` None makes one."""
+        from rollpacker.rollmux.service.link import new_key
+
+        return self._call("POST", path, body, key or new_key())
+
+    def _call(self, *request: Any) -> dict[str, Any]:
+        from rollpacker.rollmux.service.link import MuxError, UnreachableError
+
+        try:
+            return self._link.call(*request)[1]
+        except MuxError as error:
+            kind = ValueError if error.status < 500 else RuntimeError
+            raise kind(f"{self._link.address}: {error}") from error
+        except UnreachableError as error:
+            text = f"no daemon answers: {error}; start one: rollpacker mux serve"
+            raise RuntimeError(text) from error

@@ -125,6 +125,7 @@ def test_an_agent_that_has_less_than_listed_is_set_aside(daemon: Daemon) -> None
 
 
 def test_a_listed_node_that_failed_is_used_again_when_its_agent_is_back(daemon: Daemon) -> None:
+    mux(daemon, "node", "uncordon", "roll-1")
     daemon.client().node_failed("roll-1", "no power")
     until(daemon, "roll-1", status="down")
     back = agent(daemon, "roll-1")

@@ -91,6 +91,7 @@ def test_teams_keep_their_hands_off_each_others_jobs(daemon: Daemon, tmp_path: P
     assert ("math", "/v1/jobs", 201) in found
     assert ("code", "/v1/jobs/mine/end", 403) in found
     assert ("math", "/v1/jobs/mine/end", 200) in found
+    assert ("reader", "/v1/jobs", 403) in found
     assert not [line for line in found if line[1].endswith("permits") and line[2] < 300]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollpacker.rollmux.service.refused import Refused
-from rollpacker.rollmux.service.roles import OPERATOR, Principal
+from rollpacker.rollmux.service.roles import Principal
 
 MAX_BODY = 64 * 1024
 MAX_HEADERS = 16 * 1024
@@ -67,19 +67,19 @@ class Guard:
             return
         began = time.perf_counter()
         status = 500
-        by: Principal | None = None
 
         async def sent(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                # Before anybody can have read the answer.
+                self._note(scope, status)
                 message["headers"] = [*message.get("headers", []), *_SAFETY]
             async with asyncio.timeout(self.send_s):
                 await send(message)
 
         try:
-            by = self._check(scope)
-            scope[BY] = by or OPERATOR  # what is open asks nobody
+            self._check(scope)
             async with asyncio.timeout(self.body_s):
                 body = await _whole(receive)
             # Every body is JSON, whatever its sender calls it.
@@ -93,26 +93,28 @@ class Guard:
                 await _error(sent, Refused(408, "the request took too long to arrive"))
         except OSError:
             status = 499
+            self._note(scope, status)
         finally:
             route = getattr(scope.get("route"), "path", "")
             self._observe(scope["method"], route, status, time.perf_counter() - began)
-            address, key = (scope["client"] or ("",))[0], _header(scope, b"idempotency-key")
-            self._audit(by, address, scope["method"], scope["path"], status, key)
 
-    def _check(self, scope: Scope) -> Principal | None:
-        """Who asks; None where nobody has to say."""
+    def _note(self, scope: Scope, status: int) -> None:
+        address, key = (scope["client"] or ("",))[0], _header(scope, b"idempotency-key")
+        self._audit(scope.get(BY), address, scope["method"], scope["path"], status, key)
+
+    def _check(self, scope: Scope) -> None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
             raise Refused(431, f"headers: at most {MAX_HEADERS} bytes")
         path = scope["path"]
         if path in OPEN_PATHS or path.startswith("/assets/"):
-            return None
+            return
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         by = self._who(given[0]) if len(given) == 1 else None
         if by is None:
             raise Refused(401, "Authorization: a valid 'Bearer TOKEN' is needed")
+        scope[BY] = by
         if not by.may(scope["method"], path):
             raise Refused(403, f"the token of {by} does not allow this", code="forbidden")
-        return by
 
 
 def _header(scope: Scope, wanted: bytes) -> str:

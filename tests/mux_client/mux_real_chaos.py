@@ -253,10 +253,11 @@ def _stopped(what: str, seconds: float) -> Callable[[Storm], bool]:
         pid = _pick(storm, what)
         if pid is not None:
             _send(pid, signal.SIGSTOP)
-            storm.later(seconds, lambda: _send(pid, signal.SIGCONT))
             if what == "daemon":  # nobody can be asked anything meanwhile
                 time.sleep(seconds)
-                storm.tend()
+                _send(pid, signal.SIGCONT)
+            else:
+                storm.later(seconds, lambda: _send(pid, signal.SIGCONT))
         return pid is not None
 
     return stop

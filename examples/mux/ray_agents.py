@@ -20,8 +20,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+import ray  # pyright: ignore[reportMissingImports]
+from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
+    NodeAffinitySchedulingStrategy,
+)
 
 from rollpacker.cli.mux_agent import found_machine, node_programs
 from rollpacker.rollmux.node.agent import NodeAgent

@@ -65,7 +65,7 @@ def objects() -> list[dict[str, Any]]:
 
 
 def test_the_kubernetes_objects_fit_the_schemas_of_kubernetes() -> None:
-    schemas = pytest.importorskip("kubernetes_validate")
+    schemas = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     for each in objects():
         schemas.validate(each, schemas.latest_version(), strict=True)
 

@@ -28,6 +28,7 @@ class Nodes(Alone):
         pids: Callable[[], Sequence[int]],
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
+        fence: Callable[[float | None], None],
     ) -> None:
         self.pids, self.fail, self.release_tail = pids, fail, release_tail
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from copy import deepcopy
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ class Workshop:
             # What is lost stays lost, but in the tests that want it back.
             "cluster": {"restarts": 0},
         }
-        for key, value in changes.items():
+        for key, value in deepcopy(changes).items():  # they are their callers'
             node = tree
             *path, last = key.split("__")
             for part in path:

@@ -44,7 +44,7 @@ def test_a_role_may_so_much(role: Role) -> None:
 
 
 @given(st.sampled_from(["GET", "POST", "PUT", "DELETE"]), st.text("/v1jobsnde.%", max_size=30))
-def test_no_role_may_more_than_the_operator(method: str, path: str) -> None:
+def test_who_may_read_changes_nothing(method: str, path: str) -> None:
     assert OPERATOR.may(method, path)
     who = Principal(name="a", role="read")
     assert not (method != "GET" and who.may(method, path))

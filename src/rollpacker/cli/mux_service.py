@@ -1,4 +1,4 @@
-"""``rollpacker mux serve|submit|status|end|drain``: the daemon, and what speaks to it."""
+"""``rollpacker mux serve|status|drain``: the daemon as a whole."""
 
 from __future__ import annotations
 

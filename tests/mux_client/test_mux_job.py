@@ -14,6 +14,7 @@ import pytest
 from mux_real_daemon import Daemon, free_port
 
 from rollpacker.config import MuxConfig, RunConfig
+from rollpacker.core.types import Phase
 from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
 from rollpacker.rollmux.service.link import Link, MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_job import JobPhases
@@ -34,12 +35,23 @@ def phases_of(
 said: list[str] = []
 
 
-def no_fence(_stop_at: float | None) -> None:
-    pass
+class Nobody:
+    """Has processes that take no part; keeps what it was told."""
 
+    def __init__(self, *pids: int, keeps: int = 0) -> None:
+        self.pids = pids
+        self.told: list[str] = []
+        self._keeps = keeps
 
-def no_pids() -> list[int]:
-    return []
+    def fence(self, stop_at: float | None) -> None:
+        del stop_at
+
+    async def offload(self, phase: Phase) -> int:
+        self.told.append(f"{phase} leaves")
+        return self._keeps
+
+    async def onload(self, phase: Phase) -> None:
+        self.told.append(f"{phase} comes")
 
 
 def released() -> None:
@@ -63,7 +75,7 @@ def test_a_displaced_job_keeps_its_name_and_its_account(daemon: Daemon) -> None:
     phases = phases_of(daemon, "displaced")
 
     async def run() -> None:
-        await phases.open(no_pids, failed, released, no_fence)
+        await phases.open(Nobody(), failed, released)
         await phases.begin("rollout")
         await phases.end()
         daemon.client().node_failed(daemon.client().job("displaced")["train_nodes"][0], "fire")
@@ -72,7 +84,7 @@ def test_a_displaced_job_keeps_its_name_and_its_account(daemon: Daemon) -> None:
         await phases.close(displaced=True)
         known = daemon.client().job("displaced")
         assert known["state"] == "idle"
-        await phases.open(no_pids, failed, released, no_fence)
+        await phases.open(Nobody(), failed, released)
         await phases.begin("rollout")
         await phases.end()
         again = daemon.client().job("displaced")
@@ -91,7 +103,7 @@ def test_an_interrupt_ends_the_wait_for_nodes(daemon: Daemon) -> None:
 
     async def run() -> None:
         for each in (holder, waiter):
-            await each.open(no_pids, failed, released, no_fence)
+            await each.open(Nobody(), failed, released)
         await holder.begin("rollout")
         waiting = asyncio.create_task(waiter.begin("rollout"))
         await until(lambda: daemon.client().job("waiter")["state"] == "waiting")
@@ -149,7 +161,7 @@ def test_a_job_can_stop_while_the_daemon_is_away(tmp_path: Path) -> None:
 
     async def run() -> None:
         for phases in jobs.values():
-            await phases.open(no_pids, failed, released, no_fence)
+            await phases.open(Nobody(), failed, released)
             if phases is not jobs["waiting"]:
                 await phases.begin("rollout")
             if phases is jobs["finishing"]:
@@ -169,15 +181,15 @@ def test_a_displaced_job_may_come_back_while_the_daemon_drains(daemon: Daemon) -
     link = Link(daemon.url, daemon.token_file, patience_s=9.0)
 
     async def run() -> None:
-        await phases.open(no_pids, failed, released, no_fence)
+        await phases.open(Nobody(), failed, released)
         await phases.begin("rollout")
         await phases.end()
         link.call("POST", "/v1/drain", {"draining": True}, new_key())
         await phases.close(displaced=True)
         with pytest.raises(MuxError, match="draining"):
-            await late.open(no_pids, failed, released, no_fence)
+            await late.open(Nobody(), failed, released)
         await late.close()
-        await phases.open(no_pids, failed, released, no_fence)
+        await phases.open(Nobody(), failed, released)
         await phases.begin("train")
         await phases.close()
 
@@ -191,9 +203,9 @@ def test_a_job_of_another_run_is_left_alone(daemon: Daemon) -> None:
     mine, other = phases_of(daemon, "mine"), phases_of(daemon, "mine", output="runs/other")
 
     async def run() -> None:
-        await mine.open(no_pids, failed, released, no_fence)
+        await mine.open(Nobody(), failed, released)
         with pytest.raises(ValueError, match=r"mux\.job=mine: another run has a live job"):
-            await other.open(no_pids, failed, released, no_fence)
+            await other.open(Nobody(), failed, released)
         await other.close()
         assert daemon.client().job("mine")["state"] == "idle"
         await mine.close()
@@ -210,7 +222,7 @@ def test_nodes_that_cannot_be_used_are_given_back(
     phases = phases_of(daemon, f"unpinned-{len(problem)}", cores=cores)
 
     async def run() -> None:
-        await phases.open(lambda: [os.getpid()], failed, released, no_fence)
+        await phases.open(Nobody(os.getpid()), failed, released)
         with pytest.raises(ValueError, match=problem):
             await phases.begin("rollout")
         assert daemon.client().job(f"unpinned-{len(problem)}")["state"] == "idle"
@@ -224,8 +236,8 @@ def test_a_tail_gives_its_nodes_to_a_job_that_waits(daemon: Daemon) -> None:
     told: list[str] = []
 
     async def run() -> None:
-        await tail.open(no_pids, failed, lambda: told.append("release"), no_fence)
-        await waiter.open(no_pids, failed, released, no_fence)
+        await tail.open(Nobody(), failed, lambda: told.append("release"))
+        await waiter.open(Nobody(), failed, released)
         await tail.begin("rollout")
         waiting = asyncio.create_task(waiter.begin("rollout"))
         await until(lambda: daemon.client().job("waits")["state"] == "waiting")
@@ -250,7 +262,7 @@ def test_while_the_daemon_is_not_there_the_user_is_told_once(daemon: Daemon) -> 
     said.clear()
 
     async def run() -> None:
-        opening = asyncio.create_task(phases.open(no_pids, failed, released, no_fence))
+        opening = asyncio.create_task(phases.open(Nobody(), failed, released))
         await until(lambda: said and len(client.gave_up) > 2)
         assert not opening.done()
         await phases.close()
@@ -289,3 +301,33 @@ def test_time_after_the_lease_is_no_work(daemon: Daemon) -> None:
     phases._running_since = time.monotonic() - 8.0
     phases._freeze(Over())  # type: ignore[arg-type]
     assert phases._active_s == pytest.approx(3.0, abs=0.5)
+
+
+def test_states_are_on_the_devices_of_their_phase_only(daemon: Daemon) -> None:
+    phases, tenant = phases_of(daemon, "resident"), Nobody()
+
+    async def run() -> None:
+        await phases.open(tenant, failed, released)
+        for _ in range(2):
+            for phase in ("rollout", "train"):
+                await phases.begin(phase)
+                await phases.begin(phase)
+            await phases.end()
+        await phases.close()
+
+    asyncio.run(run())
+    iteration = ["rollout leaves", "train comes", "train leaves"]
+    again = ["rollout comes", *iteration]
+    assert tenant.told == ["train leaves", *iteration, *again]
+
+
+def test_a_job_keeps_no_more_in_host_memory_than_it_promised(daemon: Daemon) -> None:
+    phases = phases_of(daemon, "fat", train_memory_gb=1.0, rollout_memory_gb=3.0)
+
+    async def run() -> None:
+        await phases.open(Nobody(keeps=2 * 2**30), failed, released)
+        with pytest.raises(ValueError, match=r"mux\.train_memory_gb=1 is less than the 2 GB"):
+            await phases.begin("rollout")
+        await phases.close()
+
+    asyncio.run(run())

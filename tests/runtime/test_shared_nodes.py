@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rollpacker import job
 from rollpacker.core.journal import replay
 from rollpacker.core.types import Phase
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.phases import Alone, DisplacedError, StoppedError
+from rollpacker.runtime.phases import Alone, DisplacedError, StoppedError, Tenant
 from rollpacker.runtime.progress import Progress
 
 
@@ -25,12 +25,11 @@ class Nodes(Alone):
 
     async def open(
         self,
-        pids: Callable[[], Sequence[int]],
+        tenant: Tenant,
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
-        fence: Callable[[float | None], None],
     ) -> None:
-        self.pids, self.fail, self.release_tail = pids, fail, release_tail
+        self.tenant, self.fail, self.release_tail = tenant, fail, release_tail
 
 
 class FailingNodes(Nodes):
@@ -45,7 +44,7 @@ class FailingNodes(Nodes):
     async def begin(self, phase: Phase) -> None:
         self.asked += 1
         if self.asked == self.at:
-            for pid in self.pids():
+            for pid in self.tenant.pids:
                 os.kill(pid, signal.SIGSTOP)
             error = DisplacedError("a node failed")
             asyncio.get_running_loop().call_later(0.2, self.fail, error)
@@ -123,3 +122,55 @@ def test_a_tail_leaves_most_workers_and_changes_no_bit(tmp_path: Path) -> None:
     assert replay(shared / "journal.jsonl", from_journal).differences == []
     assert kept_samples(shared) == kept_samples(alone)
     assert weights_digest(shared / "checkpoint-2") == weights_digest(alone / "checkpoint-2")
+
+
+class WarmNodes(Nodes):
+    """Others have the devices between two phases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[int] = []
+
+    async def begin(self, phase: Phase) -> None:
+        other: Phase = "train" if phase == "rollout" else "rollout"
+        self.kept.append(await self.tenant.offload(other))
+        await self.tenant.onload(phase)
+
+    async def end(self) -> None:
+        for phase in ("rollout", "train"):
+            self.kept.append(await self.tenant.offload(phase))
+
+
+FSDP = {"kind": "fsdp", "shard": 2}
+SEPARATE = {"pin": False, "kind": "cpu", "per_node": 3, "layout": "separate", "training": 2}
+QUIET = Progress(Console(file=StringIO()))
+
+
+@pytest.mark.parametrize("trainer", [{"kind": "local"}, FSDP], ids=["local", "fsdp"])
+def test_states_that_wait_in_host_memory_change_no_bit(
+    trainer: dict[str, Any], tmp_path: Path
+) -> None:
+    workshop = Workshop(tmp_path, rows=8)
+    few: dict[str, Any] = {"epochs": 2, "deterministic": True, "checkpoint__every": 1}
+    few |= {"trainer": trainer, "devices": SEPARATE}
+    alone = job.train(workshop.config("alone", **few), progress=QUIET, phases=Alone())
+    phases = WarmNodes()
+    warm = job.train(workshop.config("warm", **few), progress=QUIET, phases=phases)
+    assert kept_samples(warm) == kept_samples(alone)
+    last = [folder / f"checkpoint-{checkpoints(folder)[-1]}" for folder in (warm, alone)]
+    assert weights_digest(last[0]) == weights_digest(last[1])
+    # A shard of the weights, both moments and the sum of gradients, in float32.
+    weights = sum(path.stat().st_size for path in last[0].glob("*.safetensors"))
+    assert max(phases.kept) > 3.5 * weights
+
+
+@pytest.mark.cluster
+def test_vllm_leaves_its_devices_and_comes_back_with_the_newest_weights(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, rows=8)
+    few: dict[str, Any] = {"epochs": 2, "engine": {"kind": "vllm"}, "devices": SEPARATE}
+    few |= {"trainer": FSDP, "train__learning_rate": 0.01}
+    alone = job.train(workshop.config("alone", **few), progress=QUIET, phases=Alone())
+    warm = job.train(workshop.config("warm", **few), progress=QUIET, phases=WarmNodes())
+    first, second = ([row[:-1] for row in kept_samples(folder)] for folder in (warm, alone))
+    assert [row for row in first if row[0] < 2] == [row for row in second if row[0] < 2]
+    assert times_trained(warm) == times_trained(alone)

@@ -140,7 +140,7 @@ async def _train(order: _Order, resume: bool) -> None:
     try:
         job = Job(config, folder, parts, checkpoints, phases, signals)
         pool, rollout = parts.pool, parts.rollout
-        await phases.open(lambda: pool.pids, breaker.trip, rollout.release_tail, pool.fence)
+        await phases.open(pool, breaker.trip, rollout.release_tail)
         await job.restore(start)
         order.restarts.begin()
         loop = asyncio.get_running_loop()

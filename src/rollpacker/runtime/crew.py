@@ -119,6 +119,18 @@ class Crew:
         self._answers.update(answers)
         return [*answers.values()]
 
+    async def ask(
+        self, workers: Sequence[int], command: msg.Offload | msg.Onload
+    ) -> dict[int, msg.Done]:
+        """Answers of those that live; of the others whoever listens is told."""
+        asked = [worker for worker in workers if worker in self.live]
+        answers = self.expect(asked)
+        for worker in asked:
+            self._hosts[worker].link.send(command)
+        found = await asyncio.gather(*answers, return_exceptions=True)
+        pairs = zip(asked, found, strict=True)
+        return {worker: done for worker, done in pairs if isinstance(done, msg.Done)}
+
     def put_down(self, number: int, why: str) -> None:
         """Its link closes, and that is told."""
         if number in self.live | self._coming:

@@ -54,11 +54,15 @@ class EngineWorker:
         self._lockstep = lockstep
         self._held = False
         self._asleep = resting
+        self._away = False
+        self._newest: msg.LoadWeights | None = None
         self._carrier = Carrier()
         self.commands: Commands = {
             msg.BeginStep: self._begin_step,
             msg.LoadWeights: self._load_weights,
             msg.Sleep: self.sleep,
+            msg.Offload: self._offload,
+            msg.Onload: self._onload,
             msg.Submit: self._submit,
             msg.Abort: self._abort,
             msg.Proceed: self._proceed,
@@ -96,19 +100,41 @@ class EngineWorker:
         self._steps = 0
 
     def _load_weights(self, command: msg.LoadWeights) -> None:
+        self._newest = command
+        if not self._away:
+            self._wake(command)
+        version, work = command.version, self._work()
+        self._send(msg.WeightsLoaded(version=version, work=work, size=self._size))
+
+    def _wake(self, command: msg.LoadWeights) -> None:
         if self._asleep:
             self._engine.wake()
             self._asleep = False
         weights = self._weights() if command.weights is None else command.weights
         self._engine.load_weights(weights, command.version)
-        version, work = command.version, self._work()
-        self._send(msg.WeightsLoaded(version=version, work=work, size=self._size))
 
     def sleep(self, _command: msg.Sleep | None = None) -> None:
         """Give the KV cache back until weights come."""
-        self._engine.sleep()
-        self._asleep = True
+        self._newest = None
+        self._lie_down()
         self._send(msg.Slept(work=self._work(), size=self._size))
+
+    def _lie_down(self) -> None:
+        if not self._asleep:
+            self._engine.sleep()
+            self._asleep = True
+
+    def _offload(self, _command: msg.Offload) -> None:
+        self._away = True
+        self._lie_down()
+        self._send(msg.Done())
+
+    def _onload(self, _command: msg.Onload) -> None:
+        """What it decoded with when it left may be gone: it is where it was shared, or newer."""
+        self._away = False
+        if self._newest is not None:
+            self._wake(self._newest)
+        self._send(msg.Done())
 
     def _submit(self, command: msg.Submit) -> None:
         for request in command.requests:

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from rollpacker.core.types import EngineId, ReplicaId
+from rollpacker.core.types import EngineId, Phase, ReplicaId
 from rollpacker.policy.fleet import Fleet, Layout
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.placement import Post
@@ -61,6 +61,13 @@ class Gangs:
     def decodes(self, worker: int) -> bool:
         """Whether it is a part of an engine."""
         return self._posts[worker].engine is not None
+
+    def only(self, phase: Phase) -> list[int]:
+        """Workers that lead an engine and train nothing, or that train and decode nothing."""
+        if phase == "rollout":
+            leads = {part[0] for part in self.engines.values()}
+            return [n for n in sorted(leads) if self._posts[n].replica is None]
+        return [n for n, post in enumerate(self._posts) if post.engine is None]
 
     def whole(self, live: Collection[int]) -> tuple[ReplicaId, ...]:
         """Replicas all of whose workers live."""

@@ -39,6 +39,17 @@ class Sleep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offload:
+    """Other jobs take the devices: leave them, and wait in host memory. An engine that is given
+    weights meanwhile loads them when it is back. Answered by ``Done``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Onload:
+    """Come back to the devices. Answered by ``Done``."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Submit:
     """Sample these."""
 
@@ -140,7 +151,7 @@ class Carry:
 
 EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | Proceed | Carry
 ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load | Carry
-Command = EngineCommand | ReplicaCommand | Stop
+Command = EngineCommand | ReplicaCommand | Offload | Onload | Stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,9 +280,14 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A ``Save`` or ``Load`` has ended; ``fault`` says what went wrong."""
+    """It has ended; ``fault`` says what went wrong.
+
+    Args:
+        host_bytes: of an ``Offload``: what waits in host memory.
+    """
 
     fault: Fault | None = None
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,29 @@ class StoppedError(RuntimeError):
     """The wait for nodes was given up because the user wants to stop."""
 
 
+class Tenant(Protocol):
+    """What a job has on its nodes."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The processes that run the phases on this machine, at this moment."""
+        ...
+
+    def fence(self, stop_at: float | None) -> None:
+        """Processes on other nodes may run until then, in monotonic seconds of this machine; None
+        while they are idle, 0 stops them."""
+        ...
+
+    async def offload(self, phase: Phase) -> int:
+        """Who runs that phase, and no other, leaves the devices; the bytes of host memory that
+        they keep on a node, at most."""
+        ...
+
+    async def onload(self, phase: Phase) -> None:
+        """They come back."""
+        ...
+
+
 class Phases(Protocol):
     """Asks for the nodes of each phase; a job that has its own needs none (``Alone``).
 
@@ -26,19 +49,16 @@ class Phases(Protocol):
 
     async def open(
         self,
-        pids: Callable[[], Sequence[int]],
+        tenant: Tenant,
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
-        fence: Callable[[float | None], None],
     ) -> None:
         """Register the job.
 
         Args:
-            pids: the processes that run the phases on this machine, at this moment.
-            fail: takes what ends the job wherever it is, in this event loop.
+            tenant: of this event loop.
+            fail: takes what ends the job wherever it is, there.
             release_tail: is told there that another job has the nodes of the running rollout.
-            fence: is told there until when processes on other nodes may run, in monotonic seconds
-                of this machine; None while they are idle, 0 stops them.
         """
         ...
 
@@ -84,10 +104,9 @@ class Alone:
 
     async def open(
         self,
-        pids: Callable[[], Sequence[int]],
+        tenant: Tenant,
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
-        fence: Callable[[float | None], None],
     ) -> None:
         """Nothing to register."""
 

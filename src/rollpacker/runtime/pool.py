@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import EngineId, ReplicaId
+from rollpacker.core.types import EngineId, Phase, ReplicaId
 from rollpacker.engine.base import EngineInfo, least
 from rollpacker.policy.division import apart
 from rollpacker.policy.fleet import Fleet
@@ -110,7 +111,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers, of those that are being started too."""
+        """Those of this machine's workers, of those that are being started too."""
         return self._crew.pids
 
     def fence(self, stop_at: float | None) -> None:
@@ -118,6 +119,18 @@ class WorkerPool:
         time that is over stops them all, as somebody else does here."""
         self._crew.frozen = stop_at is not None and stop_at <= time.monotonic()
         self._machines.fence(stop_at)
+
+    async def offload(self, phase: Phase) -> int:
+        """Who runs that phase alone leaves the devices; the most bytes that a host has of them."""
+        kept = Counter[int]()
+        answers = await self._crew.ask(self._gangs.only(phase), msg.Offload())
+        for worker, done in answers.items():
+            kept[self._gangs.node(worker)] += done.host_bytes
+        return max(kept.values(), default=0)
+
+    async def onload(self, phase: Phase) -> None:
+        """They come back."""
+        await self._crew.ask(self._gangs.only(phase), msg.Onload())
 
     async def start(self) -> None:
         """Start all workers and wait for their models.

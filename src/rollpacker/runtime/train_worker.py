@@ -46,7 +46,7 @@ class TrainWorker:
         self._tasks: deque[msg.Accumulate] = deque()
         self._out: WeightsOut | None = None
         self._carrier = Carrier()
-        self.commands: Commands = {
+        here: Commands = {
             msg.Accumulate: self._tasks.append if alone else self._accumulate,
             msg.Score: self._score,
             msg.Apply: self._apply,
@@ -55,7 +55,23 @@ class TrainWorker:
             msg.Reform: self._reform,
             msg.Save: lambda command: self._answer(self._save, command.folder),
             msg.Load: lambda command: self._answer(trainer.load, command.folder),
+            msg.Onload: lambda _command: send(msg.Done()),
         }
+        self.commands: Commands = {kind: self._onloaded(act) for kind, act in here.items()}
+        self.commands[msg.Offload] = self._offload
+
+    def _offload(self, _command: msg.Offload) -> None:
+        self._trainer.warm.offload()
+        self._send(msg.Done(host_bytes=self._trainer.warm.bytes))
+
+    def _onloaded(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Whoever is asked for something comes back for it."""
+
+        def call(command: Any) -> None:
+            self._trainer.warm.load()
+            act(command)
+
+        return call
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -68,6 +84,7 @@ class TrainWorker:
 
     def work(self) -> None:
         """The next gradients."""
+        self._trainer.warm.load()
         self._accumulate(self._tasks.popleft())
 
     def _accumulate(self, task: msg.Accumulate) -> None:

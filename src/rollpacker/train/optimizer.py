@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -91,6 +91,12 @@ class Optimizer:
                 result[key][name] = parted(state[key], spread)
             result["step"][name] = state["step"]
         return result
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that it keeps in this process."""
+        yield self.sums
+        for kind in self.state().values():
+            yield from map(part, kind.values())
 
 
 def _adder(view: torch.Tensor) -> Callable[[torch.Tensor], None]:

@@ -28,6 +28,7 @@ from rollpacker.train.packing import Item, MicroBatch
 from rollpacker.train.reference import Reference
 from rollpacker.train.schedule import learning_rate
 from rollpacker.train.shares import Share, deal
+from rollpacker.train.warm_state import WarmState
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -91,13 +92,15 @@ class Trainer(ABC):
             from rollpacker.train.lora import add_adapters
 
             self._adapted = add_adapters(model, lora)
-        self._costs = _costs(model)
+        self._costs = packing.costs_of(model)
         self._optimizer = self._place()
         self._first = None
         if config.beta > 0 and self._adapted is None:
             self._first = self._reference()
         self._updates = 0
         self._skipped = 0
+        self.warm = WarmState(self._resident, self.device)
+        """All that it keeps on its device."""
 
     @abstractmethod
     def _place(self) -> Optimizer:
@@ -298,6 +301,11 @@ class Trainer(ABC):
             metrics |= {f"trained_tokens/{name}": sums[name] / sums[_RUN] for name in TRAINED}
         return metrics
 
+    def _resident(self) -> Iterator[torch.Tensor]:
+        yield from (part(p.detach()) for p in self._model.parameters())
+        yield from self._model.buffers()
+        yield from self._optimizer.tensors()
+
     def discard(self) -> None:
         """Throw the accumulated gradients away (a step that is repeated)."""
         self._optimizer.sums.zero_()
@@ -324,7 +332,9 @@ class Trainer(ABC):
         """CRC-32 of all weights, by parts where there are members; replicas must agree."""
         total = 0
         for parameter in self._model.parameters():
-            data = part(parameter.detach()).cpu().contiguous().view(-1).view(torch.uint8)
+            # A copy: what numpy has seen cannot leave the device (``warm``).
+            own = part(parameter.detach()).contiguous()
+            data = own.to("cpu", copy=True).view(-1).view(torch.uint8)
             total = zlib.crc32(data.numpy().data, total)
         if self._members.size == 1:
             return total
@@ -383,15 +393,3 @@ def _check(config: TrainConfig, max_length: int, total_updates: int) -> None:
 
 def _adapters(adapted: PeftModel) -> dict[str, torch.Tensor]:
     return {n: whole(p.detach()) for n, p in adapted.named_parameters() if ".lora_" in n}
-
-
-def _costs(model: Any) -> packing.Costs:
-    """Multiply-adds of a forward pass, outside the embeddings.
-
-    A pair counts twice: attention reached half the rate of the matrix products on a CPU (71 and
-    147 ps per multiply-add of a whole rectangle, at lengths of 40 to 600).
-    """
-    config = model.config
-    linear = sum(p.numel() for p in model.model.layers.parameters())
-    heads = config.num_attention_heads * model.model.layers[0].self_attn.head_dim
-    return packing.Costs(linear=linear, attention=2 * 2 * heads * config.num_hidden_layers)

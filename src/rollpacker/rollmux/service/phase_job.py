@@ -23,8 +23,9 @@ from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, P
 from rollpacker.rollmux.service.joining import attach, connect, job_id, job_spec, register
 from rollpacker.rollmux.service.link import MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire
+from rollpacker.rollmux.service.residence import Residence
 from rollpacker.runtime.guarding import Guard
-from rollpacker.runtime.phases import DisplacedError, StoppedError
+from rollpacker.runtime.phases import DisplacedError, StoppedError, Tenant
 
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0
@@ -81,7 +82,8 @@ class JobPhases:
         self._managed = mux.managed
         self._spec = job_spec(config, job_id(config))
         self._job = self._spec.id
-        self._pids: Callable[[], Sequence[int]] = tuple
+        self._tenant: Tenant | None = None
+        self._residence: Residence | None = None
         self._fail: Callable[[Exception], None] = lambda _error: None
         self._release_tail: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
@@ -101,18 +103,22 @@ class JobPhases:
 
     async def open(
         self,
-        pids: Callable[[], Sequence[int]],
+        tenant: Tenant,
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
-        fence: Callable[[float | None], None],
     ) -> None:
         """Register the job, under a name that only this run has."""
         loop = asyncio.get_running_loop()
-        self._pids = pids
+        self._tenant = tenant
+        promised: dict[Phase, float] = {
+            "rollout": self._spec.rollout_memory_gb,
+            "train": self._spec.train_memory_gb,
+        }
+        self._residence = Residence(tenant, promised)
         self._fail = lambda error: loop.call_soon_threadsafe(fail, error) and None
         self._release_tail = lambda: loop.call_soon_threadsafe(release_tail) and None
         self._stopped, self._broken = False, None
-        self._fence = lambda stop_at: loop.call_soon_threadsafe(fence, stop_at) and None
+        self._fence = lambda stop_at: loop.call_soon_threadsafe(tenant.fence, stop_at) and None
         self._guard = Guard()
         join = attach if self._managed else register
         self._job = await asyncio.to_thread(
@@ -133,6 +139,8 @@ class JobPhases:
                 await asyncio.to_thread(self._begin, phase)
         if self._broken is not None:
             raise self._broken
+        if self._residence is not None:
+            self.stats["switch_s"] += await self._residence.begin(phase)
 
     async def offer_tail(self) -> None:
         """Others may have the nodes of the running rollout, but for the tail's workers."""
@@ -142,6 +150,8 @@ class JobPhases:
 
     async def end(self) -> None:
         """Give the nodes back, the phase being complete."""
+        if self._residence is not None:
+            self.stats["switch_s"] += await self._residence.leave()
         await asyncio.to_thread(self._end)
 
     def interrupt(self) -> None:
@@ -164,6 +174,9 @@ class JobPhases:
         self.stats["phases"] += 1
         self.stats["waited_s"] += granted - asked
         self.stats["switch_s"] += time.monotonic() - granted
+
+    def _pids(self) -> Sequence[int]:
+        return () if self._tenant is None else self._tenant.pids
 
     def _is_stopped(self, interrupts: int = 2) -> bool:
         return self._stopped or self._interrupts >= interrupts

@@ -2,7 +2,7 @@
 
 import torch
 
-from rollpacker.runtime.warm_state import WarmState, training_tensors
+from rollpacker.train.warm_state import WarmState, training_tensors
 
 
 def trained(offloads: bool) -> list[torch.Tensor]:
@@ -18,7 +18,7 @@ def trained(offloads: bool) -> list[torch.Tensor]:
         optimizer.step()
         if offloads:
             state.offload()
-            assert all(parameter.numel() == 0 for parameter in model.parameters())
+            assert all(p.untyped_storage().nbytes() == 0 for p in model.parameters())
     state.load()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -28,7 +28,7 @@ def test_training_is_bit_identical_across_phases() -> None:
         assert torch.equal(stayed, moved)
 
 
-def test_buffers_are_allocated_once_and_grow_with_the_optimizer() -> None:
+def test_its_size_grows_with_the_optimizer() -> None:
     model = torch.nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
     state = WarmState(training_tensors(model, optimizer), "cpu")
@@ -39,18 +39,33 @@ def test_buffers_are_allocated_once_and_grow_with_the_optimizer() -> None:
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     state.offload()
-    assert state.bytes == 3 * 4 * 4 * 4
+    assert state.bytes == 3 * 4 * 4 * 4 + 4
     state.load()
     assert state.load_s > 0.0
     assert state.offload_s > 0.0
 
 
-def test_tied_weights_stay_tied() -> None:
-    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+def test_views_and_tied_weights_follow() -> None:
+    flat = torch.arange(12.0)
+    first, second = torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(4, 3, bias=False)
+    first.weight.data = flat.view(3, 4)
     second.weight = first.weight
-    state = WarmState(lambda: [first.weight, second.weight, first.bias, second.bias], "cpu")
-    before = first.weight.detach().clone()
+    state = WarmState(lambda: [first.weight, second.weight, flat[2:]], "cpu")
     state.offload()
+    assert state.bytes == 48
+    assert flat.untyped_storage().nbytes() == 0
     state.load()
-    assert second.weight is first.weight
-    assert torch.equal(first.weight, before)
+    assert torch.equal(first.weight.detach().view(-1), torch.arange(12.0))
+    flat[5] = 7.0
+    assert second.weight[1, 1] == 7.0
+
+
+def test_what_numpy_has_seen_stays() -> None:
+    seen, free = torch.ones(3), torch.ones(5)
+    array = seen.numpy()
+    state = WarmState(lambda: [seen, free], "cpu")
+    state.offload()
+    assert state.bytes == 20
+    assert array.sum() == 3.0
+    state.load()
+    assert torch.equal(free, torch.ones(5))

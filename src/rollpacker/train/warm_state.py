@@ -1,0 +1,96 @@
+"""Warm starts: a phase's tensors wait in host memory, and come back without a checkpoint.
+
+What a phase needs on its devices (weights, optimizer state) is copied to host memory, page-locked
+where there is CUDA, and the device's memory is given back: that of the storages, so that tensors,
+views, optimizers, process groups and sharded parameters never notice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+
+class WarmState:
+    """Tensors that are on a device during a phase and in host memory between phases.
+
+    A storage that cannot be resized, as one that numpy has seen, stays where it is.
+
+    Args:
+        tensors: all of them, asked for at every ``offload``; optimizers make theirs late. Of views
+            the whole storage follows.
+        device: where they are needed.
+    """
+
+    def __init__(
+        self, tensors: Callable[[], Iterable[torch.Tensor]], device: torch.device | str
+    ) -> None:
+        self._tensors = tensors
+        self._cuda = torch.device(device).type == "cuda"
+        self._away: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+        self._locked: dict[int, torch.UntypedStorage] = {}
+        self.bytes = 0
+        """Of host memory that hold them, or held them the last time."""
+        self.load_s = 0.0
+        """Seconds of the last ``load``."""
+        self.offload_s = 0.0
+        """Seconds of the last ``offload``."""
+
+    def offload(self) -> None:
+        """Device to host memory; nothing to do when they are away already."""
+        if self._away:
+            return
+        begun = time.monotonic()
+        storages = (tensor.untyped_storage() for tensor in self._tensors())
+        unique = {s.data_ptr(): s for s in storages if s.nbytes() and s.resizable()}
+        for number, storage in enumerate(unique.values()):
+            buffer = self._buffer(number, storage.nbytes())
+            buffer.copy_(storage, non_blocking=True)
+            self._away.append((storage, buffer))
+        self._wait()
+        for storage, _ in self._away:
+            storage.resize_(0)
+        if self._cuda:
+            torch.cuda.empty_cache()  # other processes take it
+        self.bytes = sum(buffer.nbytes() for _, buffer in self._away)
+        self.offload_s = time.monotonic() - begun
+
+    def load(self) -> None:
+        """Host memory to device; nothing to do when they are there already."""
+        begun = time.monotonic()
+        for storage, buffer in self._away:
+            storage.resize_(buffer.nbytes())
+            storage.copy_(buffer, non_blocking=True)
+        self._wait()
+        self._away.clear()
+        self.load_s = time.monotonic() - begun
+
+    def _buffer(self, number: int, size: int) -> torch.UntypedStorage:
+        """Page-locked memory is slow to allocate, and is kept."""
+        if not self._cuda:
+            return torch.UntypedStorage(size)
+        known = self._locked.get(number)
+        if known is None or known.nbytes() != size:
+            locked = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            known = self._locked[number] = locked.untyped_storage()
+        return known
+
+    def _wait(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+
+def training_tensors(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[], list[torch.Tensor]]:
+    """The tensors of a model and its optimizer between two steps; gradients are dropped."""
+
+    def tensors() -> list[torch.Tensor]:
+        optimizer.zero_grad(set_to_none=True)
+        state = [value for each in optimizer.state.values() for value in each.values()]
+        kept = [value for value in state if isinstance(value, torch.Tensor)]
+        return [*model.parameters(), *model.buffers(), *kept]
+
+    return tensors

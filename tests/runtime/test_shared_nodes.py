@@ -162,15 +162,3 @@ def test_states_that_wait_in_host_memory_change_no_bit(
     # A shard of the weights, both moments and the sum of gradients, in float32.
     weights = sum(path.stat().st_size for path in last[0].glob("*.safetensors"))
     assert max(phases.kept) > 3.5 * weights
-
-
-@pytest.mark.cluster
-def test_vllm_leaves_its_devices_and_comes_back_with_the_newest_weights(tmp_path: Path) -> None:
-    workshop = Workshop(tmp_path, rows=8)
-    few: dict[str, Any] = {"epochs": 2, "engine": {"kind": "vllm"}, "devices": SEPARATE}
-    few |= {"trainer": FSDP, "train__learning_rate": 0.01}
-    alone = job.train(workshop.config("alone", **few), progress=QUIET, phases=Alone())
-    warm = job.train(workshop.config("warm", **few), progress=QUIET, phases=WarmNodes())
-    first, second = ([row[:-1] for row in kept_samples(folder)] for folder in (warm, alone))
-    assert [row for row in first if row[0] < 2] == [row for row in second if row[0] < 2]
-    assert times_trained(warm) == times_trained(alone)

@@ -12,6 +12,9 @@ from runtime_jobs import (
     times_trained,
     write_wide_model,
 )
+from test_shared_nodes import FSDP, QUIET, SEPARATE, WarmNodes
+
+from rollpacker import job
 
 pytestmark = pytest.mark.cluster
 TWO = {"devices": {"per_node": 2, "pin": False, "kind": "cpu"}, "epochs": 1}
@@ -53,6 +56,16 @@ def test_adapters_are_merged_for_it(shop: Workshop) -> None:
     ours, _ = run(shop.config("mini-lora", **settings))
     theirs, _ = run(shop.config("vllm-lora", engine={"kind": "vllm"}, **settings))
     assert first(theirs) == first(ours)
+
+
+def test_it_leaves_its_devices_and_comes_back_with_the_newest_weights(shop: Workshop) -> None:
+    settings = {"devices": SEPARATE, "trainer": FSDP, "train__learning_rate": 0.01, "epochs": 1}
+    config = shop.config("warm", engine={"kind": "vllm"}, **settings)
+    folder = job.train(config, progress=QUIET, phases=WarmNodes())
+    assert set(times_trained(folder).values()) == {1}
+    found = metrics(folder)
+    assert len(found) > 1
+    assert all(each["trained_tokens/abs_logprob_difference"] < 1e-4 for each in found)
 
 
 def test_a_run_may_change_its_engine_when_it_goes_on(shop: Workshop) -> None:

@@ -47,7 +47,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def wanted(*command: str, number: int = 1, stop: bool = False) -> dict[str, Any]:
     program = {"command": list(command), "stop_s": 0.5}
-    return {"job": "job", "number": number, "program": program, "stop": stop}
+    place = {"rank": 0, "nodes": ["node"]}
+    return {"job": "job", "number": number, "program": program, "stop": stop, **place}
 
 
 def python(text: str) -> tuple[str, ...]:

@@ -85,6 +85,7 @@ class Checked:
         self._count += 1
         path = template.format(**names)
         status, found = self._link.once(method, path, body, f"key-{self._count}")
+        template = template.partition("?")[0]
         told = self._routes[method, template].responses.get(status)
         assert told is not None, f"{path}: {status} {found}"
         if "model" in told:
@@ -133,6 +134,13 @@ def test_answers_are_what_is_described(app: FastAPI, checked: Checked) -> None:
     checked.ask(get, log, job="b")
     told = checked.ask(post, "/v1/nodes/{node}/heartbeat", {"attempts": []}, node=node)
     assert [each["job"] for each in told["attempts"]] == ["a"]
+    gate = "/v1/jobs/{job}/gate"
+    assert checked.ask(get, f"{gate}?attempt=1", job="a")["code"] == "no_gate"
+    opened = {"host": "10.0.0.1", "port": 7, "key": "ab", "names": ["node-0-0"]}
+    checked.ask(post, gate, opened, job="a")
+    assert checked.ask(get, f"{gate}?attempt=1", job="a") == opened
+    assert checked.ask(get, f"{gate}?attempt=2", job="a")["code"] == "no_gate"
+    assert checked.ask(post, gate, opened, job="b")["code"] == "no_attempt"
     printed = {"at": 0, "data": "bm8K"}
     checked.ask(post, "/v1/jobs/{job}/attempts/{number}/log", printed, job="a", number=1)
     assert checked.ask(get, log, job="a")["data"] == "bm8K"

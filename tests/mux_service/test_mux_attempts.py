@@ -97,3 +97,69 @@ def test_a_rented_node_that_falls_silent_with_a_program_has_failed(tmp_path: Pat
     world.restart()
     assert world.core.brain.jobs["a"].program.running is None
     world.store.close()
+
+
+GANG = {"command": ["drive", "{rank}"], "members": ["follow", "{rank}"], "restarts": 1}
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[World]:
+    """Three nodes of each kind, and a job that needs two of each; its driver is begun."""
+    third = [Machine(name=f"{pool}-2", pool=pool) for pool in ("rollout", "train")]
+    world = World(tmp_path, replace(SHARED, nodes="named"), [*MACHINES, *third])
+    assert world.submit("a", rollout_nodes=2, train_nodes=2, program=GANG)[0] == 201
+    for node in world.core.brain.gang("a")[1:]:
+        assert told(world, node) == []
+    told(world, world.core.brain.gang("a")[0])
+    yield world
+    world.store.close()
+
+
+def ended(number: int, code: int, *, stopped: bool = False) -> dict[str, Any]:
+    return {"job": "a", "number": number, "code": code, "stopped": stopped}
+
+
+def stops(world: World, nodes: tuple[str, ...]) -> list[bool]:
+    return [each["stop"] for node in nodes for each in told(world, node)]
+
+
+def test_a_gang_has_a_process_on_each_of_its_nodes(gang: World) -> None:
+    nodes = gang.core.brain.gang("a")
+    assert [node.partition("-")[0] for node in nodes] == ["rollout"] * 2 + ["train"] * 2
+    for rank, node in enumerate(nodes):
+        (each,) = told(gang, node)
+        assert (each["rank"], each["nodes"]) == (rank, list(nodes))
+        assert each["program"]["command"][0] == ("follow" if rank else "drive")
+    gang.restart()
+    assert stops(gang, nodes) == [False] * 4
+
+
+def test_one_that_fails_ends_the_attempt_which_has_failed(gang: World) -> None:
+    nodes = gang.core.brain.gang("a")
+    told(gang, nodes[2], ended(1, 0))
+    assert stops(gang, nodes) == [False] * 4
+    told(gang, nodes[2], ended(1, 1))
+    assert stops(gang, nodes) == [True, False, False, False]
+    (again,) = told(gang, nodes[0], ended(1, 143, stopped=True)) or [None]
+    assert again is None  # it waits a moment
+    assert [told(gang, node) for node in nodes[1:]] == [[], [], []]
+    gang.wait(2.0)
+    (again,) = told(gang, nodes[0])
+    assert again["number"] == 2
+    assert gang.core.brain.jobs["a"].program.used == 1
+    told(gang, nodes[1], ended(1, 137))  # of the one before
+    assert stops(gang, nodes) == [False] * 4
+
+
+def test_where_one_of_its_nodes_fails_its_driver_is_asked_to_end(gang: World) -> None:
+    nodes = gang.core.brain.gang("a")
+    assert gang.post(node_commands.node_failed, nodes[3])[0] == 200
+    assert gang.core.brain.programs.on(nodes[3]) == []
+    assert stops(gang, nodes[:3]) == [True, False, False]
+    gang.restart()
+    told(gang, nodes[0], ended(1, 143, stopped=True))
+    new = gang.core.brain.gang("a")
+    assert nodes[3] not in new
+    (again,) = told(gang, new[0])
+    assert (again["number"], again["nodes"]) == (2, list(new))
+    assert gang.core.brain.jobs["a"].program.used == 0

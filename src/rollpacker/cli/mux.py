@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from rollpacker.cli.mux_agent import agent
+from rollpacker.cli.mux_agent import agent, member
 from rollpacker.cli.mux_jobs import end, logs, submit, wait
 from rollpacker.cli.mux_nodes import node_app
 from rollpacker.cli.mux_service import drain, serve, status
@@ -21,7 +21,7 @@ from rollpacker.cli.output import Json, console, print_json, print_plain
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)
 mux_app.add_typer(node_app, name="node")
 mux_app.add_typer(token_app, name="token")
-for command in (serve, agent, submit, status, logs, wait, end, drain):
+for command in (serve, agent, member, submit, status, logs, wait, end, drain):
     mux_app.command()(command)
 _SHOWN = 20
 

@@ -80,6 +80,28 @@ def agent(
         raise typer.Exit(1)
 
 
+def member(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id.")],
+    attempt: Annotated[int, typer.Argument(metavar="NUMBER", help="Of the start of its program.")],
+    rank: Annotated[int, typer.Argument(help="Of this node among the job's.")],
+    token_file: Annotated[Path, typer.Option(help="File with a bearer token.")],
+    url: Url = URL,
+    cafile: Annotated[str, typer.Option(help="Certificate to trust (TLS); empty for none.")] = "",
+) -> None:
+    """Serve a run's driver on another node: agents start this where cluster.address is 'mux'.
+
+    Example: rollpacker mux member job 1 2 --token-file token
+    """
+    from rollpacker.rollmux.node.member import serve_driver
+    from rollpacker.rollmux.service.client import MuxClient
+
+    client = MuxClient(url, token_file, cafile=cafile or None)
+    try:
+        serve_driver(client, job, attempt, rank)
+    except (EOFError, OSError) as error:
+        raise RuntimeError(f"the driver of {job} is gone: {error}") from error
+
+
 def found_machine(
     name: str,
     pool: Literal["rollout", "train"],

@@ -67,7 +67,8 @@ class ClusterConfig(Config):
 
     address: str = ""
     """Of a Ray cluster, whose nodes the run takes: ``auto`` for the one that this machine is a part
-    of, or ``HOST:PORT`` of its head node. Empty: this machine, without Ray."""
+    of, or ``HOST:PORT`` of its head node. ``mux``: the nodes that RollMux gives the job, whose
+    agents start its processes (``rollpacker mux submit``). Empty: this machine, without Ray."""
     heartbeat_s: float = Field(default=10.0, gt=0.0)
     """Seconds between two signs of life of a process; one that gives none for two to three times
     as long is taken for dead, and what it ran runs elsewhere."""

@@ -98,7 +98,7 @@ async def build(
     emulation = emulation_of(config, card)
     problems = problems if emulation is None else emulation.problems(problems)
     with contextlib.ExitStack() as stack:
-        nodes = _nodes(config, emulation)
+        nodes = _nodes(config, phases, emulation)
         stack.callback(nodes.close)
         sizes = tensor_parallel_sizes(config, card, await nodes.gather())
         pool = WorkerPool(config, max_length=cap, total_updates=updates, sizes=sizes, nodes=nodes)
@@ -126,10 +126,10 @@ async def build(
     return parts
 
 
-def _nodes(config: RunConfig, emulation: Emulation | None) -> Nodes:
+def _nodes(config: RunConfig, phases: Phases | None, emulation: Emulation | None) -> Nodes:
     if emulation is None:
-        return nodes_of(config)
-    return emulation.on(nodes_of(config, emulation.start))
+        return nodes_of(config, None if phases is None else phases.launcher)
+    return emulation.on(nodes_of(config, start=emulation.start))
 
 
 def _evaluator(

@@ -14,8 +14,11 @@ class Program:
 
     Args:
         command: arguments, the program first. In each of them ``{python}``, ``{url}``,
-            ``{token_file}``, ``{cafile}``, ``{job}``, ``{node}`` and ``{attempt}`` stand for what
-            the agent knows.
+            ``{token_file}``, ``{cafile}``, ``{job}``, ``{node}``, ``{attempt}``, ``{nodes}`` (the
+            job's, with commas between them) and ``{rank}`` (of this one) stand for what the agent
+            knows.
+        members: what to start on the job's other nodes, in the same way; empty for nothing. They
+            are ended when the first one is over, which is ended when one of them fails.
         folder: where it starts; empty for the agent's own.
         environment: besides the agent's.
         restarts: so often it is started again after it failed, without an iteration in between.
@@ -23,6 +26,7 @@ class Program:
     """
 
     command: tuple[str, ...]
+    members: tuple[str, ...] = ()
     folder: str = ""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     restarts: int = 3
@@ -32,7 +36,13 @@ class Program:
         """Raises ``ValueError`` on what cannot be started."""
         if not self.command or not self.command[0]:
             raise ValueError("program: command must not be empty")
-        texts = (*self.command, self.folder, *self.environment, *self.environment.values())
+        texts = (
+            *self.command,
+            *self.members,
+            self.folder,
+            *self.environment,
+            *self.environment.values(),
+        )
         if any("\0" in text for text in texts):
             raise ValueError("program: no text of it may hold a null character")
         if any(not name or "=" in name for name in self.environment):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rollpacker.core.types import Phase
+
+if TYPE_CHECKING:
+    from rollpacker.runtime.cluster import Launcher
 
 
 class DisplacedError(RuntimeError):
@@ -42,10 +45,12 @@ class Tenant(Protocol):
 class Phases(Protocol):
     """Asks for the nodes of each phase; a job that has its own needs none (``Alone``).
 
-    ``stats`` counts phases and what they waited, for the run's summary.
+    ``stats`` counts phases and what they waited, for the run's summary; ``launcher`` starts agents
+    on the nodes, where Ray does not.
     """
 
     stats: dict[str, float]
+    launcher: Launcher | None
 
     async def open(
         self,
@@ -101,6 +106,7 @@ class Alone:
 
     def __init__(self) -> None:
         self.stats: dict[str, float] = {}
+        self.launcher: Launcher | None = None
 
     async def open(
         self,

@@ -12,8 +12,6 @@ import asyncio
 import math
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rollpacker.config import RunConfig
+from rollpacker.runtime.agent_process import start_agent
 from rollpacker.runtime.faults import NoRoomError
 from rollpacker.shield import OUTSIDE
 
@@ -189,10 +188,6 @@ class _Agent:
 
     def run(self, host: str, port: int, key: str, name: str) -> int:
         """Until the agent ends, by whoever wants it."""
-        command = [sys.executable, "-m", "rollpacker.runtime.agent", host, str(port), name]
         # It ends when this actor does: its standard input closes.
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as agent:
-            assert agent.stdin is not None
-            agent.stdin.write(f"{key}\n".encode())
-            agent.stdin.flush()
+        with start_agent(host, port, key, name) as agent:
             return agent.wait()

@@ -85,7 +85,7 @@ class NodePrograms:
         left = {name.job for name in self._names() if name not in told}
         for name, each in told.items():
             if not each["stop"] and name.job not in left and self._waits(name):
-                self._start(name, load(each["program"], Program))
+                self._start(name, load(each["program"], Program), each)
 
     def stop_all(self) -> None:
         """Kill everything at once: the node is not ours any more."""
@@ -128,12 +128,13 @@ class NodePrograms:
         """Whether a keeper has taken it up, now or at any time."""
         return self.log(name).exists()
 
-    def _start(self, name: AttemptName, program: Program) -> None:
+    def _start(self, name: AttemptName, program: Program, told: Mapping[str, Any]) -> None:
         folder = self.folder(name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
+        place = {"rank": str(told["rank"]), "nodes": ",".join(told["nodes"])}
         told = {
-            "argv": [self._filled(part, name) for part in program.command],
+            "argv": [self._filled(part, name, place) for part in program.command],
             "folder": program.folder,
             "environment": dict(program.environment),
             "stop_s": program.stop_s,
@@ -148,8 +149,8 @@ class NodePrograms:
             start_new_session=True,
         )
 
-    def _filled(self, part: str, name: AttemptName) -> str:
-        known = {**self._known, "job": name.job, "attempt": str(name.number)}
+    def _filled(self, part: str, name: AttemptName, place: Mapping[str, str]) -> str:
+        known = {**self._known, **place, "job": name.job, "attempt": str(name.number)}
         for key, value in known.items():
             part = part.replace(f"{{{key}}}", value)
         return part

@@ -133,10 +133,14 @@ class AttemptTold(Told):
 
     number: int
     node: str
+    members: list[str]
+    """Its job's other nodes, where it has processes too."""
     began: float
     ended: float | None
     code: int | None
     """Of its exit; null while it runs, or where its node failed."""
+    broken: bool
+    """One of its other processes has failed."""
 
 
 class StartedProgram(Told):
@@ -252,6 +256,10 @@ class WantedAttempt(Told):
     job: str
     number: int
     program: NewProgram
+    rank: int
+    """Of the node among the job's: 0 has its driver."""
+    nodes: list[str]
+    """Of the job, by rank; the rollout nodes come first."""
     stop: bool
     """It is to end there."""
 

@@ -16,6 +16,7 @@ from rollpacker.rollmux.service import (
     bodies,
     commands,
     dashboard,
+    gates,
     history,
     logs,
     node_commands,
@@ -47,6 +48,7 @@ def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
     _add_views(app, writer, metrics)
     _add_logs(app, writer)
     logs.add(app, writer, printed)
+    gates.add(app, writer)
     dashboard.add(app)
     return app
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,15 +22,24 @@ class Attempt:
 
     Args:
         number: 1, 2, 3, ...
+        members: its job's other nodes, where it has processes too.
         began: time, as all times here.
         code: its exit code; None while it runs, or where its node failed.
+        broken: one of those has failed, so it is to end.
     """
 
     number: int
     node: str
+    members: tuple[str, ...]
     began: float
     ended: float | None = None
     code: int | None = None
+    broken: bool = False
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All of them, the driver's first."""
+        return (self.node, *self.members)
 
 
 @dataclass(slots=True)
@@ -63,9 +73,9 @@ class Started:
         pause = min(_PAUSE_S * 2 ** (self.used - 1), _LONGEST_PAUSE_S)
         return (self.attempts[-1].ended or 0.0) + pause
 
-    def begin(self, number: int, node: str, now: float) -> None:
-        """It is started on a node."""
-        self.attempts.append(Attempt(number, node, now))
+    def begin(self, number: int, node: str, members: tuple[str, ...], now: float) -> None:
+        """It is started on a node, and on those of its job that it has processes on."""
+        self.attempts.append(Attempt(number, node, members, now))
         del self.attempts[:-_KEPT]
 
     def end(self, code: int | None, now: float, done: int, *, told: bool) -> None:
@@ -100,13 +110,15 @@ class Running:
     def __init__(self) -> None:
         self._on: dict[str, set[str]] = {}
 
-    def add(self, job: str, node: str) -> None:
+    def add(self, job: str, nodes: Sequence[str]) -> None:
         """An attempt is begun there."""
-        self._on.setdefault(node, set()).add(job)
+        for node in nodes:
+            self._on.setdefault(node, set()).add(job)
 
-    def discard(self, job: str, node: str) -> None:
+    def discard(self, job: str, nodes: Sequence[str]) -> None:
         """It is over."""
-        self._on.get(node, set()).discard(job)
+        for node in nodes:
+            self._on.get(node, set()).discard(job)
 
     @property
     def jobs(self) -> set[str]:

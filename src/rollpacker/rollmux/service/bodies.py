@@ -45,6 +45,7 @@ class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(Program
     """What agents start, field by field that of ``Program``."""
 
     command: list[str]  # JSON has no tuples
+    members: list[str] = Field(default_factory=list)
 
 
 class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
@@ -87,6 +88,17 @@ class Moved(Empty):
     """The number of the move that is done."""
 
     move: int
+
+
+class Gate(Empty):
+    """Where the driver of an attempt is to be found."""
+
+    host: str = Field(max_length=255)
+    port: int = Field(ge=1, le=65535)
+    key: str = Field(max_length=128, description="that both sides show they know, as hex digits")
+    names: list[str] = Field(
+        max_length=1024, description="by which each process is known, by its node's rank"
+    )
 
 
 class SeenAttempt(Empty):

@@ -11,9 +11,9 @@ from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.inventory import Fixed, Slot
 from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.seat import ROLLOUT
+from rollpacker.rollmux.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.service import notes
-from rollpacker.rollmux.service.attempts import Running, Started
+from rollpacker.rollmux.service.attempts import Attempt, Running, Started
 from rollpacker.rollmux.service.records import (
     Effects,
     Fence,
@@ -119,15 +119,24 @@ class Brain:
             return "rollout"
         return "rollout" if seat.pool == ROLLOUT else "train"
 
-    def lead(self, job: str) -> str | None:
-        """The node on which a job's program belongs: the first of its rollout nodes; None where it
-        has none, or is to end."""
+    def gang(self, job: str) -> tuple[str, ...]:
+        """The nodes on which a job's program belongs, those of rollouts first: the first one is for
+        its driver. None where it has none, or is to end."""
         record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
         if live is None or record.ending:
-            return None
+            return ()
         if record.move is not None:
-            return record.move.decision.rollout[0]
-        return None if live.home is None else live.home.nodes[ROLLOUT][0]
+            rollout, train = record.move.decision.rollout, record.move.decision.train
+        elif live.home is not None:
+            rollout, train = live.home.nodes[ROLLOUT], live.home.nodes[TRAIN]
+        else:
+            return ()
+        everywhere = record.program is not None and record.program.program.members
+        return (*rollout, *train) if everywhere else (rollout[0],)
+
+    def lead(self, job: str) -> str | None:
+        """That of its driver."""
+        return next(iter(self.gang(job)), None)
 
     def needs(self, node: str) -> bool:
         """Whether a cloud's node is in use: by a group, or by a program that is still to end."""
@@ -207,7 +216,11 @@ class Brain:
         self.fences = [fence for fence in self.fences if fence.node != event.node]
         self.failed.add(event.node)
         for job in self.programs.on(event.node):
-            self._program_over(job, None, told=True)
+            running = self._running(job)
+            if running is not None and running.node == event.node:
+                self._program_over(job, None, told=True)
+            else:  # its driver may keep what it has done
+                self.programs.discard(job, [event.node])
         self.agents.pop(event.node, None)
         self.tokens.pop(event.node, None)
 
@@ -306,22 +319,34 @@ class Brain:
                 self.jobs[note.job].ending = True
                 self.touched.add(note.job)
                 self._fence(Fence({note.token}, job=note.job))
+            case _:
+                self._program_note(note)
+
+    def _program_note(self, note: notes.OfProgram) -> None:
+        started = self.jobs[note.job].program
+        match note:
             case notes.ProgramGiven():
                 self.jobs[note.job].program = Started(note.program)
             case notes.AttemptBegun():
-                if (started := self.jobs[note.job].program) is not None:
-                    started.begin(note.number, note.node, self.now)
-                    self.programs.add(note.job, note.node)
+                if started is not None:
+                    started.begin(note.number, note.node, note.members, self.now)
+                    self.programs.add(note.job, (note.node, *note.members))
             case notes.AttemptEnded():
                 self._program_over(note.job, note.code, told=note.told)
+            case notes.MemberFailed():
+                if (running := self._running(note.job)) is not None:
+                    running.broken = True
 
     def _program_over(self, job: str, code: int | None, *, told: bool) -> None:
-        record = self.jobs[job]
-        running = None if record.program is None else record.program.running
+        record, running = self.jobs[job], self._running(job)
         if record.program is not None and running is not None:
-            self.programs.discard(job, running.node)
+            self.programs.discard(job, running.nodes)
             record.program.end(code, self.now, record.done, told=told)
             self._settle(record)
+
+    def _running(self, job: str) -> Attempt | None:
+        started = self.jobs[job].program
+        return None if started is None else started.running
 
     def _settle(self, record: JobRecord) -> None:
         """A job that has ended changes no more once its program is over too."""

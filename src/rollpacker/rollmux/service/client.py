@@ -171,6 +171,19 @@ class MuxClient(Link):
         _, answer = self.call("POST", path, body, new_key())
         return answer["have"], answer["full"]
 
+    def open_gate(self, job: str, host: str, port: int, key: str, names: Sequence[str]) -> None:
+        """Say where the driver of the job's running attempt is; see ``gate``."""
+        body = {"host": host, "port": port, "key": key, "names": [*names]}
+        self.call("POST", f"/v1/jobs/{quote(job, safe='')}/gate", body, new_key())
+
+    def gate(self, job: str, attempt: int) -> dict[str, Any]:
+        """Where the driver of an attempt is: ``host``, ``port``, ``key``, ``names`` by rank.
+
+        Raises ``MuxError`` (404, ``no_gate``: not yet).
+        """
+        path = f"/v1/jobs/{quote(job, safe='')}/gate?attempt={attempt}"
+        return self.call("GET", path)[1]
+
     def register(self, machine: Machine) -> float:
         """Join the inventory with a node; seconds in which to report it again."""
         return float(self.call("POST", "/v1/nodes", plain(machine), new_key())[1]["ttl_s"])

@@ -105,7 +105,8 @@ def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
 def _program(body: bodies.NewJob) -> Program | None:
     if body.program is None:
         return None
-    told: dict[str, Any] = body.program.model_dump() | {"command": tuple(body.program.command)}
+    told: dict[str, Any] = body.program.model_dump()
+    told |= {name: tuple(told[name]) for name in ("command", "members")}
     try:
         return Program(**told)
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollpacker.core.codec import loads, plain
@@ -107,13 +108,8 @@ def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[d
     """Take what has ended, begin what belongs there; all that is to run or to be stopped."""
     brain = core.brain
     for each in seen:
-        record = brain.jobs.get(each.job)
-        running = None if record is None or record.program is None else record.program.running
-        known = running is not None and (running.node, running.number) == (node, each.number)
-        if known and each.code is not None:
-            # Its job may be back here by now.
-            told = each.stopped or brain.lead(each.job) != node
-            _ended(core, each.job, each.code, told=told)
+        if each.code is not None:
+            _seen_end(core, node, each, each.code)
     held = brain.scheduler.cluster.nodes.get(node)
     for job in sorted(held.pins) if held is not None else ():
         started = brain.jobs[job].program
@@ -122,20 +118,43 @@ def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[d
             continue
         if brain.lead(job) == node:
             last = started.attempts[-1].number if started.attempts else 0
-            core.record(notes.AttemptBegun(job=job, number=last + 1, node=node))
+            _, *others = brain.gang(job)
+            begun = notes.AttemptBegun(job=job, number=last + 1, node=node, members=(*others,))
+            core.record(begun)
     return [_wanted(core, brain.jobs[job], node) for job in brain.programs.on(node)]
 
 
+def _seen_end(core: Core, node: str, seen: bodies.SeenAttempt, code: int) -> None:
+    """A process of an attempt is over; the driver's is the attempt's own."""
+    record = core.brain.jobs.get(seen.job)
+    running = None if record is None or record.program is None else record.program.running
+    if running is None or running.number != seen.number:
+        return
+    if node == running.node:
+        # Its job may be back here by now.
+        stopped = seen.stopped and not running.broken
+        told = stopped or core.brain.gang(seen.job) != running.nodes
+        _ended(core, seen.job, code, told=told)
+    elif node in running.members and code and not running.broken:
+        core.record(notes.MemberFailed(job=seen.job, node=node, code=code))
+
+
 def _wanted(core: Core, record: JobRecord, node: str) -> dict[str, Any]:
-    """A program that is on a node."""
+    """A program that is on a node. Its driver is told to stop, and sees to the others."""
     started = record.program
     assert started is not None
     assert started.running is not None
+    running, program = started.running, started.program
+    if node != running.node:
+        program = replace(program, command=program.members)
+    ends = running.broken or core.brain.gang(record.spec.id) != running.nodes
     return {
         "job": record.spec.id,
-        "number": started.running.number,
-        "program": plain(started.program),
-        "stop": core.brain.lead(record.spec.id) != node,
+        "number": running.number,
+        "program": plain(program),
+        "rank": running.nodes.index(node),
+        "nodes": [*running.nodes],
+        "stop": ends and node == running.node,
     }
 
 

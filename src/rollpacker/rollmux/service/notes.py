@@ -49,11 +49,16 @@ class ProgramGiven(Tagged, frozen=True, kw_only=True):
 
 
 class AttemptBegun(Tagged, frozen=True, kw_only=True):
-    """The agent of a node is told to start a job's program, for the ``number``-th time."""
+    """The agent of a node is told to start a job's program, for the ``number``-th time.
+
+    Args:
+        members: the job's other nodes, where the program has processes too.
+    """
 
     job: str
     number: int
     node: str
+    members: tuple[str, ...] = ()
 
 
 class AttemptEnded(Tagged, frozen=True, kw_only=True):
@@ -68,7 +73,16 @@ class AttemptEnded(Tagged, frozen=True, kw_only=True):
     told: bool
 
 
-Note = DrainSet | AgentJoined | NodeFenced | EndFenced | ProgramGiven | AttemptBegun | AttemptEnded
+class MemberFailed(Tagged, frozen=True, kw_only=True):
+    """A process on another node than the driver's has failed: the attempt ends as failed."""
+
+    job: str
+    node: str
+    code: int
+
+
+OfProgram = ProgramGiven | AttemptBegun | AttemptEnded | MemberFailed
+Note = DrainSet | AgentJoined | NodeFenced | EndFenced | OfProgram
 Recorded = ev.Event | Note
 """All that an entry of the log can hold."""
 

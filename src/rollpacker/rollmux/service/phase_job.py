@@ -21,9 +21,11 @@ from rollpacker.config import RunConfig
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
 from rollpacker.rollmux.service.joining import attach, connect, job_id, job_spec, register
+from rollpacker.rollmux.service.launcher import MuxLauncher
 from rollpacker.rollmux.service.link import MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire
 from rollpacker.rollmux.service.residence import Residence
+from rollpacker.runtime.cluster import Launcher
 from rollpacker.runtime.guarding import Guard
 from rollpacker.runtime.phases import DisplacedError, StoppedError, Tenant
 
@@ -80,6 +82,8 @@ class JobPhases:
         self._cores: Mapping[str, Sequence[int]] = mux.cores
         self._client = client or connect(mux)
         self._managed = mux.managed
+        own = config.cluster.address == "mux"
+        self.launcher: Launcher | None = MuxLauncher(config, self._client) if own else None
         self._spec = job_spec(config, job_id(config))
         self._job = self._spec.id
         self._tenant: Tenant | None = None

@@ -13,10 +13,10 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 _JOBS = re.compile(r"/v1/(jobs/[^/]+/(permits|tail|moved|end)|permits/.*)")
 _SUBMIT = re.compile(r"/v1/jobs")
-_NODES = re.compile(r"/v1/(nodes|nodes/[^/]+/(heartbeat|failed)|jobs/[^/]+/attempts/.*)")
-
-_SECRET = ("/v1/journal",)
-"""It has the environments of programs, where people put secrets."""
+_GATE = r"jobs/[^/]+/gate"
+_NODES = re.compile(rf"/v1/(nodes|nodes/[^/]+/(heartbeat|failed)|jobs/[^/]+/attempts/.*|{_GATE})")
+_SECRET = re.compile(rf"/v1/(journal|{_GATE})")
+"""The environments of programs, where people put secrets, and the keys of running jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class Principal:
         """Whether the role suffices for a request, whosever job it is about."""
         if self.role == "operate":
             return True
-        if method in ("GET", "HEAD"):
-            return path not in _SECRET
+        if method in ("GET", "HEAD") and not _SECRET.fullmatch(path):
+            return True
         if self.role == "submit":
             return bool(_SUBMIT.fullmatch(path) or _JOBS.fullmatch(path))
         return self.role == "node" and bool(_NODES.fullmatch(path) or _JOBS.fullmatch(path))

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from rollpacker.rollmux.service import answers
+from rollpacker.rollmux.service import answers, bodies
 
 Docs = dict[str, Any]
 _COMMON = (
@@ -74,6 +74,9 @@ END = _or(
 _NO_ATTEMPT = "`unknown`: no such job; `no_attempt`: no such start of its program"
 PRINTED = _route("jobs", answers.Printed, r404=_NO_ATTEMPT)
 LOG = _route("jobs", answers.Log, r404=_NO_ATTEMPT)
+_NO_RUN = "`unknown`: no such job; `no_attempt`: agents run nothing of it"
+GATE_OPENED = _route("jobs", answers.Nothing, r404=_NO_RUN)
+GATE = _route("jobs", bodies.Gate, r404=f"{_NO_RUN}; `no_gate`: not yet")
 
 HEARTBEAT = _route("permits", answers.Beat, r404=_NO_PERMIT, r409=_LOST)
 FINISH = _route("permits", answers.Done, r404=_NO_PERMIT, r409=_LOST)

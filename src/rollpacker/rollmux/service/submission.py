@@ -15,6 +15,11 @@ from rollpacker.core.codec import plain
 from rollpacker.rollmux.program import Program
 from rollpacker.rollmux.service.joining import job_id, job_spec
 
+_MEMBER = (
+    *("{python}", "-m", "rollpacker", "mux", "member", "{job}", "{attempt}", "{rank}"),
+    *("--url={url}", "--token-file={token_file}", "--cafile={cafile}"),
+)
+"""What runs on the nodes where the driver is not."""
 _OF_A_RUN = {"model", "data"}
 """Keys that every run's configuration has, and no specification."""
 
@@ -51,6 +56,7 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
             *(f"mux.{key}='{value}'" for key, value in told.items()),
             *("mux.managed=true", "--resume", "auto"),
         ),
+        members=_MEMBER if config.cluster.address == "mux" else (),
         folder=os.getcwd(),
         stop_s=2 * config.checkpoint.grace_s + 10.0,
     )

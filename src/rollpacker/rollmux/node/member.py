@@ -1,0 +1,43 @@
+"""What an agent starts on the nodes of a job where its driver is not: it goes to the driver."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from rollpacker.rollmux.service.client import MuxClient
+from rollpacker.rollmux.service.link import MuxError, UnreachableError
+from rollpacker.runtime.agent import Agent
+from rollpacker.shield import shielded
+
+_LOOK_S = 0.3
+
+
+def serve_driver(client: MuxClient, job: str, attempt: int, rank: int) -> None:
+    """Wait for the driver of an attempt, and start and end workers for it until it is done.
+
+    Args:
+        rank: of this node among the job's.
+
+    Raises ``MuxError`` where the job has no such attempt any more, ``OSError`` or ``EOFError``
+    when the driver is gone.
+    """
+    gate = _gate(client, job, attempt)
+    never, _ = os.pipe()
+    # Whoever wants the job to end tells its driver, which may keep what it has done.
+    with shielded():
+        key, name = bytes.fromhex(gate["key"]), gate["names"][rank]
+        Agent((gate["host"], gate["port"]), key, name).serve(never)
+
+
+def _gate(client: MuxClient, job: str, attempt: int) -> dict[str, Any]:
+    while True:
+        try:
+            return client.gate(job, attempt)
+        except UnreachableError:
+            continue
+        except MuxError as error:
+            if error.code != "no_gate":
+                raise
+            time.sleep(_LOOK_S)

@@ -1,6 +1,7 @@
 """A job on shared nodes that fail or are waited for in vain, wherever it is in its loop."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runtime_jobs import Workshop, checkpoints, kept_samples, times_trained, weights_digest
+from runtime_jobs import (
+    Workshop,
+    checkpoints,
+    kept_samples,
+    metrics,
+    times_trained,
+    weights_digest,
+)
 
 from rollpacker import job
 from rollpacker.core.journal import replay
@@ -124,12 +132,32 @@ def test_a_tail_leaves_most_workers_and_changes_no_bit(tmp_path: Path) -> None:
     assert weights_digest(shared / "checkpoint-2") == weights_digest(alone / "checkpoint-2")
 
 
-class WarmNodes(Nodes):
+class WarmNodes:
     """Others have the devices between two phases."""
 
+    launcher = None
+
     def __init__(self) -> None:
-        super().__init__()
+        self.stats: dict[str, float] = {}
         self.kept: list[int] = []
+
+    async def open(
+        self,
+        tenant: Tenant,
+        fail: Callable[[Exception], None],
+        release_tail: Callable[[], None],
+    ) -> None:
+        del fail, release_tail
+        self.tenant = tenant
+
+    async def offer_tail(self) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        pass
+
+    async def close(self, *, displaced: bool = False) -> None:
+        del displaced
 
     async def begin(self, phase: Phase) -> None:
         other: Phase = "train" if phase == "rollout" else "rollout"
@@ -153,10 +181,18 @@ def test_states_that_wait_in_host_memory_change_no_bit(
     workshop = Workshop(tmp_path, rows=8)
     few: dict[str, Any] = {"epochs": 2, "deterministic": True, "checkpoint__every": 1}
     few |= {"trainer": trainer, "devices": SEPARATE}
+    few |= {"eval": {"data": {"path": str(workshop.data)}, "every": 1}}
     alone = job.train(workshop.config("alone", **few), progress=QUIET, phases=Alone())
     phases = WarmNodes()
     warm = job.train(workshop.config("warm", **few), progress=QUIET, phases=phases)
     assert kept_samples(warm) == kept_samples(alone)
+    # Those of a step come with the next one's metrics: there were no nodes to decode on.
+    said, sooner = (
+        [each.get("eval/sampled_accuracy") for each in metrics(f)] for f in (warm, alone)
+    )
+    assert said == [None, *sooner[:-1]]
+    ends = [json.loads((f / "summary.json").read_text())["after"] for f in (warm, alone)]
+    assert ends[0] == ends[1]
     last = [folder / f"checkpoint-{checkpoints(folder)[-1]}" for folder in (warm, alone)]
     assert weights_digest(last[0]) == weights_digest(last[1])
     # A shard of the weights, both moments and the sum of gradients, in float32.

@@ -21,6 +21,7 @@ from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts, build, total_steps
 from rollpacker.job.counters import Counters, cores
 from rollpacker.job.emulated import sum_up, title
+from rollpacker.job.evaluating import Evaluations
 from rollpacker.job.keep import Keeper
 from rollpacker.job.learning_rate import with_learning_rate
 from rollpacker.job.reports import write_reports
@@ -197,6 +198,14 @@ class Job:
             self._keeper,
             lambda: self._counters.step,
         )
+        self._evaluations = Evaluations(
+            config.eval,
+            parts.evaluator,
+            self._keeper,
+            self.stopping,
+            lambda: self._counters,
+            late=shared,
+        )
 
     async def restore(self, start: Start) -> None:
         """Load the checkpoint, if there is one, and write the journal's head."""
@@ -226,7 +235,7 @@ class Job:
         shown = title(config, parts.emulation)
         parts.log.progress.start(shown, total_steps(config, parts.problems), count.step)
         if await self._may_roll_out() and "before" not in self._summary:
-            await self._evaluate_whole("before")
+            await self._evaluations.whole("before", self._summary)
         gc.collect()
         gc.freeze()  # collections must not walk the libraries' objects again and again
         # Nor all attempts of a large step while reports wait: each step has its time for that.
@@ -235,6 +244,8 @@ class Job:
         over = self.stopping.interrupted or self._over()
         dropped = False
         while not over and await self._may_roll_out():
+            late = await self._evaluations.before_a_step()
+            await self._keeper.evaluated(count, self._summary, late)
             self._keeper.begin_step(count)
             cpu_s = time.process_time()
             try:
@@ -245,7 +256,7 @@ class Job:
             count.driver_cpu_s += time.process_time() - cpu_s
             record.check_graded()
             count.add(record)
-            await self._finish_step(record)
+            await self._finish_step(record, late)
             await asyncio.sleep(0)  # what a step leaves and what begins one are long enough alone
             over = self.stopping.interrupted or self._over()
             over = over or not await leave(self._phases)
@@ -274,10 +285,10 @@ class Job:
             self._keeper.keep_graded(parts.rollout.record)
         else:
             parts.log.graded.clear()
-        if not self.stopping.interrupted:
-            await self._evaluate_whole("after")
-        if count.step > first:
-            await leave(self._phases)
+        trained = count.step > first
+        left = not trained or await leave(self._phases)
+        if left and not self.stopping.interrupted:
+            await self._evaluate_the_end(trained)
         self._summary["mux"] = self._phases.stats
         self._write_summary()
         if self._keeper.saved < count.step:
@@ -290,6 +301,15 @@ class Job:
                 f"stopped by {self._signals.taken.name}: checkpoint-{count.step} holds all "
                 f"{count.step} steps; go on with --resume auto"
             )
+
+    async def _evaluate_the_end(self, trained: bool) -> None:
+        """On nodes to decode on, if it takes any."""
+        possible = self._parts.evaluator is not None
+        if possible and not await self._may_roll_out():
+            return
+        await self._evaluations.whole("after", self._summary)
+        if possible and trained:
+            await leave(self._phases)
 
     async def _may_roll_out(self) -> bool:
         """Wait for the nodes; False when a signal comes first."""
@@ -327,15 +347,16 @@ class Job:
         source.next_epoch()
         return False
 
-    async def _finish_step(self, record: StepRecord) -> None:
-        """Evaluate and checkpoint when due, then write the step's metrics."""
+    async def _finish_step(self, record: StepRecord, late: dict[str, float]) -> None:
+        """Evaluate and checkpoint when due, then write the step's metrics, with those of an
+        evaluation that was late."""
         config, count = self._config, self._counters
-        extra: dict[str, float] = {}
-        if config.eval is not None and config.eval.every and not count.step % config.eval.every:
-            extra |= await self._evaluate()
-        await self._log(record, {**extra})
+        extra = await self._evaluations.after_a_step()
+        await self._log(record, {**late, **extra})
         await self._keeper.evaluated(count, self._summary, extra)
         due = config.checkpoint.every and not count.step % config.checkpoint.every
+        # It could not be kept later: then the trainers' nodes are another job's.
+        due = due or (config.checkpoint.best and self._evaluations.put_off)
         if due and self._keeper.saved < count.step:
             await self._keeper.save(count, self._summary)
         self._parts.log.journal.turn(self._journal_head, config.checkpoint.journal_mb * 1e6)
@@ -363,30 +384,6 @@ class Job:
             extra=extra,
         )
         count.measure(record, metrics, bias.kept_vs_true_len)
-
-    async def _evaluate(self, *, greedy: bool = False) -> dict[str, float]:
-        """Sampled accuracy on the held-out problems, with ``greedy`` the greedy one too.
-
-        Empty without such problems, and where there is no time left.
-        """
-        evaluator = self._parts.evaluator
-        if evaluator is None or self.stopping.hurried:
-            return {}
-        try:
-            step = self._counters.step
-            result = await evaluator.run(step, step=step)
-            if greedy:
-                result |= await evaluator.run(step, greedy=True, step=step)
-        except DroppedError:
-            return {}
-        return result
-
-    async def _evaluate_whole(self, when: str) -> None:
-        """Before the first step or after the last one; one that was dropped is done on resume."""
-        result = await self._evaluate(greedy=True)
-        if not self.stopping.hurried:
-            await self._keeper.evaluated(self._counters, self._summary, result)
-            self._summary[when] = result
 
     def _write_summary(self) -> None:
         self._summary |= self._counters.summary()

@@ -232,7 +232,9 @@ def main() -> None:
         print(f"  {name:>18}: switch {1000 * warm:.0f} ms, cold start {cold:.1f} s", end="")
         print(f", {cold / warm:.0f} times as long")
     copies = ", ".join(f"{arm} {each:.2f}" for arm, each in found["copies"].items())
-    print(f"copies of the model ({found['model_bytes'] / 1e6:.1f} MB) a step over the link: {copies}")
+    print(
+        f"copies of the model ({found['model_bytes'] / 1e6:.1f} MB) a step over the link: {copies}"
+    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from runtime_jobs import (
     times_trained,
     weights_digest,
 )
+from test_separate_runs import steps
 
 from rollpacker import job
 from rollpacker.core.journal import replay
@@ -181,11 +182,14 @@ def test_states_that_wait_in_host_memory_change_no_bit(
     workshop = Workshop(tmp_path, rows=8)
     few: dict[str, Any] = {"epochs": 2, "deterministic": True, "checkpoint__every": 1}
     few |= {"trainer": trainer, "devices": SEPARATE}
+    few["mux__url"] = "http://127.0.0.1:1"
     few |= {"eval": {"data": {"path": str(workshop.data)}, "every": 1}}
     alone = job.train(workshop.config("alone", **few), progress=QUIET, phases=Alone())
     phases = WarmNodes()
     warm = job.train(workshop.config("warm", **few), progress=QUIET, phases=phases)
     assert kept_samples(warm) == kept_samples(alone)
+    for kinds in steps(warm):
+        assert kinds.index("FinishRollout") < kinds.index("AccumulateGradients")
     # Those of a step come with the next one's metrics: there were no nodes to decode on.
     said, sooner = (
         [each.get("eval/sampled_accuracy") for each in metrics(f)] for f in (warm, alone)

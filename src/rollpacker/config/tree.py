@@ -146,9 +146,9 @@ class MuxConfig(Config):
     slo: float = Field(default=1.5, ge=1.0)
     """Allowed slowdown of the whole run against running alone."""
     worst_rollout_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of a rollout with every response at the cap, switch and first evaluation included."""
+    """Seconds of a rollout with every response at the cap, switch and evaluation included."""
     worst_train_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of a training phase at worst, checkpoint and evaluation included."""
+    """Seconds of a training phase at worst, switch and checkpoint included."""
     team: str = ""
     """Whose share of the nodes the job takes."""
     priority: int = 0

@@ -341,6 +341,7 @@ def rollout_settings(
             machine=machine,
             # Whoever finishes first wins a race: with others on the nodes, that may be others.
             shared=bool(config.mux.url) and not (config.deterministic and races(config)),
+            permits=bool(config.mux.url),
             layout=config.devices.layout,
             replica_engines=_replica_engines(config, pool),
         ),

@@ -65,6 +65,7 @@ def streaming_rules(
     train_all: bool = False,
     machine: Machine | None = None,
     shared: bool = False,
+    permits: bool = False,
     layout: Layout = "colocated",
     replica_engines: int = 0,
 ) -> StreamingRules:
@@ -78,12 +79,15 @@ def streaming_rules(
         ordered, updates, train_all: as in ``StreamingRules``.
         machine: devices, as in ``RolloutSettings``: then another rule moves the tail.
         shared: other jobs may be given the nodes of a tail.
+        permits: nodes are the job's for a phase at a time: replicas that have some of their own wait
+            for the rollout's end.
         layout: where replicas are; separate ones have no use for the engines of a tail.
         replica_engines: as in ``StreamingRules``.
     """
     mode, config = rollout.tail_batching.mode, rollout.streaming
     frees = machine is None and layout == "colocated"
-    stream = config.enabled and mode != "off" and not whole_batch
+    apart = permits and layout == "separate"
+    stream = config.enabled and mode != "off" and not whole_batch and not apart
     below = config.consolidate_below
     if below == "auto":
         curve = LatencyCurve(latency)

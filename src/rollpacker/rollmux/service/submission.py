@@ -65,10 +65,10 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
 
 def _program(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     """A command may be one line, as in a shell; it starts where it was submitted."""
-    command = told.get("command")
-    if isinstance(command, str):
-        try:
-            told = told | {"command": shlex.split(command)}
-        except ValueError as error:
-            raise ValueError(f"{path}: program.command: {error}") from error
+    for key in ("command", "members"):
+        if isinstance(line := told.get(key), str):
+            try:
+                told = told | {key: shlex.split(line)}
+            except ValueError as error:
+                raise ValueError(f"{path}: program.{key}: {error}") from error
     return {"folder": os.getcwd()} | told

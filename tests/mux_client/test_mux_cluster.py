@@ -10,7 +10,7 @@ from mux_real_daemon import Daemon
 from ray_nodes import ray_nodes
 from runtime_jobs import Workshop, start_cli, times_trained
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.slow]
 ROWS = 12
 FOUR: dict[str, Any] = {
     "pin": False,

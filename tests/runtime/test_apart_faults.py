@@ -157,7 +157,10 @@ def test_one_of_two_engines_or_replicas_of_two_is_survived(
 
 @pytest.mark.cluster
 @pytest.mark.alone
-@pytest.mark.parametrize("worker", [1, 2], ids=["member", "shard"])
+@pytest.mark.parametrize(
+    "worker",
+    [pytest.param(1, id="member", marks=pytest.mark.slow), pytest.param(2, id="shard")],
+)
 def test_the_last_of_two_ends_the_run(wide: Workshop, worker: int) -> None:
     settings: dict[str, Any] = PAIRS | {"devices": CPU | {"per_node": 2}}
     config = struck(wide, worker, **settings)

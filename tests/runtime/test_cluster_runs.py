@@ -106,7 +106,14 @@ STRIKES: dict[str, tuple[Strike, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", STRIKES)
+RARELY = ("engine frozen", "agent frozen")
+"""Are noticed as "replica frozen" and "node cut off" are."""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(each, marks=pytest.mark.slow if each in RARELY else ()) for each in STRIKES],
+)
 def test_one_of_two_is_survived(shop: Workshop, what: str) -> None:
     strike, said = STRIKES[what]
     launcher = Launcher(proxy=what == "node cut off")

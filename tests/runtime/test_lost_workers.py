@@ -156,7 +156,10 @@ def test_so_does_one_of_an_engine_of_two(tmp_path: Path, worker: int, after_s: f
 @pytest.mark.cluster
 @pytest.mark.alone
 @pytest.mark.parametrize("by", [KILL, STOP])
-@pytest.mark.parametrize("victim", [0, 1], ids=["lead", "member"])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(0, id="lead", marks=pytest.mark.slow), pytest.param(1, id="member")],
+)
 def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim: int) -> None:
     """In flight the other spins in shared memory: it is killed."""
     shop = Workshop(tmp_path)
@@ -182,7 +185,7 @@ def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim
 @pytest.mark.parametrize(
     "victim",
     [
-        pytest.param(0, id="asleep"),
+        pytest.param(0, id="asleep", marks=pytest.mark.slow),
         pytest.param(3, id="member"),
         pytest.param(4, id="lead of the other", marks=pytest.mark.slow),
     ],

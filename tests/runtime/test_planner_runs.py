@@ -116,6 +116,7 @@ def test_pressure_puts_devices_together_and_a_resume_forgets_none_of_it(
     assert checkpoints(folder)[-1] == 4
 
 
+@pytest.mark.slow
 def test_a_forecast_puts_devices_together(
     shop: Workshop, ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

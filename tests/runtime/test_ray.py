@@ -98,6 +98,7 @@ def test_a_lost_node_is_survived_and_a_new_run_may_use_what_is_left(
     ended(start_cli("train", shop.file("again", epochs=1, **there)))
 
 
+@pytest.mark.slow
 def test_a_node_that_the_cluster_gives_instead_takes_part(cluster: Any, shop: Workshop) -> None:
     there = {"devices": FOUR, "cluster": {"address": cluster.address, "heartbeat_s": 1.0}}
     slow, begun = lingering(shop, "back", then=1.0)

@@ -35,7 +35,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return shop
 
 
-@pytest.fixture(scope="module", params=["off", "exact", "race", "auto"])
+@pytest.fixture(
+    scope="module", params=["off", "exact", pytest.param("race", marks=pytest.mark.slow), "auto"]
+)
 def made(shop: Workshop, request: pytest.FixtureRequest) -> tuple[str, Path, Path]:
     """A mode, a run of it with ``mini``, and one whose engines and replicas have two devices."""
     mode = request.param

@@ -79,8 +79,8 @@ def streaming_rules(
         ordered, updates, train_all: as in ``StreamingRules``.
         machine: devices, as in ``RolloutSettings``: then another rule moves the tail.
         shared: other jobs may be given the nodes of a tail.
-        permits: nodes are the job's for a phase at a time: replicas that have some of their own wait
-            for the rollout's end.
+        permits: nodes are the job's for a phase at a time, so replicas that have some of their own
+            wait for the rollout's end.
         layout: where replicas are; separate ones have no use for the engines of a tail.
         replica_engines: as in ``StreamingRules``.
     """

@@ -157,6 +157,7 @@ def test_where_one_of_its_nodes_fails_its_driver_is_asked_to_end(gang: World) ->
     assert gang.core.brain.programs.on(nodes[3]) == []
     assert stops(gang, nodes[:3]) == [True, False, False]
     gang.restart()
+    assert gang.core.brain.programs.on(nodes[3]) == []
     told(gang, nodes[0], ended(1, 143, stopped=True))
     new = gang.core.brain.gang("a")
     assert nodes[3] not in new

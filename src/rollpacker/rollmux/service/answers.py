@@ -134,13 +134,14 @@ class AttemptTold(Told):
     number: int
     node: str
     members: list[str]
-    """Its job's other nodes, where it has processes too."""
+    """Its job's other nodes, where it has processes too; ``lost`` of them have failed."""
     began: float
     ended: float | None
     code: int | None
     """Of its exit; null while it runs, or where its node failed."""
+    lost: list[str]
     broken: bool
-    """One of its other processes has failed."""
+    """A process on one of them has failed."""
 
 
 class StartedProgram(Told):

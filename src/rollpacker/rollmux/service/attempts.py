@@ -25,7 +25,8 @@ class Attempt:
         members: its job's other nodes, where it has processes too.
         began: time, as all times here.
         code: its exit code; None while it runs, or where its node failed.
-        broken: one of those has failed, so it is to end.
+        lost: those of them that have failed.
+        broken: its process on one of them has failed, so it is to end.
     """
 
     number: int
@@ -34,12 +35,18 @@ class Attempt:
     began: float
     ended: float | None = None
     code: int | None = None
+    lost: tuple[str, ...] = ()
     broken: bool = False
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """All of them, the driver's first."""
         return (self.node, *self.members)
+
+    @property
+    def left(self) -> list[str]:
+        """Those that have not failed."""
+        return [node for node in self.nodes if node not in self.lost]
 
 
 @dataclass(slots=True)

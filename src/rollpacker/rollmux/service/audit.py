@@ -10,7 +10,9 @@ from pathlib import Path
 
 from rollpacker.rollmux.service.roles import Principal
 
-_ROUTINE = re.compile(r"/v1/(permits/.*|jobs/[^/]+/(permits|tail|moved|attempts/.*)|.*/heartbeat)")
+_ROUTINE = re.compile(
+    r"/v1/(permits/.*|jobs/[^/]+/(permits|tail|moved|attempts/.*|gate)|.*/heartbeat)"
+)
 """What jobs and agents ask for all the time; the log of events has it."""
 _REFUSED = (401, 403)
 

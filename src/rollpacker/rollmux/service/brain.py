@@ -121,7 +121,7 @@ class Brain:
 
     def gang(self, job: str) -> tuple[str, ...]:
         """The nodes on which a job's program belongs, those of rollouts first: the first one is for
-        its driver. None where it has none, or is to end."""
+        its driver. Empty where it has none, or is to end."""
         record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
         if live is None or record.ending:
             return ()
@@ -135,7 +135,7 @@ class Brain:
         return (*rollout, *train) if everywhere else (rollout[0],)
 
     def lead(self, job: str) -> str | None:
-        """That of its driver."""
+        """Of these that of its driver; None without any."""
         return next(iter(self.gang(job)), None)
 
     def needs(self, node: str) -> bool:
@@ -217,10 +217,12 @@ class Brain:
         self.failed.add(event.node)
         for job in self.programs.on(event.node):
             running = self._running(job)
-            if running is not None and running.node == event.node:
+            if running is None or running.node == event.node:
                 self._program_over(job, None, told=True)
-            else:  # its driver may keep what it has done
-                self.programs.discard(job, [event.node])
+                continue
+            # Its driver may keep what it has done.
+            running.lost = (*running.lost, event.node)
+            self.programs.discard(job, [event.node])
         self.agents.pop(event.node, None)
         self.tokens.pop(event.node, None)
 

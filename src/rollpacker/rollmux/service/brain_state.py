@@ -119,6 +119,6 @@ def restored(
     brain.outcomes.update({(phase, how): count for phase, how, count in state.outcomes})
     for record in state.jobs:
         if record.program is not None and (running := record.program.running) is not None:
-            brain.programs.add(record.spec.id, running.nodes)
+            brain.programs.add(record.spec.id, running.left)
     brain.scheduler.restore(state.scheduler)
     return brain

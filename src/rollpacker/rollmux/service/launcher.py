@@ -15,7 +15,7 @@ from rollpacker.rollmux.service.joining import connect, job_id
 from rollpacker.rollmux.service.link import MuxError, UnreachableError
 from rollpacker.runtime.agent_process import start_agent
 
-_AGAIN_S = 2.0
+_AGAIN_S = 5.0
 """The daemon forgets where a gate is when it starts again."""
 _SOCKET_S = 10.0
 _LEAVING_S = 5.0

@@ -16,7 +16,7 @@ from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.check import check_lines
 from rollpacker.rollmux.cluster_sim import ClusterSimulation
 from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.forecast import Forecasts
+from rollpacker.rollmux.forecast import forecast
 from rollpacker.rollmux.inventory import Fixed, Machine
 from rollpacker.rollmux.inventory_file import InventoryFile
 from rollpacker.rollmux.policies import WITHOUT_SHARING, Run
@@ -29,7 +29,6 @@ from rollpacker.rollmux.trace import Philly, TraceJob, philly
 class Forecasting(Scheduler):
     """Says of every job that has to wait when it will start, and hears when it did."""
 
-    forecasts: Forecasts
     said: dict[str, tuple[float, float]]
     right: list[tuple[float, float]]
     """Seconds of waiting, as said and as it was."""
@@ -38,11 +37,10 @@ class Forecasting(Scheduler):
         made = super().handle(now, event)
         for each in made:
             if isinstance(each, do.Wait) and isinstance(event, ev.JobArrived):
-                wait = self.forecasts.look(self, now).get(each.job)
+                wait = forecast(self, now).get(each.job)
                 if wait is not None:
                     self.said[each.job] = now, wait
             elif isinstance(each, do.Place) and each.job in self.said:
-                self.forecasts.started(each.job, now)
                 at, wait = self.said.pop(each.job)
                 self.right.append((wait, now - at))
         return made
@@ -61,7 +59,7 @@ def row(name: str, result: SimulationResult, until: float) -> str:
 
 def ours(nodes: InventoryFile, jobs: list[TraceJob], name: str, until: float) -> None:
     scheduler = Forecasting(nodes.settings(Settings()), Fixed(nodes.machines))
-    scheduler.said, scheduler.right, scheduler.forecasts = {}, [], Forecasts()
+    scheduler.said, scheduler.right = {}, []
     log = io.StringIO()
     began = time.process_time()
     result = ClusterSimulation(jobs, scheduler, EventLog(log)).run()

@@ -6,13 +6,9 @@ iterations are done. Who is placed, moved or set aside then is decided by the sa
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
@@ -25,8 +21,6 @@ if TYPE_CHECKING:
     from rollpacker.rollmux.scheduler import Scheduler
 
 LOOKS = 400
-REMEMBERED, ENOUGH = 40, 5
-"""Earlier forecasts that count, and from how many on they do."""
 REPACKING = 12.0
 """Effort of repacking at a look: docs/log.md."""
 LOOK_S = 1200.0
@@ -55,35 +49,6 @@ def _usual_share(scheduler: Scheduler) -> float:
         if job.observed.known
     ]
     return sum(shares) / len(shares) if shares else USUAL_SHARE
-
-
-class Forecasts:
-    """Forecasts that are set right by how earlier ones turned out.
-
-    A run ahead searches less than the scheduler does in that time, and nobody arrives in it.
-    """
-
-    def __init__(self) -> None:
-        self._said: dict[str, tuple[float, float]] = {}
-        """When a job was first looked at, and how long it was said to wait."""
-        self._ratios: deque[float] = deque(maxlen=REMEMBERED)
-
-    def look(self, scheduler: Scheduler, now: float, looks: int = LOOKS) -> dict[str, float]:
-        """As ``forecast``, corrected."""
-        return self.corrected(forecast(scheduler, now, looks), now)
-
-    def corrected(self, found: Mapping[str, float], now: float) -> dict[str, float]:
-        """A forecast of this time by how earlier ones turned out."""
-        for job, wait in found.items():
-            self._said.setdefault(job, (now, wait))
-        right = float(np.median(self._ratios)) if len(self._ratios) >= ENOUGH else 1.0
-        return {job: right * wait for job, wait in found.items()}
-
-    def started(self, job: str, now: float) -> None:
-        """A job got nodes."""
-        at, wait = self._said.pop(job, (now, 0.0))
-        if wait > 0.0:
-            self._ratios.append((now - at) / wait)
 
 
 def forecast(scheduler: Scheduler, now: float, looks: int = LOOKS) -> dict[str, float]:

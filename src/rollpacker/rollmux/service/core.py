@@ -8,7 +8,6 @@ from typing import Any
 
 from rollpacker import __version__
 from rollpacker.core.codec import dumps, load, loads
-from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.seat import NEVER
@@ -117,9 +116,6 @@ class Core:
         self._grants.extend(
             Grant(lease.token, lease.job, lease.phase, seq) for lease in effects.granted
         )
-        for made in effects.decisions:
-            if isinstance(made, do.Place):
-                self._lookout.started(made.job, now)
         self._ends.update((token, seq) for token in effects.ended)
         return entry
 

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from threading import Thread
 
-from rollpacker.rollmux.forecast import Forecasts, forecast
+from rollpacker.rollmux.forecast import forecast
 from rollpacker.rollmux.scheduler import Scheduler
 
 _FRESH_S = 60.0
@@ -46,14 +46,9 @@ class Lookout:
     """Seconds that somebody who asks waits for a new forecast; a short queue's is there by then."""
 
     def __init__(self) -> None:
-        self._forecasts = Forecasts()
         self._running: _Look | None = None
         self._last: dict[str, float] = {}
         self._at = self._next = float("-inf")
-
-    def started(self, job: str, now: float) -> None:
-        """A job got nodes: earlier forecasts are judged by it."""
-        self._forecasts.started(job, now)
 
     def look(self, scheduler: Scheduler, now: float) -> dict[str, float]:
         """Seconds until jobs that wait are expected to start, those left out that nobody knows."""
@@ -64,8 +59,8 @@ class Lookout:
             thread.join(self.patience_s)
         done = self._running
         if done is not None and done.found is not None:
-            self._last = self._forecasts.corrected(done.found, done.now)
-            self._at, self._next = done.now, now + max(_FRESH_S, _SHARE * done.took_s)
+            self._last, self._at = done.found, done.now
+            self._next = now + max(_FRESH_S, _SHARE * done.took_s)
             self._running = None
         passed = now - self._at
         return {job: max(wait - passed, 0.0) for job, wait in self._last.items()}

@@ -42,4 +42,4 @@ def test_timeouts_are_those_of_the_moment_that_a_program_is_sent() -> None:
         pool.close()
     assert [grade.reward for grade in grades] == [1.0, 1.0]
     took = grades[0].runs["code"].cpu_s[0]
-    assert timeouts[1].read - timeouts[0].read >= took > 0.05
+    assert timeouts[1].read - timeouts[0].read >= took > 0.01

@@ -22,6 +22,7 @@ from runtime_jobs import Workshop, run
 from rollpacker.config import RunConfig
 from rollpacker.job import build
 from rollpacker.runtime.cluster import Cluster
+from rollpacker.runtime.local import Start, start_processes
 from rollpacker.runtime.phases import Phases
 
 BEAT_S = 1.0
@@ -149,8 +150,12 @@ class Proxy:
 @contextlib.contextmanager
 def on(launcher: Launcher) -> Iterator[Launcher]:
     """Jobs of this process run on its nodes."""
+
+    def nodes_of(config: RunConfig, _: object = None, start: Start = start_processes) -> Cluster:
+        return Cluster(config, launcher, start)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "nodes_of", lambda config, *start: Cluster(config, launcher, *start))
+        patch.setattr(build, "nodes_of", nodes_of)
         yield launcher
 
 

@@ -27,7 +27,7 @@ from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.checkpoint import verify
 from rollpacker.runtime.faults import WorkerError
-from rollpacker.runtime.phases import Alone
+from rollpacker.runtime.phases import Alone, Tenant
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 ROWS = 12
@@ -196,9 +196,9 @@ class Fenced(Alone):
         super().__init__()
         self._fence: Any = None
 
-    async def open(self, *hooks: Any) -> None:
+    async def open(self, tenant: Tenant, *_hooks: Any) -> None:
         loop = asyncio.get_running_loop()
-        self._fence = lambda stop_at: loop.call_soon_threadsafe(hooks[-1], stop_at)
+        self._fence = lambda stop_at: loop.call_soon_threadsafe(tenant.fence, stop_at)
 
     def fence(self, stop_at: float | None) -> None:
         self._fence(stop_at)

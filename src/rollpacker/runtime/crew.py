@@ -47,9 +47,9 @@ class Crew:
         self._reasons: dict[int, str] = {}
         self._spoiled = ""
         self.live: set[int] = set()
+        """Those that take part."""
         self.frozen = False
         """They stand still, and are not expected to give signs of life."""
-        """Those that take part."""
 
     @property
     def pids(self) -> tuple[int, ...]:

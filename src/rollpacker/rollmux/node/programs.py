@@ -128,11 +128,11 @@ class NodePrograms:
         """Whether a keeper has taken it up, now or at any time."""
         return self.log(name).exists()
 
-    def _start(self, name: AttemptName, program: Program, told: Mapping[str, Any]) -> None:
+    def _start(self, name: AttemptName, program: Program, wanted: Mapping[str, Any]) -> None:
         folder = self.folder(name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
-        place = {"rank": str(told["rank"]), "nodes": ",".join(told["nodes"])}
+        place = {"rank": str(wanted["rank"]), "nodes": ",".join(wanted["nodes"])}
         told = {
             "argv": [self._filled(part, name, place) for part in program.command],
             "folder": program.folder,

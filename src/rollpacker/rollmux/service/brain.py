@@ -13,7 +13,7 @@ from rollpacker.rollmux.inventory import Fixed, Slot
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.service import notes
-from rollpacker.rollmux.service.attempts import Attempt, Running, Started
+from rollpacker.rollmux.service.attempts import Running, Started
 from rollpacker.rollmux.service.records import (
     Effects,
     Fence,
@@ -216,7 +216,7 @@ class Brain:
         self.fences = [fence for fence in self.fences if fence.node != event.node]
         self.failed.add(event.node)
         for job in self.programs.on(event.node):
-            running = self._running(job)
+            running = self.jobs[job].running
             if running is None or running.node == event.node:
                 self._program_over(job, None, told=True)
                 continue
@@ -336,24 +336,19 @@ class Brain:
             case notes.AttemptEnded():
                 self._program_over(note.job, note.code, told=note.told)
             case notes.MemberFailed():
-                if (running := self._running(note.job)) is not None:
+                if (running := self.jobs[note.job].running) is not None:
                     running.broken = True
 
     def _program_over(self, job: str, code: int | None, *, told: bool) -> None:
-        record, running = self.jobs[job], self._running(job)
+        record, running = self.jobs[job], self.jobs[job].running
         if record.program is not None and running is not None:
             self.programs.discard(job, running.nodes)
             record.program.end(code, self.now, record.done, told=told)
             self._settle(record)
 
-    def _running(self, job: str) -> Attempt | None:
-        started = self.jobs[job].program
-        return None if started is None else started.running
-
     def _settle(self, record: JobRecord) -> None:
         """A job that has ended changes no more once its program is over too."""
-        running = record.program is not None and record.program.running is not None
-        if record.ended is not None and not running:
+        if record.ended is not None and record.running is None:
             self.ended.append(record.spec.id)
 
     def _fence(self, fence: Fence) -> None:

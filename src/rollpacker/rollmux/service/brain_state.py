@@ -118,7 +118,7 @@ def restored(
     brain.running = {stretch.token: stretch for stretch in state.running}
     brain.outcomes.update({(phase, how): count for phase, how, count in state.outcomes})
     for record in state.jobs:
-        if record.program is not None and (running := record.program.running) is not None:
+        if (running := record.running) is not None:
             brain.programs.add(record.spec.id, running.left)
     brain.scheduler.restore(state.scheduler)
     return brain

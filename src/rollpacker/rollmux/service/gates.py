@@ -50,8 +50,7 @@ def _json(body: dict[str, Any]) -> Response:
 
 
 def _running(core: Core, job: str) -> Attempt:
-    started = job_record(core, job).program
-    running = None if started is None else started.running
+    running = job_record(core, job).running
     if running is None:
         raise Refused(404, f"job {job}: agents run nothing of it", code="no_attempt")
     return running

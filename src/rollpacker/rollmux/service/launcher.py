@@ -30,15 +30,9 @@ class MuxLauncher:
     Args:
         config: the run's, of a job that was submitted.
         client: of the daemon; made from the configuration when None.
-
-    Raises ``ValueError`` where no agent of RollMux has started the run.
     """
 
     def __init__(self, config: RunConfig, client: MuxClient | None = None) -> None:
-        if not config.mux.managed:
-            raise ValueError(
-                "cluster.address=mux is for runs that RollMux's agents start: rollpacker mux submit"
-            )
         self._url = config.mux.url
         self._client = client or connect(config.mux)
         self._job = job_id(config)
@@ -69,7 +63,7 @@ class MuxLauncher:
                 "again, and let no gangs shrink (elastic) in the daemon's settings"
             )
         self._own = start_agent(*address, key.hex(), names[0])
-        self._tell(address, key, names)
+        await asyncio.to_thread(self._tell, address, key, names)
         self._telling = asyncio.create_task(self._tell_again(address, key, names))
 
     def _tell(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:

@@ -127,7 +127,7 @@ def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[d
 def _seen_end(core: Core, node: str, seen: bodies.SeenAttempt, code: int) -> None:
     """A process of an attempt is over; the driver's is the attempt's own."""
     record = core.brain.jobs.get(seen.job)
-    running = None if record is None or record.program is None else record.program.running
+    running = None if record is None else record.running
     if running is None or running.number != seen.number:
         return
     if node == running.node:

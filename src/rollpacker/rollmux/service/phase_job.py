@@ -82,7 +82,7 @@ class JobPhases:
         self._cores: Mapping[str, Sequence[int]] = mux.cores
         self._client = client or connect(mux)
         self._managed = mux.managed
-        own = config.cluster.address == "mux"
+        own = mux.managed and config.cluster.address == "mux"
         self.launcher: Launcher | None = MuxLauncher(config, self._client) if own else None
         self._spec = job_spec(config, job_id(config))
         self._job = self._spec.id

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.service.attempts import Started
+from rollpacker.rollmux.service.attempts import Attempt, Started
 
 
 @dataclass(slots=True)
@@ -67,6 +67,11 @@ class JobRecord:
     solo_s: float = 0.0
     uncounted_s: float = 0.0
     program: Started | None = None
+
+    @property
+    def running(self) -> Attempt | None:
+        """The start of its program that has not ended."""
+        return None if self.program is None else self.program.running
 
 
 @dataclass(slots=True)

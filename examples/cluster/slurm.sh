@@ -13,8 +13,9 @@
 set -euo pipefail
 
 job=${1:?which job file?}
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-address="$(getent hosts "$head" | awk '{ print $1; exit }'):6379"
+# No reader may leave early: with pipefail its writer's SIGPIPE would end the script.
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+address="$(getent hosts "$head" | awk 'NR == 1 { print $1 }'):6379"
 
 srun --nodes=1 --ntasks=1 --overlap -w "$head" \
 	ray start --head --node-ip-address="${address%:*}" --port="${address##*:}" --block &

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -64,6 +64,49 @@ ALONE = Span()
 """An engine, or a replica, of one process."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """When an engine decodes several tokens at once: it drafts them, and verifies the drafts.
+
+    No sample depends on it: a token is drawn with its own uniform whatever was drafted.
+
+    Args:
+        below: most running sequences with which it drafts; 0: never.
+        most: tokens of the longest draft.
+        row_cost: seconds of one more row over those of a step without any: with ``b`` running a
+            draft ends where its next token is reached less often than ``row_cost * b / (1 +
+            row_cost * b)``, for there a step has more use of its time.
+    """
+
+    below: int = 0
+    most: int = 0
+    row_cost: float = 0.0
+
+
+NO_SPECULATION = Speculation()
+
+
+class Drafted(NamedTuple):
+    """What drafts brought.
+
+    Args:
+        verifications: decode steps of a sequence that had a draft.
+        drafted: tokens of its drafts.
+        accepted: of them, those that were sampled.
+    """
+
+    verifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def plus(self, other: Drafted) -> Drafted:
+        """Of both."""
+        return Drafted(*(mine + their for mine, their in zip(self, other, strict=True)))
+
+
+NO_DRAFTS = Drafted()
+
+
 # Without slots what is sent by the hundred: a frozen class with slots pickles through Python code.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
@@ -77,6 +120,8 @@ class Request:
         seed: token ``t`` uses the ``t``-th uniform of this seed's stream, whatever else runs.
         generated: tokens already sampled elsewhere (a migrated attempt), shape (T,).
         logprobs: their sampler logprobs, shape (T,).
+        hints: responses to the same prompt that other engines sampled, or this one in another
+            epoch, each (T,): drafts may be taken from them.
     """
 
     attempt: AttemptId
@@ -86,6 +131,7 @@ class Request:
     seed: int
     generated: NDArray[np.int32] = field(default_factory=lambda: _TOKENS)
     logprobs: NDArray[np.float32] = field(default_factory=lambda: _LOGPROBS)
+    hints: Sequence[NDArray[np.int32]] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,6 +144,7 @@ class Output:
         logprobs: sampler logprobs of ``tokens`` (after temperature, top-k and top-p), shape (T,).
         finish_reason: ``stop``, ``length`` or ``abort``.
         weights_version: version of the weights that sampled it.
+        drafts: what they brought on this engine.
     """
 
     attempt: AttemptId
@@ -105,6 +152,7 @@ class Output:
     logprobs: NDArray[np.float32]
     finish_reason: FinishReason
     weights_version: int
+    drafts: Drafted = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +165,7 @@ class EngineStats:
         kv_used: share of the KV budget in use, 0 to 1.
         preemptions: sequences thrown out for lack of KV and recomputed.
         steps: decode steps.
-        generated_tokens: tokens sampled.
+        generated_tokens: tokens sampled and kept.
         prefill_tokens: tokens of prompts (and recomputed responses) run through the model.
     """
 
@@ -145,6 +193,7 @@ class EngineInfo:
         exact_seeds: the same seed gives the same response, bit by bit, whatever runs beside it.
         context_token_s: seconds that each context token of the batch adds to a decode step,
             measured; None where it was not.
+        speculates: whether it decodes ahead (``Engine.speculate``).
     """
 
     kv_tokens: int
@@ -154,6 +203,7 @@ class EngineInfo:
     prefill_token_s: float
     exact_seeds: bool
     context_token_s: float | None = None
+    speculates: bool = False
 
 
 def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
@@ -183,8 +233,13 @@ class Engine(Protocol):
         """Queue requests. Raises ``ValueError`` if one can never fit (context or KV budget)."""
         ...
 
+    def speculate(self, how: Speculation) -> None:
+        """Decode ahead, until weights are loaded; nothing where it cannot (``EngineInfo``)."""
+        ...
+
     def step(self) -> list[Output]:
-        """Admit what fits, decode one token for every running sequence, return what finished."""
+        """Admit what fits, decode a token for every running sequence, or several where drafts of
+        them prove right; return what finished."""
         ...
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:

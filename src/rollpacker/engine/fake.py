@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rollpacker.config import FakeEngineConfig
 from rollpacker.core.types import AttemptId, FinishReason
-from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
+from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request, Speculation
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,9 @@ class FakeEngine:
             self._held[request.attempt] = _Scripted(
                 request, length, [int(t) for t in request.generated]
             )
+
+    def speculate(self, how: Speculation) -> None:
+        """It does not decode ahead."""
 
     def step(self) -> list[Output]:
         """Give each running attempt its next token, return what finished."""

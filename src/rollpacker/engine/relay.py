@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.types import AttemptId
-from rollpacker.engine.base import Engine, EngineInfo, EngineStats, Output, Request, Span
+from rollpacker.engine.base import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    Output,
+    Request,
+    Span,
+    Speculation,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +61,11 @@ class Lead:
         """Queue requests. Raises ``ValueError`` if one can never fit."""
         self._tell(pickle.dumps(("submit", (requests,))))
         self._engine.submit(requests)
+
+    def speculate(self, how: Speculation) -> None:
+        """Decode ahead, where the engine can: its members too, with the same drafts."""
+        self._tell(pickle.dumps(("speculate", (how,))))
+        self._engine.speculate(how)
 
     def step(self) -> list[Output]:
         """One step of all members; when nothing is held they are not even told."""

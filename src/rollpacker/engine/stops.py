@@ -15,6 +15,9 @@ class StopWatcher:
 
     Tokens are decoded in windows: a window is closed when its text ends on a whole character and
     is longer than any stop string, so each token is decoded a bounded number of times.
+
+    Attributes:
+        seen: tokens that it has looked at.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
@@ -23,9 +26,11 @@ class StopWatcher:
         self._longest = max(len(s) for s in stop)
         self._start = 0
         self._read = 0
+        self.seen = 0
 
     def found(self, tokens: NDArray[np.int32]) -> bool:
         """Whether a stop string ends within the tokens that are new since the last call."""
+        self.seen = len(tokens)
         window = self._tokenizer.decode(tokens[self._start :].tolist())
         text = window[max(0, self._read - self._longest + 1) :]
         if any(s in text for s in self._stop):

@@ -28,6 +28,7 @@ class CpuRunner:
 
     block_size = LANES
     exact = True
+    equal_rows = False
 
     def __init__(self, model: PreTrainedModel, shape: Shape) -> None:
         self._shape = shape

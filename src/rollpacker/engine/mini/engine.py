@@ -10,14 +10,16 @@ import numpy as np
 from rollpacker.config import MiniEngineConfig
 from rollpacker.config.rollout import KV_SHARE
 from rollpacker.core.types import AttemptId, FinishReason
-from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request
+from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request, Speculation
 from rollpacker.engine.latency import NONE, ON_A_CPU, ON_A_GPU, Contexts, measure_steps
 from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.cpu import CpuRunner
+from rollpacker.engine.mini.drafter import Drafter
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
 from rollpacker.engine.mini.schedule import Admission, Held, Scheduler
 from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.slots import Slots
+from rollpacker.engine.mini.speculator import Drafts, Speculator
 from rollpacker.engine.mini.torch_runner import TorchRunner
 from rollpacker.engine.mini.weights import copy_weights
 from rollpacker.engine.requests import check_request, stops_of
@@ -46,6 +48,7 @@ class MiniEngine:
         deterministic: results independent of batch composition and arrival order, bit by bit;
             always so on a CPU, where it costs nothing.
         runner: how the model runs; default: numba kernels on a CPU, torch elsewhere.
+        drafter: guesses tokens when it is told to ``speculate``; default: from texts it has seen.
         sharers: processes like this one on the device, this one among them; a KV budget that is
             not given is found within this one's share of the memory.
 
@@ -61,6 +64,7 @@ class MiniEngine:
         tokenizer: Any = None,
         deterministic: bool = False,
         runner: Runner | None = None,
+        drafter: Drafter | None = None,
         sharers: int = 1,
     ) -> None:
         self._model = model
@@ -70,6 +74,9 @@ class MiniEngine:
         self._blocks = Blocks(_capacity(config, self._runner, self._shape.context, sharers))
         self._slots = Slots(config.max_running, self._shape.context, self._runner.block_size)
         self._scheduler = Scheduler(self._slots, self._blocks, self._runner.block_size)
+        self._speculator = Speculator(
+            self._slots, self._scheduler, drafter or Drafter(), equal=self._runner.equal_rows
+        )
         self._version = self._steps = self._generated = self._prefilled = 0
         self._runner.allocate(self._blocks.count)
 
@@ -86,6 +93,7 @@ class MiniEngine:
             prefill_token_s=measured.prefill_token_s,
             exact_seeds=self._runner.exact,
             context_token_s=measured.context_token_s,
+            speculates=True,
         )
 
     def _contexts(self) -> Contexts:
@@ -107,14 +115,33 @@ class MiniEngine:
             stops = stops_of(request)
             self._scheduler.add(request, StopWatcher(self._tokenizer, stops) if stops else None)
 
+    def speculate(self, how: Speculation) -> None:
+        """Decode ahead, until weights are loaded. Raises ``ValueError`` on drafts of 64 tokens."""
+        self._speculator.follow(how)
+
     def step(self) -> list[Output]:
-        """Admit what fits, decode one token for every running sequence, return what finished."""
+        """Admit what fits, decode a token for every running sequence, or several where drafts of
+        them prove right; return what finished."""
         if not self.busy():
             return []
         self._runner.refresh()
-        hidden, slots, rows = self._run(*self._scheduler.schedule())
+        decoding, admitted = self._scheduler.schedule()
+        if not admitted and (drafts := self._speculator.draft(decoding)) is not None:
+            return self._verify(decoding, drafts)
+        hidden, slots, rows = self._run(decoding, admitted)
         tokens, logprobs = self._sample(hidden, slots, rows)
-        return self._postprocess(slots, tokens, logprobs)
+        self._generated += len(slots)
+        return self._postprocess(*self._slots.append(slots, tokens, logprobs))
+
+    def _verify(self, slots: Ints, drafts: Drafts) -> list[Output]:
+        """Decode along drafts: several tokens of a sequence in one step."""
+        rows, ahead = self._speculator.rows(slots, drafts)
+        hidden = self._runner.forward(rows, self._slots.tables)
+        tokens, logprobs = self._sample(hidden, rows.slots, rows.keep, ahead)
+        before = self._slots.count[slots]
+        stopped, full = self._speculator.settle(slots, drafts, tokens, logprobs)
+        self._generated += int((self._slots.count[slots] - before).sum())
+        return self._postprocess(stopped, full)
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
         """Remove attempts and return their partial outputs; unknown ids are ignored."""
@@ -134,6 +161,7 @@ class MiniEngine:
         if weights is not None:
             copy_weights(self._model, weights)
         self._runner.refresh(force=True)
+        self._speculator.turn_over()
         self._version = version
 
     def sleep(self) -> None:
@@ -235,36 +263,53 @@ class MiniEngine:
         joined = parts[0] if len(parts) == 1 else self._runner.join(parts)
         return joined, np.array(slots, np.int32), np.array(rows, np.int32)
 
-    def _sample(self, hidden: Any, slots: Ints, rows: Ints) -> tuple[Ints, Floats]:
+    def _sample(
+        self, hidden: Any, slots: Ints, rows: Ints, ahead: Ints | int = 0
+    ) -> tuple[Ints, Floats]:
         s = self._slots
         draws = Draws(
-            rows, s.draw_uniforms(slots), s.temperature[slots], s.top_k[slots], s.top_p[slots]
+            rows,
+            s.draw_uniforms(slots, ahead),
+            s.temperature[slots],
+            s.top_k[slots],
+            s.top_p[slots],
         )
         return self._runner.sample(hidden, draws)
 
-    def _postprocess(self, slots: Ints, tokens: Ints, logprobs: Floats) -> list[Output]:
-        """Book what was sampled and let go of what is finished."""
+    def _postprocess(self, stopped: Ints, full: Ints) -> list[Output]:
+        """Let go of what is finished: by a stop token, by a stop string, or for its length."""
         self._steps += 1
-        self._generated += len(slots)
-        stopped, full = self._slots.append(slots, tokens, logprobs)
         running = self._scheduler.running
-        outputs = [self._finish(running[int(slot)], "stop") for slot in stopped]
-        outputs += [self._finish(sequence, "stop") for sequence in self._watched()]
+        watched = self._watched()
+        over = {int(slot): running[int(slot)] for slot in stopped}
+        over |= {sequence.slot: sequence for sequence in watched}
+        outputs = [self._finish(sequence, "stop") for sequence in over.values()]
         outputs += [
             self._finish(running[int(slot)], "length") for slot in full if int(slot) in running
         ]
         return outputs
 
     def _watched(self) -> list[Held]:
-        """Running sequences whose text now holds a stop string."""
+        """Running sequences whose text now holds a stop string, cut behind it."""
         return [
             sequence
-            for slot, sequence in self._scheduler.running.items()
-            if sequence.watcher is not None
-            and sequence.watcher.found(self._slots.tokens[slot, : self._slots.count[slot]])
+            for sequence in self._scheduler.running.values()
+            if sequence.watcher is not None and self._cut(sequence, sequence.watcher)
         ]
 
+    def _cut(self, sequence: Held, watcher: StopWatcher) -> bool:
+        """Token by token, since several may be new."""
+        slot = sequence.slot
+        tokens = self._slots.text(slot)[self._slots.prompt[slot] :]
+        for count in range(max(watcher.seen, len(sequence.request.generated)) + 1, len(tokens) + 1):
+            if watcher.found(tokens[:count]):
+                self._slots.cut(slot, count)
+                return True
+        return False
+
     def _finish(self, sequence: Held, reason: FinishReason) -> Output:
+        if sequence.slot >= 0:
+            self._speculator.ended(sequence)
         tokens, logprobs = self._scheduler.remove(sequence)
         return Output(
             attempt=sequence.request.attempt,
@@ -272,6 +317,7 @@ class MiniEngine:
             logprobs=logprobs,
             finish_reason=reason,
             weights_version=self._version,
+            drafts=sequence.drafts,
         )
 
 

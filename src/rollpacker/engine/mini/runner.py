@@ -55,6 +55,9 @@ class Runner(Protocol):
     exact: bool
     """A row's results do not depend on what runs beside it, bit by bit."""
 
+    equal_rows: bool
+    """Sequences with several rows each run together only where all have as many."""
+
     def kv_bytes(self) -> int:
         """Bytes of one block."""
         ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollpacker.core.types import AttemptId, PromptId
-from rollpacker.engine.base import Request
+from rollpacker.engine.base import NO_DRAFTS, Drafted, Request
 from rollpacker.engine.mini.blocks import Blocks, Prefix
 from rollpacker.engine.mini.runner import Floats, Ints
 from rollpacker.engine.mini.slots import Slots
@@ -26,6 +26,7 @@ class Held:
     watcher: StopWatcher | None = None
     slot: int = -1
     blocks: list[int] = field(default_factory=list[int])
+    drafts: Drafted = NO_DRAFTS
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +95,8 @@ class Scheduler:
 
     def remove(self, sequence: Held) -> tuple[Ints, Floats]:
         """Let go of a sequence; its response tokens and logprobs."""
-        tokens, logprobs = sequence.tokens, sequence.logprobs
         if sequence.slot >= 0:
-            tokens, logprobs = self._slots.response(sequence.slot)
+            self._save(sequence)
             self._leave(sequence)
         else:
             self._waiting.remove(sequence)
@@ -106,16 +106,34 @@ class Scheduler:
         if not prefix.members:
             prefix.forget(self._blocks)
             del self._prefixes[request.group]
-        return tokens, logprobs
+        return sequence.tokens, sequence.logprobs
+
+    def reach(self, slots: Ints, wanted: Ints) -> Ints:
+        """How many tokens beyond the next one each slot has blocks for, at most those wanted.
+
+        Takes blocks that are free and that no other will need soon, while nothing waits.
+        """
+        s, size = self._slots, self._size
+        at = s.prompt[slots] + s.count[slots] - 1
+        granted = wanted.copy()
+        for i in np.flatnonzero(at % size + wanted >= size):
+            sequence = self.running[int(slots[i])]
+            missing = int(at[i] + wanted[i]) // size + 1 - len(sequence.blocks)
+            spare = 0 if self._waiting else self._blocks.free - len(self.running)
+            self._give(sequence, self._blocks.take(max(0, min(missing, spare))))
+            granted[i] = min(wanted[i], len(sequence.blocks) * size - 1 - at[i])
+        return granted
 
     def _grow(self) -> Ints:
         """Give every running sequence a block for its next token; returns their slots."""
         s, size = self._slots, self._size
         slots = self._active
         at = s.prompt[slots] + s.count[slots] - 1
-        for slot in slots[at % size == 0]:
-            sequence = self.running.get(int(slot))
-            if sequence is not None and self._make_room(sequence):
+        for place in np.flatnonzero(at % size == 0):
+            sequence = self.running.get(int(slots[place]))
+            if sequence is None or len(sequence.blocks) * size > at[place]:
+                continue
+            if self._make_room(sequence):
                 self._give(sequence, self._blocks.take(1))
         return self._active
 
@@ -136,10 +154,15 @@ class Scheduler:
 
     def _preempt(self, sequence: Held) -> None:
         """Throw a sequence out; it is recomputed when there is room again."""
-        sequence.tokens, sequence.logprobs = self._slots.response(sequence.slot)
+        self._save(sequence)
         self._leave(sequence)
         self._waiting.appendleft(sequence)
         self.preemptions += 1
+
+    def _save(self, sequence: Held) -> None:
+        """What a slot has made of its sequence."""
+        sequence.tokens, sequence.logprobs = self._slots.response(sequence.slot)
+        sequence.drafts = Drafted(*self._slots.drafts[sequence.slot].tolist())
 
     def _leave(self, sequence: Held) -> None:
         """Free a running sequence's slot and blocks."""
@@ -182,7 +205,9 @@ class Scheduler:
         self.running[slot] = sequence
         self._give(sequence, self._blocks.share(prefix.blocks))
         self._give(sequence, self._blocks.take(-(-length // size) - shared))
-        self._slots.fill(slot, sequence.request, sequence.tokens, sequence.logprobs)
+        self._slots.fill(
+            slot, sequence.request, sequence.tokens, sequence.logprobs, sequence.drafts
+        )
         if fresh and prefix.tail is not None:
             return Admission(sequence, length, follows=True)
         leads = not prefix.cached and prefix.members > 1

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from rollpacker.engine.base import Request, uniforms
+from rollpacker.engine.base import NO_DRAFTS, Drafted, Request, uniforms
 from rollpacker.engine.mini.runner import Floats, Ints
 
-_CHUNK = 64
+CHUNK = 64
+"""Uniforms that are made at a time; no draft is longer."""
 
 
 class Slots:
@@ -20,9 +24,11 @@ class Slots:
         prompt: tokens of the prompt.
         count: response tokens so far.
         limit: most response tokens.
-        tokens, logprobs: (slots, context) the response.
+        texts: (slots, context) the prompt and, behind it, the response.
+        logprobs: (slots, context) of the response.
         stops: (slots, S) token ids that end it, filled up with -1.
         temperature, top_k, top_p: of its sampling parameters.
+        drafts: (slots, 3) verifications, drafted and accepted tokens (``Drafted``).
     """
 
     def __init__(self, count: int, context: int, block_size: int) -> None:
@@ -31,27 +37,32 @@ class Slots:
         self.prompt = np.zeros(count, np.int32)
         self.count = np.zeros(count, np.int32)
         self.limit = np.zeros(count, np.int32)
-        self.tokens = np.zeros((count, context), np.int32)
+        self.texts = np.zeros((count, context), np.int32)
         self.logprobs = np.zeros((count, context), np.float32)
         self.stops = np.full((count, 4), -1, np.int32)
         self.temperature = np.zeros(count, np.float32)
         self.top_k = np.zeros(count, np.int32)
         self.top_p = np.ones(count, np.float32)
+        self.drafts = np.zeros((count, len(NO_DRAFTS)), np.int64)
         self._seed = [0] * count
-        self._uniforms = np.zeros((count, _CHUNK))
+        self._uniforms = np.zeros((count, 2 * CHUNK))
 
-    def fill(self, slot: int, request: Request, tokens: Ints, logprobs: Floats) -> None:
+    def fill(
+        self, slot: int, request: Request, tokens: Ints, logprobs: Floats, drafts: Drafted
+    ) -> None:
         """Put a request with what it has generated so far into a slot."""
         params = request.params
-        done = len(tokens)
-        self.prompt[slot] = len(request.prompt)
+        prompt, done = len(request.prompt), len(tokens)
+        self.prompt[slot] = prompt
         self.count[slot] = done
         self.limit[slot] = params.max_tokens
-        self.tokens[slot, :done] = tokens
+        self.texts[slot, :prompt] = request.prompt
+        self.texts[slot, prompt : prompt + done] = tokens
         self.logprobs[slot, :done] = logprobs
         self.temperature[slot] = params.temperature
         self.top_k[slot] = params.top_k
         self.top_p[slot] = params.top_p
+        self.drafts[slot] = drafts
         stops = () if params.ignore_stop else params.stop_token_ids
         if len(stops) > self.stops.shape[1]:
             wider = np.full((len(self.stops), len(stops)), -1, np.int32)
@@ -60,11 +71,13 @@ class Slots:
         self.stops[slot] = -1
         self.stops[slot, : len(stops)] = stops
         self._seed[slot] = request.seed
-        self._uniforms[slot] = uniforms(request.seed, done - done % _CHUNK, _CHUNK)
+        start = done - done % CHUNK
+        there = np.arange(start, start + 2 * CHUNK) % (2 * CHUNK)
+        self._uniforms[slot, there] = uniforms(request.seed, start, 2 * CHUNK)
 
-    def draw_uniforms(self, slots: Ints) -> NDArray[np.float64]:
-        """The uniform of each slot's next token."""
-        return self._uniforms[slots, self.count[slots] % _CHUNK]
+    def draw_uniforms(self, slots: Ints, ahead: Ints | int = 0) -> NDArray[np.float64]:
+        """The uniform of each slot's next token, or of one so far ``ahead``, below ``CHUNK``."""
+        return self._uniforms[slots, (self.count[slots] + ahead) % (2 * CHUNK)]
 
     def append(self, slots: Ints, tokens: Ints, logprobs: Floats) -> tuple[Ints, Ints]:
         """Add a token to each slot; returns the slots that sampled a stop token or hit the limit.
@@ -72,18 +85,91 @@ class Slots:
         A slot that did both is only among the first.
         """
         count = self.count[slots]
-        self.tokens[slots, count] = tokens
+        self.texts[slots, self.prompt[slots] + count] = tokens
         self.logprobs[slots, count] = logprobs
         self.token[slots] = tokens
         count += 1
         self.count[slots] = count
-        for slot in slots[count % _CHUNK == 0]:
-            self._uniforms[slot] = uniforms(self._seed[slot], int(self.count[slot]), _CHUNK)
+        self._draw_on(slots[count % CHUNK == 0])
         stopped = (self.stops[slots] == tokens[:, None]).any(axis=1)
         full = (count >= self.limit[slots]) & ~stopped
         return slots[stopped], slots[full]
 
+    def settle(
+        self, slots: Ints, drafts: Ints, lengths: Ints, tokens: Ints, logprobs: Floats
+    ) -> tuple[Ints, Ints, Ints]:
+        """Keep what was sampled along each slot's draft up to the first token that differs from
+        it, that one too, or to the first stop token.
+
+        Args:
+            slots: (b,) each with its rows together.
+            drafts: (b, k), of which ``lengths`` (b,) tokens are a slot's draft.
+            tokens: (rows,) sampled, one more for each slot than its draft has.
+            logprobs: (rows,) of them.
+
+        Returns drafted tokens that were right (b,), and slots as ``append`` does.
+        """
+        before = self.count[slots] // CHUNK
+        right, ended = np.empty(len(slots), np.int32), np.empty(len(slots), np.bool_)
+        where = (slots, self.prompt, self.count)
+        theirs = (self.stops, self.texts, self.logprobs)
+        _settle(where, drafts, lengths, tokens, logprobs, theirs, right, ended)
+        count = self.count[slots]
+        self.token[slots] = self.texts[slots, self.prompt[slots] + count - 1]
+        self._draw_on(slots[count // CHUNK > before])
+        full = (count >= self.limit[slots]) & ~ended
+        return right, slots[ended], slots[full]
+
+    def _draw_on(self, slots: Ints) -> None:
+        """Each has entered a chunk of its uniforms: make the one behind it."""
+        for slot in slots:
+            start = (int(self.count[slot]) // CHUNK + 1) * CHUNK
+            place = start % (2 * CHUNK)
+            self._uniforms[slot, place : place + CHUNK] = uniforms(self._seed[slot], start, CHUNK)
+
+    def text(self, slot: int) -> Ints:
+        """A slot's prompt and response so far; not a copy."""
+        return self.texts[slot, : self.prompt[slot] + self.count[slot]]
+
+    def cut(self, slot: int, count: int) -> None:
+        """Its response ends after so many tokens, which are fewer than it has."""
+        self.count[slot] = count
+
     def response(self, slot: int) -> tuple[Ints, Floats]:
         """Copies of a slot's response tokens and logprobs."""
-        count = self.count[slot]
-        return self.tokens[slot, :count].copy(), self.logprobs[slot, :count].copy()
+        prompt, count = self.prompt[slot], self.count[slot]
+        return self.texts[slot, prompt : prompt + count].copy(), self.logprobs[slot, :count].copy()
+
+
+@njit(cache=True, nogil=True)
+def _settle(
+    where: Any,
+    drafts: Any,
+    lengths: Any,
+    tokens: Any,
+    logprobs: Any,
+    theirs: Any,
+    right: Any,
+    ended: Any,
+) -> None:
+    """``Slots.settle`` but for the uniforms; ``where``: slots, prompts and counts; ``theirs``:
+    stop tokens, texts and logprobs of all slots."""
+    slots, prompts, counts = where
+    stops, texts, kept = theirs
+    row = 0
+    for i in range(len(slots)):
+        slot = slots[i]
+        right[i], ended[i] = 0, False
+        for j in range(lengths[i] + 1):
+            token, count = tokens[row + j], counts[slot]
+            texts[slot, prompts[slot] + count] = token
+            kept[slot, count] = logprobs[row + j]
+            counts[slot] = count + 1
+            agrees = j < lengths[i] and token == drafts[i, j]
+            if agrees:
+                right[i] += 1
+            for stop in stops[slot]:
+                ended[i] |= stop == token
+            if ended[i] or not agrees:
+                break
+        row += lengths[i] + 1

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_SHORT = 64
+"""Rows of a draft at most; a longer run is a prompt."""
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
@@ -37,6 +41,7 @@ class TorchRunner:
         self._decoder: Any = model.get_decoder()
         self._shape = shape
         self.exact = deterministic
+        self.equal_rows = not deterministic
         weight = next(model.parameters())
         self._dtype, self._device = weight.dtype, weight.device
         cos, sin = rope_tables(model, shape.context)
@@ -79,28 +84,34 @@ class TorchRunner:
         """Normed last hidden states (m, hidden) of the rows to keep."""
         cuts = self._cuts(rows.slots)
         parts = [
-            self._run(rows.tokens[a:b], rows.positions[a:b], rows.slots[a:b], tables)
-            for a, b in cuts
+            self._run(rows.tokens[a:b], rows.positions[a:b], rows.slots[a:b], tables, each)
+            for a, b, each in cuts
         ]
         return torch.cat(parts)[torch.from_numpy(rows.keep).to(self._device)]
 
-    def _cuts(self, slots: Ints) -> list[tuple[int, int]]:
-        """Ranges of rows that run together: all single tokens first, then prompts by themselves."""
+    def _cuts(self, slots: Ints) -> list[tuple[int, int, int]]:
+        """Ranges of rows that run together, and how many of them each sequence has: single tokens
+        and short runs of one length beside each other, prompts by themselves."""
         n = len(slots)
         if self.exact:
-            return [(i, i + 1) for i in range(n)]
+            return [(i, i + 1, 1) for i in range(n)]
         edges = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), n]
-        runs = list(pairwise(edges))
-        single = next((i for i, (a, b) in enumerate(runs) if b - a > 1), len(runs))
-        decoding = [(0, runs[single - 1][1])] if single else []
-        return decoding + runs[single:]
+        cuts: list[tuple[int, int, int]] = []
+        for start, end in pairwise(edges):
+            each = end - start
+            if cuts and cuts[-1][2] == each and each <= _SHORT:
+                cuts[-1] = (cuts[-1][0], end, each)
+            else:
+                cuts.append((start, end, each))
+        return cuts
 
-    def _run(self, tokens: Ints, positions: Ints, slots: Ints, tables: Ints) -> torch.Tensor:
-        """Rows of one length per slot: one token of many slots, or many tokens of one."""
-        own = np.unique(slots)
-        shape = (len(own), len(tokens) // len(own)) if len(own) == 1 else (len(tokens), 1)
+    def _run(
+        self, tokens: Ints, positions: Ints, slots: Ints, tables: Ints, each: int
+    ) -> torch.Tensor:
+        """Rows of one length per slot, ``each``: those of a slot behind each other."""
+        shape = (len(tokens) // each, each)
         blocks = int(positions.max()) // self.block_size + 1
-        order = slots[:: shape[1]]
+        order = slots[::each]
         table = torch.from_numpy(tables[order, :blocks].astype(np.int64)).to(self._device)
         at = torch.from_numpy(positions.astype(np.int64)).to(self._device).view(shape)
         place = (table.gather(1, at // self.block_size), at % self.block_size)

@@ -14,7 +14,15 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from rollpacker.core.types import AttemptId, FinishReason, PromptId
-from rollpacker.engine.base import ALONE, EngineInfo, EngineStats, Output, Request, Span
+from rollpacker.engine.base import (
+    ALONE,
+    EngineInfo,
+    EngineStats,
+    Output,
+    Request,
+    Span,
+    Speculation,
+)
 from rollpacker.engine.base import SamplingParams as Sampling
 from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, measure_steps
 from rollpacker.engine.requests import check_request, stops_of
@@ -134,6 +142,9 @@ class VllmEngine:
             self._check(request)
         for request in requests:
             self._add(request)
+
+    def speculate(self, how: Speculation) -> None:
+        """It does not decode ahead: beside drafts of its own it takes no seeds of ours."""
 
     def step(self) -> list[Output]:
         """Admit what fits, decode one token for every running sequence, return what finished."""

@@ -1,0 +1,172 @@
+"""What followed the last tokens before: a hash table of bounded memory, compiled by numba.
+
+A key is a scope (a group's number, or 0 for all texts) and the last few tokens; an entry is the
+token that came next and how often it did. There are two generations: the younger one is written,
+and takes the place of the older one when it is half full, so nothing is ever searched for what to
+forget. At most 45 bytes a token and scope.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+LENGTHS = (1, 2, 3, 5, 8)
+"""Tokens of a context; more than eight find nothing that these do not."""
+LONGEST = LENGTHS[-1]
+VOTES = 4
+"""Most times that count: what came more often is as likely."""
+BUCKETS = 2 * len(LENGTHS) * VOTES
+"""Kinds of entries whose acceptance is told apart: scope, length of the context, votes."""
+
+
+class Table(NamedTuple):
+    """One generation, each (entries,), entries a power of two; ``used`` (1,) of them are taken."""
+
+    tags: Any
+    tokens: Any
+    votes: Any
+    used: Any
+
+
+def new_table(entries: int) -> Table:
+    """An empty one; its memory is taken as it fills."""
+    return Table(
+        np.zeros(entries, np.uint32),
+        np.zeros(entries, np.int32),
+        np.zeros(entries, np.uint8),
+        np.zeros(1, np.int64),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _mix(key: Any, token: Any) -> Any:
+    """The key of a context that is one token longer (splitmix64's finaliser)."""
+    z = key ^ (np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def _place(table: Any, key: Any) -> tuple[Any, Any]:
+    """Where an entry is, and its tag, which is never 0."""
+    tag = np.uint32(key >> np.uint64(32)) | np.uint32(1)
+    return np.int64(key & np.uint64(len(table.tags) - 1)), tag
+
+
+@njit(cache=True, nogil=True)
+def _note(table: Any, key: Any, token: int) -> None:
+    at, tag = _place(table, key)
+    if table.tags[at] != tag:
+        if table.tags[at] == 0:
+            table.used[0] += 1
+        table.tags[at], table.tokens[at], table.votes[at] = tag, token, 1
+    elif table.tokens[at] == token:
+        table.votes[at] = min(VOTES, table.votes[at] + 1)
+    elif table.votes[at] > 1:
+        table.votes[at] -= 1
+    else:
+        table.tokens[at] = token
+
+
+@njit(cache=True, nogil=True)
+def learn(table: Any, scope: Any, text: Any, start: int, end: int) -> None:
+    """Note what came at the places ``start`` to ``end`` of a text."""
+    for t in range(max(1, start), end):
+        key = scope
+        level = 0
+        for n in range(1, min(t, LONGEST) + 1):
+            key = _mix(key, text[t - n])
+            if n == LENGTHS[level]:
+                _note(table, key, text[t])
+                level += 1
+
+
+@njit(cache=True, nogil=True)
+def learn_rows(table: Any, scopes: Any, texts: Any, rows: Any, starts: Any, ends: Any) -> None:
+    """The same of some rows of ``texts``; all but ``texts`` are by place in ``rows``."""
+    for i in range(len(rows)):
+        learn(table, scopes[i], texts[rows[i]], starts[i], ends[i])
+
+
+@njit(cache=True, nogil=True)
+def _next(young: Any, old: Any, scope: Any, text: Any, end: int) -> tuple[int, int]:
+    """The token that should come at ``end`` and the bucket of what says so; (-1, -1) if nothing.
+
+    The longest context wins; of one length the group's own texts.
+    """
+    own, all_texts = scope, np.uint64(0)
+    token, bucket, level = -1, -1, 0
+    for n in range(1, min(end, LONGEST) + 1):
+        own, all_texts = _mix(own, text[end - n]), _mix(all_texts, text[end - n])
+        if n != LENGTHS[level]:
+            continue
+        known = False
+        for wide in range(2):
+            key = all_texts if wide else own
+            for table in (young, old):
+                at, tag = _place(table, key)
+                if not known and table.tags[at] == tag:
+                    known = True
+                    token = table.tokens[at]
+                    bucket = (2 * level + wide) * VOTES + table.votes[at] - 1
+        level += 1
+        if not known:
+            break  # a longer context was noted with this one
+    return token, bucket
+
+
+@njit(cache=True, nogil=True)
+def draft(
+    young: Any,
+    old: Any,
+    scopes: Any,
+    texts: Any,
+    rows: Any,
+    ends: Any,
+    most: Any,
+    least: float,
+    rates: Any,
+    stops: Any,
+    drafts: Any,
+    buckets: Any,
+    lengths: Any,
+) -> None:
+    """Draft up to ``most[i]`` tokens for each row, as long as the last is likely to be reached,
+    and to its first stop token at most.
+
+    Args: ``rates`` (``BUCKETS``,) how often a token of each bucket was right; ``least`` the
+    probability, as the product of these, below which a draft ends; ``stops`` (rows, S) tokens
+    that end a response; ``drafts`` and ``buckets`` (rows, k) and ``lengths`` (rows,) take the
+    result.
+    """
+    window = np.empty(LONGEST + drafts.shape[1], np.int32)
+    for i in range(len(rows)):
+        known = min(LONGEST, ends[i])
+        for j in range(known):
+            window[j] = texts[rows[i], ends[i] - known + j]
+        lengths[i] = 0
+        hope = 1.0
+        for j in range(most[i]):
+            token, bucket = _next(young, old, scopes[i], window, known + j)
+            if token < 0:
+                break
+            hope *= rates[bucket]
+            if hope < least:
+                break
+            window[known + j] = token
+            drafts[i, j], buckets[i, j] = token, bucket
+            lengths[i] = j + 1
+            if _among(stops[i], token):
+                break
+
+
+@njit(cache=True, nogil=True)
+def _among(tokens: Any, token: int) -> bool:
+    for each in tokens:  # noqa: SIM110 - numba compiles no generators
+        if each == token:
+            return True
+    return False

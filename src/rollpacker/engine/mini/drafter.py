@@ -1,0 +1,162 @@
+"""Guesses the next tokens of running sequences from texts that the engine has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import PromptId
+from rollpacker.engine.mini.draft_table import (
+    BUCKETS,
+    draft,
+    learn,
+    learn_rows,
+    new_table,
+)
+from rollpacker.engine.mini.runner import Ints
+
+_FIRST, _MOST = 1 << 16, 1 << 22
+"""Entries of the first generation and of those after some: 36 MB, 400,000 tokens in one scope."""
+_KEPT = 1 << 19
+"""Most tokens of finished responses that wait to be learnt for all groups."""
+_FORGET = 0.5
+"""What counts of acceptance under the last weights: texts change slowly, and what was never right
+is tried again."""
+_EVERYWHERE = np.uint64(0)
+
+
+class Drafter:
+    """Tables of what followed what, and how often each kind of entry was right.
+
+    A text is learnt when somebody drafts: that of the group's members and its hints under the
+    group's scope, and those of past rounds, whosever they are, under one for all.
+
+    Args:
+        entries: of the largest tables, a power of two.
+    """
+
+    def __init__(self, entries: int = _MOST) -> None:
+        self._entries = entries
+        self._young, self._old = new_table(min(_FIRST, entries)), new_table(1)
+        self._new: list[tuple[np.uint64, Ints, int]] = []
+        self._round: list[Ints] = []
+        self._past: list[Ints] = []
+        self._known: set[int] = set()
+        self._tried = np.full(BUCKETS, 2.0)
+        self._right = np.full(BUCKETS, 1.0)
+
+    def scope(self, group: PromptId) -> np.uint64:
+        """A group's own, never that of all."""
+        return np.uint64(crc32(group.encode()) + 1)
+
+    def ended(self, scope: np.uint64, text: Ints, start: int) -> None:
+        """A sequence is over: its ``text`` from ``start`` is not learnt yet."""
+        self._new.append((scope, text, start))
+
+    def hint(self, scope: np.uint64, texts: Sequence[Ints]) -> None:
+        """Responses to the same prompt that others sampled."""
+        self._new += [(scope, text, 0) for text in texts]
+
+    def turn_over(self) -> None:
+        """The weights change: responses of the round are what all groups may learn from."""
+        self._past += self._round + [text for _, text, _ in self._new]
+        self._round.clear()
+        self._new.clear()
+        self._known.clear()
+        room = _KEPT
+        for place in range(len(self._past) - 1, -1, -1):
+            room -= len(self._past[place])
+            if room < 0:
+                del self._past[: place + 1]
+                break
+        self._tried = 2.0 + _FORGET * (self._tried - 2.0)
+        self._right = 1.0 + _FORGET * (self._right - 1.0)
+
+    def learn(
+        self,
+        scopes: NDArray[np.uint64],
+        texts: Ints,
+        rows: Ints,
+        starts: Ints,
+        ends: Ints,
+    ) -> None:
+        """Learn what is new in running sequences and of what has ended.
+
+        Args:
+            scopes: of each sequence, (b,).
+            texts: prompts and responses, (slots, context).
+            rows: of ``texts``, (b,).
+            starts: first place that is new, (b,); of a group's first sequence its prompt is.
+            ends: lengths, (b,).
+        """
+        for text in self._past:
+            self._make_room()
+            learn(self._young, _EVERYWHERE, text, 0, len(text))
+        self._past.clear()
+        for scope, text, start in self._new:
+            self._make_room()
+            learn(self._young, scope, text, start, len(text))
+            self._round.append(text)
+        self._new.clear()
+        self._make_room()
+        learn_rows(self._young, scopes, texts, rows, starts, ends)
+
+    def first_of(self, scope: np.uint64) -> bool:
+        """Whether a group is new, so that its prompt has to be learnt; it is not from now on."""
+        new = int(scope) not in self._known
+        self._known.add(int(scope))
+        return new
+
+    def _make_room(self) -> None:
+        entries = len(self._young.tags)
+        if 2 * int(self._young.used[0]) > entries:
+            self._old, self._young = self._young, new_table(min(4 * entries, self._entries))
+
+    def draft(
+        self,
+        scopes: NDArray[np.uint64],
+        texts: Ints,
+        rows: Ints,
+        ends: Ints,
+        most: Ints,
+        least: float,
+        stops: Ints,
+    ) -> tuple[Ints, Ints, Ints]:
+        """Drafts and their buckets, each (b, k), and their lengths (b,).
+
+        Args: as for ``learn``; ``most`` tokens of each draft (b,), ``least`` probability with
+        which its last token is to be reached, ``stops`` (b, S) tokens that end a response.
+        """
+        width = max(1, int(most.max(initial=0)))
+        drafts, buckets = np.empty((2, len(rows), width), np.int32)
+        lengths = np.empty(len(rows), np.int32)
+        rates = self._right / self._tried
+        draft(
+            self._young,
+            self._old,
+            scopes,
+            texts,
+            rows,
+            ends,
+            most,
+            least,
+            rates,
+            stops,
+            drafts,
+            buckets,
+            lengths,
+        )
+        return drafts, buckets, lengths
+
+    def judge(self, buckets: Ints, lengths: Ints, accepted: Ints) -> None:
+        """Take what became of drafts: the first ``accepted`` of each were right, the next was not."""
+        places = np.arange(buckets.shape[1])
+        right = places < accepted[:, None]
+        tried = places < np.minimum(lengths, accepted + 1)[:, None]
+        self._right += np.bincount(buckets[right & tried], minlength=BUCKETS)
+        self._tried += np.bincount(buckets[tried], minlength=BUCKETS)
+
+

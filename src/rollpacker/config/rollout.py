@@ -81,6 +81,17 @@ class DynamicSamplingConfig(Config):
     """Rounds of extra prompts before a step goes on with fewer groups."""
 
 
+class SpeculationConfig(Config):
+    """Decoding ahead: several tokens in one step where they can be guessed from texts seen before.
+
+    Every sample is what it would have been, token by token.
+    """
+
+    mode: Literal["auto", "off"] = "auto"
+    """``auto``: where nothing races and the engine can (``mini``), while so few sequences run that
+    a step has room for guesses; ``off``: never."""
+
+
 class RolloutConfig(Config):
     """Sampling of one step."""
 
@@ -101,6 +112,7 @@ class RolloutConfig(Config):
     tail_batching: TailBatchingConfig = TailBatchingConfig()
     streaming: StreamingConfig = StreamingConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     min_reward_range: float = Field(default=0.0, ge=0.0)
     """Groups whose rewards are closer together than this count as equal: no advantage, and dynamic
     sampling drops them. 0 leaves out rounding only (1e-6 of the largest reward); version 0.1.0

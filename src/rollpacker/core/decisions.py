@@ -101,6 +101,16 @@ class FormEngine(Tagged, frozen=True, kw_only=True):
     members: tuple[EngineId, ...]
 
 
+class Speculate(Tagged, frozen=True, kw_only=True):
+    """``engine`` decodes several tokens at once where it guesses them, while it runs at most
+    ``below`` attempts; until it has new weights (``engine.base.Speculation``)."""
+
+    engine: EngineId
+    below: int
+    most: int
+    row_cost: float
+
+
 class AccumulateGradients(Tagged, frozen=True, kw_only=True):
     """Add these parts' gradients on ``replica``; answered by ``GradientsAccumulated``."""
 
@@ -147,6 +157,7 @@ Decision = (
     | MigrateAttempts
     | OfferTail
     | FormEngine
+    | Speculate
     | AccumulateGradients
     | FinishRollout
     | ApplyUpdate

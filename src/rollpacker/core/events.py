@@ -24,12 +24,19 @@ class PromptsDrawn(Tagged, frozen=True, kw_only=True):
     prompts: tuple[Prompt, ...]
 
 
-class AttemptFinished(Tagged, frozen=True, kw_only=True):
-    """A response is complete (``stop``) or truncated (``length``); ``tokens`` were generated."""
+class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
+    """A response is complete (``stop``) or truncated (``length``); ``tokens`` were generated.
+
+    ``drafted`` tokens were guessed, and ``accepted`` of them were right, in ``verifications`` of
+    its decode steps.
+    """
 
     attempt: AttemptId
     tokens: int
     finish_reason: FinishReason
+    verifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class AttemptAborted(Tagged, frozen=True, kw_only=True):

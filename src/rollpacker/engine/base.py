@@ -99,6 +99,11 @@ class Drafted(NamedTuple):
     drafted: int = 0
     accepted: int = 0
 
+    @property
+    def tokens(self) -> float:
+        """Tokens of a verification; 1 where there was none."""
+        return 1.0 + self.accepted / max(1, self.verifications)
+
     def plus(self, other: Drafted) -> Drafted:
         """Of both."""
         return Drafted(*(mine + their for mine, their in zip(self, other, strict=True)))

@@ -346,6 +346,7 @@ def rollout_settings(
             replica_engines=_replica_engines(config, pool),
         ),
         machine=machine,
+        speculates=info.speculates,
     )
 
 

@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
+_ROWS = 128
+"""Rows of a step up to which one more costs about as much as the last."""
+_CHEAPEST = 1e-4
+"""Row cost where none was seen: on a large GPU a row is a few thousandths of a step."""
+
+
 class LatencyCurve:
     """Seconds of one decode step of one engine, by batch size.
 
@@ -28,6 +34,19 @@ class LatencyCurve:
         self._seconds: Floats = np.maximum.accumulate([points[size] for size in sorted(points)])
         rise = np.diff(self._seconds[-2:]) / np.diff(self._batch[-2:])
         self._slope = float(rise[0]) if rise.size else 0.0
+
+    @property
+    def row_cost(self) -> float:
+        """Seconds of one more row, over those of a step that nothing depends on: the line that is
+        nearest to the points, up to ``_ROWS``."""
+        near = self._batch <= max(_ROWS, float(self._batch[0]))
+        batch, seconds = self._batch[near], np.array([self.points[int(b)] for b in self._batch[near]])
+        if batch.size < 2:
+            return _CHEAPEST
+        spread = batch - batch.mean()
+        slope = float(spread @ seconds) / float(spread @ spread)
+        fixed = max(float(seconds.mean()) - slope * float(batch.mean()), 0.1 * float(seconds[0]))
+        return max(slope / fixed, _CHEAPEST)
 
     def at(self, batch: float) -> float:
         """Seconds of a step with ``batch`` sequences; 0 with none."""

@@ -13,7 +13,8 @@ from rollpacker.policy.ledger import Attempt, LedgerWriter
 from rollpacker.policy.measure import Measurements
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.policy.streaming import Streaming
-from rollpacker.policy.tail_batching import TailBatching, every_engine
+from rollpacker.policy.speculation import Speculating
+from rollpacker.policy.tail_batching import TailBatching
 
 
 class RolloutPolicy:
@@ -43,16 +44,32 @@ class RolloutPolicy:
                 history=self._measure.history,
                 ledger=self._ledger,
             )
+        self._speculating = Speculating(
+            settings.rollout.speculation,
+            settings.latency,
+            settings.machine,
+            self._ledger,
+            able=settings.speculates,
+        )
         self._tail = TailBatching(
             settings.rollout,
             settings.sizes,
             asynchronous_grading=settings.asynchronous_grading,
             predict=self._measure.history.predicted,
             ledger=self._ledger,
-            engines=every_engine if self._engines is None else self._engines.lay_out,
+            engines=self._lay_out,
         )
-
         self._wire()
+
+    @property
+    def _tp(self) -> int | None:
+        """Devices of the round's engines; None where they have one size."""
+        return None if self._engines is None else self._engines.tp
+
+    def _lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
+        """The engines of a round."""
+        self._running = engines if self._engines is None else self._engines.lay_out(kind, engines)
+        return self._running
 
     def _wire(self) -> None:
         """Who hears of what, besides the tail batching, which hears of every event."""
@@ -61,13 +78,13 @@ class RolloutPolicy:
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
             ev.TailReleased: [streaming.release_tail],
             ev.UpdateApplied: [streaming.applied],
-            ev.DevicesLost: [streaming.lose],
+            ev.DevicesLost: [streaming.lose, self._speculating.lose],
             do.AcceptGroup: [streaming.accept],
             do.FinishRollout: [streaming.finish, measure.finish],
         }
         self._feels: dict[type, list[Callable[[Any, Attempt], None]]] = {
             ev.AttemptAborted: [measure.aborted],
-            ev.AttemptFinished: [measure.finished],
+            ev.AttemptFinished: [measure.finished, self._speculating.finished],
         }
         if engines is not None:
             self._hears[do.AcceptGroup].append(engines.forget)
@@ -99,10 +116,14 @@ class RolloutPolicy:
                     touch(event, of)
             self._follow(made, self._tail.handle(event, of))
         if self._engines is not None:
-            self._add(made, self._engines.decide(now, self._streaming.waiting))
+            for decision in self._engines.decide(now, self._streaming.waiting):
+                self._add(made, [decision])
+                if isinstance(decision, do.FormEngine):
+                    self._add(made, self._speculating.formed(decision))
             for engine in self._engines.retired():
                 self._tail.retire(engine)
         self._add(made, self._streaming.decide())
+        self._add(made, self._speculating.decide())
         return made
 
     def _add(self, made: list[do.Decision], decisions: Iterable[do.Decision]) -> None:
@@ -117,8 +138,10 @@ class RolloutPolicy:
             self._ledger.follow(decision)
             for react in self._hears.get(type(decision), ()):
                 react(decision)
-            if self._engines is not None and isinstance(decision, do.BeginRound):
-                self._add(made, self._engines.regroups)
+            if isinstance(decision, do.BeginRound):
+                if self._engines is not None:
+                    self._add(made, self._engines.regroups)
+                self._add(made, self._speculating.begin(self._running, self._tp))
 
     @property
     def queue(self) -> int:
@@ -140,13 +163,19 @@ class RolloutPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
-        state = {"tail": self._tail.state_dict(), "measure": self._measure.state_dict()}
+        state = {
+            "tail": self._tail.state_dict(),
+            "measure": self._measure.state_dict(),
+            "speculating": self._speculating.state_dict(),
+        }
         return state if self._engines is None else state | {"engines": self._engines.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
         self._tail.load_state_dict(state["tail"])
         self._measure.load_state_dict(state["measure"])
+        if "speculating" in state:
+            self._speculating.load_state_dict(state["speculating"])
         if self._engines is not None and "engines" in state:
             self._engines.load_state_dict(state["engines"])
 

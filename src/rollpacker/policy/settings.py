@@ -29,6 +29,7 @@ class RolloutSettings:
         asynchronous_grading: grade each response when it finishes.
         rules: what streaming may do.
         machine: devices, where engines may span several or the rule that frees them asks for them.
+        speculates: whether engines can decode ahead.
     """
 
     rollout: RolloutConfig
@@ -39,6 +40,7 @@ class RolloutSettings:
     asynchronous_grading: bool
     rules: StreamingRules
     machine: Machine | None = None
+    speculates: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -28,12 +28,6 @@ Engines = Callable[[RoundKind, tuple[EngineId, ...]], Sequence[EngineId]]
 """Which of the live engines run in a round of this kind."""
 
 
-def every_engine(kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
-    """Each runs as it is."""
-    del kind
-    return engines
-
-
 @dataclass(slots=True)
 class _Round:
     """State of the round in progress."""
@@ -77,7 +71,7 @@ class TailBatching:
         asynchronous_grading: bool,
         predict: Predict,
         ledger: Ledger,
-        engines: Engines = every_engine,
+        engines: Engines,
     ) -> None:
         self._config = config
         self._ledger = ledger

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, Sample
-from rollpacker.engine.base import Output
+from rollpacker.engine.base import NO_DRAFTS, Drafted, Output
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.samples import State
 
@@ -67,6 +67,8 @@ class Attempt:
     """Where it decoded before it last moved, from and to when."""
     begun: Output | None = None
     """What it was when it last moved."""
+    earlier: Drafted = NO_DRAFTS
+    """What drafts brought before."""
     end_s: float | None = None
     graded_s: float | None = None
     output: Output | None = None
@@ -87,11 +89,17 @@ class Attempt:
         """Response tokens so far known."""
         return 0 if self.output is None else len(self.output.tokens)
 
+    @property
+    def drafts(self) -> Drafted:
+        """What they brought on all its engines."""
+        return self.earlier if self.output is None else self.earlier.plus(self.output.drafts)
+
     def move(self, engine: EngineId, now: float, begun: Output) -> None:
         """It goes on elsewhere."""
         began = self.stays[-1][2] if self.stays else self.start_s
         self.stays = (*self.stays, (self.engine, began, now))
         self.engine, self.target, self.begun = engine, None, begun
+        self.earlier = self.earlier.plus(begun.drafts)
         self.stage = Stage.RUNNING
 
     def decoding(self, end: float) -> list[tuple[EngineId, float, float]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, sampling_seed
-from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
@@ -62,12 +62,14 @@ class Decoding:
         self._outbox: dict[EngineId, list[Attempt]] = defaultdict(list)
         self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
         self._forming: list[do.FormEngine] = []
+        self._speculating: list[do.Speculate] = []
 
     def begin(self, record: StepRecord) -> None:
         """A step begins."""
         self._record = record
         self._outbox.clear()
         self._forming.clear()
+        self._speculating.clear()
         for engine in self._workers.engines:
             self._workers.to_engine(engine, msg.BeginStep())
 
@@ -111,6 +113,10 @@ class Decoding:
         formation = Formation(engine=decision.engine, members=decision.members, at_s=self._clock())
         self._record.formed.append(formation)
 
+    def speculate(self, decision: do.Speculate) -> None:
+        """When its devices are put together, before its first attempts."""
+        self._speculating.append(decision)
+
     def send(self) -> None:
         """Send what was gathered, one message for each engine.
 
@@ -121,6 +127,12 @@ class Decoding:
             for decision in self._forming:
                 self._workers.form(decision.engine, decision.members)
             self._forming.clear()
+        for decision in self._speculating:
+            how = Speculation(
+                below=decision.below, most=decision.most, row_cost=decision.row_cost
+            )
+            self._workers.to_engine(decision.engine, msg.Speculate(how=how))
+        self._speculating.clear()
         sent = 0
         while self._outbox and (self._lockstep or sent < _AT_ONCE):
             sent += self._submit(next(iter(self._outbox)))
@@ -207,8 +219,14 @@ class Decoding:
         if attempt.stage is Stage.STOPPING:
             return self.aborted(attempt)
         attempt.stage = Stage.GRADING
+        drafts = attempt.drafts
         return ev.AttemptFinished(
-            attempt=attempt.id, tokens=attempt.tokens, finish_reason=output.finish_reason
+            attempt=attempt.id,
+            tokens=attempt.tokens,
+            finish_reason=output.finish_reason,
+            verifications=drafts.verifications,
+            drafted=drafts.drafted,
+            accepted=drafts.accepted,
         )
 
     def _stopped(self, output: Output) -> ev.Event:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, Group, GroupPart
-from rollpacker.engine.base import EngineInfo, Output, Request
+from rollpacker.engine.base import EngineInfo, Output, Request, Speculation
 from rollpacker.runtime.faults import Fault
 from rollpacker.runtime.shared_weights import SharedWeights
 from rollpacker.train.base import Partial, SampleId, Update
@@ -61,6 +61,13 @@ class Abort:
     """Stop these; answered by ``Aborted`` for those that were still there."""
 
     attempts: Sequence[AttemptId]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculate:
+    """Decode ahead so, until new weights come."""
+
+    how: Speculation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +156,7 @@ class Carry:
     name: str
 
 
-EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | Proceed | Carry
+EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | Speculate | Proceed | Carry
 ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load | Carry
 Command = EngineCommand | ReplicaCommand | Offload | Onload | Stop
 

@@ -101,6 +101,7 @@ class Rollout:
             do.AbortAttempt: self._abort,
             do.MigrateAttempts: self._decoding.migrate,
             do.FormEngine: self._decoding.form,
+            do.Speculate: self._decoding.speculate,
             do.GradeAttempt: self._grade,
             do.AcceptGroup: self._accept,
             do.DropGroup: self._drop_group,

@@ -145,6 +145,7 @@ class RunLog:
         graded = record.attempts.values() if self._programs else ()
         metrics |= program_metrics(graded)
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()}
+        metrics |= {f"speculation/{name}": value for name, value in record.drafts().items()}
         metrics["start_s"] = record.start_s
         lines = self._warnings.check(record.step, groups, without_program(graded))
         return metrics, [*lines, *(f"step {record.step}: {line}" for line in _troubles(record))]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
+from rollpacker.engine.base import NO_DRAFTS
 from rollpacker.policy.fleet import Fleet
 from rollpacker.runtime.attempts import Attempt, Stage
 from rollpacker.runtime.bubble import Span, bubble, union
@@ -133,6 +134,21 @@ class StepRecord:
             "generated_tokens": sum(w.generated_tokens for w in work),
             "prefill_tokens": sum(w.prefill_tokens for w in work),
             "preemptions": sum(w.preemptions for w in work),
+        }
+
+    def drafts(self) -> dict[str, float]:
+        """What decoding ahead brought: guessed tokens, those that were right, and the tokens that a
+        decode step with a guess gave, of all responses and of the one that ended the rollout."""
+        ended = [a for a in self.attempts.values() if a.end_s is not None]
+        every = NO_DRAFTS
+        for attempt in ended:
+            every = every.plus(attempt.drafts)
+        last = max(ended, key=lambda a: (a.end_s, a.id), default=None)
+        return {
+            "drafted": every.drafted,
+            "accepted": every.accepted,
+            "tokens_per_verification": every.tokens,
+            "last_tokens_per_verification": 1.0 if last is None else last.drafts.tokens,
         }
 
     def bubble(self) -> dict[str, float]:

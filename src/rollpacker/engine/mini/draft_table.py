@@ -86,13 +86,6 @@ def learn(table: Any, scope: Any, text: Any, start: int, end: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def learn_rows(table: Any, scopes: Any, texts: Any, rows: Any, starts: Any, ends: Any) -> None:
-    """The same of some rows of ``texts``; all but ``texts`` are by place in ``rows``."""
-    for i in range(len(rows)):
-        learn(table, scopes[i], texts[rows[i]], starts[i], ends[i])
-
-
-@njit(cache=True, nogil=True)
 def _next(young: Any, old: Any, scope: Any, text: Any, end: int) -> tuple[int, int]:
     """The token that should come at ``end`` and the bucket of what says so; (-1, -1) if nothing.
 
@@ -121,51 +114,45 @@ def _next(young: Any, old: Any, scope: Any, text: Any, end: int) -> tuple[int, i
 
 @njit(cache=True, nogil=True)
 def draft(
-    young: Any,
-    old: Any,
-    scopes: Any,
-    texts: Any,
-    rows: Any,
-    ends: Any,
-    most: Any,
+    tables: Any,
+    scope: Any,
+    text: Any,
+    end: int,
+    most: int,
     least: float,
     rates: Any,
     stops: Any,
-    drafts: Any,
+    tokens: Any,
     buckets: Any,
-    lengths: Any,
-) -> None:
-    """Draft up to ``most[i]`` tokens for each row, as long as the last is likely to be reached,
-    and to its first stop token at most.
+) -> int:
+    """Draft up to ``most`` tokens behind the first ``end`` of a text, as long as the last is likely
+    to be reached, and to the first stop token at most; returns how many.
 
-    Args: ``rates`` (``BUCKETS``,) how often a token of each bucket was right; ``least`` the
-    probability, as the product of these, below which a draft ends; ``stops`` (rows, S) tokens
-    that end a response; ``drafts`` and ``buckets`` (rows, k) and ``lengths`` (rows,) take the
-    result.
+    Args: ``tables`` the younger and the older one; ``rates`` (``BUCKETS``,) how often a token of
+    each bucket was right; ``least`` the probability, as the product of these, below which a draft
+    ends; ``stops`` (S,); ``tokens`` and ``buckets`` (k,) take the result.
     """
-    window = np.empty(LONGEST + drafts.shape[1], np.int32)
-    for i in range(len(rows)):
-        known = min(LONGEST, ends[i])
-        for j in range(known):
-            window[j] = texts[rows[i], ends[i] - known + j]
-        lengths[i] = 0
-        hope = 1.0
-        for j in range(most[i]):
-            token, bucket = _next(young, old, scopes[i], window, known + j)
-            if token < 0:
-                break
-            hope *= rates[bucket]
-            if hope < least:
-                break
-            window[known + j] = token
-            drafts[i, j], buckets[i, j] = token, bucket
-            lengths[i] = j + 1
-            if _among(stops[i], token):
-                break
+    window = np.empty(LONGEST + most, np.int32)
+    known = min(LONGEST, end)
+    window[:known] = text[end - known : end]
+    hope = 1.0
+    for j in range(most):
+        token, bucket = _next(tables[0], tables[1], scope, window, known + j)
+        if token < 0:
+            return j
+        hope *= rates[bucket]
+        if hope < least:
+            return j
+        window[known + j] = token
+        tokens[j], buckets[j] = token, bucket
+        if among(stops, token):
+            return j + 1
+    return most
 
 
 @njit(cache=True, nogil=True)
-def _among(tokens: Any, token: int) -> bool:
+def among(tokens: Any, token: int) -> bool:
+    """Whether it is one of them."""
     for each in tokens:  # noqa: SIM110 - numba compiles no generators
         if each == token:
             return True

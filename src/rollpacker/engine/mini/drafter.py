@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.mini.draft_table import (
-    BUCKETS,
-    draft,
-    learn,
-    learn_rows,
-    new_table,
-)
+from rollpacker.engine.mini.draft_table import BUCKETS, draft, learn, new_table
 from rollpacker.engine.mini.runner import Ints
 
 _FIRST, _MOST = 1 << 16, 1 << 22
@@ -26,6 +22,8 @@ _FORGET = 0.5
 """What counts of acceptance under the last weights: texts change slowly, and what was never right
 is tried again."""
 _EVERYWHERE = np.uint64(0)
+
+Scopes = NDArray[np.uint64]
 
 
 class Drafter:
@@ -52,6 +50,12 @@ class Drafter:
         """A group's own, never that of all."""
         return np.uint64(crc32(group.encode()) + 1)
 
+    def first_of(self, scope: np.uint64) -> bool:
+        """Whether a group is new, so that its prompt has to be learnt; it is not from now on."""
+        new = int(scope) not in self._known
+        self._known.add(int(scope))
+        return new
+
     def ended(self, scope: np.uint64, text: Ints, start: int) -> None:
         """A sequence is over: its ``text`` from ``start`` is not learnt yet."""
         self._new.append((scope, text, start))
@@ -75,40 +79,20 @@ class Drafter:
         self._tried = 2.0 + _FORGET * (self._tried - 2.0)
         self._right = 1.0 + _FORGET * (self._right - 1.0)
 
-    def learn(
-        self,
-        scopes: NDArray[np.uint64],
-        texts: Ints,
-        rows: Ints,
-        starts: Ints,
-        ends: Ints,
-    ) -> None:
-        """Learn what is new in running sequences and of what has ended.
-
-        Args:
-            scopes: of each sequence, (b,).
-            texts: prompts and responses, (slots, context).
-            rows: of ``texts``, (b,).
-            starts: first place that is new, (b,); of a group's first sequence its prompt is.
-            ends: lengths, (b,).
-        """
+    def catch_up(self) -> None:
+        """Learn what has ended."""
         for text in self._past:
-            self._make_room()
-            learn(self._young, _EVERYWHERE, text, 0, len(text))
+            self._learn(_EVERYWHERE, text, 0)
         self._past.clear()
         for scope, text, start in self._new:
-            self._make_room()
-            learn(self._young, scope, text, start, len(text))
+            self._learn(scope, text, start)
             self._round.append(text)
         self._new.clear()
         self._make_room()
-        learn_rows(self._young, scopes, texts, rows, starts, ends)
 
-    def first_of(self, scope: np.uint64) -> bool:
-        """Whether a group is new, so that its prompt has to be learnt; it is not from now on."""
-        new = int(scope) not in self._known
-        self._known.add(int(scope))
-        return new
+    def _learn(self, scope: np.uint64, text: Ints, start: int) -> None:
+        self._make_room()
+        learn(self._young, scope, text, start, len(text))
 
     def _make_room(self) -> None:
         entries = len(self._young.tags)
@@ -117,46 +101,77 @@ class Drafter:
 
     def draft(
         self,
-        scopes: NDArray[np.uint64],
+        scopes: Scopes,
         texts: Ints,
         rows: Ints,
-        ends: Ints,
+        spans: tuple[Ints, Ints],
         most: Ints,
         least: float,
         stops: Ints,
     ) -> tuple[Ints, Ints, Ints]:
-        """Drafts and their buckets, each (b, k), and their lengths (b,).
+        """Learn what is new in running sequences, and draft what may come next.
 
-        Args: as for ``learn``; ``most`` tokens of each draft (b,), ``least`` probability with
-        which its last token is to be reached, ``stops`` (b, S) tokens that end a response.
+        Args:
+            scopes: of each row of ``texts``.
+            texts: prompts and responses, (slots, context).
+            rows: those that draft, (b,).
+            spans: of every row, up to where it was learnt, which is moved on, and where it ends.
+            most: tokens of each draft, (b,).
+            least: probability with which a draft's last token is to be reached.
+            stops: (slots, S) tokens that end a response.
+
+        Returns drafts and their buckets, each (b, k), and their lengths (b,).
         """
-        width = max(1, int(most.max(initial=0)))
+        width = max(1, int(most.max()))
         drafts, buckets = np.empty((2, len(rows), width), np.int32)
         lengths = np.empty(len(rows), np.int32)
-        rates = self._right / self._tried
-        draft(
-            self._young,
-            self._old,
-            scopes,
-            texts,
-            rows,
-            ends,
-            most,
-            least,
-            rates,
-            stops,
-            drafts,
-            buckets,
-            lengths,
-        )
+        tables = self._young, self._old
+        told = most, least, self._right / self._tried
+        _draft(tables, scopes, texts, rows, spans, told, stops, (drafts, buckets, lengths))
         return drafts, buckets, lengths
 
-    def judge(self, buckets: Ints, lengths: Ints, accepted: Ints) -> None:
-        """Take what became of drafts: the first ``accepted`` of each were right, the next was not."""
-        places = np.arange(buckets.shape[1])
-        right = places < accepted[:, None]
-        tried = places < np.minimum(lengths, accepted + 1)[:, None]
-        self._right += np.bincount(buckets[right & tried], minlength=BUCKETS)
-        self._tried += np.bincount(buckets[tried], minlength=BUCKETS)
+    def judge(self, buckets: Ints, lengths: Ints, right: Ints) -> None:
+        """Take what became of drafts: the first ``right`` of each were, the next one was not."""
+        _judge(buckets, lengths, right, self._tried, self._right)
 
 
+@njit(cache=True, nogil=True)
+def _draft(
+    tables: Any,
+    scopes: Any,
+    texts: Any,
+    rows: Any,
+    spans: Any,
+    told: Any,
+    stops: Any,
+    out: Any,
+) -> None:
+    learnt, ends = spans
+    most, least, rates = told
+    drafts, buckets, lengths = out
+    for row in rows:
+        learn(tables[0], scopes[row], texts[row], learnt[row], ends[row])
+        learnt[row] = ends[row]
+    for i in range(len(rows)):
+        row = rows[i]
+        lengths[i] = draft(
+            tables,
+            scopes[row],
+            texts[row],
+            ends[row],
+            most[i],
+            least,
+            rates,
+            stops[row],
+            drafts[i],
+            buckets[i],
+        )
+
+
+@njit(cache=True, nogil=True)
+def _judge(buckets: Any, lengths: Any, right: Any, tried: Any, accepted: Any) -> None:
+    for i in range(len(lengths)):
+        for j in range(min(lengths[i], right[i] + 1)):
+            tried[buckets[i, j]] += 1.0
+            if j < right[i]:
+                accepted[buckets[i, j]] += 1.0

@@ -114,26 +114,21 @@ class Scheduler:
         Takes blocks that are free and that no other will need soon, while nothing waits.
         """
         s, size = self._slots, self._size
-        at = s.prompt[slots] + s.count[slots] - 1
-        granted = wanted.copy()
-        for i in np.flatnonzero(at % size + wanted >= size):
-            sequence = self.running[int(slots[i])]
-            missing = int(at[i] + wanted[i]) // size + 1 - len(sequence.blocks)
+        ends = s.prompt[slots] + s.count[slots]
+        for i in np.flatnonzero(ends + wanted > s.room[slots]):
+            missing = -(-int(ends[i] + wanted[i] - s.room[slots[i]]) // size)
             spare = 0 if self._waiting else self._blocks.free - len(self.running)
-            self._give(sequence, self._blocks.take(max(0, min(missing, spare))))
-            granted[i] = min(wanted[i], len(sequence.blocks) * size - 1 - at[i])
-        return granted
+            self._give(
+                self.running[int(slots[i])], self._blocks.take(max(0, min(missing, spare)))
+            )
+        return np.minimum(wanted, s.room[slots] - ends)
 
     def _grow(self) -> Ints:
         """Give every running sequence a block for its next token; returns their slots."""
-        s, size = self._slots, self._size
-        slots = self._active
-        at = s.prompt[slots] + s.count[slots] - 1
-        for place in np.flatnonzero(at % size == 0):
-            sequence = self.running.get(int(slots[place]))
-            if sequence is None or len(sequence.blocks) * size > at[place]:
-                continue
-            if self._make_room(sequence):
+        s, slots = self._slots, self._active
+        for slot in slots[s.prompt[slots] + s.count[slots] > s.room[slots]]:
+            sequence = self.running.get(int(slot))
+            if sequence is not None and self._make_room(sequence):
                 self._give(sequence, self._blocks.take(1))
         return self._active
 
@@ -176,6 +171,7 @@ class Scheduler:
         held = len(sequence.blocks)
         sequence.blocks += blocks
         self._slots.tables[sequence.slot, held : len(sequence.blocks)] = blocks
+        self._slots.room[sequence.slot] = len(sequence.blocks) * self._size
 
     def _admit(self) -> list[Admission]:
         """Move waiting sequences, in order, into free slots while their blocks fit."""

@@ -9,6 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rollpacker.engine.base import NO_DRAFTS, Drafted, Request, uniforms
+from rollpacker.engine.mini.draft_table import among
 from rollpacker.engine.mini.runner import Floats, Ints
 
 CHUNK = 64
@@ -28,6 +29,8 @@ class Slots:
         logprobs: (slots, context) of the response.
         stops: (slots, S) token ids that end it, filled up with -1.
         temperature, top_k, top_p: of its sampling parameters.
+        room: tokens that its blocks hold.
+        ticket: another one for each sequence that comes into a slot.
         drafts: (slots, 3) verifications, drafted and accepted tokens (``Drafted``).
     """
 
@@ -43,6 +46,8 @@ class Slots:
         self.temperature = np.zeros(count, np.float32)
         self.top_k = np.zeros(count, np.int32)
         self.top_p = np.ones(count, np.float32)
+        self.room = np.zeros(count, np.int32)
+        self.ticket = np.zeros(count, np.int64)
         self.drafts = np.zeros((count, len(NO_DRAFTS)), np.int64)
         self._seed = [0] * count
         self._uniforms = np.zeros((count, 2 * CHUNK))
@@ -62,6 +67,7 @@ class Slots:
         self.temperature[slot] = params.temperature
         self.top_k[slot] = params.top_k
         self.top_p[slot] = params.top_p
+        self.ticket[slot] = self.ticket.max() + 1
         self.drafts[slot] = drafts
         stops = () if params.ignore_stop else params.stop_token_ids
         if len(stops) > self.stops.shape[1]:
@@ -112,7 +118,7 @@ class Slots:
         before = self.count[slots] // CHUNK
         right, ended = np.empty(len(slots), np.int32), np.empty(len(slots), np.bool_)
         where = (slots, self.prompt, self.count)
-        theirs = (self.stops, self.texts, self.logprobs)
+        theirs = (self.stops, self.texts, self.logprobs, self.drafts)
         _settle(where, drafts, lengths, tokens, logprobs, theirs, right, ended)
         count = self.count[slots]
         self.token[slots] = self.texts[slots, self.prompt[slots] + count - 1]
@@ -153,9 +159,9 @@ def _settle(
     ended: Any,
 ) -> None:
     """``Slots.settle`` but for the uniforms; ``where``: slots, prompts and counts; ``theirs``:
-    stop tokens, texts and logprobs of all slots."""
+    stop tokens, texts, logprobs and counts of drafts of all slots."""
     slots, prompts, counts = where
-    stops, texts, kept = theirs
+    stops, texts, kept, stats = theirs
     row = 0
     for i in range(len(slots)):
         slot = slots[i]
@@ -168,8 +174,10 @@ def _settle(
             agrees = j < lengths[i] and token == drafts[i, j]
             if agrees:
                 right[i] += 1
-            for stop in stops[slot]:
-                ended[i] |= stop == token
+            ended[i] = among(stops[slot], token)
             if ended[i] or not agrees:
                 break
+        stats[slot, 0] += lengths[i] > 0
+        stats[slot, 1] += lengths[i]
+        stats[slot, 2] += right[i]
         row += lengths[i] + 1

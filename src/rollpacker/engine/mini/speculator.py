@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numba import njit
 
 from rollpacker.engine.base import NO_SPECULATION, Speculation
 from rollpacker.engine.mini.drafter import Drafter
@@ -51,7 +53,7 @@ class Speculator:
         self._how = NO_SPECULATION
         self._drafter = drafter
         count = len(slots.count)
-        self._known: list[Held | None] = [None] * count
+        self._met = np.zeros(count, np.int64)
         self._scopes = np.zeros(count, np.uint64)
         self._learnt = np.zeros(count, np.int32)
         self._misses = self._pause = 0
@@ -73,11 +75,10 @@ class Speculator:
         if not self._how.below:
             return
         slot = sequence.slot
-        known = self._known[slot] is sequence
+        known = self._met[slot] == self._slots.ticket[slot]
         scope = self._drafter.scope(sequence.request.group)
         start = int(self._learnt[slot]) if known else int(self._slots.prompt[slot])
         self._drafter.ended(scope, self._slots.text(slot).copy(), start)
-        self._known[slot] = None
 
     def draft(self, slots: Ints) -> Drafts | None:
         """What to verify of these in the coming step; None: decode a token of each."""
@@ -87,66 +88,51 @@ class Speculator:
         if self._pause:
             self._pause -= 1
             return None
-        self._learn(slots)
         s = self._slots
         most = np.minimum(how.most, s.limit[slots] - s.count[slots] - 1)
+        most = self._scheduler.reach(slots, most)
+        if not most.any():
+            return None
+        for slot in slots[self._met[slots] != s.ticket[slots]]:
+            self._meet(int(slot))
+        self._drafter.catch_up()
         reach = how.row_cost * b
         tokens, buckets, lengths = self._drafter.draft(
-            self._scopes[slots],
+            self._scopes,
             s.texts,
             slots,
-            s.prompt[slots] + s.count[slots],
+            (self._learnt, s.prompt + s.count),
             most,
             reach / (1.0 + reach),
-            s.stops[slots],
+            s.stops,
         )
-        padded = self._fit(slots, tokens, lengths, most)
-        if not padded.any():
+        if not lengths.any():
             self._missed()
             return None
-        return Drafts(tokens, buckets, np.minimum(lengths, padded), padded)
-
-    def _fit(self, slots: Ints, tokens: Ints, lengths: Ints, most: Ints) -> Ints:
-        """Rows of each draft that there is room for."""
         if not self._equal:
-            return self._scheduler.reach(slots, lengths)
+            return Drafts(tokens, buckets, lengths, lengths)
         same = min(int(lengths.max()), int(most.min()))
-        if same:
-            same = int(self._scheduler.reach(slots, np.full(len(slots), same, np.int32)).min())
         tokens[np.arange(tokens.shape[1]) >= lengths[:, None]] = 0
-        return np.full(len(slots), same, np.int32)
+        padded = np.full(b, same, np.int32)
+        return Drafts(tokens, buckets, np.minimum(lengths, padded), padded) if same else None
 
-    def _learn(self, slots: Ints) -> None:
-        running = self._scheduler.running
-        for slot in slots.tolist():
-            sequence = running[slot]
-            if self._known[slot] is not sequence:
-                self._meet(slot, sequence)
-        s = self._slots
-        ends = s.prompt[slots] + s.count[slots]
-        self._drafter.learn(self._scopes[slots], s.texts, slots, self._learnt[slots], ends)
-        self._learnt[slots] = ends
-
-    def _meet(self, slot: int, sequence: Held) -> None:
-        self._known[slot] = sequence
-        scope = self._scopes[slot] = self._drafter.scope(sequence.request.group)
+    def _meet(self, slot: int) -> None:
+        """A sequence that has not drafted in this slot."""
+        request = self._scheduler.running[slot].request
+        self._met[slot] = self._slots.ticket[slot]
+        scope = self._scopes[slot] = self._drafter.scope(request.group)
         first = self._drafter.first_of(scope)
         self._learnt[slot] = 0 if first else self._slots.prompt[slot]
-        self._drafter.hint(scope, sequence.request.hints)
+        self._drafter.hint(scope, request.hints)
 
     def rows(self, slots: Ints, drafts: Drafts) -> tuple[Rows, Ints]:
         """Each slot's last token and its draft, and how far ahead of the next token each row is."""
-        s, counts = self._slots, drafts.padded + 1
-        which = np.repeat(np.arange(len(slots)), counts)
-        ahead = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        tokens = np.where(
-            ahead == 0, s.token[slots][which], drafts.tokens[which, np.maximum(ahead - 1, 0)]
-        )
-        of = slots[which]
-        positions = s.prompt[of] + s.count[of] - 1 + ahead
-        every = np.arange(len(which), dtype=np.int32)
-        rows = Rows(tokens.astype(np.int32), positions.astype(np.int32), of, every)
-        return rows, ahead.astype(np.int32)
+        s = self._slots
+        n = len(slots) + int(drafts.padded.sum())
+        tokens, positions, of, ahead = np.empty((4, n), np.int32)
+        told = s.token, s.prompt, s.count
+        _rows(slots, told, drafts.tokens, drafts.padded, (tokens, positions, of, ahead))
+        return Rows(tokens, positions, of, np.arange(n, dtype=np.int32)), ahead
 
     def settle(
         self, slots: Ints, drafts: Drafts, tokens: Ints, logprobs: Floats
@@ -155,8 +141,6 @@ class Speculator:
         right, stopped, full = self._slots.settle(
             slots, drafts.tokens, drafts.padded, tokens, logprobs
         )
-        tried = drafts.padded > 0
-        self._slots.drafts[slots] += np.stack([tried, drafts.padded, right], axis=1)
         self._drafter.judge(drafts.buckets, drafts.lengths, right)
         if right.any():
             self._misses = 0
@@ -167,3 +151,17 @@ class Speculator:
     def _missed(self) -> None:
         self._misses += 1
         self._pause = min(self._misses // 2, _LONGEST_PAUSE)
+
+
+@njit(cache=True, nogil=True)
+def _rows(slots: Any, told: Any, drafts: Any, lengths: Any, out: Any) -> None:
+    last, prompts, counts = told
+    tokens, positions, of, ahead = out
+    row = 0
+    for i in range(len(slots)):
+        slot = slots[i]
+        for j in range(lengths[i] + 1):
+            tokens[row] = last[slot] if j == 0 else drafts[i, j - 1]
+            positions[row] = prompts[slot] + counts[slot] - 1 + j
+            of[row], ahead[row] = slot, j
+            row += 1

@@ -34,7 +34,9 @@ COLUMNS = {
 }
 
 
-def run_arm(model: Path, folder: Path, arm: str, size: Size, more: dict[str, Any]) -> dict[str, Any]:
+def run_arm(
+    model: Path, folder: Path, arm: str, size: Size, more: dict[str, Any]
+) -> dict[str, Any]:
     """One run; what it took in all."""
     mode, speculation = ARMS[arm]
     config = demo_config(model, folder, mode, size, more)
@@ -84,9 +86,7 @@ def main() -> None:
     for base in ("off", "exact, a token at a time"):
         for name in ("decode_steps", "decode_cpu_s", "rollout_s", "step_s"):
             by = {(row["round"], row["arm"]): row[name] for row in rows}
-            ratios = [
-                by[n, "exact, ahead"] / by[n, base] for n in range(arguments.rounds)
-            ]
+            ratios = [by[n, "exact, ahead"] / by[n, base] for n in range(arguments.rounds)]
             listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
             print(f"{name}: ahead / {base}: {listed} (median {statistics.median(ratios):.2f})")
 

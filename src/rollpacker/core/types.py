@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, NewType
+from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,3 +125,29 @@ def sampling_seed(run_seed: int, step: int, prompt: PromptId, index: int) -> int
     """Seed of one attempt: 63 bits that depend on what is sampled, never on scheduling."""
     text = f"{run_seed}/{step}/{index}/{prompt}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+class Drafted(NamedTuple):
+    """What drafts brought.
+
+    Args:
+        verifications: decode steps of a sequence that had a draft.
+        drafted: tokens of its drafts.
+        accepted: of them, those that were sampled.
+    """
+
+    verifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a verification; 1 where there was none."""
+        return 1.0 + self.accepted / max(1, self.verifications)
+
+    def plus(self, other: Drafted) -> Drafted:
+        """Of both."""
+        return Drafted(*(mine + their for mine, their in zip(self, other, strict=True)))
+
+
+NO_DRAFTS = Drafted()

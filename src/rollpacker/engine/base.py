@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
-from rollpacker.core.types import AttemptId, FinishReason, PromptId
+from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, FinishReason, PromptId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,32 +84,6 @@ class Speculation:
 
 
 NO_SPECULATION = Speculation()
-
-
-class Drafted(NamedTuple):
-    """What drafts brought.
-
-    Args:
-        verifications: decode steps of a sequence that had a draft.
-        drafted: tokens of its drafts.
-        accepted: of them, those that were sampled.
-    """
-
-    verifications: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a verification; 1 where there was none."""
-        return 1.0 + self.accepted / max(1, self.verifications)
-
-    def plus(self, other: Drafted) -> Drafted:
-        """Of both."""
-        return Drafted(*(mine + their for mine, their in zip(self, other, strict=True)))
-
-
-NO_DRAFTS = Drafted()
 
 
 # Without slots what is sent by the hundred: a frozen class with slots pickles through Python code.

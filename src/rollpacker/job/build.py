@@ -25,6 +25,7 @@ from rollpacker.job.machine import machine_of
 from rollpacker.job.nodes import nodes_of
 from rollpacker.job.resume import Start
 from rollpacker.policy.division import engine_sizes, replica_size
+from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
@@ -346,7 +347,7 @@ def rollout_settings(
             replica_engines=_replica_engines(config, pool),
         ),
         machine=machine,
-        speculates=info.speculates,
+        row_cost=LatencyCurve(info.latency).row_cost if info.speculates else None,
     )
 
 

@@ -192,11 +192,6 @@ class Engines:
             for one in self._ledger.running.values()
         ]
 
-    @property
-    def tp(self) -> int:
-        """Devices of each engine of the round."""
-        return self._tp
-
     def retired(self) -> tuple[EngineId, ...]:
         """Engines that are left or part of another now, since the last call."""
         retired, self._retired = self._retired, ()

@@ -40,7 +40,8 @@ class LatencyCurve:
         """Seconds of one more row, over those of a step that nothing depends on: the line that is
         nearest to the points, up to ``_ROWS``."""
         near = self._batch <= max(_ROWS, float(self._batch[0]))
-        batch, seconds = self._batch[near], np.array([self.points[int(b)] for b in self._batch[near]])
+        batch = self._batch[near]
+        seconds = np.array([self.points[int(size)] for size in batch])
         if batch.size < 2:
             return _CHEAPEST
         spread = batch - batch.mean()

@@ -7,13 +7,14 @@ from typing import Any
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
+from rollpacker.core.types import EngineId, RoundKind
 from rollpacker.policy.bias import Bias
 from rollpacker.policy.engines import Engines
 from rollpacker.policy.ledger import Attempt, LedgerWriter
 from rollpacker.policy.measure import Measurements
 from rollpacker.policy.settings import RolloutSettings
-from rollpacker.policy.streaming import Streaming
 from rollpacker.policy.speculation import Speculating
+from rollpacker.policy.streaming import Streaming
 from rollpacker.policy.tail_batching import TailBatching
 
 
@@ -45,12 +46,9 @@ class RolloutPolicy:
                 ledger=self._ledger,
             )
         self._speculating = Speculating(
-            settings.rollout.speculation,
-            settings.latency,
-            settings.machine,
-            self._ledger,
-            able=settings.speculates,
+            settings.rollout.speculation, settings.row_cost, self._ledger
         )
+        self._running: Sequence[EngineId] = ()
         self._tail = TailBatching(
             settings.rollout,
             settings.sizes,
@@ -60,11 +58,6 @@ class RolloutPolicy:
             engines=self._lay_out,
         )
         self._wire()
-
-    @property
-    def _tp(self) -> int | None:
-        """Devices of the round's engines; None where they have one size."""
-        return None if self._engines is None else self._engines.tp
 
     def _lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
         """The engines of a round."""
@@ -80,7 +73,7 @@ class RolloutPolicy:
             ev.UpdateApplied: [streaming.applied],
             ev.DevicesLost: [streaming.lose, self._speculating.lose],
             do.AcceptGroup: [streaming.accept],
-            do.FinishRollout: [streaming.finish, measure.finish],
+            do.FinishRollout: [streaming.finish, measure.finish, self._speculating.finish],
         }
         self._feels: dict[type, list[Callable[[Any, Attempt], None]]] = {
             ev.AttemptAborted: [measure.aborted],
@@ -116,10 +109,7 @@ class RolloutPolicy:
                     touch(event, of)
             self._follow(made, self._tail.handle(event, of))
         if self._engines is not None:
-            for decision in self._engines.decide(now, self._streaming.waiting):
-                self._add(made, [decision])
-                if isinstance(decision, do.FormEngine):
-                    self._add(made, self._speculating.formed(decision))
+            self._add(made, self._engines.decide(now, self._streaming.waiting))
             for engine in self._engines.retired():
                 self._tail.retire(engine)
         self._add(made, self._streaming.decide())
@@ -131,6 +121,8 @@ class RolloutPolicy:
         for decision in decisions:
             made.append(decision)
             self._ledger.follow(decision)
+            if isinstance(decision, do.FormEngine):
+                self._add(made, self._speculating.formed(decision))
 
     def _follow(self, made: list[do.Decision], decisions: Iterable[do.Decision]) -> None:
         for decision in decisions:
@@ -141,7 +133,7 @@ class RolloutPolicy:
             if isinstance(decision, do.BeginRound):
                 if self._engines is not None:
                     self._add(made, self._engines.regroups)
-                self._add(made, self._speculating.begin(self._running, self._tp))
+                self._add(made, self._speculating.begin(self._running))
 
     @property
     def queue(self) -> int:

@@ -29,7 +29,8 @@ class RolloutSettings:
         asynchronous_grading: grade each response when it finishes.
         rules: what streaming may do.
         machine: devices, where engines may span several or the rule that frees them asks for them.
-        speculates: whether engines can decode ahead.
+        row_cost: seconds of one more row of a decode step over those of a step without any; None
+            where engines cannot decode ahead.
     """
 
     rollout: RolloutConfig
@@ -40,7 +41,7 @@ class RolloutSettings:
     asynchronous_grading: bool
     rules: StreamingRules
     machine: Machine | None = None
-    speculates: bool = False
+    row_cost: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -15,12 +15,10 @@ from rollpacker.config.rollout import SpeculationConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
-from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.ledger import Attempt, Ledger
-from rollpacker.policy.machine import Machine
 
-MOST = 8
-"""Tokens of the longest draft. In the demo and with a 135M model 16 brought nothing more."""
+MOST = 16
+"""Tokens of the longest draft. In the demo 8 made half as many steps more."""
 _FORGET = 0.5
 """What last step's acceptance counts in this one."""
 _PRIOR = (32.0, 0.7)
@@ -34,44 +32,31 @@ class Speculating:
 
     Args:
         config: the run's.
-        latency: seconds of a decode step of the smallest engine by batch size.
-        machine: profiles of larger ones, where there are any.
+        row_cost: of the engines, larger ones too: devices share what a row costs and what a step
+            costs alike. None: they cannot.
         ledger: the round.
-        able: whether engines can.
     """
 
-    def __init__(
-        self,
-        config: SpeculationConfig,
-        latency: Mapping[int, float],
-        machine: Machine | None,
-        ledger: Ledger,
-        *,
-        able: bool,
-    ) -> None:
-        self._on = able and config.mode == "auto"
+    def __init__(self, config: SpeculationConfig, row_cost: float | None, ledger: Ledger) -> None:
+        self._row_cost = row_cost if config.mode == "auto" else None
         self._ledger = ledger
-        self._smallest = LatencyCurve(latency)
-        self._machine = machine
         self._drafted = self._accepted = 0.0
         self._learnt = False
-        self._told: dict[EngineId, do.Speculate] = {}
+        self._told: dict[EngineId, int] = {}
 
-    def begin(self, engines: Sequence[EngineId], tp: int | None) -> Iterator[do.Decision]:
-        """A round begins on these engines, of ``tp`` devices each (None: the smallest size)."""
-        self._told.clear()
+    def begin(self, engines: Sequence[EngineId]) -> Iterator[do.Speculate]:
+        """A round begins on these engines."""
         self._drafted *= _FORGET
         self._accepted *= _FORGET
-        if self._on and self._ledger.kind is not RoundKind.SHORT:
+        if self._row_cost is not None and self._ledger.kind is not RoundKind.SHORT:
             for engine in engines:
-                yield from self._tell(engine, self._curve(tp))
+                yield self._tell(engine, self._row_cost)
 
-    def formed(self, decision: do.FormEngine) -> Iterator[do.Decision]:
+    def formed(self, decision: do.FormEngine) -> Iterator[do.Speculate]:
         """An engine gets more devices while a round runs."""
         told = [self._told.pop(member, None) for member in decision.members]
-        if any(told) and self._machine is not None:
-            size = len(decision.members) * self._machine.engine_devices
-            yield from self._tell(decision.engine, self._curve(size))
+        if self._row_cost is not None and any(told):
+            yield self._tell(decision.engine, self._row_cost)
 
     def finished(self, event: ev.AttemptFinished, _of: Attempt) -> None:
         """What its drafts brought."""
@@ -79,15 +64,19 @@ class Speculating:
         self._accepted += event.accepted
         self._learnt |= event.drafted > 0
 
-    def decide(self) -> Iterator[do.Decision]:
+    def decide(self) -> Iterator[do.Speculate]:
         """Tell those anew for whom it has changed much."""
-        if not self._learnt:
+        if not self._learnt or self._row_cost is None:
             return
         self._learnt = False
+        now = self._below(self._row_cost)
         for engine, told in list(self._told.items()):
-            below = self._below(told.row_cost)
-            if not told.below / _CHANGE <= below <= told.below * _CHANGE:
-                yield self._say(engine, told.row_cost)
+            if not told / _CHANGE <= now <= told * _CHANGE:
+                yield self._tell(engine, self._row_cost)
+
+    def finish(self, _decision: do.FinishRollout) -> None:
+        """The round is over."""
+        self._told.clear()
 
     def lose(self, event: ev.DevicesLost) -> None:
         """Engines have died."""
@@ -102,24 +91,13 @@ class Speculating:
         """Restore ``state_dict``."""
         self._drafted, self._accepted = state["drafted"], state["accepted"]
 
-    def _curve(self, tp: int | None) -> LatencyCurve:
-        if tp is None or self._machine is None or tp == self._machine.engine_devices:
-            return self._smallest
-        return LatencyCurve(self._machine.profiles[tp].latency)
-
-    def _tell(self, engine: EngineId, curve: LatencyCurve) -> Iterator[do.Decision]:
-        yield self._say(engine, curve.row_cost)
-
-    def _say(self, engine: EngineId, row_cost: float) -> do.Speculate:
-        decision = do.Speculate(
-            engine=engine, below=self._below(row_cost), most=MOST, row_cost=row_cost
-        )
-        self._told[engine] = decision
-        return decision
+    def _tell(self, engine: EngineId, row_cost: float) -> do.Speculate:
+        below = self._told[engine] = self._below(row_cost)
+        return do.Speculate(engine=engine, below=below, most=MOST, row_cost=row_cost)
 
     def _below(self, row_cost: float) -> int:
-        """Most sequences beside which a draft's first token is worth its row."""
+        """Most sequences whose rows, so many of which are right, take less than a step without
+        any: with more there is little to win, and drafting has its own costs."""
         weight, share = _PRIOR
         accepted = (self._accepted + weight * share) / (self._drafted + weight)
-        odds = accepted / max(1.0 - accepted, 1e-3)
-        return max(1, int(odds / row_cost))
+        return max(1, int(accepted / row_cost))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.core.types import AttemptId, EngineId, PromptId, Sample
-from rollpacker.engine.base import NO_DRAFTS, Drafted, Output
+from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, EngineId, PromptId, Sample
+from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.samples import State
 

@@ -128,9 +128,7 @@ class Decoding:
                 self._workers.form(decision.engine, decision.members)
             self._forming.clear()
         for decision in self._speculating:
-            how = Speculation(
-                below=decision.below, most=decision.most, row_cost=decision.row_cost
-            )
+            how = Speculation(below=decision.below, most=decision.most, row_cost=decision.row_cost)
             self._workers.to_engine(decision.engine, msg.Speculate(how=how))
         self._speculating.clear()
         sent = 0

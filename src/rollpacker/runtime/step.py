@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
-from rollpacker.engine.base import NO_DRAFTS
+from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.fleet import Fleet
 from rollpacker.runtime.attempts import Attempt, Stage
 from rollpacker.runtime.bubble import Span, bubble, union

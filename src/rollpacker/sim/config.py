@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rollpacker.config import Config, RolloutConfig, StreamingConfig
 from rollpacker.policy.fleet import Layout
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.decoder import ToolKv
 from rollpacker.sim.grading import RewardKind
 
@@ -66,6 +67,8 @@ class SimulationConfig(Config):
     tool_kv: ToolKv = "cached"
     """KV of a response that waits for tools: ``cached`` (vLLM: found again unless others needed
     the room), ``kept`` (nothing is admitted in its place) or ``dropped``."""
+    ahead: Ahead = Ahead()
+    """Decoding ahead."""
     max_running: int = Field(default=1024, ge=1)
     """Most sequences that an engine decodes together."""
 

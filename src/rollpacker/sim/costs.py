@@ -16,6 +16,7 @@ from pydantic import Field
 from rollpacker.config import Config
 from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.parallelism import Devices
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.hardware import Device, MeasuredDevice
 from rollpacker.sim.models import ModelShape
 
@@ -39,6 +40,10 @@ class EngineCosts(Protocol):
 
     def step_s(self, batch: int, context_tokens: float) -> float:
         """Seconds of a decode step of ``batch`` sequences of ``context_tokens`` in all."""
+        ...
+
+    def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
+        """Seconds that ``drafted`` tokens, to be verified, add to a step of ``batch`` sequences."""
         ...
 
     @property
@@ -126,6 +131,12 @@ class GpuCosts:
         fixed = self._fixed_s + self._sequence_s * batch + weights
         return self.kappa * fixed + self.slope * context_tokens
 
+    def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
+        """Overheads of drafts, and where so many rows are bound by compute, more of that."""
+        compute = max(self._weights_s, (batch + drafted) * self._sequence_flops_s)
+        more = compute - max(self._weights_s, batch * self._sequence_flops_s)
+        return self.kappa * more + ahead.step_s + ahead.row_s * drafted
+
     def prefill_s(self, tokens: float) -> float:
         """Seconds to prefill ``tokens``, bound by compute."""
         return tokens * self._flops / self._prefill_rate
@@ -154,6 +165,11 @@ class CurveCosts:
         """Seconds of a decode step: the measured curve, moved to this context."""
         moved = self.slope * context_tokens - self._shift * batch
         return self._curve.at(batch) + moved
+
+    def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
+        """A row is a row, whether of one sequence or of many."""
+        del ahead
+        return self._curve.at(batch + drafted) - self._curve.at(batch)
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds to prefill ``tokens``."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
+from rollpacker.sim.ahead import PLAIN, Pace, Rule
 from rollpacker.sim.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts
 
 ToolKv = Literal["cached", "kept", "dropped"]
@@ -78,9 +79,10 @@ class Decoder:
     Counters, up to the last step boundary (a step in flight at a change is counted at once):
         preemptions: sequences thrown out and recomputed.
         generated_tokens: tokens decoded, those of aborted attempts included.
-        decode_steps: steps.
+        decode_steps: steps, or tokens of each sequence where it decodes ahead (``steps``).
         peak_kv: most context tokens held.
         busy_s: seconds of decoding and prefill.
+        verifications, drafted, accepted: of sequences that decode ahead, on average.
     """
 
     def __init__(self, costs: EngineCosts, *, max_running: int, tool_kv: ToolKv = "cached") -> None:
@@ -113,6 +115,28 @@ class Decoder:
         self.decode_steps = 0
         self.peak_kv = 0
         self.busy_s = 0.0
+        self.verifications = self.drafted = self.accepted = 0.0
+        self._rule: Rule | None = None
+        self._saved = 0.0
+
+    def speculate(self, now: float, rule: Rule) -> None:
+        """Decode ahead from the end of the step in flight on.
+
+        A sequence then gains several tokens a step, as many for each: what is counted in steps
+        here is tokens, each a part of a step.
+        """
+        self._run_to(now)
+        self._stop_at(now)
+        self._rule, self._end = rule, None
+        self._terms.clear()
+
+    @property
+    def steps(self) -> int:
+        """Decode steps."""
+        return round(self.decode_steps - self._saved)
+
+    def _pace(self, batch: int) -> Pace:
+        return PLAIN if self._rule is None else self._rule.pace(batch)
 
     @property
     def waiting(self) -> int:
@@ -276,7 +300,10 @@ class Decoder:
     def _step_terms(self, batch: int) -> tuple[float, float]:
         terms = self._terms.get(batch)
         if terms is None:
-            terms = (self._costs.step_s(batch, 0.0), self._costs.slope)
+            pace, seconds = self._pace(batch), self._costs.step_s(batch, 0.0)
+            if pace.drafted and self._rule is not None:
+                seconds += self._costs.drafts_s(batch, batch * pace.drafted, self._rule.ahead)
+            terms = (seconds / pace.tokens, self._costs.slope / pace.tokens)
             self._terms[batch] = terms
         return terms
 
@@ -286,6 +313,8 @@ class Decoder:
 
     def _pass(self, steps: int, end: float) -> None:
         tokens = len(self._running) * steps
+        if self._rule is not None:
+            self._count(self._pace(len(self._running)), tokens, steps)
         self.decode_steps += steps
         self.generated_tokens += tokens
         self._context += tokens
@@ -295,6 +324,14 @@ class Decoder:
         self._end = None
         if self._cache:
             self._evict()
+
+    def _count(self, pace: Pace, tokens: int, steps: int) -> None:
+        self._saved += steps - steps / pace.tokens
+        if pace.drafted:
+            verified = tokens / pace.tokens
+            self.verifications += verified
+            self.drafted += verified * pace.drafted
+            self.accepted += tokens - verified
 
     def _first_finish(self) -> int:
         heap = self._heap

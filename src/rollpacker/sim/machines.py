@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rollpacker.policy.fleet import Fleet, colocated, grid, separate
 from rollpacker.policy.machine import EngineProfile, Machine, measured
 from rollpacker.policy.reward_timeouts import TimeoutSettings
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import EngineCosts, RewardCosts, TrainCosts
@@ -17,7 +18,7 @@ from rollpacker.sim.grading import RewardKind
 
 _CURVE = tuple(2**power for power in range(11))
 """Batch sizes at which the policy is told a decode step's latency."""
-_CONTEXT = 1024
+CONTEXT = 1024
 """Context of each sequence at which that latency is taken, tokens."""
 
 
@@ -39,6 +40,7 @@ class WorldCosts:
         timeouts: of code rewards.
         reward_phase_s: when set, rewards are no service beside the rollout but a phase of this
             length after it.
+        ahead: what decoding ahead brings.
         driver: work of the driver on the workers' cores; None where it has its own.
     """
 
@@ -54,6 +56,7 @@ class WorldCosts:
     kinds: dict[str, RewardKind] = field(default_factory=dict[str, RewardKind])
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     reward_phase_s: float | None = None
+    ahead: Ahead = field(default_factory=Ahead)
     driver: DriverCosts | None = None
 
     @classmethod
@@ -173,4 +176,4 @@ def bare_curve(costs: EngineCosts) -> dict[int, float]:
 
 def latency_curve(costs: EngineCosts) -> dict[int, float]:
     """Seconds of a decode step by batch, as a policy is told."""
-    return {batch: costs.step_s(batch, float(batch * _CONTEXT)) for batch in _CURVE}
+    return {batch: costs.step_s(batch, float(batch * CONTEXT)) for batch in _CURVE}

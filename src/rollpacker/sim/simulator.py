@@ -11,10 +11,12 @@ from rollpacker.core.pump import Record
 from rollpacker.policy.reward_timeouts import TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
+from rollpacker.policy.speculation import MOST
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.costs import packing_bound_s, single_sequence_s
+from rollpacker.sim.costs import EngineCosts, packing_bound_s, single_sequence_s
 from rollpacker.sim.machines import (
+    CONTEXT,
     WorldCosts,
     fleet_of,
     latency_curve,
@@ -94,7 +96,16 @@ class Simulation:
                 machine=machine,
             ),
             machine=machine,
+            row_cost=self._row_cost(costs.engine(costs.fleet.tp)),
         )
+
+    def _row_cost(self, engine: EngineCosts) -> float | None:
+        """Of a drafted token; None where engines do not decode ahead."""
+        ahead = self._config.ahead
+        if ahead.tokens <= 1.0:
+            return None
+        row_s = (engine.drafts_s(1, 1 + MOST, ahead) - engine.drafts_s(1, 1, ahead)) / MOST
+        return max(row_s / engine.step_s(1, float(CONTEXT)), 1e-4)
 
     def steps(self) -> Iterator[StepResult]:
         """Run the job, one step at a time."""
@@ -140,4 +151,6 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
         reward_phase=config.reward_phase or not asynchronous,
     )
     running, tool_kv = config.max_running, config.tool_kv
-    return replace(costs, timeouts=timeouts, max_running=running, tool_kv=tool_kv)
+    return replace(
+        costs, timeouts=timeouts, max_running=running, tool_kv=tool_kv, ahead=config.ahead
+    )

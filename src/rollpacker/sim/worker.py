@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollpacker.core.types import AttemptId, GroupPart, ReplicaId
+from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, GroupPart, ReplicaId
 from rollpacker.sim.agenda import Agenda
+from rollpacker.sim.ahead import Rule
 from rollpacker.sim.costs import EngineCosts
 from rollpacker.sim.course import Course
 from rollpacker.sim.decoder import Decoder, ToolKv
@@ -97,7 +98,7 @@ class SimWorker:
         self._costs = costs
         self.devices = devices
         """Of its engine."""
-        self._decoder = self._engine()
+        self._decoder, self._told = self._engine(), NO_DRAFTS
 
     def _engine(self) -> Decoder:
         return Decoder(self._costs, max_running=self._max_running, tool_kv=self._tool_kv)
@@ -131,7 +132,7 @@ class SimWorker:
         assert not self._attempts, "attempts are moved before their engine changes"
         self._note_work()
         self._costs, self.devices = costs, devices
-        self._decoder = self._engine()
+        self._decoder, self._told = self._engine(), NO_DRAFTS
         self._due = None
         self._forming = False
         self._open()
@@ -147,6 +148,20 @@ class SimWorker:
         self.set_engine(costs, devices)
         self._work = Work()
         self._gate = 0.0
+
+    def speculate(self, rule: Rule) -> None:
+        """Decode ahead so, until it gets another engine or a step begins."""
+        if self._forming:
+            self._inbox.append(lambda: self.speculate(rule))
+        else:
+            self._decoder.speculate(self._agenda.now, rule)
+
+    def drafts(self) -> Drafted:
+        """What drafts brought, in whole tokens, since it was last asked."""
+        decoder, told = self._decoder, self._told
+        now = Drafted(int(decoder.verifications), int(decoder.drafted), int(decoder.accepted))
+        self._told = now
+        return Drafted(*(new - old for new, old in zip(now, told, strict=True)))
 
     def submit(self, course: Course) -> None:
         """Decode an attempt, from where it is."""
@@ -290,7 +305,7 @@ class SimWorker:
     def _note_work(self) -> None:
         work, decoder = self._work, self._decoder
         work.decode_s += decoder.busy_s * self.devices
-        work.decode_steps = max(work.decode_steps, decoder.decode_steps)
+        work.decode_steps = max(work.decode_steps, decoder.steps)
         work.generated_tokens += decoder.generated_tokens
         work.preemptions, work.peak_kv = self.pressure()
 

@@ -13,6 +13,7 @@ from rollpacker.core.types import AttemptId, EngineId, GroupPart, RoundKind
 from rollpacker.policy.reward_timeouts import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
+from rollpacker.sim.ahead import Rule
 from rollpacker.sim.course import Course, at_most
 from rollpacker.sim.grading import Grading
 from rollpacker.sim.machines import WorldCosts
@@ -272,6 +273,10 @@ class World:
                     self._stopping[known.engine].append(attempt)
                 known.target = decision.target
 
+    def _speculate(self, decision: do.Speculate) -> None:
+        rule = Rule(decision.below, decision.most, decision.row_cost, self._costs.ahead)
+        self._touch(self._engines[decision.engine]).speculate(rule)
+
     def _apply(self, decision: do.ApplyUpdate) -> None:
         """Nothing to do where nothing was kept."""
         if not self._now.summed:
@@ -298,6 +303,7 @@ class World:
         do.MigrateAttempts: _migrate,
         do.PublishWeights: _publish,
         do.FormEngine: _regroup,
+        do.Speculate: _speculate,
         do.StartAttempt: _start,
     }
 
@@ -329,10 +335,15 @@ class World:
         tokens = known.course.tokens
         if known.stopping:
             return ev.AttemptAborted(attempt=attempt, tokens=tokens)
+        # Of all that the engine has decoded since it last finished one.
+        drafts = self._engines[known.engine].drafts()
         return ev.AttemptFinished(
             attempt=attempt,
             tokens=tokens,
             finish_reason="length" if tokens >= self._cap else "stop",
+            verifications=drafts.verifications,
+            drafted=drafts.drafted,
+            accepted=drafts.accepted,
         )
 
     def _stop(self, attempt: AttemptId, tokens: int) -> ev.Event:

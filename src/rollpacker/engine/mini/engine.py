@@ -9,8 +9,15 @@ import numpy as np
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.config.rollout import KV_SHARE
-from rollpacker.core.types import AttemptId, FinishReason
-from rollpacker.engine.base import EngineInfo, EngineStats, Output, Request, Speculation
+from rollpacker.core.types import AttemptId, FinishReason, PromptId
+from rollpacker.engine.base import (
+    EngineInfo,
+    EngineStats,
+    Output,
+    Request,
+    SamplingParams,
+    Speculation,
+)
 from rollpacker.engine.latency import NONE, ON_A_CPU, ON_A_GPU, Contexts, measure_steps
 from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.cpu import CpuRunner
@@ -85,6 +92,7 @@ class MiniEngine:
         kv_tokens = self._blocks.count * self._runner.block_size
         long = self._contexts().within(self._room, kv_tokens, len(self._slots.tables))
         measured = measure_steps(self, _MEASURED, min(128, self._room // 2), long)
+        self._try_drafts()
         return EngineInfo(
             kv_tokens=kv_tokens,
             max_length=self._room,
@@ -95,6 +103,23 @@ class MiniEngine:
             context_token_s=measured.context_token_s,
             speculates=True,
         )
+
+    def _try_drafts(self) -> None:
+        """Once, so that nothing is compiled when it is first of use."""
+        sequences = [AttemptId(-1), AttemptId(-2)]
+        half = min(8, self._room // 2)
+        params = SamplingParams(max_tokens=half, temperature=0.0, ignore_stop=True)
+        prompt = np.zeros(half, np.int32)
+        self.submit(
+            [
+                Request(attempt=a, group=PromptId("drafts"), prompt=prompt, params=params, seed=0)
+                for a in sequences
+            ]
+        )
+        self.speculate(Speculation(below=len(sequences), most=4))
+        while self.busy():
+            self.step()
+        self._speculator.turn_over()
 
     def _contexts(self) -> Contexts:
         if next(self._model.parameters()).device.type == "cpu":

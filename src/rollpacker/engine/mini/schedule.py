@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollpacker.core.types import AttemptId, PromptId
-from rollpacker.engine.base import NO_DRAFTS, Drafted, Request
+from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, PromptId
+from rollpacker.engine.base import Request
 from rollpacker.engine.mini.blocks import Blocks, Prefix
 from rollpacker.engine.mini.runner import Floats, Ints
 from rollpacker.engine.mini.slots import Slots
@@ -118,9 +118,7 @@ class Scheduler:
         for i in np.flatnonzero(ends + wanted > s.room[slots]):
             missing = -(-int(ends[i] + wanted[i] - s.room[slots[i]]) // size)
             spare = 0 if self._waiting else self._blocks.free - len(self.running)
-            self._give(
-                self.running[int(slots[i])], self._blocks.take(max(0, min(missing, spare)))
-            )
+            self._give(self.running[int(slots[i])], self._blocks.take(max(0, min(missing, spare))))
         return np.minimum(wanted, s.room[slots] - ends)
 
     def _grow(self) -> Ints:

@@ -8,7 +8,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rollpacker.engine.base import NO_DRAFTS, Drafted, Request, uniforms
+from rollpacker.core.types import NO_DRAFTS, Drafted
+from rollpacker.engine.base import Request, uniforms
 from rollpacker.engine.mini.draft_table import among
 from rollpacker.engine.mini.runner import Floats, Ints
 

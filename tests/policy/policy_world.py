@@ -8,7 +8,15 @@ from collections.abc import Collection
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, GroupPart, Prompt, PromptId, ReplicaId
+from rollpacker.core.types import (
+    AttemptId,
+    EngineId,
+    GroupPart,
+    Prompt,
+    PromptId,
+    ReplicaId,
+    RoundKind,
+)
 from rollpacker.policy.fleet import Layout
 from rollpacker.policy.machine import EngineProfile, Machine, measured
 from rollpacker.policy.rollout import RolloutPolicy
@@ -36,6 +44,7 @@ def settings(
     replica_engines: int = 0,
     layout: Layout = "colocated",
     machine: Machine | None = None,
+    row_cost: float | None = None,
 ) -> RolloutSettings:
     return RolloutSettings(
         rollout=RolloutConfig.model_validate(rollout),
@@ -54,6 +63,7 @@ def settings(
             layout=layout,
         ),
         machine=machine,
+        row_cost=row_cost,
     )
 
 
@@ -91,6 +101,7 @@ class World:
         self.deferred: list[PromptId] = []
         self.rollout_over = False
         self.offered = False
+        self.ahead: dict[EngineId, do.Speculate] = {}
         self.applying: do.ApplyUpdate | None = None
         self.updated: set[tuple[PromptId, int]] = set()
 
@@ -176,6 +187,11 @@ class World:
                 assert self.over, "published before the last update"
                 assert decision.version == self.step + 1
                 self.published.append(decision.version)
+            case do.Speculate():
+                assert decision.engine in self.workers
+                assert self.kind is not RoundKind.SHORT, "drafts where responses race"
+                assert not self.rollout_over
+                self.ahead[decision.engine] = decision
             case do.OfferTail():
                 assert not self.offered, "offered twice"
                 assert not self.rollout_over
@@ -247,10 +263,14 @@ class World:
 
     # What a caller may let happen -----------------------------------------------------------
 
-    def finish(self, attempt: AttemptId, tokens: int = 7, reason: str = "stop") -> None:
+    def finish(
+        self, attempt: AttemptId, tokens: int = 7, reason: str = "stop", **drafts: int
+    ) -> None:
         del self.running[attempt]
         self.moving.pop(attempt, None)
-        self.tell(ev.AttemptFinished(attempt=attempt, tokens=tokens, finish_reason=reason))
+        self.tell(
+            ev.AttemptFinished(attempt=attempt, tokens=tokens, finish_reason=reason, **drafts)
+        )
 
     def grade(self, attempt: AttemptId, reward: float) -> None:
         self.grading.discard(attempt)

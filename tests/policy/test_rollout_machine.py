@@ -42,6 +42,7 @@ class RolloutMachine(RuleBasedStateMachine):
         tail=st.integers(0, 1),
         replica_engines=st.integers(0, 2),
         layout=st.sampled_from(["colocated", "colocated", "separate"]),
+        row_cost=st.sampled_from([None, 0.05]),
     )
     def begin(
         self,
@@ -63,6 +64,7 @@ class RolloutMachine(RuleBasedStateMachine):
         tail: int,
         replica_engines: int,
         layout: Layout,
+        row_cost: float | None,
     ) -> None:
         rule = "consolidate" if scaling == "compared" else scaling
         sizes = {"a": first} | ({"b": second} if second else {})
@@ -90,6 +92,7 @@ class RolloutMachine(RuleBasedStateMachine):
             tail_engines=tail if scaling == "consolidate" and layout == "colocated" else 0,
             replica_engines=replica_engines,
             layout=layout,
+            row_cost=row_cost,
             machine=None
             if scaling == "consolidate"
             else local_machine(workers, max(1, replica_engines)),

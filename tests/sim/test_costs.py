@@ -16,9 +16,10 @@ from rollpacker.sim.costs import (
     packing_bound_s,
     single_sequence_s,
 )
-from rollpacker.sim.decoder import Decoder, Request
+from rollpacker.sim.decoder import Decoder
 from rollpacker.sim.hardware import DEVICES, MeasuredDevice, find_device
 from rollpacker.sim.models import MODELS, ModelShape, find_model
+from rollpacker.sim.sequences import Request
 
 H800 = DEVICES["H800"]
 CPU = MeasuredDevice(

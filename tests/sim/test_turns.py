@@ -16,8 +16,9 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import BLOCK_SLACK, TrainCosts
 from rollpacker.sim.course import Course, Turn, Turns
-from rollpacker.sim.decoder import Decoder, Request, ToolKv
+from rollpacker.sim.decoder import Decoder
 from rollpacker.sim.machines import WorldCosts
+from rollpacker.sim.sequences import Request, ToolKv
 from rollpacker.sim.worker import SimWorker
 from rollpacker.sim.world import World
 

@@ -11,6 +11,7 @@ from rollpacker.config import Config, RunConfig
 from rollpacker.config.load import load_as
 from rollpacker.policy.settings import asynchronous_grading
 from rollpacker.sim import calibration
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.grading import RewardKind
 from rollpacker.sim.source import Source, load_source
@@ -34,6 +35,8 @@ class EmulationConfig(Config):
     """Kind of each domain's rewards, for ``rollpacker.emulate.reward:Timed``: ``none`` (no time),
     ``math`` (as long as in the trace, where it tells), ``code`` or ``judge``, which takes as long
     as on idle devices. Default: ``math``."""
+    ahead: Ahead = Ahead()
+    """Decoding ahead, as in a simulation."""
     factor: float = Field(default=50.0, gt=0.0)
     """How many emulated seconds pass in one of the clock's."""
     processes: int = Field(default=1, ge=1)

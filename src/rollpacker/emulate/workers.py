@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from rollpacker.runtime import messages as msg
 from rollpacker.runtime.faults import Fault
 from rollpacker.runtime.shared_weights import SharedWeights
 from rollpacker.runtime.worker import Commands, EnginePart, ReplicaPart, Send
+from rollpacker.sim.ahead import Rule
 from rollpacker.sim.costs import BLOCK_SLACK
 from rollpacker.sim.machines import bare_curve
 from rollpacker.sim.worker import SimWorker, Task, Work
@@ -92,6 +94,7 @@ class EmulatedEngine:
             msg.Sleep: self._sleep,
             Forced: self._submit,
             msg.Abort: self._abort,
+            msg.Speculate: self._speculate,
             msg.Proceed: lambda _command: None,
         }
 
@@ -106,7 +109,13 @@ class EmulatedEngine:
             prefill_token_s=self._costs.prefill_s(1.0),
             exact_seeds=True,
             context_token_s=self._costs.slope,
+            speculates=self._place.emulated.config.ahead.tokens > 1.0,
         )
+
+    def _speculate(self, command: msg.Speculate) -> None:
+        how, ahead = command.how, self._place.emulated.config.ahead
+        self.worker.speculate(Rule(how.below, how.most, how.row_cost, ahead))
+        self._place.touch(self.worker)
 
     def _begin_step(self, _command: msg.BeginStep) -> None:
         self.worker.begin_step(self._costs, self._size)
@@ -175,6 +184,8 @@ class EmulatedEngine:
         ended = [self._held.pop(attempt) for attempt in done]
         if ended:
             outputs = [responses.output(each, each.course.tokens, version) for each in ended]
+            # Of all that was decoded since some last finished.
+            outputs[0] = replace(outputs[0], drafts=self.worker.drafts())
             self._send(msg.Finished(outputs=outputs))
         if stopped:
             left = [(self._held.pop(attempt), tokens) for attempt, tokens in stopped.items()]

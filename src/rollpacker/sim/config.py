@@ -7,8 +7,8 @@ from pydantic import Field, field_validator, model_validator
 from rollpacker.config import Config, RolloutConfig, StreamingConfig
 from rollpacker.policy.fleet import Layout
 from rollpacker.sim.ahead import Ahead
-from rollpacker.sim.decoder import ToolKv
 from rollpacker.sim.grading import RewardKind
+from rollpacker.sim.sequences import ToolKv
 
 
 class DomainConfig(Config):

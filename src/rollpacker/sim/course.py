@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rollpacker.core.types import AttemptId
 from rollpacker.polytrace.turns import Response
-from rollpacker.sim.decoder import Request
+from rollpacker.sim.sequences import Request
 
 
 class Turn(NamedTuple):

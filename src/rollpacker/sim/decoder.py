@@ -20,50 +20,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple
 
 from rollpacker.sim.ahead import PLAIN, Pace, Rule
 from rollpacker.sim.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts
-
-ToolKv = Literal["cached", "kept", "dropped"]
-"""What becomes of a response's KV while it waits for tools: ``cached`` as in vLLM (the request has
-ended; its blocks can be found again until others need them, least recently used first), ``kept``
-(the same, but nothing is admitted in their place), ``dropped``."""
-
-
-class Request(NamedTuple):
-    """One turn of an attempt: ``target_tokens``, ``generated`` of them elsewhere (it migrated).
-
-    Its context begins with the prompt, whose prefill the requests of a ``group`` share while one
-    of them is held, and ``earlier`` tokens of turns and tools. ``returns``: a turn follows, which
-    may find this one's KV.
-    """
-
-    attempt: int
-    group: str
-    prompt_tokens: int
-    target_tokens: int
-    generated: int = 0
-    earlier: int = 0
-    returns: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A held request; ``start`` is the step count at which it would have had no token."""
-
-    attempt: int
-    group: str
-    shared: int
-    prompt: int
-    returns: bool
-    target: int
-    generated: int
-    start: int = 0
-    ticket: int = -1
-    gone: bool = False
+from rollpacker.sim.sequences import Live, Request, ToolKv
 
 
 class Decoder:
@@ -93,10 +54,10 @@ class Decoder:
         self._admit_limit = ADMIT_SHARE * costs.capacity
         self._max_running = max_running
         self._terms: dict[int, tuple[float, float]] = {}
-        self._held: dict[int, _Live] = {}
-        self._running: dict[int, _Live] = {}
-        self._waiting: deque[_Live] = deque()
-        self._heap: list[tuple[int, int, _Live]] = []
+        self._held: dict[int, Live] = {}
+        self._running: dict[int, Live] = {}
+        self._waiting: deque[Live] = deque()
+        self._heap: list[tuple[int, int, Live]] = []
         self._groups: dict[str, int] = {}
         self._prefilled: set[str] = set()
         self._tool_kv: ToolKv = tool_kv
@@ -147,7 +108,7 @@ class Decoder:
         """Queue a request. Raises ``ValueError`` if it can never fit or its id is held."""
         self._check(request)
         self._run_to(now)
-        live = _Live(
+        live = Live(
             attempt=request.attempt,
             group=request.group,
             shared=request.prompt_tokens,
@@ -213,7 +174,7 @@ class Decoder:
             self._heap.clear()
         return tokens
 
-    def _drop(self, live: _Live, in_flight: bool) -> int:
+    def _drop(self, live: Live, in_flight: bool) -> int:
         if live.attempt in self._running:
             generated = self.decode_steps - live.start
             self._leave(live, generated)
@@ -226,11 +187,11 @@ class Decoder:
         self._release(live)
         return generated
 
-    def _leave(self, live: _Live, generated: int) -> None:
+    def _leave(self, live: Live, generated: int) -> None:
         del self._running[live.attempt]
         self._context -= live.prompt + generated
 
-    def _release(self, live: _Live) -> None:
+    def _release(self, live: Live) -> None:
         del self._held[live.attempt]
         left = self._groups[live.group] - 1
         if left:
@@ -402,7 +363,7 @@ class Decoder:
             self.busy_s += seconds
             self._boundary += seconds
 
-    def _enter(self, live: _Live, need: int) -> int:
+    def _enter(self, live: Live, need: int) -> int:
         """Put a sequence into the batch; the tokens to prefill for it."""
         self._tickets += 1
         live.ticket = self._tickets

@@ -12,9 +12,9 @@ from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import EngineCosts, RewardCosts, TrainCosts
-from rollpacker.sim.decoder import ToolKv
 from rollpacker.sim.driver import DriverCosts
 from rollpacker.sim.grading import RewardKind
+from rollpacker.sim.sequences import ToolKv
 
 _CURVE = tuple(2**power for power in range(11))
 """Batch sizes at which the policy is told a decode step's latency."""

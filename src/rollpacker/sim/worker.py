@@ -12,7 +12,8 @@ from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.ahead import Rule
 from rollpacker.sim.costs import EngineCosts
 from rollpacker.sim.course import Course
-from rollpacker.sim.decoder import Decoder, ToolKv
+from rollpacker.sim.decoder import Decoder
+from rollpacker.sim.sequences import ToolKv
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ def draft(
     least: float,
     rates: Any,
     stops: Any,
+    window: Any,
     tokens: Any,
     buckets: Any,
 ) -> int:
@@ -130,9 +131,9 @@ def draft(
 
     Args: ``tables`` the younger and the older one; ``rates`` (``BUCKETS``,) how often a token of
     each bucket was right; ``least`` the probability, as the product of these, below which a draft
-    ends; ``stops`` (S,); ``tokens`` and ``buckets`` (k,) take the result.
+    ends; ``stops`` (S,); ``window`` (``LONGEST`` + k,) is room to work in; ``tokens`` and
+    ``buckets`` (k,) take the result.
     """
-    window = np.empty(LONGEST + most, np.int32)
     known = min(LONGEST, end)
     window[:known] = text[end - known : end]
     hope = 1.0

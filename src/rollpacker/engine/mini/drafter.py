@@ -11,7 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.mini.draft_table import BUCKETS, draft, learn, new_table
+from rollpacker.engine.mini.draft_table import BUCKETS, LONGEST, draft, learn, new_table
 from rollpacker.engine.mini.runner import Ints
 
 _FIRST, _MOST = 1 << 16, 1 << 22
@@ -81,6 +81,9 @@ class Drafter:
 
     def catch_up(self) -> None:
         """Learn what has ended."""
+        if not (self._past or self._new):
+            self._make_room()
+            return
         for text in self._past:
             self._learn(_EVERYWHERE, text, 0)
         self._past.clear()
@@ -104,7 +107,7 @@ class Drafter:
         scopes: Scopes,
         texts: Ints,
         rows: Ints,
-        spans: tuple[Ints, Ints],
+        spans: tuple[Ints, Ints, Ints],
         most: Ints,
         least: float,
         stops: Ints,
@@ -115,14 +118,15 @@ class Drafter:
             scopes: of each row of ``texts``.
             texts: prompts and responses, (slots, context).
             rows: those that draft, (b,).
-            spans: of every row, up to where it was learnt, which is moved on, and where it ends.
+            spans: of every row, up to where it was learnt, which is moved on, and how long its
+                prompt and its response are.
             most: tokens of each draft, (b,).
             least: probability with which a draft's last token is to be reached.
             stops: (slots, S) tokens that end a response.
 
         Returns drafts and their buckets, each (b, k), and their lengths (b,).
         """
-        width = max(1, int(most.max()))
+        width = max(1, int(most.max(initial=0)))
         drafts, buckets = np.empty((2, len(rows), width), np.int32)
         lengths = np.empty(len(rows), np.int32)
         tables = self._young, self._old
@@ -146,23 +150,26 @@ def _draft(
     stops: Any,
     out: Any,
 ) -> None:
-    learnt, ends = spans
+    learnt, prompts, counts = spans
     most, least, rates = told
     drafts, buckets, lengths = out
     for row in rows:
-        learn(tables[0], scopes[row], texts[row], learnt[row], ends[row])
-        learnt[row] = ends[row]
+        end = prompts[row] + counts[row]
+        learn(tables[0], scopes[row], texts[row], learnt[row], end)
+        learnt[row] = end
+    window = np.empty(LONGEST + drafts.shape[1], np.int32)
     for i in range(len(rows)):
         row = rows[i]
         lengths[i] = draft(
             tables,
             scopes[row],
             texts[row],
-            ends[row],
+            learnt[row],
             most[i],
             least,
             rates,
             stops[row],
+            window,
             drafts[i],
             buckets[i],
         )

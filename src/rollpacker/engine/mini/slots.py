@@ -116,16 +116,16 @@ class Slots:
 
         Returns drafted tokens that were right (b,), and slots as ``append`` does.
         """
-        before = self.count[slots] // CHUNK
-        right, ended = np.empty(len(slots), np.int32), np.empty(len(slots), np.bool_)
-        where = (slots, self.prompt, self.count)
+        right, ends = np.empty((2, len(slots)), np.int32)
+        where = (slots, self.prompt, self.count, self.limit, self.token)
         theirs = (self.stops, self.texts, self.logprobs, self.drafts)
-        _settle(where, drafts, lengths, tokens, logprobs, theirs, right, ended)
-        count = self.count[slots]
-        self.token[slots] = self.texts[slots, self.prompt[slots] + count - 1]
-        self._draw_on(slots[count // CHUNK > before])
-        full = (count >= self.limit[slots]) & ~ended
-        return right, slots[ended], slots[full]
+        over, chunks = _settle(where, drafts, lengths, tokens, logprobs, theirs, right, ends)
+        if chunks:
+            crossed = self.count[slots] % CHUNK <= lengths
+            self._draw_on(slots[crossed & (self.count[slots] >= CHUNK)])
+        if not over:
+            return right, _NOBODY, _NOBODY
+        return right, slots[ends == _STOPPED], slots[ends == _FULL]
 
     def _draw_on(self, slots: Ints) -> None:
         """Each has entered a chunk of its uniforms: make the one behind it."""
@@ -148,6 +148,10 @@ class Slots:
         return self.texts[slot, prompt : prompt + count].copy(), self.logprobs[slot, :count].copy()
 
 
+_NOBODY = np.zeros(0, np.int32)
+_STOPPED, _FULL = 1, 2
+
+
 @njit(cache=True, nogil=True)
 def _settle(
     where: Any,
@@ -157,28 +161,38 @@ def _settle(
     logprobs: Any,
     theirs: Any,
     right: Any,
-    ended: Any,
-) -> None:
-    """``Slots.settle`` but for the uniforms; ``where``: slots, prompts and counts; ``theirs``:
-    stop tokens, texts, logprobs and counts of drafts of all slots."""
-    slots, prompts, counts = where
+    ends: Any,
+) -> tuple[int, int]:
+    """``Slots.settle`` but for the uniforms; how many have ended, and entered a chunk of uniforms.
+
+    Args: ``where`` slots, prompts, counts, limits and last tokens; ``theirs`` stop tokens, texts,
+    logprobs and counts of drafts of all slots.
+    """
+    slots, prompts, counts, limits, last = where
     stops, texts, kept, stats = theirs
-    row = 0
+    row = over = chunks = 0
     for i in range(len(slots)):
         slot = slots[i]
-        right[i], ended[i] = 0, False
+        before = counts[slot] // CHUNK
+        right[i] = ends[i] = 0
         for j in range(lengths[i] + 1):
             token, count = tokens[row + j], counts[slot]
             texts[slot, prompts[slot] + count] = token
             kept[slot, count] = logprobs[row + j]
             counts[slot] = count + 1
             agrees = j < lengths[i] and token == drafts[i, j]
-            if agrees:
-                right[i] += 1
-            ended[i] = among(stops[slot], token)
-            if ended[i] or not agrees:
+            right[i] += agrees
+            if among(stops[slot], token):
+                ends[i] = _STOPPED
+            if ends[i] or not agrees:
                 break
+        last[slot] = texts[slot, prompts[slot] + counts[slot] - 1]
+        if not ends[i] and counts[slot] >= limits[slot]:
+            ends[i] = _FULL
+        over += ends[i] > 0
+        chunks += counts[slot] // CHUNK > before
         stats[slot, 0] += lengths[i] > 0
         stats[slot, 1] += lengths[i]
         stats[slot, 2] += right[i]
         row += lengths[i] + 1
+    return over, chunks

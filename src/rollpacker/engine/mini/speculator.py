@@ -57,6 +57,7 @@ class Speculator:
         self._scopes = np.zeros(count, np.uint64)
         self._learnt = np.zeros(count, np.int32)
         self._misses = self._pause = 0
+        self._every = np.arange(count, dtype=np.int32)
 
     def follow(self, how: Speculation) -> None:
         """Draft so from now on. Raises ``ValueError`` for drafts that are too long."""
@@ -89,19 +90,21 @@ class Speculator:
             self._pause -= 1
             return None
         s = self._slots
-        most = np.minimum(how.most, s.limit[slots] - s.count[slots] - 1)
-        most = self._scheduler.reach(slots, most)
-        if not most.any():
-            return None
-        for slot in slots[self._met[slots] != s.ticket[slots]]:
-            self._meet(int(slot))
+        most = np.empty(b, np.int32)
+        spans = (s.prompt, s.count, s.limit, s.room)
+        lacking, new = _look(slots, spans, (s.ticket, self._met), how.most, most)
+        if lacking:
+            most = self._scheduler.reach(slots, most)
+        if new:
+            for slot in slots[self._met[slots] != s.ticket[slots]]:
+                self._meet(int(slot))
         self._drafter.catch_up()
         reach = how.row_cost * b
         tokens, buckets, lengths = self._drafter.draft(
             self._scopes,
             s.texts,
             slots,
-            (self._learnt, s.prompt + s.count),
+            (self._learnt, s.prompt, s.count),
             most,
             reach / (1.0 + reach),
             s.stops,
@@ -132,7 +135,9 @@ class Speculator:
         tokens, positions, of, ahead = np.empty((4, n), np.int32)
         told = s.token, s.prompt, s.count
         _rows(slots, told, drafts.tokens, drafts.padded, (tokens, positions, of, ahead))
-        return Rows(tokens, positions, of, np.arange(n, dtype=np.int32)), ahead
+        if n > len(self._every):
+            self._every = np.arange(2 * n, dtype=np.int32)
+        return Rows(tokens, positions, of, self._every[:n]), ahead
 
     def settle(
         self, slots: Ints, drafts: Drafts, tokens: Ints, logprobs: Floats
@@ -151,6 +156,21 @@ class Speculator:
     def _missed(self) -> None:
         self._misses += 1
         self._pause = min(self._misses // 2, _LONGEST_PAUSE)
+
+
+@njit(cache=True, nogil=True)
+def _look(slots: Any, spans: Any, tickets: Any, cap: int, most: Any) -> tuple[int, int]:
+    """How long drafts may be, of how many that is more than their blocks hold, and how many
+    sequences are new in their slots."""
+    prompts, counts, limits, rooms = spans
+    now, met = tickets
+    lacking = new = 0
+    for i in range(len(slots)):
+        slot = slots[i]
+        most[i] = min(cap, limits[slot] - counts[slot] - 1)
+        lacking += prompts[slot] + counts[slot] + most[i] > rooms[slot]
+        new += now[slot] != met[slot]
+    return lacking, new
 
 
 @njit(cache=True, nogil=True)

@@ -1,0 +1,250 @@
+"""Decoding ahead changes no token: bit by bit, whatever is drafted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_models import VOCABULARY, build, drain, prompt, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollpacker.config import MiniEngineConfig
+from rollpacker.core.types import PromptId
+from rollpacker.engine.base import Speculation
+from rollpacker.engine.mini import MiniEngine
+from rollpacker.engine.mini.draft_table import LENGTHS
+from rollpacker.engine.mini.drafter import Drafter
+from rollpacker.engine.mini.shape import shape_of
+from rollpacker.engine.mini.torch_runner import TorchRunner
+
+MODEL = build("qwen2")
+STOP = 7
+
+
+def ask(number: int, **params) -> object:
+    """Of every kind: greedy, restricted, with stop tokens, short and beyond a chunk of uniforms."""
+    return request(
+        number,
+        prompt(3 + 9 * (number % 4), number % 4),
+        group=str(number % 4),
+        seed=1000 + number,
+        **{
+            "max_tokens": (90, 140, 5, 1, 65)[number % 5],
+            "temperature": (1.0, 0.7, 0.0)[number % 3],
+            "top_p": 0.8 if number % 7 == 3 else 1.0,
+            "top_k": 5 if number % 7 == 4 else 0,
+            "stop_token_ids": (STOP,) if number % 2 else (),
+        }
+        | params,
+    )
+
+
+REQUESTS = [ask(n) for n in range(12)]
+
+
+class Letters:
+    """A tokenizer whose tokens are letters of many alphabets."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(chr(0x100 + token) for token in tokens)
+
+
+def make(kind: str = "numba", *, running: int = 12, kv: int = 4096, drafter=None) -> MiniEngine:
+    config = MiniEngineConfig(max_running=running, kv_tokens=kv)
+    runner = None
+    if kind != "numba":
+        alone = kind == "torch-alone"
+        runner = TorchRunner(MODEL, shape_of(MODEL), block_size=16, deterministic=alone)
+    return MiniEngine(MODEL, config=config, runner=runner, drafter=drafter, tokenizer=Letters())
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What is sampled a token at a time."""
+    found = {}
+    for kind in ("numba", "torch-alone"):
+        engine = make(kind)
+        engine.submit(REQUESTS)
+        found[kind] = drain(engine)
+    return found
+
+
+class Scripted(Drafter):
+    """Drafts what it is told: ``right`` of every tokens of a draft, the others are not."""
+
+    def __init__(self, texts: dict[int, np.ndarray], how: str) -> None:
+        super().__init__()
+        self._texts = {int(self.scope(PromptId(str(n)))): text for n, text in texts.items()}
+        self._how = how
+        self._random = np.random.default_rng(0)
+
+    def draft(self, scopes, texts, rows, spans, most, least, stops):
+        del texts, least, stops
+        drafts = np.zeros((len(rows), max(1, most.max())), np.int32)
+        for place, row in enumerate(rows):
+            text = self._texts[int(scopes[row])][spans[1][row] + spans[2][row] :][: most[place]]
+            drafts[place, : len(text)] = text
+        if self._how == "wrong":
+            drafts = (drafts + 1) % VOCABULARY
+        if self._how == "random":
+            wrong = self._random.random(drafts.shape) < 0.3
+            drafts = np.where(wrong, (drafts + 1) % VOCABULARY, drafts).astype(np.int32)
+            most = self._random.integers(0, most + 1).astype(np.int32)
+        return drafts, np.zeros_like(drafts), np.asarray(most, np.int32)
+
+
+def same(output, expected) -> None:
+    assert output.tokens.tobytes() == expected.tokens.tobytes()
+    assert output.logprobs.tobytes() == expected.logprobs.tobytes()
+    assert output.finish_reason == expected.finish_reason
+
+
+def alone_in_group(each):
+    return replace(each, group=PromptId(str(each.attempt)))
+
+
+@pytest.mark.parametrize("kind", ["numba", "torch-alone"])
+@pytest.mark.parametrize("how", ["right", "wrong", "random"])
+@pytest.mark.parametrize("most", [1, 8, 16, 63])
+def test_any_draft(plain, kind: str, how: str, most: int) -> None:
+    texts = {r.attempt: np.concatenate([r.prompt, plain[kind][r.attempt].tokens]) for r in REQUESTS}
+    engine = make(kind, drafter=Scripted(texts, how))
+    engine.speculate(Speculation(below=12, most=most))
+    engine.submit([alone_in_group(each) for each in REQUESTS])
+    before = engine.stats()
+    outputs = drain(engine)
+    for attempt, output in outputs.items():
+        same(output, plain[kind][attempt])
+        assert output.drafts.accepted <= output.drafts.drafted
+    longest = max(len(o.tokens) for o in outputs.values())
+    steps = engine.stats().steps - before.steps
+    tokens = engine.stats().generated_tokens - before.generated_tokens
+    assert tokens == sum(len(o.tokens) for o in outputs.values())
+    if how == "right":
+        assert steps <= 2 + -(-longest // (most + 1))
+        assert max(o.drafts.tokens for o in outputs.values()) > most / 2
+    if how == "wrong":
+        assert steps == longest
+        assert not any(o.drafts.accepted for o in outputs.values())
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_schedule(plain, data) -> None:
+    """Late submissions, preemption, moves with hints, plain steps between: its own drafter."""
+    order = data.draw(st.permutations(range(len(REQUESTS))))
+    gaps = data.draw(st.lists(st.integers(0, 9), min_size=12, max_size=12))
+    engine = make(running=data.draw(st.integers(1, 12)), kv=data.draw(st.sampled_from([192, 4096])))
+    outputs = {}
+    for place, index in enumerate(order):
+        hints = [plain["numba"][index].tokens] if index % 3 else []
+        engine.submit([replace(REQUESTS[index], hints=hints)])
+        if place % 3 == 0:
+            below = data.draw(st.integers(0, 12))
+            most = data.draw(st.sampled_from([1, 8, 63]))
+            engine.speculate(Speculation(below=below, most=most, row_cost=0.01 * (place % 2)))
+        for _ in range(gaps[place]):
+            outputs |= {o.attempt: o for o in engine.step()}
+    for partial in engine.abort(data.draw(st.sets(st.integers(0, 11)))):
+        whole = REQUESTS[partial.attempt]
+        hints = [plain["numba"][partial.attempt].tokens]
+        moved = {"generated": partial.tokens, "logprobs": partial.logprobs, "hints": hints}
+        engine.submit([replace(whole, **moved)])
+    outputs |= drain(engine)
+    assert outputs.keys() == plain["numba"].keys()
+    for attempt, output in outputs.items():
+        same(output, plain["numba"][attempt])
+    assert engine.stats().kv_used == 0.0
+
+
+def test_stop_strings_inside_a_draft(plain) -> None:
+    free = {a: o.tokens for a, o in plain["numba"].items() if len(o.tokens) > 40}
+    for attempt, tokens in free.items():
+        stop = (Letters().decode(tokens[20:22].tolist()),)
+        texts = {attempt: np.concatenate([REQUESTS[attempt].prompt, tokens])}
+        one, other = make(), make(drafter=Scripted(texts, "right"))
+        other.speculate(Speculation(below=12, most=16))
+        each = replace(REQUESTS[attempt], params=replace(REQUESTS[attempt].params, stop=stop))
+        one.submit([alone_in_group(each)])
+        other.submit([alone_in_group(each)])
+        expected = drain(one)[attempt]
+        same(drain(other)[attempt], expected)
+        assert len(expected.tokens) <= 22
+        assert other.stats().steps < one.stats().steps
+
+
+def test_batched_torch_samples_nearly_the_same(plain) -> None:
+    """Rows of other shapes round otherwise."""
+    hinted = [replace(r, hints=[plain["torch-alone"][r.attempt].tokens]) for r in REQUESTS]
+    engine = make("torch")
+    engine.speculate(Speculation(below=12, most=8))
+    engine.submit(hinted)
+    outputs = drain(engine)
+    equal = total = 0
+    for attempt, output in outputs.items():
+        expected = plain["torch-alone"][attempt]
+        size = min(len(output.tokens), len(expected.tokens))
+        agree = output.tokens[:size] == expected.tokens[:size]
+        equal, total = equal + int(agree.sum()), total + max(size, len(expected.tokens))
+        first = size if agree.all() else int(agree.argmin())
+        np.testing.assert_allclose(output.logprobs[:first], expected.logprobs[:first], atol=1e-4)
+    assert equal >= 0.999 * total
+    assert sum(o.drafts.accepted for o in outputs.values()) > 0.3 * total
+
+
+def test_noise_is_hardly_drafted() -> None:
+    """Uniform text: what is never right is soon tried no more."""
+    drafter, random = Drafter(), np.random.default_rng(0)
+    scopes = np.array([drafter.scope(PromptId("noise"))])
+    text = random.integers(0, 50, (1, 4000)).astype(np.int32)
+    learnt, rows, none = np.zeros((3, 1), np.int32)
+    stops, most = np.full((1, 1), -1, np.int32), np.full(1, 8, np.int32)
+    drafted = 0
+    for end in range(1, 4000):
+        ends = np.full(1, end, np.int32)
+        drafter.catch_up()
+        drafts, buckets, lengths = drafter.draft(
+            scopes, text, rows, (learnt, ends, none), most, 0.05, stops
+        )
+        right = np.cumprod(drafts[0, : lengths[0]] == text[0, end : end + lengths[0]]).sum()
+        drafter.judge(buckets, lengths, np.array([right]))
+        drafted += int(lengths[0])
+    assert drafted < 0.15 * 4000
+
+
+def test_tables_are_bounded() -> None:
+    entries = 1 << 14
+    drafter, random = Drafter(entries), np.random.default_rng(0)
+    scope = drafter.scope(PromptId("a"))
+    for _ in range(1000):
+        drafter.ended(scope, random.integers(0, 1000, 500).astype(np.int32), 0)
+        drafter.catch_up()
+        drafter.turn_over()
+    assert len(drafter._young.tags) + len(drafter._old.tags) <= 2 * entries
+    assert drafter._young.used[0] <= entries // 2 + 500 * len(LENGTHS)
+    assert not drafter._round
+    assert len(drafter._past) == 1
+
+
+def test_what_siblings_and_past_rounds_said_is_drafted(plain) -> None:
+    """A sibling's text serves its group at once, and all others after the weights have changed."""
+    text = plain["numba"][1].tokens
+    each = REQUESTS[1]
+    engine = make()
+    engine.speculate(Speculation(below=12, most=8))
+    engine.submit([replace(each, hints=[text])])
+    assert drain(engine)[1].drafts.accepted > 0.5 * len(text)
+    engine.load_weights(None, 1)
+    engine.submit([alone_in_group(each)])
+    assert drain(engine)[1].drafts.drafted == 0, "it was told to only until weights came"
+    engine.load_weights(None, 2)
+    engine.speculate(Speculation(below=12, most=8))
+    engine.submit([replace(each, group=PromptId("another"))])
+    assert drain(engine)[1].drafts.accepted > 0.5 * len(text)
+
+
+def test_drafts_longer_than_its_uniforms_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 63"):
+        make().speculate(Speculation(below=1, most=64))

@@ -1,0 +1,123 @@
+"""When engines are told to decode ahead."""
+
+from __future__ import annotations
+
+from policy_world import World, local_machine
+from policy_world import settings as make_settings
+
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.types import EngineId, ReplicaId, RoundKind
+from rollpacker.policy.latency import LatencyCurve
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.policy.speculation import MOST
+
+
+def world(mode: str = "exact", *, row_cost: float | None = 0.05, ahead: str = "auto") -> World:
+    rollout = {
+        "prompts_per_step": 4,
+        "num_generations": 2,
+        "tail_batching": {"mode": mode, "eta_prompts": 2.0, "audit_every": 0},
+        "speculation": {"mode": ahead},
+    }
+    return World(make_settings(rollout, {"a": 40}, row_cost=row_cost), workers=2)
+
+
+def end_step(job: World, **drafts: int) -> None:
+    while not job.over:
+        if job.running:
+            job.finish(min(job.running), **drafts)
+        elif job.grading:
+            job.grade(min(job.grading), float(len(job.graded) % 2))
+        elif job.stopping:
+            job.confirm_abort(min(job.stopping))
+        elif job.gradients:
+            job.sum_gradients(0)
+        else:
+            job.apply()
+
+
+def told(job: World) -> list[do.Speculate]:
+    return [d for _, made in job.log for d in made if isinstance(d, do.Speculate)]
+
+
+def test_every_engine_is_told_before_its_first_attempt() -> None:
+    for mode in ("exact", "off"):
+        job = world(mode)
+        job.start()
+        made = [type(d) for _, decisions in job.log for d in decisions]
+        assert made.index(do.Speculate) < made.index(do.StartAttempt)
+        assert [d.engine for d in told(job)] == [0, 1]
+        assert {(d.most, d.row_cost) for d in told(job)} == {(MOST, 0.05)}
+        assert told(job)[0].below == int(0.7 / 0.05)
+
+
+def test_not_where_it_is_off_nor_where_engines_cannot() -> None:
+    for job in (world(ahead="off"), world(row_cost=None)):
+        job.start()
+        end_step(job, drafted=10, accepted=1)
+        assert not told(job)
+
+
+def test_predictable_responses_win_no_races() -> None:
+    job = world("race")
+    kinds = set()
+    for _ in range(6):
+        before = len(told(job))
+        job.start()
+        end_step(job)
+        kinds.add(job.kind)
+        assert (len(told(job)) > before) == (job.kind is RoundKind.LONG)
+    assert kinds == {RoundKind.SHORT, RoundKind.LONG}
+
+
+def test_what_is_not_accepted_is_drafted_later_and_that_outlives_the_job() -> None:
+    job = world()
+    job.start()
+    end_step(job, drafted=500, accepted=50)
+    steps = [d.below for d in told(job)]
+    assert steps == sorted(steps, reverse=True)
+    assert told(job)[-1].below <= 3
+    state = job.policy.state_dict()
+    job.policy = RolloutPolicy(job.settings)
+    job.policy.load_state_dict(state)
+    before = len(told(job))
+    job.start()
+    assert told(job)[before].below <= 3
+
+
+def test_an_engine_that_died_is_told_nothing() -> None:
+    job = world()
+    job.start()
+    job.lose_devices([EngineId(1)], [ReplicaId(1)])
+    before = len(told(job))
+    end_step(job, drafted=500, accepted=0)
+    assert {d.engine for d in told(job)[before:]} == {0}
+
+
+def test_an_engine_that_is_formed_is_told() -> None:
+    """Tail to an engine of both devices: it is told, and its members are not told any more."""
+    rollout = {"prompts_per_step": 4, "num_generations": 2, "streaming": {"scaling": "paper"}}
+    machine = local_machine(2)
+    given = make_settings(rollout, {"a": 40}, row_cost=0.05, machine=machine)
+    policy = RolloutPolicy(given)
+    started = ev.StepStarted(
+        step=0,
+        engines=(EngineId(0), EngineId(1)),
+        replicas=(ReplicaId(0), ReplicaId(1)),
+        remaining={"a": 40},
+    )
+    policy.handle(0.0, started)
+    made = policy._speculating.formed(
+        do.FormEngine(engine=EngineId(0), members=(EngineId(0), EngineId(1)))
+    )
+    assert [d.engine for d in made] == [0]
+    assert list(policy._speculating._told) == [0]
+
+
+def test_what_a_row_costs() -> None:
+    line = {n: 1e-3 + 2e-5 * n for n in (1, 4, 16, 64)}
+    assert round(LatencyCurve(line).row_cost, 6) == 0.02
+    assert LatencyCurve({1: 2e-3, 64: 2e-3}).row_cost == LatencyCurve({8: 1e-3}).row_cost > 0
+    noisy = {1: 3.4e-4, 4: 1.9e-4, 16: 2.6e-4, 32: 3.5e-4, 64: 6.8e-4}
+    assert 0.01 < LatencyCurve(noisy).row_cost < 0.1

@@ -331,3 +331,16 @@ def _(ran: Ran) -> None:
 def _(ran: Ran) -> None:
     """One for the step and one more, although two are missing."""
     assert ran.count("DrawPrompts") == [2]
+
+
+# --- decoding ahead ------------------------------------------------------------------------------
+
+LOOPING = {"rollout.temperature": 0.3, "rollout.max_completion_length": 60}
+described("ahead", LOOPING, slow=True)
+described("not-ahead", LOOPING | {"rollout.speculation.mode": "off"}, slow=True)
+
+
+@effect("rollout.speculation.mode=off", run="not-ahead", against="ahead")
+def _(ran: Ran) -> None:
+    """Cold responses of a random model repeat themselves; nothing guesses how they go on."""
+    assert sum(row["speculation/drafted"] for row in ran.metrics) == 0

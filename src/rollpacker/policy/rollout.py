@@ -136,6 +136,11 @@ class RolloutPolicy:
                 self._add(made, self._speculating.begin(self._running))
 
     @property
+    def speculates(self) -> bool:
+        """Whether engines may be told to decode ahead."""
+        return self._speculating.possible
+
+    @property
     def queue(self) -> int:
         """Prompts waiting for a long round."""
         return len(self._tail.queue)

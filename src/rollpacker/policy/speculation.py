@@ -44,6 +44,11 @@ class Speculating:
         self._learnt = False
         self._told: dict[EngineId, int] = {}
 
+    @property
+    def possible(self) -> bool:
+        """Whether engines may be told anything."""
+        return self._row_cost is not None
+
     def begin(self, engines: Sequence[EngineId]) -> Iterator[do.Speculate]:
         """A round begins on these engines."""
         self._drafted *= _FORGET

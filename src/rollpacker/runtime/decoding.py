@@ -15,6 +15,7 @@ from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import DECODING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.graded_log import GradedLog
+from rollpacker.runtime.hints import Hints
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.protocols import Workers
 from rollpacker.runtime.step import Formation, StepRecord
@@ -33,6 +34,7 @@ class Decoding:
         params: how responses are sampled.
         seed: the run's.
         lockstep: engines that have reported wait for ``proceed``.
+        hints: texts that engines may take drafts from; None where they draft nothing.
         post: takes the events.
         clock: seconds since the run began.
     """
@@ -46,6 +48,7 @@ class Decoding:
         seed: int,
         *,
         lockstep: bool,
+        hints: Hints | None,
         post: Callable[..., None],
         clock: Clock,
     ) -> None:
@@ -55,6 +58,7 @@ class Decoding:
         self._params = params
         self._seed = seed
         self._lockstep = lockstep
+        self._hints = hints
         self._post = post
         self._clock = clock
         self._record = StepRecord(step=0, start_s=0.0)
@@ -70,6 +74,8 @@ class Decoding:
         self._outbox.clear()
         self._forming.clear()
         self._speculating.clear()
+        if self._hints is not None:
+            self._hints.begin()
         for engine in self._workers.engines:
             self._workers.to_engine(engine, msg.BeginStep())
 
@@ -161,9 +167,12 @@ class Decoding:
             params=self._params,
             seed=sampling_seed(self._seed, self._record.step, attempt.prompt, attempt.index),
         )
-        if (begun := attempt.begun) is None:
-            return request
-        return replace(request, generated=begun.tokens, logprobs=begun.logprobs)
+        begun, hints = attempt.begun, self._hints
+        if begun is None:
+            first = hints is not None and attempt.index == 0  # once for each group
+            return replace(request, hints=hints.earlier(attempt.prompt)) if first else request
+        siblings = () if hints is None else hints.siblings(attempt.prompt)
+        return replace(request, generated=begun.tokens, logprobs=begun.logprobs, hints=siblings)
 
     def proceed(self) -> None:
         """In lockstep: what finished has been dealt with, decode on."""
@@ -217,6 +226,8 @@ class Decoding:
         if attempt.stage is Stage.STOPPING:
             return self.aborted(attempt)
         attempt.stage = Stage.GRADING
+        if self._hints is not None:
+            self._hints.finished(attempt.prompt, output.tokens)
         drafts = attempt.drafts
         return ev.AttemptFinished(
             attempt=attempt.id,

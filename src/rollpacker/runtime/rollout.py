@@ -26,6 +26,7 @@ from rollpacker.runtime.decoding import Decoding
 from rollpacker.runtime.faults import WorkerError
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.grading import Grading
+from rollpacker.runtime.hints import Hints
 from rollpacker.runtime.phases import Phases
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.protocols import Graders, Listener, Loss, Workers
@@ -88,6 +89,7 @@ class Rollout:
             params,
             config.seed,
             lockstep=self._lockstep,
+            hints=Hints() if policy.speculates else None,
             post=self._pump.post,
             clock=clock,
         )

@@ -139,6 +139,7 @@ class MiniEngine:
         for request in requests:
             stops = stops_of(request)
             self._scheduler.add(request, StopWatcher(self._tokenizer, stops) if stops else None)
+            self._speculator.hear(request)
 
     def speculate(self, how: Speculation) -> None:
         """Decode ahead, until weights are loaded. Raises ``ValueError`` on drafts of 64 tokens."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from rollpacker.engine.base import NO_SPECULATION, Speculation
+from rollpacker.engine.base import NO_SPECULATION, Request, Speculation
 from rollpacker.engine.mini.drafter import Drafter
 from rollpacker.engine.mini.runner import Floats, Ints, Rows
 from rollpacker.engine.mini.schedule import Held, Scheduler
@@ -71,6 +71,11 @@ class Speculator:
         self._how = NO_SPECULATION
         self._drafter.turn_over()
 
+    def hear(self, request: Request) -> None:
+        """Texts that come with a request are for all of its group."""
+        if request.hints:
+            self._drafter.hint(self._drafter.scope(request.group), request.hints)
+
     def ended(self, sequence: Held) -> None:
         """A running sequence is about to be let go of."""
         if not self._how.below:
@@ -126,7 +131,6 @@ class Speculator:
         scope = self._scopes[slot] = self._drafter.scope(request.group)
         first = self._drafter.first_of(scope)
         self._learnt[slot] = 0 if first else self._slots.prompt[slot]
-        self._drafter.hint(scope, request.hints)
 
     def rows(self, slots: Ints, drafts: Drafts) -> tuple[Rows, Ints]:
         """Each slot's last token and its draft, and how far ahead of the next token each row is."""

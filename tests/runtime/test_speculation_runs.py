@@ -1,0 +1,77 @@
+"""Whole jobs that decode ahead: the same samples and weights, fewer steps, a true journal."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime_jobs import Workshop, checkpoints, kept_samples, metrics, run, weights_digest
+
+from rollpacker.core import journal
+from rollpacker.core.types import PromptId
+from rollpacker.policy.rollout import from_journal
+from rollpacker.runtime.hints import Hints
+
+# Cold responses of a random model repeat themselves.
+COLD = {
+    "rollout__temperature": 0.2,
+    "rollout__max_completion_length": 120,
+    "checkpoint": {"every": 1, "keep": 9},
+    "deterministic": True,
+    "devices__per_node": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("ahead"), rows=8)
+
+
+def total(folder: Path, name: str) -> float:
+    return sum(row[name] for row in metrics(folder))
+
+
+@pytest.mark.parametrize("mode", ["exact", "off"])
+def test_samples_and_weights_are_the_same(shop: Workshop, mode: str) -> None:
+    plain, _ = run(shop.config(f"plain-{mode}", mode, **COLD, rollout__speculation__mode="off"))
+    ahead, _ = run(shop.config(f"ahead-{mode}", mode, **COLD))
+    assert kept_samples(ahead) == kept_samples(plain)
+    last = f"checkpoint-{checkpoints(plain)[-1]}"
+    assert weights_digest(ahead / last) == weights_digest(plain / last)
+    assert total(ahead, "speculation/accepted") > 0
+    assert total(ahead, "engine/steps") < 0.8 * total(plain, "engine/steps")
+    assert total(plain, "speculation/drafted") == 0
+    assert total(plain, "engine/generated_tokens") == total(ahead, "engine/generated_tokens")
+    for row in metrics(ahead):
+        assert row["speculation/accepted"] <= row["speculation/drafted"]
+    told = [
+        decision
+        for line in (ahead / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        for decision in json.loads(line).get("decisions", ())
+        if decision["kind"] == "Speculate"
+    ]
+    assert told
+    assert journal.replay(ahead / "journal.jsonl", from_journal).differences == []
+
+
+def test_nothing_is_drafted_where_responses_race(shop: Workshop) -> None:
+    folder, _ = run(shop.config("race", "race", **COLD))
+    for row in metrics(folder):
+        if row["tail/round_kind"] == "short":
+            assert row["speculation/drafted"] == 0
+
+
+def test_hints_are_those_of_the_last_visit_and_bounded() -> None:
+    texts = {PromptId(name): np.arange(10, dtype=np.int32) for name in "abc"}
+    hints = Hints(kept=20)
+    for prompt, text in texts.items():
+        hints.begin()
+        hints.finished(prompt, text)
+        assert hints.siblings(prompt) == (text,)
+        assert hints.earlier(prompt) == ()
+    hints.begin()
+    assert hints.siblings(PromptId("c")) == ()
+    assert [bool(hints.earlier(prompt)) for prompt in texts] == [False, True, True]
+    hints.finished(PromptId("b"), texts[PromptId("a")])
+    hints.begin()
+    assert hints.earlier(PromptId("b"))[0] is texts[PromptId("a")]

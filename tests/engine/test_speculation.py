@@ -206,7 +206,7 @@ def test_noise_is_hardly_drafted() -> None:
         ends = np.full(1, end, np.int32)
         drafter.catch_up()
         drafts, buckets, lengths = drafter.draft(
-            scopes, text, rows, (learnt, ends, none), most, 0.05, stops
+            scopes, text, rows, (learnt, ends, none), most, (0, 0.05), stops
         )
         right = np.cumprod(drafts[0, : lengths[0]] == text[0, end : end + lengths[0]]).sum()
         drafter.judge(buckets, lengths, np.array([right]))

@@ -18,6 +18,7 @@ from rollpacker.core.types import (
     RoundKind,
 )
 from rollpacker.policy.fleet import Layout
+from rollpacker.policy.latency import RowCosts
 from rollpacker.policy.machine import EngineProfile, Machine, measured
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
@@ -44,7 +45,7 @@ def settings(
     replica_engines: int = 0,
     layout: Layout = "colocated",
     machine: Machine | None = None,
-    row_cost: float | None = None,
+    rows: RowCosts | None = None,
 ) -> RolloutSettings:
     return RolloutSettings(
         rollout=RolloutConfig.model_validate(rollout),
@@ -63,7 +64,7 @@ def settings(
             layout=layout,
         ),
         machine=machine,
-        row_cost=row_cost,
+        rows=rows,
     )
 
 

@@ -17,6 +17,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, RoundKind
 from rollpacker.policy.fleet import Layout
+from rollpacker.policy.latency import RowCosts
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 
 
@@ -42,7 +43,7 @@ class RolloutMachine(RuleBasedStateMachine):
         tail=st.integers(0, 1),
         replica_engines=st.integers(0, 2),
         layout=st.sampled_from(["colocated", "colocated", "separate"]),
-        row_cost=st.sampled_from([None, 0.05]),
+        rows=st.sampled_from([None, RowCosts(free=1, each=0.05)]),
     )
     def begin(
         self,
@@ -64,7 +65,7 @@ class RolloutMachine(RuleBasedStateMachine):
         tail: int,
         replica_engines: int,
         layout: Layout,
-        row_cost: float | None,
+        rows: RowCosts | None,
     ) -> None:
         rule = "consolidate" if scaling == "compared" else scaling
         sizes = {"a": first} | ({"b": second} if second else {})
@@ -92,7 +93,7 @@ class RolloutMachine(RuleBasedStateMachine):
             tail_engines=tail if scaling == "consolidate" and layout == "colocated" else 0,
             replica_engines=replica_engines,
             layout=layout,
-            row_cost=row_cost,
+            rows=rows,
             machine=None
             if scaling == "consolidate"
             else local_machine(workers, max(1, replica_engines)),

@@ -385,7 +385,7 @@ def test_requests_that_can_never_run_are_refused() -> None:
 
 
 def ahead(tokens: float, below: int = 8, row_cost: float = 0.0) -> Rule:
-    return Rule(below, 16, row_cost, Ahead(tokens=tokens, row_s=1e-4))
+    return Rule(below, 16, 0, row_cost, Ahead(tokens=tokens, row_s=1e-4))
 
 
 def test_decoding_ahead_takes_a_share_of_the_steps():

@@ -108,6 +108,7 @@ class Speculate(Tagged, frozen=True, kw_only=True):
     engine: EngineId
     below: int
     most: int
+    free: int
     row_cost: float
 
 

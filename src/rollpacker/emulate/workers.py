@@ -114,7 +114,7 @@ class EmulatedEngine:
 
     def _speculate(self, command: msg.Speculate) -> None:
         how, ahead = command.how, self._place.emulated.config.ahead
-        self.worker.speculate(Rule(how.below, how.most, how.row_cost, ahead))
+        self.worker.speculate(Rule(how.below, how.most, how.free, how.row_cost, ahead))
         self._place.touch(self.worker)
 
     def _begin_step(self, _command: msg.BeginStep) -> None:

@@ -73,6 +73,7 @@ class Speculation:
     Args:
         below: most running sequences with which it drafts; 0: never.
         most: tokens of the longest draft.
+        free: rows that a step may have at no cost.
         row_cost: seconds of one more row over those of a step without any: with ``b`` running a
             draft ends where its next token is reached less often than ``row_cost * b / (1 +
             row_cost * b)``, for there a step has more use of its time.
@@ -80,6 +81,7 @@ class Speculation:
 
     below: int = 0
     most: int = 0
+    free: int = 0
     row_cost: float = 0.0
 
 

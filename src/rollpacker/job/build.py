@@ -347,7 +347,7 @@ def rollout_settings(
             replica_engines=_replica_engines(config, pool),
         ),
         machine=machine,
-        row_cost=LatencyCurve(info.latency).row_cost if info.speculates else None,
+        rows=LatencyCurve(info.latency).rows() if info.speculates else None,
     )
 
 

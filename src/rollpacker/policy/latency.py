@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,23 @@ _ROWS = 128
 """Rows of a step up to which one more costs about as much as the last."""
 _CHEAPEST = 1e-4
 """Row cost where none was seen: on a large GPU a row is a few thousandths of a step."""
+
+
+_FREE = 1.15
+"""Of a step's least time: what it takes with as many rows as are said to be free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCosts:
+    """Rows of a decode step, one for each token that it runs.
+
+    Args:
+        free: so many take about as long as one: a step reads all weights anyway.
+        each: seconds of one more, over those of a step that has few.
+    """
+
+    free: int
+    each: float
 
 
 class LatencyCurve:
@@ -35,19 +53,18 @@ class LatencyCurve:
         rise = np.diff(self._seconds[-2:]) / np.diff(self._batch[-2:])
         self._slope = float(rise[0]) if rise.size else 0.0
 
-    @property
-    def row_cost(self) -> float:
-        """Seconds of one more row, over those of a step that nothing depends on: the line that is
-        nearest to the points, up to ``_ROWS``."""
+    def rows(self) -> RowCosts:
+        """What rows of a step cost: of the line that is nearest to the points up to ``_ROWS``."""
         near = self._batch <= max(_ROWS, float(self._batch[0]))
         batch = self._batch[near]
         seconds = np.array([self.points[int(size)] for size in batch])
+        least = float(seconds.min())
+        free = float(np.interp(_FREE * least, np.maximum.accumulate(seconds), batch))
         if batch.size < 2:
-            return _CHEAPEST
+            return RowCosts(free=int(free), each=_CHEAPEST)
         spread = batch - batch.mean()
         slope = float(spread @ seconds) / float(spread @ spread)
-        fixed = max(float(seconds.mean()) - slope * float(batch.mean()), 0.1 * float(seconds[0]))
-        return max(slope / fixed, _CHEAPEST)
+        return RowCosts(free=int(free), each=max(slope / least, _CHEAPEST))
 
     def at(self, batch: float) -> float:
         """Seconds of a step with ``batch`` sequences; 0 with none."""

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from rollpacker.config import RolloutConfig
 from rollpacker.policy.fleet import Layout
-from rollpacker.policy.latency import LatencyCurve, consolidation_threshold
+from rollpacker.policy.latency import LatencyCurve, RowCosts, consolidation_threshold
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.streaming import StreamingRules
 from rollpacker.policy.tail_release import tail_engines
@@ -29,8 +29,7 @@ class RolloutSettings:
         asynchronous_grading: grade each response when it finishes.
         rules: what streaming may do.
         machine: devices, where engines may span several or the rule that frees them asks for them.
-        row_cost: seconds of one more row of a decode step over those of a step without any; None
-            where engines cannot decode ahead.
+        rows: what rows of a decode step cost; None where engines cannot decode ahead.
     """
 
     rollout: RolloutConfig
@@ -41,7 +40,7 @@ class RolloutSettings:
     asynchronous_grading: bool
     rules: StreamingRules
     machine: Machine | None = None
-    row_cost: float | None = None
+    rows: RowCosts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

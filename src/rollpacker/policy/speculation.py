@@ -15,6 +15,7 @@ from rollpacker.config.rollout import SpeculationConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
+from rollpacker.policy.latency import RowCosts
 from rollpacker.policy.ledger import Attempt, Ledger
 
 MOST = 16
@@ -32,13 +33,13 @@ class Speculating:
 
     Args:
         config: the run's.
-        row_cost: of the engines, larger ones too: devices share what a row costs and what a step
-            costs alike. None: they cannot.
+        rows: what they cost the engines, larger ones too: devices share what a row costs and what a
+            step costs alike. None: engines cannot decode ahead.
         ledger: the round.
     """
 
-    def __init__(self, config: SpeculationConfig, row_cost: float | None, ledger: Ledger) -> None:
-        self._row_cost = row_cost if config.mode == "auto" else None
+    def __init__(self, config: SpeculationConfig, rows: RowCosts | None, ledger: Ledger) -> None:
+        self._rows = rows if config.mode == "auto" else None
         self._ledger = ledger
         self._drafted = self._accepted = 0.0
         self._learnt = False
@@ -47,21 +48,21 @@ class Speculating:
     @property
     def possible(self) -> bool:
         """Whether engines may be told anything."""
-        return self._row_cost is not None
+        return self._rows is not None
 
     def begin(self, engines: Sequence[EngineId]) -> Iterator[do.Speculate]:
         """A round begins on these engines."""
         self._drafted *= _FORGET
         self._accepted *= _FORGET
-        if self._row_cost is not None and self._ledger.kind is not RoundKind.SHORT:
+        if self._rows is not None and self._ledger.kind is not RoundKind.SHORT:
             for engine in engines:
-                yield self._tell(engine, self._row_cost)
+                yield self._tell(engine, self._rows)
 
     def formed(self, decision: do.FormEngine) -> Iterator[do.Speculate]:
         """An engine gets more devices while a round runs."""
         told = [self._told.pop(member, None) for member in decision.members]
-        if self._row_cost is not None and any(told):
-            yield self._tell(decision.engine, self._row_cost)
+        if self._rows is not None and any(told):
+            yield self._tell(decision.engine, self._rows)
 
     def finished(self, event: ev.AttemptFinished, _of: Attempt) -> None:
         """What its drafts brought."""
@@ -71,13 +72,13 @@ class Speculating:
 
     def decide(self) -> Iterator[do.Speculate]:
         """Tell those anew for whom it has changed much."""
-        if not self._learnt or self._row_cost is None:
+        if not self._learnt or self._rows is None:
             return
         self._learnt = False
-        now = self._below(self._row_cost)
+        now = self._below(self._rows)
         for engine, told in list(self._told.items()):
             if not told / _CHANGE <= now <= told * _CHANGE:
-                yield self._tell(engine, self._row_cost)
+                yield self._tell(engine, self._rows)
 
     def finish(self, _decision: do.FinishRollout) -> None:
         """The round is over."""
@@ -96,13 +97,15 @@ class Speculating:
         """Restore ``state_dict``."""
         self._drafted, self._accepted = state["drafted"], state["accepted"]
 
-    def _tell(self, engine: EngineId, row_cost: float) -> do.Speculate:
-        below = self._told[engine] = self._below(row_cost)
-        return do.Speculate(engine=engine, below=below, most=MOST, row_cost=row_cost)
+    def _tell(self, engine: EngineId, rows: RowCosts) -> do.Speculate:
+        below = self._told[engine] = self._below(rows)
+        return do.Speculate(
+            engine=engine, below=below, most=MOST, free=rows.free, row_cost=rows.each
+        )
 
-    def _below(self, row_cost: float) -> int:
+    def _below(self, rows: RowCosts) -> int:
         """Most sequences whose rows, so many of which are right, take less than a step without
         any: with more there is little to win, and drafting has its own costs."""
         weight, share = _PRIOR
         accepted = (self._accepted + weight * share) / (self._drafted + weight)
-        return max(1, int(accepted / row_cost))
+        return max(1, rows.free // 2, int(accepted / rows.each))

@@ -134,7 +134,12 @@ class Decoding:
                 self._workers.form(decision.engine, decision.members)
             self._forming.clear()
         for decision in self._speculating:
-            how = Speculation(below=decision.below, most=decision.most, row_cost=decision.row_cost)
+            how = Speculation(
+                below=decision.below,
+                most=decision.most,
+                free=decision.free,
+                row_cost=decision.row_cost,
+            )
             self._workers.to_engine(decision.engine, msg.Speculate(how=how))
         self._speculating.clear()
         sent = 0
@@ -167,12 +172,18 @@ class Decoding:
             params=self._params,
             seed=sampling_seed(self._seed, self._record.step, attempt.prompt, attempt.index),
         )
-        begun, hints = attempt.begun, self._hints
-        if begun is None:
-            first = hints is not None and attempt.index == 0  # once for each group
-            return replace(request, hints=hints.earlier(attempt.prompt)) if first else request
-        siblings = () if hints is None else hints.siblings(attempt.prompt)
-        return replace(request, generated=begun.tokens, logprobs=begun.logprobs, hints=siblings)
+        if (begun := attempt.begun) is not None:
+            request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
+        if self._hints is None:
+            return request
+        if begun is not None:
+            return replace(request, hints=self._hints.siblings(attempt.prompt))
+        # Once for each group.
+        return (
+            request
+            if attempt.index
+            else replace(request, hints=self._hints.earlier(attempt.prompt))
+        )
 
     def proceed(self) -> None:
         """In lockstep: what finished has been dealt with, decode on."""

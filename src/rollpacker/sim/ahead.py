@@ -60,15 +60,16 @@ class Rule:
 
     below: int
     most: int
+    free: int
     row_cost: float
     ahead: Ahead
 
     def pace(self, batch: int) -> Pace:
         """With so many sequences: drafts end where they are reached too seldom."""
         acceptance, reach = self.ahead.acceptance, self.row_cost * batch
-        least, drafted = reach / (1.0 + reach), 0
+        least, spare, drafted = reach / (1.0 + reach), self.free // batch - 1, 0
         if batch <= self.below and acceptance > 0.0:
             most = min(self.most, self.ahead.rows // batch - 1)
-            while drafted < most and acceptance ** (drafted + 1) >= least:
+            while drafted < most and (drafted < spare or acceptance ** (drafted + 1) >= least):
                 drafted += 1
         return Pace(_tokens(acceptance, drafted), drafted) if drafted else PLAIN

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollpacker.core.pump import Record
+from rollpacker.policy.latency import RowCosts
 from rollpacker.policy.reward_timeouts import TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
@@ -96,16 +97,16 @@ class Simulation:
                 machine=machine,
             ),
             machine=machine,
-            row_cost=self._row_cost(costs.engine(costs.fleet.tp)),
+            rows=self._rows(costs.engine(costs.fleet.tp)),
         )
 
-    def _row_cost(self, engine: EngineCosts) -> float | None:
-        """Of a drafted token; None where engines do not decode ahead."""
+    def _rows(self, engine: EngineCosts) -> RowCosts | None:
+        """Of drafted tokens; None where engines do not decode ahead."""
         ahead = self._config.ahead
         if ahead.tokens <= 1.0:
             return None
         row_s = (engine.drafts_s(1, 1 + MOST, ahead) - engine.drafts_s(1, 1, ahead)) / MOST
-        return max(row_s / engine.step_s(1, float(CONTEXT)), 1e-4)
+        return RowCosts(free=0, each=max(row_s / engine.step_s(1, float(CONTEXT)), 1e-4))
 
     def steps(self) -> Iterator[StepResult]:
         """Run the job, one step at a time."""

@@ -274,7 +274,9 @@ class World:
                 known.target = decision.target
 
     def _speculate(self, decision: do.Speculate) -> None:
-        rule = Rule(decision.below, decision.most, decision.row_cost, self._costs.ahead)
+        rule = Rule(
+            decision.below, decision.most, decision.free, decision.row_cost, self._costs.ahead
+        )
         self._touch(self._engines[decision.engine]).speculate(rule)
 
     def _apply(self, decision: do.ApplyUpdate) -> None:

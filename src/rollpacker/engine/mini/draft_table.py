@@ -18,6 +18,8 @@ LENGTHS = (1, 2, 3, 5, 8)
 LONGEST = LENGTHS[-1]
 VOTES = 4
 """Most times that count: what came more often is as likely."""
+_TRIED = 0.1
+"""Probability from which on a token is drafted that costs nothing."""
 BUCKETS = 2 * len(LENGTHS) * VOTES
 """Kinds of entries whose acceptance is told apart: scope, length of the context, votes."""
 
@@ -119,7 +121,7 @@ def draft(
     text: Any,
     end: int,
     most: int,
-    least: float,
+    least: tuple[int, float],
     rates: Any,
     stops: Any,
     window: Any,
@@ -130,9 +132,9 @@ def draft(
     to be reached, and to the first stop token at most; returns how many.
 
     Args: ``tables`` the younger and the older one; ``rates`` (``BUCKETS``,) how often a token of
-    each bucket was right; ``least`` the probability, as the product of these, below which a draft
-    ends; ``stops`` (S,); ``window`` (``LONGEST`` + k,) is room to work in; ``tokens`` and
-    ``buckets`` (k,) take the result.
+    each bucket was right; ``least`` tokens that cost nothing, and the probability, as the product
+    of these, below which a draft of more ends; ``stops`` (S,); ``window`` (``LONGEST`` + k,) is
+    room to work in; ``tokens`` and ``buckets`` (k,) take the result.
     """
     known = min(LONGEST, end)
     window[:known] = text[end - known : end]
@@ -142,7 +144,7 @@ def draft(
         if token < 0:
             return j
         hope *= rates[bucket]
-        if hope < least:
+        if hope < (_TRIED if j < least[0] else least[1]):
             return j
         window[known + j] = token
         tokens[j], buckets[j] = token, bucket

@@ -109,7 +109,7 @@ class Drafter:
         rows: Ints,
         spans: tuple[Ints, Ints, Ints],
         most: Ints,
-        least: float,
+        least: tuple[int, float],
         stops: Ints,
     ) -> tuple[Ints, Ints, Ints]:
         """Learn what is new in running sequences, and draft what may come next.
@@ -121,7 +121,8 @@ class Drafter:
             spans: of every row, up to where it was learnt, which is moved on, and how long its
                 prompt and its response are.
             most: tokens of each draft, (b,).
-            least: probability with which a draft's last token is to be reached.
+            least: tokens of a draft that cost nothing, and the probability with which another
+                one is to be reached.
             stops: (slots, S) tokens that end a response.
 
         Returns drafts and their buckets, each (b, k), and their lengths (b,).

@@ -111,7 +111,7 @@ class Speculator:
             slots,
             (self._learnt, s.prompt, s.count),
             most,
-            reach / (1.0 + reach),
+            (how.free // b - 1, reach / (1.0 + reach)),
             s.stops,
         )
         if not lengths.any():

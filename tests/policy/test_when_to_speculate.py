@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
 from policy_world import World, local_machine
 from policy_world import settings as make_settings
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, ReplicaId, RoundKind
-from rollpacker.policy.latency import LatencyCurve
+from rollpacker.policy.latency import LatencyCurve, RowCosts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.speculation import MOST
 
+ROWS = RowCosts(free=4, each=0.05)
 
-def world(mode: str = "exact", *, row_cost: float | None = 0.05, ahead: str = "auto") -> World:
+
+def world(mode: str = "exact", *, rows: RowCosts | None = ROWS, ahead: str = "auto") -> World:
     rollout = {
         "prompts_per_step": 4,
         "num_generations": 2,
         "tail_batching": {"mode": mode, "eta_prompts": 2.0, "audit_every": 0},
         "speculation": {"mode": ahead},
     }
-    return World(make_settings(rollout, {"a": 40}, row_cost=row_cost), workers=2)
+    return World(make_settings(rollout, {"a": 40}, rows=rows), workers=2)
 
 
 def end_step(job: World, **drafts: int) -> None:
@@ -48,12 +51,12 @@ def test_every_engine_is_told_before_its_first_attempt() -> None:
         made = [type(d) for _, decisions in job.log for d in decisions]
         assert made.index(do.Speculate) < made.index(do.StartAttempt)
         assert [d.engine for d in told(job)] == [0, 1]
-        assert {(d.most, d.row_cost) for d in told(job)} == {(MOST, 0.05)}
+        assert {(d.most, d.free, d.row_cost) for d in told(job)} == {(MOST, 4, 0.05)}
         assert told(job)[0].below == int(0.7 / 0.05)
 
 
 def test_not_where_it_is_off_nor_where_engines_cannot() -> None:
-    for job in (world(ahead="off"), world(row_cost=None)):
+    for job in (world(ahead="off"), world(rows=None)):
         job.start()
         end_step(job, drafted=10, accepted=1)
         assert not told(job)
@@ -99,7 +102,7 @@ def test_an_engine_that_is_formed_is_told() -> None:
     """Tail to an engine of both devices: it is told, and its members are not told any more."""
     rollout = {"prompts_per_step": 4, "num_generations": 2, "streaming": {"scaling": "paper"}}
     machine = local_machine(2)
-    given = make_settings(rollout, {"a": 40}, row_cost=0.05, machine=machine)
+    given = make_settings(rollout, {"a": 40}, rows=ROWS, machine=machine)
     policy = RolloutPolicy(given)
     started = ev.StepStarted(
         step=0,
@@ -115,9 +118,14 @@ def test_an_engine_that_is_formed_is_told() -> None:
     assert list(policy._speculating._told) == [0]
 
 
-def test_what_a_row_costs() -> None:
+def test_what_rows_cost() -> None:
     line = {n: 1e-3 + 2e-5 * n for n in (1, 4, 16, 64)}
-    assert round(LatencyCurve(line).row_cost, 6) == 0.02
-    assert LatencyCurve({1: 2e-3, 64: 2e-3}).row_cost == LatencyCurve({8: 1e-3}).row_cost > 0
+    assert LatencyCurve(line).rows().each == pytest.approx(0.02, rel=0.03)
+    assert LatencyCurve(line).rows().free == 8
+    flat = LatencyCurve({1: 2e-3, 64: 2e-3}).rows()
+    assert (flat.free, flat.each) == (64, LatencyCurve({8: 1e-3}).rows().each)
+    bound_by_memory = {1: 30.7, 4: 34.7, 16: 108.8, 32: 214.3, 64: 392.3}
+    assert LatencyCurve(bound_by_memory).rows().free == 4
+    assert LatencyCurve(bound_by_memory).rows().each == pytest.approx(0.19, abs=0.01)
     noisy = {1: 3.4e-4, 4: 1.9e-4, 16: 2.6e-4, 32: 3.5e-4, 64: 6.8e-4}
-    assert 0.01 < LatencyCurve(noisy).row_cost < 0.1
+    assert 0.01 < LatencyCurve(noisy).rows().each < 0.1

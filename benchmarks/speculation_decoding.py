@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rollpacker.config import MiniEngineConfig
-from rollpacker.config.rollout import SpeculationConfig
+from rollpacker.config import MiniEngineConfig, RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId
@@ -46,7 +45,7 @@ class Told:
     """What the policy says, from round to round, and how far drafts were right."""
 
     def __init__(self, rows: RowCosts) -> None:
-        self._policy = Speculating(SpeculationConfig(), rows, Ledger())
+        self._policy = Speculating(RolloutConfig(), rows, Ledger())
 
     def rule(self) -> Speculation:
         (said,) = self._policy.begin([EngineId(0)])

@@ -31,10 +31,9 @@ def total(folder: Path, name: str) -> float:
     return sum(row[name] for row in metrics(folder))
 
 
-@pytest.mark.parametrize("mode", ["exact", "off"])
-def test_samples_and_weights_are_the_same(shop: Workshop, mode: str) -> None:
-    plain, _ = run(shop.config(f"plain-{mode}", mode, **COLD, rollout__speculation__mode="off"))
-    ahead, _ = run(shop.config(f"ahead-{mode}", mode, **COLD))
+def test_samples_and_weights_are_the_same(shop: Workshop) -> None:
+    plain, _ = run(shop.config("plain", **COLD, rollout__speculation__mode="off"))
+    ahead, _ = run(shop.config("ahead", **COLD))
     assert kept_samples(ahead) == kept_samples(plain)
     last = f"checkpoint-{checkpoints(plain)[-1]}"
     assert weights_digest(ahead / last) == weights_digest(plain / last)
@@ -54,10 +53,13 @@ def test_samples_and_weights_are_the_same(shop: Workshop, mode: str) -> None:
     assert journal.replay(ahead / "journal.jsonl", from_journal).differences == []
 
 
-def test_nothing_is_drafted_where_responses_race(shop: Workshop) -> None:
-    folder, _ = run(shop.config("race", "race", **COLD))
+@pytest.mark.parametrize("mode", ["race", "off"])
+def test_nothing_is_drafted_where_responses_race_nor_without_any_mode(
+    shop: Workshop, mode: str
+) -> None:
+    folder, _ = run(shop.config(mode, mode, **COLD))
     for row in metrics(folder):
-        if row["tail/round_kind"] == "short":
+        if mode == "off" or row["tail/round_kind"] == "short":
             assert row["speculation/drafted"] == 0
 
 

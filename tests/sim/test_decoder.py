@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.sim.ahead import PLAIN, Ahead, Rule
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts, GpuCosts
 from rollpacker.sim.decoder import Decoder
 from rollpacker.sim.hardware import DEVICES
@@ -382,56 +382,3 @@ def test_requests_that_can_never_run_are_refused() -> None:
         decoder.submit(0.0, request(2, generated=10))
     with pytest.raises(ValueError, match="max_running=0"):
         Decoder(Affine(), max_running=0)
-
-
-def ahead(tokens: float, below: int = 8, row_cost: float = 0.0) -> Rule:
-    return Rule(below, 16, 0, row_cost, Ahead(tokens=tokens, row_s=1e-4))
-
-
-def test_decoding_ahead_takes_a_share_of_the_steps():
-    plain, decoder = Decoder(Affine(), max_running=8), Decoder(Affine(), max_running=8)
-    for each in (plain, decoder):
-        each.submit(0.0, Request(0, "a", 10, 1000))
-    decoder.speculate(0.0, ahead(2.0))
-    end, long = decoder.next_event(0.0), plain.next_event(0.0)
-    assert decoder.advance(end) == [(0, 1000)]
-    drafts = 16 * 1e-4
-    assert end == pytest.approx((long + 1000 * drafts) / 2, rel=1e-3)
-    assert (decoder.steps, decoder.generated_tokens) == (500, 1000)
-    assert decoder.verifications == pytest.approx(500)
-    assert decoder.drafted == pytest.approx(500 * 16)
-    assert decoder.accepted == pytest.approx(500)
-
-
-def test_it_begins_where_few_enough_run():
-    decoder = Decoder(Affine(), max_running=8)
-    decoder.speculate(0.0, ahead(2.0, below=1))
-    decoder.submit(0.0, Request(0, "a", 10, 100))
-    decoder.submit(0.0, Request(1, "b", 10, 300))
-    first = decoder.next_event(0.0)
-    decoder.advance(first)
-    assert (decoder.steps, decoder.drafted) == (100, 0)
-    decoder.advance(decoder.next_event(first))
-    assert decoder.steps == 200
-    assert decoder.generated_tokens == 400
-
-
-def test_it_may_begin_between_two_events():
-    decoder = Decoder(Affine(per_token=0.0), max_running=8)
-    decoder.submit(0.0, Request(0, "a", 10, 1000))
-    whole = decoder.next_event(0.0)
-    decoder.speculate(whole / 2, ahead(4.0))
-    end = decoder.next_event(whole / 2)
-    assert decoder.advance(end) == [(0, 1000)]
-    assert 0.5 * whole < end < 0.75 * whole
-    assert decoder.steps == pytest.approx(625, abs=2)
-
-
-def test_a_draft_ends_where_it_is_reached_too_seldom():
-    assert ahead(1.0).pace(1) == PLAIN
-    free, dear = ahead(3.0).pace(1), ahead(3.0, row_cost=0.2).pace(1)
-    assert (free.tokens, free.drafted) == (pytest.approx(3.0), 16)
-    assert 1.0 < dear.tokens < free.tokens
-    assert ahead(3.0, row_cost=0.2).pace(4).drafted < dear.drafted
-    assert ahead(3.0, row_cost=1.0).pace(8) == PLAIN
-    assert ahead(3.0, below=64).pace(32).drafted == 128 // 32 - 1

@@ -89,7 +89,8 @@ class SpeculationConfig(Config):
 
     mode: Literal["auto", "off"] = "auto"
     """``auto``: where nothing races and the engine can (``mini``), while so few sequences run that
-    a step has room for guesses; ``off``: never."""
+    a step has room for guesses; not in mode ``off``, which others are compared with. ``off``:
+    never."""
 
 
 class RolloutConfig(Config):

@@ -45,7 +45,7 @@ class RolloutPolicy:
                 history=self._measure.history,
                 ledger=self._ledger,
             )
-        self._speculating = Speculating(settings.rollout.speculation, settings.rows, self._ledger)
+        self._speculating = Speculating(settings.rollout, settings.rows, self._ledger)
         self._running: Sequence[EngineId] = ()
         self._tail = TailBatching(
             settings.rollout,

@@ -3,7 +3,8 @@
 A draft's token is worth a row where it is reached often enough (``engine.base.Speculation``). The
 engine knows how likely each one is; the policy tells it what a row costs, and from how few
 sequences on drafting is worth the looking up, by what was accepted lately. Responses that are easy
-to predict would win races, so rounds that race decode a token at a time.
+to predict would win races, so rounds that race decode a token at a time, and so does mode ``off``,
+with which others are compared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollpacker.config.rollout import SpeculationConfig
+from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
@@ -38,8 +39,9 @@ class Speculating:
         ledger: the round.
     """
 
-    def __init__(self, config: SpeculationConfig, rows: RowCosts | None, ledger: Ledger) -> None:
-        self._rows = rows if config.mode == "auto" else None
+    def __init__(self, config: RolloutConfig, rows: RowCosts | None, ledger: Ledger) -> None:
+        plain = config.tail_batching.mode == "off" or config.speculation.mode == "off"
+        self._rows = None if plain else rows
         self._ledger = ledger
         self._drafted = self._accepted = 0.0
         self._learnt = False

@@ -96,7 +96,14 @@ class Rollout:
         self._grading = Grading(
             rewards, problems, graded, lockstep=self._lockstep, post=self._pump.post, clock=clock
         )
-        self._performers: dict[type[do.Decision], Callable[[Any], None]] = {
+        self._performers = self._table()
+        self._milestones: list[asyncio.Future[None]] = []
+        self._publishing: Publishing | None = None
+        self.record = StepRecord(step=0, start_s=0.0)
+
+    def _table(self) -> dict[type[do.Decision], Callable[[Any], None]]:
+        """What performs each decision."""
+        return {
             do.DrawPrompts: self._draw,
             do.BeginRound: self._begin_round,
             do.StartAttempt: self._decoding.start,
@@ -111,12 +118,9 @@ class Rollout:
             do.OfferTail: self._offer_tail,
             do.AccumulateGradients: self._accumulate,
             do.FinishRollout: self._finish_rollout,
-            do.ApplyUpdate: updates.apply,
+            do.ApplyUpdate: self._updates.apply,
             do.PublishWeights: self._publish,
         }
-        self._milestones: list[asyncio.Future[None]] = []
-        self._publishing: Publishing | None = None
-        self.record = StepRecord(step=0, start_s=0.0)
 
     # The step ---------------------------------------------------------------------------------
 

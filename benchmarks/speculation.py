@@ -3,8 +3,6 @@
     python benchmarks/speculation.py --steps 60 --rounds 3 --out runs/speculation
 
 Runs alternate: `off` and `exact` without drafts, `exact` with; ratios are of the runs of one round.
-`--long` takes a longer-reasoning job in its place: numbers of up to 7 digits, whose common divisor
-takes hundreds of tokens.
 """
 
 from __future__ import annotations
@@ -34,12 +32,10 @@ COLUMNS = {
 }
 
 
-def run_arm(
-    model: Path, folder: Path, arm: str, size: Size, more: dict[str, Any]
-) -> dict[str, Any]:
+def run_arm(model: Path, folder: Path, arm: str, size: Size) -> dict[str, Any]:
     """One run; what it took in all."""
     mode, speculation = ARMS[arm]
-    config = demo_config(model, folder, mode, size, more)
+    config = demo_config(model, folder, mode, size)
     rollout = config.rollout.model_copy(
         update={"speculation": config.rollout.speculation.model_copy(update={"mode": speculation})}
     )
@@ -55,8 +51,6 @@ def run_arm(
         "step_s": summary["timing_s"]["steps"],
         "tokens": _mean(drafting, "speculation/tokens_per_verification"),
         "last_tokens": _mean(drafting, "speculation/last_tokens_per_verification"),
-        "checksum": [step.get("checksum") for step in steps],
-        "lengths": [step["completions/mean_length"] for step in steps],
     }
 
 
@@ -76,7 +70,7 @@ def main() -> None:
     for number in range(arguments.rounds):
         for arm in ARMS:
             folder = arguments.out / f"{number}-{arm.replace(', ', '-').replace(' ', '-')}"
-            rows.append({"round": number, **run_arm(model, folder, arm, size, {})})
+            rows.append({"round": number, **run_arm(model, folder, arm, size)})
     print("| arm | " + " | ".join(COLUMNS) + " |")
     print("|---|" + "---|" * len(COLUMNS))
     for arm in ARMS:

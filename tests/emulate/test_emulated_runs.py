@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from emulated_jobs import job, write_model
+from emulated_jobs import job, write_devices, write_model
 from rich.console import Console
 
 from rollpacker import job as jobs
@@ -52,6 +52,21 @@ def test_seconds_are_emulated(exact: tuple[Path, str]) -> None:
         assert step["timing_s/apply"] == pytest.approx(18.0, rel=1e-3)
         assert step["step_time"] > 0.8 * simulated.step_s
         assert step["completions/max_length"] == 4096
+
+
+def test_engines_decode_ahead_as_simulated_ones_do(tmp_path: Path, exact: tuple[Path, str]) -> None:
+    config = job(tmp_path)
+    write_devices(tmp_path / "devices.yaml", ahead={"tokens": 2.0})
+    folder, _ = train(config)
+    assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
+    plain, ahead = simulate(exact[0]), simulate(folder)
+    for line, before, after in zip(metrics(folder), plain, ahead, strict=True):
+        assert line["speculation/drafted"] > line["speculation/accepted"] > 0
+        assert line["speculation/tokens_per_verification"] == pytest.approx(2.0, abs=0.1)
+        assert after.kept_tokens == before.kept_tokens
+        assert after.rollout_s < 0.8 * before.rollout_s
+        assert line["timing_s/rollout"] > 0.8 * after.rollout_s
+    assert not any(line["speculation/drafted"] for line in metrics(exact[0]))
 
 
 def test_nothing_looks_real(exact: tuple[Path, str]) -> None:

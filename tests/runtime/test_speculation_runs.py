@@ -50,6 +50,8 @@ def test_samples_and_weights_are_the_same(shop: Workshop) -> None:
         if decision["kind"] == "Speculate"
     ]
     assert told
+    reports = [(folder / "report.html").read_text(encoding="utf-8") for folder in (ahead, plain)]
+    assert ["Decoded ahead" in report for report in reports] == [True, False]
     assert journal.replay(ahead / "journal.jsonl", from_journal).differences == []
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId
+from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId, ReplicaId
+from rollpacker.engine.base import Output
 from rollpacker.policy.fleet import Fleet, by_number, colocated, grid, separate
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Attempt
@@ -152,3 +153,31 @@ def test_devices_that_are_put_together_twice_count_once() -> None:
     ]
     # Engines 0 and 1 decode all the time, 2 and 3 from 5 on.
     assert step.bubble()["rollout"] == pytest.approx(10 / 24)
+
+
+def test_what_decoding_ahead_brought() -> None:
+    """Of all engines that an attempt was on; the last to end is told apart."""
+
+    def output(attempt: int, drafts: Drafted) -> Output:
+        return Output(
+            attempt=AttemptId(attempt),
+            tokens=np.zeros(9, np.int32),
+            logprobs=np.zeros(9, np.float32),
+            finish_reason="stop",
+            weights_version=0,
+            drafts=drafts,
+        )
+
+    step = record(by_number("colocated", (0, 1), (0, 1)))
+    assert step.drafts()["tokens_per_verification"] == 1.0
+    last, other = step.attempts[AttemptId(0)], step.attempts[AttemptId(1)]
+    last.output = output(0, Drafted(2, 8, 4))
+    other.move(EngineId(0), 1.0, output(1, Drafted(1, 4, 0)))
+    other.output = output(1, Drafted(3, 9, 5))
+    assert step.drafts() == {
+        "drafted": 21,
+        "accepted": 9,
+        "tokens_per_verification": 1 + 9 / 6,
+        "last_tokens_per_verification": 3.0,
+        "last_verifications": 2,
+    }

@@ -119,7 +119,18 @@ def run_facts(
         "kept_truncated": curves.kept.truncated,
         "true_truncated": curves.true.truncated,
         "marked_steps": gantt.marked(),
+        "drafted": int(sum(present(run.metrics, "speculation/drafted"))),
+        "accepted": int(sum(present(run.metrics, "speculation/accepted"))),
+        "last_tokens_per_verification": _drafted_last(run.metrics),
     }
+
+
+def _drafted_last(metrics: figures.Metrics) -> float | None:
+    """Tokens that a decode step with a guess gave the response that ended a rollout."""
+    tokens = present(metrics, "speculation/last_tokens_per_verification")
+    steps = present(metrics, "speculation/last_verifications")
+    total = sum(steps)
+    return sum(n * each for n, each in zip(steps, tokens, strict=True)) / total if total else None
 
 
 def _counted(gantt: Gantt) -> str:
@@ -175,7 +186,18 @@ def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
             f"{count(facts['lost_tokens'])} of "
             f"{count(facts['lost_tokens'] + facts['kept_tokens'])}",
         ),
+        *_ahead(facts),
     ]
+
+
+def _ahead(facts: dict[str, Any]) -> list[Tile]:
+    """Nothing where nothing was guessed."""
+    if not facts["drafted"]:
+        return []
+    last = facts["last_tokens_per_verification"]
+    right = f"{count(facts['accepted'])} of {count(facts['drafted'])} guessed tokens were right"
+    how = "tokens a decode step with a guess, of the response that ends a rollout"
+    return [Tile("Decoded ahead", plain(1.0 if last is None else last), f"{how}; {right}")]
 
 
 def _emulated(run: RunFolder) -> Section:

@@ -148,6 +148,7 @@ class StepRecord:
             "accepted": every.accepted,
             "tokens_per_verification": every.tokens,
             "last_tokens_per_verification": 1.0 if last is None else last.drafts.tokens,
+            "last_verifications": 0 if last is None else last.drafts.verifications,
         }
 
     def bubble(self) -> dict[str, float]:

@@ -154,6 +154,13 @@ def test_a_budget_that_is_not_given_is_the_same_on_both(pair, folder):
     assert engine.info().kv_tokens == 8 * 256
 
 
+def shares_memory() -> bool:
+    """vLLM's collectives for CPUs need AVX-512; without it, members send what they have."""
+    import torch
+
+    return hasattr(torch.ops._C, "init_shm_manager")
+
+
 def leftovers(meeting: str) -> list[Path]:
     """Shared memory of the members who met there, by the start of its names."""
     return sorted(MEMORY.glob(f"{escape(Path(meeting).name)}*"))
@@ -168,7 +175,7 @@ def test_what_a_killed_member_leaves_is_found_and_blocks_nobody(pair, folder):
     meeting = pair.meeting
     pair.replace_child()
     left = leftovers(meeting)
-    assert len(left) == 2
+    assert len(left) == (2 if shares_memory() else 0)
     again = pair.build(folder, max_running=4, kv_tokens=256)
     again.submit([request(0, prompt(5), ignore_stop=True)])
     assert len(drain(again)[0].tokens) == 20

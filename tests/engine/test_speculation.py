@@ -173,6 +173,7 @@ def test_stop_strings_inside_a_draft(plain) -> None:
         same(drain(other)[attempt], expected)
         assert len(expected.tokens) <= 22
         assert other.stats().steps < one.stats().steps
+        assert other.stats().generated_tokens == one.stats().generated_tokens
 
 
 def test_batched_torch_samples_nearly_the_same(plain) -> None:

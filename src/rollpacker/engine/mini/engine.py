@@ -166,8 +166,9 @@ class MiniEngine:
         tokens, logprobs = self._sample(hidden, rows.slots, rows.keep, ahead)
         before = self._slots.count[slots]
         stopped, full = self._speculator.settle(slots, drafts, tokens, logprobs)
+        outputs = self._postprocess(stopped, full)
         self._generated += int((self._slots.count[slots] - before).sum())
-        return self._postprocess(stopped, full)
+        return outputs
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
         """Remove attempts and return their partial outputs; unknown ids are ignored."""

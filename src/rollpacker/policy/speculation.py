@@ -20,13 +20,23 @@ from rollpacker.policy.latency import RowCosts
 from rollpacker.policy.ledger import Attempt, Ledger
 
 MOST = 16
-"""Tokens of the longest draft. In the demo 8 made half as many steps more."""
+"""Tokens of the longest draft: docs/log.md."""
 _FORGET = 0.5
 """What last step's acceptance counts in this one."""
 _PRIOR = (32.0, 0.7)
 """Drafted tokens that are taken to have been seen, and their share that was accepted."""
 _CHANGE = 1.5
 """An engine is told anew when the batch from which it drafts has changed by this factor."""
+
+
+def worth(batch: int, free: int, row_cost: float) -> tuple[int, float]:
+    """Tokens of each draft that cost nothing, and how likely a further one must be reached.
+
+    A row takes ``row_cost`` of a step, and with ``batch`` sequences a step gives one token for each
+    ``(1 + row_cost * batch) / batch`` of it: a draft's token must not be dearer than that.
+    """
+    rows = row_cost * batch
+    return free // batch - 1, rows / (1.0 + rows)
 
 
 class Speculating:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from rollpacker.config import Config
-from rollpacker.policy.speculation import MOST
+from rollpacker.policy.speculation import MOST, worth
 
 
 class Ahead(Config):
@@ -66,8 +66,8 @@ class Rule:
 
     def pace(self, batch: int) -> Pace:
         """With so many sequences: drafts end where they are reached too seldom."""
-        acceptance, reach = self.ahead.acceptance, self.row_cost * batch
-        least, spare, drafted = reach / (1.0 + reach), self.free // batch - 1, 0
+        acceptance, drafted = self.ahead.acceptance, 0
+        spare, least = worth(batch, self.free, self.row_cost)
         if batch <= self.below and acceptance > 0.0:
             most = min(self.most, self.ahead.rows // batch - 1)
             while drafted < most and (drafted < spare or acceptance ** (drafted + 1) >= least):

@@ -13,6 +13,7 @@ from rollpacker.engine.mini.drafter import Drafter
 from rollpacker.engine.mini.runner import Floats, Ints, Rows
 from rollpacker.engine.mini.schedule import Held, Scheduler
 from rollpacker.engine.mini.slots import CHUNK, Slots
+from rollpacker.policy.speculation import worth
 
 _LONGEST_PAUSE = 32
 """Steps without drafts after many of which nothing was right: noise costs no more than that."""
@@ -104,14 +105,13 @@ class Speculator:
             for slot in slots[self._met[slots] != s.ticket[slots]]:
                 self._meet(int(slot))
         self._drafter.catch_up()
-        reach = how.row_cost * b
         tokens, buckets, lengths = self._drafter.draft(
             self._scopes,
             s.texts,
             slots,
             (self._learnt, s.prompt, s.count),
             most,
-            (how.free // b - 1, reach / (1.0 + reach)),
+            worth(b, how.free, how.row_cost),
             s.stops,
         )
         if not lengths.any():

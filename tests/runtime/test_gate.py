@@ -4,7 +4,10 @@ import asyncio
 import os
 import pickle
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
@@ -139,6 +142,34 @@ def test_nobody_there_is_an_error_at_once() -> None:
             gate.close()
             with pytest.raises(OSError, match="refused"):
                 await come(gate, "node/1")
+
+    asyncio.run(main())
+
+
+def test_who_comes_as_it_closes_is_let_go() -> None:
+    async def main() -> None:
+        async with opened() as (gate, came):
+            with ThreadPoolExecutor() as pool:
+                coming = pool.submit(enter, gate.address, gate.key, "node/1")
+                theirs = coming.result(10)  # the loop has no time for it
+                gate.close()
+                assert await asyncio.wait_for(asyncio.to_thread(theirs.recv, 1), 10) == b""
+            assert came.empty()
+
+    asyncio.run(main())
+
+
+def test_an_agent_leaves_that_nobody_welcomes() -> None:
+    async def main() -> None:
+        async with opened() as (gate, came):
+            command = [sys.executable, "-m", "rollpacker.runtime.agent", *map(str, gate.address)]
+            with subprocess.Popen([*command, "node-0"], stdin=subprocess.PIPE) as agent:
+                assert agent.stdin is not None
+                agent.stdin.write(f"{gate.key.hex()}\n".encode())
+                agent.stdin.flush()
+                await asyncio.wait_for(came.get(), 60)
+                agent.stdin.close()
+                assert agent.wait(30) == 0
 
     asyncio.run(main())
 

@@ -65,6 +65,8 @@ class Agent:
         Raises ``OSError`` or ``EOFError`` when the driver is gone.
         """
         try:
+            if leave in wait([self._end, leave]):
+                return
             welcome = self._driver.recv()
             assert isinstance(welcome, node.Welcome)
             if not self._arrive(welcome):

@@ -46,6 +46,7 @@ class Gate:
         self._take = take
         self._loop = loop
         self._at_door = BoundedSemaphore(_AT_DOOR)
+        self._closed = False
         self._socket = socket.create_server((host, 0), backlog=512)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         """Host and port."""
@@ -68,11 +69,20 @@ class Gate:
             return
         finally:
             self._at_door.release()
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._take, name, end)
+        try:
+            self._loop.call_soon_threadsafe(self._let_in, name, end)
+        except RuntimeError:  # the loop has ended
+            end.close()
+
+    def _let_in(self, name: str, end: socket.socket) -> None:
+        if self._closed:
+            end.close()
+        else:
+            self._take(name, end)
 
     def close(self) -> None:
         """Let nobody in any more; who is in stays."""
+        self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -77,3 +77,17 @@ def test_a_draft_ends_where_it_is_reached_too_seldom():
     assert ahead(3.0, row_cost=0.2).pace(4).drafted < dear.drafted
     assert ahead(3.0, row_cost=1.0).pace(8) == PLAIN
     assert ahead(3.0, below=64).pace(32).drafted == 128 // 32 - 1
+
+
+def test_a_measured_pace_is_taken_as_it_is():
+    measured = Ahead(tokens=3.0, drafted=4, measured={1: 1e-3, 4: 2e-3})
+    rule = Rule(4, 16, 0, 0.0, measured)
+    costs = Affine()
+    assert rule.terms(2, costs) == (pytest.approx(4e-3 / 3), costs.slope)
+    assert rule.terms(8, costs) == (costs.step_s(8, 0.0), costs.slope)
+    assert rule.pace(1).drafted == 4
+
+
+def test_more_tokens_than_a_draft_has_are_refused():
+    with pytest.raises(ValueError, match=r"tokens=6 of a draft of drafted=4: at most one more"):
+        Ahead(tokens=6.0, drafted=4)

@@ -9,6 +9,7 @@ import pytest
 from rollpacker import config
 from rollpacker.core.journal import JournalWriter
 from rollpacker.sim import calibration, fit_costs, rerun
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.run_record import RunRecord, read_run
@@ -41,9 +42,14 @@ TRUTH: dict[str, Any] = {
 
 
 def made_run(
-    folder: Path, mode: str, steps: int = 12, driver: dict[str, Any] | None = None
+    folder: Path,
+    mode: str,
+    steps: int = 12,
+    driver: dict[str, Any] | None = None,
+    ahead: dict[str, Any] | None = None,
 ) -> RunRecord:
-    """The folder of a simulated run, as a real one leaves it; with a ``driver`` on its cores."""
+    """The folder of a simulated run, as a real one leaves it; with a ``driver`` on its cores, and
+    engines that decode ``ahead``."""
     if driver is not None:
         timing_s = {"worker_cpu": 1.0, "decode_cpu": 1.0, "driver_cpu": 1.0}
         cores = {"all": driver["cores"], "workers": driver["cores"]}
@@ -65,7 +71,7 @@ def made_run(
         },
     )
     writer = JournalWriter(folder / "journal.jsonl")
-    truth = Calibration.model_validate(TRUTH | {"driver": driver})
+    truth = Calibration.model_validate(TRUTH | {"driver": driver, "ahead": ahead or {}})
     simulation = Simulation(settings, truth, source, record=writer.record)
     writer.meta(
         {"settings": simulation.settings.to_json(), "state": simulation.policy.state_dict()}
@@ -112,6 +118,28 @@ def test_steps_that_were_held_back_are_predicted(tmp_path: Path, mode: str) -> N
     assert found.accuracy_mean > 0.97
     assert found.total > 0.98
     assert set(found.phases) == {"rollout", "train"}
+
+
+AHEAD = {"tokens": 3.0, "drafted": 7}
+
+
+def test_what_drafts_save_is_told_from_what_a_step_costs(tmp_path: Path) -> None:
+    """A mode that drafts nothing is not made faster by them."""
+    found = fit_costs.calibrate(made_run(tmp_path, "exact", ahead=AHEAD))
+    assert found.ahead.acceptance == pytest.approx(Ahead(**AHEAD).acceptance, rel=0.1)
+    assert 2 < found.ahead.drafted <= 7
+    truth = Calibration.model_validate(TRUTH)
+    for batch in (1, 2, 4, 8, 16, 32):
+        assert found.engine().step_s(batch, 0.0) == pytest.approx(
+            truth.engine().step_s(batch, 0.0), rel=0.1
+        )
+    assert found.ahead.measured[1] < 0.7 * found.engine().step_s(1, 0.0)
+
+
+def test_runs_that_drafted_are_predicted_too(tmp_path: Path) -> None:
+    found = rerun.held_back(made_run(tmp_path, "exact", ahead=AHEAD))
+    assert found.accuracy_mean > 0.96
+    assert found.total > 0.97
 
 
 def test_a_rerun_takes_the_runs_own_prompts_lengths_and_rewards(tmp_path: Path) -> None:

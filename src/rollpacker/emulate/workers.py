@@ -109,7 +109,7 @@ class EmulatedEngine:
             prefill_token_s=self._costs.prefill_s(1.0),
             exact_seeds=True,
             context_token_s=self._costs.slope,
-            speculates=self._place.emulated.config.ahead.tokens > 1.0,
+            speculates=self._place.emulated.config.ahead.possible,
         )
 
     def _speculate(self, command: msg.Speculate) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollpacker.config import Config
+from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.speculation import MOST, worth
+
+if TYPE_CHECKING:
+    from rollpacker.sim.costs import EngineCosts
 
 
 class Ahead(Config):
@@ -19,15 +24,33 @@ class Ahead(Config):
     takes more.
     """
 
-    tokens: float = Field(default=1.0, ge=1.0, le=MOST)
-    """Tokens that a step gives a sequence where it verifies a draft of 16; 1: engines do not decode
+    tokens: float = Field(default=1.0, ge=1.0)
+    """Tokens that a step gives a sequence where it verifies a draft; 1: engines do not decode
     ahead. Runs report it as ``speculation/last_tokens_per_verification``."""
+    drafted: int = Field(default=MOST, ge=1)
+    """Tokens of such a draft; fewer are drafted where rows are dear."""
     step_s: float = Field(default=0.5e-3, ge=0.0)
     """More seconds of a step with drafts, on GPUs."""
     row_s: float = Field(default=15e-6, ge=0.0)
     """More seconds for each drafted token, on GPUs; on a measured CPU it is a row of its curve."""
     rows: int = Field(default=128, ge=2)
     """Most rows of a step with drafts."""
+    measured: Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0.0)]] = {}
+    """Seconds of a token of each of so many sequences that decode ahead, at no context: instead of
+    the costs above."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Ahead:
+        if self.tokens > self.drafted + 1:
+            raise ValueError(
+                f"tokens={self.tokens:g} of a draft of drafted={self.drafted}: at most one more"
+            )
+        return self
+
+    @property
+    def possible(self) -> bool:
+        """Whether engines decode ahead."""
+        return self.tokens > 1.0 or bool(self.measured)
 
     @cached_property
     def acceptance(self) -> float:
@@ -35,7 +58,9 @@ class Ahead(Config):
         low, high = 0.0, 1.0
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (middle, high) if _tokens(middle, MOST) < self.tokens else (low, middle)
+            low, high = (
+                (middle, high) if _tokens(middle, self.drafted) < self.tokens else (low, middle)
+            )
         return low
 
 
@@ -64,12 +89,23 @@ class Rule:
     row_cost: float
     ahead: Ahead
 
+    def terms(self, batch: int, costs: EngineCosts) -> tuple[float, float]:
+        """Seconds of a token of each of so many sequences: at no context, and more for each token
+        of context."""
+        measured = self.ahead.measured
+        if measured and batch <= self.below:
+            return LatencyCurve(measured).at(batch), costs.slope
+        pace, seconds = self.pace(batch), costs.step_s(batch, 0.0)
+        if pace.drafted:
+            seconds += costs.drafts_s(batch, batch * pace.drafted, self.ahead)
+        return seconds / pace.tokens, costs.slope / pace.tokens
+
     def pace(self, batch: int) -> Pace:
         """With so many sequences: drafts end where they are reached too seldom."""
         acceptance, drafted = self.ahead.acceptance, 0
         spare, least = worth(batch, self.free, self.row_cost)
         if batch <= self.below and acceptance > 0.0:
-            most = min(self.most, self.ahead.rows // batch - 1)
+            most = min(self.most, self.ahead.drafted, self.ahead.rows // batch - 1)
             while drafted < most and (drafted < spare or acceptance ** (drafted + 1) >= least):
                 drafted += 1
         return Pace(_tokens(acceptance, drafted), drafted) if drafted else PLAIN

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from rollpacker.config import Config
 from rollpacker.config.load import one_line
 from rollpacker.policy.parallelism import Devices
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.costs import (
     PROMPT_TOKENS,
     ROLLOUT_START_S,
@@ -85,6 +86,8 @@ class Calibration(Config):
     rewards: RewardCosts = RewardCosts()
     measured: MeasuredDevice | None = None
     """Latencies of a CPU worker, instead of a datasheet."""
+    ahead: Ahead = Ahead()
+    """Decoding ahead, as it was."""
     driver: DriverCosts | None = None
     """Work of the driver and of grading, where workers leave them no core of their own."""
     fitted: dict[str, str]

@@ -67,8 +67,8 @@ class SimulationConfig(Config):
     tool_kv: ToolKv = "cached"
     """KV of a response that waits for tools: ``cached`` (vLLM: found again unless others needed
     the room), ``kept`` (nothing is admitted in its place) or ``dropped``."""
-    ahead: Ahead = Ahead()
-    """Decoding ahead."""
+    ahead: Ahead | None = None
+    """Decoding ahead, when not the calibration's."""
     max_running: int = Field(default=1024, ge=1)
     """Most sequences that an engine decodes together."""
 

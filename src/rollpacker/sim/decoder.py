@@ -261,10 +261,12 @@ class Decoder:
     def _step_terms(self, batch: int) -> tuple[float, float]:
         terms = self._terms.get(batch)
         if terms is None:
-            pace, seconds = self._pace(batch), self._costs.step_s(batch, 0.0)
-            if pace.drafted and self._rule is not None:
-                seconds += self._costs.drafts_s(batch, batch * pace.drafted, self._rule.ahead)
-            terms = (seconds / pace.tokens, self._costs.slope / pace.tokens)
+            costs = self._costs
+            terms = (
+                (costs.step_s(batch, 0.0), costs.slope)
+                if self._rule is None
+                else self._rule.terms(batch, costs)
+            )
             self._terms[batch] = terms
         return terms
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollpacker.core.types import NO_DRAFTS, Drafted
+from rollpacker.policy.latency import LatencyCurve
 from rollpacker.polytrace.numerics import least_squares
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.driver import DriverCosts
@@ -42,13 +46,14 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
     alone = not run.settings["asynchronous_grading"]
     wait_s = mean(step.rollout_end_s - step.last_end_s for step in chosen)
     grade_s = _grade_s(chosen)
-    latency, slope, driver = fit_decoding(intervals, run.shared.cores if run.shared else 0)
+    decoding = fit_decoding(intervals, run.shared.cores if run.shared else 0)
+    latency, driver = _filled(decoding.latency, run.settings), decoding.driver
     if alone and driver is not None:
         driver = driver.model_copy(update={"graded_s": _phase_cpu_s(chosen, driver.cores)})
     task_s, launch_s, token_s, square_s = fit_gradients([(t, _spent(t, driver)) for t in tasks])
     prefill_s = _FORWARD * token_s
     firsts = [(f, _spent(f, driver)) for s in chosen for f in s.firsts]
-    start_s = _start_s(firsts, latency, slope, prefill_s)
+    start_s = _start_s(firsts, latency, decoding.context_token_s, prefill_s)
     first = run.steps[0]
     return Calibration.model_validate(
         {
@@ -70,11 +75,12 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
                 "latency": latency,
                 "kv_tokens": _KV_TOKENS,
                 "prefill_token_s": prefill_s,
-                "context_token_s": slope,
+                "context_token_s": decoding.context_token_s,
                 "train_token_s": token_s,
                 "train_square_s": square_s,
                 "train_task_s": task_s,
             },
+            "ahead": _ahead(chosen) | {"measured": decoding.ahead},
             "driver": driver,
             "fitted": _sources(alone, len(chosen), shared=driver is not None),
         }
@@ -97,6 +103,24 @@ def _phase_cpu_s(steps: Sequence[RunStep], cores: int) -> float:
     return min(cores, 2) * mean(s.rollout_end_s - s.last_end_s for s in steps) / max(1, responses)
 
 
+def _ahead(steps: Sequence[RunStep]) -> dict[str, Any]:
+    """What drafts were like."""
+    seen = reduce(Drafted.plus, (step.drafts for step in steps), NO_DRAFTS)
+    if not seen.accepted:
+        return {}
+    return {"tokens": seen.tokens, "drafted": math.ceil(seen.drafted / seen.verifications)}
+
+
+def _filled(latency: dict[int, float], settings: Mapping[str, Any]) -> dict[int, float]:
+    """Smaller batches than any that decoded a token at a time have the shape of the curve that the
+    run was told."""
+    told, least = LatencyCurve({int(n): s for n, s in settings["latency"].items()}), min(latency)
+    small = {
+        knot: latency[least] * told.at(knot) / told.at(least) for knot in _KNOTS if knot < least
+    }
+    return small | latency
+
+
 def timed(run: RunRecord) -> list[RunStep]:
     """The steps that tell something: the first one warms up, if there are others."""
     return list(run.steps[1:] or run.steps)
@@ -111,6 +135,8 @@ def _sources(alone: bool, steps: int, *, shared: bool) -> dict[str, Any]:
     return {
         "measured": f"least squares over stretches of decoding and gradient tasks of {steps} steps",
         "prompt_tokens": "mean of the run; a token's prefill is a third of its gradient, assumed",
+        "ahead": "least squares over stretches in which engines drafted; the latency of so few "
+        "sequences has the shape of the curve that the run was told",
         "weight_sync_s": "time of a step outside of the journal's first and last event",
         "apply_s": "time from the last gradient to the end of the step",
         "rollout_start_s": "first responses, less their decoding",
@@ -141,39 +167,67 @@ def _grade_s(steps: Iterable[RunStep]) -> float:
     )
 
 
-def fit_decoding(
-    intervals: Sequence[Interval], cores: int
-) -> tuple[dict[int, float], float, DriverCosts | None]:
-    """Seconds of a decode step by batch at no context, what each context token adds, and what the
-    driver takes from ``cores`` that it shares (0: none).
+class Decoding(NamedTuple):
+    """Seconds of decode steps.
 
-    Non-negative least squares on a piecewise linear, non-decreasing curve.
+    Args:
+        latency: by batch at no context, from the smallest that was seen on.
+        ahead: of a token of each of so many sequences that decode ahead; empty where none did.
+        context_token_s: what each token of context adds.
+        driver: what it takes from cores that it shares; None where it does not.
+    """
+
+    latency: dict[int, float]
+    ahead: dict[int, float]
+    context_token_s: float
+    driver: DriverCosts | None
+
+
+def fit_decoding(intervals: Sequence[Interval], cores: int) -> Decoding:
+    """Costs of decode steps, where the driver shares so many ``cores`` (0: none).
+
+    Non-negative least squares on piecewise linear, non-decreasing curves.
     """
     batch = np.array([each.batch for each in intervals], np.float64)
     steps = np.array([each.steps for each in intervals], np.float64)
     context = np.array([each.context for each in intervals])
     seconds = np.array([each.seconds for each in intervals])
-    largest = int(batch.max())
-    knots = [knot for knot in _KNOTS if knot < largest] + [largest]
-    columns = [_rising(batch, knots) * steps[:, None], context * steps]
+    ahead = np.array([each.ahead for each in intervals])
+    knots = [_knots(batch[of]) for of in (~ahead, ahead)]
+    curves = [
+        _rising(batch, those) * (steps * of)[:, None]
+        for those, of in zip(knots, (~ahead, ahead), strict=True)
+    ]
     handled = np.array([[each.handled.ended, each.handled.graded] for each in intervals])
     seen = handled.any(axis=0)
-    columns += list((handled[:, seen] / max(1, cores)).T)
-    design = np.column_stack(columns)
+    columns = [*curves, context * steps, *(handled[:, seen] / max(1, cores)).T]
     weights = 1.0 / np.sqrt(steps * (batch + 8.0) + _NOISE)
-    found = _fit(design, seconds, weights)
-    curve = np.cumsum(found[: len(knots)])
-    latency = {knot: float(max(value, 1e-9)) for knot, value in zip(knots, curve, strict=True)}
+    found = _fit(np.column_stack(columns), seconds, weights)
+    ends = np.cumsum([len(those) for those in knots])
+    latency, drafted = (
+        {knot: float(max(value, 1e-9)) for knot, value in zip(those, np.cumsum(part), strict=True)}
+        for those, part in zip(knots, np.split(found, ends)[:2], strict=True)
+    )
     driver = None
     if cores:
         taken = np.zeros(2)
-        taken[seen] = found[len(knots) + 1 :]
+        taken[seen] = found[ends[-1] + 1 :]
         driver = DriverCosts(cores=cores, ended_s=float(taken[0]), graded_s=float(taken[1]))
-    return latency, float(found[len(knots)]), driver
+    return Decoding(latency, drafted, float(found[ends[-1]]), driver)
+
+
+def _knots(batch: Floats) -> list[int]:
+    """From the smallest to the largest."""
+    if not batch.size:
+        return []
+    least, largest = int(batch.min()), int(batch.max())
+    return [least, *(knot for knot in _KNOTS if least < knot < largest), *{largest} - {least}]
 
 
 def _rising(batch: Floats, knots: Sequence[int]) -> Floats:
     """Column k rises from 0 at knot k - 1 to 1 at knot k and stays; column 0 is 1."""
+    if not knots:
+        return np.empty((batch.size, 0))
     columns = [np.ones(batch.size)]
     for low, high in pairwise(knots):
         columns.append(np.clip((batch - low) / (high - low), 0.0, 1.0))

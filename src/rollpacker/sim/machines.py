@@ -79,6 +79,7 @@ class WorldCosts:
             rewards=calibration.rewards,
             kinds=kinds,
             reward_phase_s=calibration.synchronous_reward_s if reward_phase else None,
+            ahead=calibration.ahead,
             driver=calibration.driver,
         )
 

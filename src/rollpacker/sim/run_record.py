@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.core import journal
-from rollpacker.core.types import Prompt, PromptId
+from rollpacker.core.types import NO_DRAFTS, Drafted, Prompt, PromptId
 from rollpacker.sim.shared_cores import SharedCores, read_shared_cores
 
 METRICS = {"step": "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
@@ -37,6 +37,7 @@ class Interval:
     """``steps`` decode steps of one engine between two of its responses' ends.
 
     ``batch`` sequences of ``context`` tokens in all, on average over the steps; ``seconds``.
+    Where it decoded ``ahead`` these are tokens of a sequence, not steps.
     """
 
     batch: int
@@ -44,6 +45,7 @@ class Interval:
     steps: int
     seconds: float
     handled: Handled = NONE
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class RunStep:
     tasks: list[GradientTask] = field(default_factory=list[GradientTask])
     last_end_s: float = 0.0
     rollout_end_s: float = 0.0
+    drafts: Drafted = NO_DRAFTS
+    """What decoding ahead brought."""
     last_gradient_s: float | None = None
     end_s: float | None = None
     measured: dict[str, float] = field(default_factory=dict[str, float])
@@ -193,6 +197,7 @@ class _Reader:
         self._beside = False
         self._step: RunStep | None = None
         self._previous: dict[int, tuple[float, Tried, Handled] | None] = {}
+        self._below: dict[int, int] = {}
         self._begun: dict[int, list[tuple[float, Handled]]] = {}
         self._free: dict[int, tuple[float, Handled]] = {}
 
@@ -232,6 +237,7 @@ class _Reader:
         number, engines = event["step"], tuple(event["engines"])
         self._step = self.steps[number] = RunStep(number, now, engines, dict(event["remaining"]))
         self._previous = {}
+        self._below = {}
         self._begun = {replica: [] for replica in event["replicas"]}
         self._handled = NONE
         self._free = dict.fromkeys(event["replicas"], (now, NONE))
@@ -246,6 +252,8 @@ class _Reader:
                     step.drawn.append(drawn)
                     self.prompt_tokens[drawn.id] = drawn.tokens
             case "AttemptFinished":
+                drafts = Drafted(*(event.get(count, 0) for count in Drafted._fields))
+                step.drafts = step.drafts.plus(drafts)
                 self._finished(step, now, event["attempt"], event["tokens"])
             case "AttemptGraded":
                 tried = step.attempts[event["attempt"]]
@@ -268,6 +276,8 @@ class _Reader:
             case "StartAttempt":
                 tried = Tried(decision["prompt"], decision["index"], decision["engine"], join=now)
                 step.attempts[decision["attempt"]] = tried
+            case "Speculate":
+                self._below[decision["engine"]] = decision["below"]
             case "MigrateAttempts":
                 self._previous[decision["source"]] = None
             case "AcceptGroup":
@@ -318,7 +328,8 @@ class _Reader:
         context = prompts + sum(each.base for each in running)
         context += batch * ((tokens - tried.base) - steps / 2)
         handled = self._handled.since(handled)
-        step.intervals.append(Interval(batch, context, steps, now - since, handled))
+        ahead = batch <= self._below.get(tried.engine, 0)
+        step.intervals.append(Interval(batch, context, steps, now - since, handled, ahead))
 
     def _stopped(self, step: RunStep, event: Mapping[str, Any]) -> None:
         tried = step.attempts[event["attempt"]]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollpacker.core.pump import Record
-from rollpacker.policy.latency import RowCosts
+from rollpacker.policy.latency import LatencyCurve, RowCosts
 from rollpacker.policy.reward_timeouts import TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
@@ -102,9 +102,11 @@ class Simulation:
 
     def _rows(self, engine: EngineCosts) -> RowCosts | None:
         """Of drafted tokens; None where engines do not decode ahead."""
-        ahead = self._config.ahead
-        if ahead.tokens <= 1.0:
+        ahead = self.costs.ahead
+        if not ahead.possible:
             return None
+        if self._calibration.measured is not None:
+            return LatencyCurve(latency_curve(engine)).rows()
         row_s = (engine.drafts_s(1, 1 + MOST, ahead) - engine.drafts_s(1, 1, ahead)) / MOST
         return RowCosts(free=0, each=max(row_s / engine.step_s(1, float(CONTEXT)), 1e-4))
 
@@ -152,6 +154,5 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
         reward_phase=config.reward_phase or not asynchronous,
     )
     running, tool_kv = config.max_running, config.tool_kv
-    return replace(
-        costs, timeouts=timeouts, max_running=running, tool_kv=tool_kv, ahead=config.ahead
-    )
+    ahead = config.ahead or costs.ahead
+    return replace(costs, timeouts=timeouts, max_running=running, tool_kv=tool_kv, ahead=ahead)

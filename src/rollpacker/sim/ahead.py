@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -35,7 +34,7 @@ class Ahead(Config):
     """More seconds for each drafted token, on GPUs; on a measured CPU it is a row of its curve."""
     rows: int = Field(default=128, ge=2)
     """Most rows of a step with drafts."""
-    measured: Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0.0)]] = {}
+    measured: dict[int, float] = Field(default_factory=dict[int, float])
     """Seconds of a token of each of so many sequences that decode ahead, at no context: instead of
     the costs above."""
 
@@ -45,6 +44,8 @@ class Ahead(Config):
             raise ValueError(
                 f"tokens={self.tokens:g} of a draft of drafted={self.drafted}: at most one more"
             )
+        if self.measured:
+            LatencyCurve(self.measured)
         return self
 
     @property

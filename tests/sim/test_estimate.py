@@ -1,5 +1,6 @@
 """Estimates of tail batching's gain on somebody's own lengths."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from rollpacker.polytrace.schema import SAMPLES, Trace
 from rollpacker.sim import estimate as est
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import FOLDER
 from rollpacker.sim.source import of_trace
 from rollpacker.sim.verdict import ModeEstimate, recommend, sentences
@@ -70,6 +72,27 @@ def test_a_long_tail_gains_and_racing_shortens_what_is_kept(tailed: est.Estimate
     assert any("race" in sentence for sentence in found.sentences)
 
 
+def test_what_decoding_ahead_would_add_is_said(tailed: est.Estimate) -> None:
+    gains = [mode.speedup for mode in tailed.ahead.values()]
+    assert [*tailed.ahead] == ["1.5", "2.0", "2.5"]
+    assert tailed.modes["exact"].speedup < gains[0] < gains[1] < gains[2]
+    assert all(mode.kept_vs_true_len == pytest.approx(1.0) for mode in tailed.ahead.values())
+    assert "no texts" in tailed.ahead_from
+    assert f"{gains[1]:.2f}x at 2.0" in " ".join(tailed.sentences)
+    assert [*tailed.rows] == [*tailed.modes, *(f"exact, ahead {each}" for each in tailed.ahead)]
+
+
+def test_costs_that_were_measured_with_drafts_have_it_already() -> None:
+    trace = near_the_cap(np.random.default_rng(1))
+    job = est.on_paper_gpus("made", of_trace(trace))
+    costs = job.calibration.model_copy(update={"ahead": Ahead(tokens=2.0)})
+    drafting = replace(job, calibration=costs)
+    found, plain = est.estimate(drafting, trace, steps=2), est.estimate(job, trace, steps=2)
+    assert found.ahead == {}
+    assert found.modes["off"].step_s == plain.modes["off"].step_s
+    assert found.modes["exact"].step_s == plain.ahead["2.0"].step_s
+
+
 def test_near_the_cap_nothing_is_raced() -> None:
     found = run(near_the_cap(np.random.default_rng(1)))
     assert found.icc == pytest.approx(0.95, abs=0.05)
@@ -125,7 +148,7 @@ def test_a_race_tempts_where_it_beats_synchronous_rounds_too(
     """And not only the mode to use, which may be a little slower than those."""
     slow = mode(0.9)
     modes = {"off": mode(1.0), "exact": mode(0.985), "prompts": slow, "race": mode(speedup, 0.8)}
-    told = sentences(modes, "exact", left_out="nothing", icc=None, limit=0.95)
+    told = sentences(modes, "exact", ahead={}, left_out="nothing", icc=None, limit=0.95)
     assert any("race would be faster" in sentence for sentence in told) == tempting
 
 

@@ -53,7 +53,9 @@ def test_a_bound_is_never_told_as_a_gain() -> None:
         "prompts": mode(1, 1),
         "race": mode(1.3, 0.8),
     }
-    told = sentences(modes, "exact", left_out="grading", at_most=True, icc=None, limit=0.95)
+    told = sentences(
+        modes, "exact", ahead={}, left_out="grading", at_most=True, icc=None, limit=0.95
+    )
     assert any("Use exact: at most 1.10x faster" in line for line in told)
     assert any("Mode race may be faster (1.30x at most)" in line for line in told)
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rollpacker.cli.simulate import calibrate, estimate, simulate
 from rollpacker.core import journal
+from rollpacker.demo.model import build_tokenizer
 from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.schema import SAMPLES, Trace
@@ -88,6 +89,44 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     assert found["recommended"] in run(*args)
     given = json.loads(run(*args, "--json", "--calibration", "paper-14b-16k", "--gpus", "16"))
     assert "Qwen2.5-14B on 16 H800" in given["costs"]
+
+
+def verl_log(folder: Path, **more: object) -> Path:
+    """Two steps of four prompts with four responses that repeat themselves."""
+    for step in (1, 2):
+        lines = [
+            {
+                "input": f"q{prompt}",
+                "output": "so 1+2=3, " * (9 + 3 * n + prompt),
+                "score": 1.0,
+                **more,
+            }
+            for prompt in range(4)
+            for n in range(4)
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{step}.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_what_could_be_decoded_ahead_is_measured_on_the_texts(tmp_path: Path) -> None:
+    log, tokenizer = tmp_path / "log", tmp_path / "tokenizer"
+    log.mkdir()
+    build_tokenizer().save_pretrained(tokenizer)
+    args = ("estimate", "--from", str(verl_log(log)), "--steps", "1", "--json")
+    assert [*json.loads(run(*args))["ahead"]] == ["1.5", "2.0", "2.5"]
+    found = json.loads(run(*args, "--tokenizer", str(tokenizer)))
+    assert found["ahead_from"] == "measured on the responses that end the log's 2 steps"
+    (tokens,) = map(float, found["ahead"])
+    assert tokens > 3.0
+    ids = verl_log(log, response_ids=[1, 2, 3, 4] * 40)
+    (same,) = json.loads(run("estimate", "--from", str(ids), "--steps", "1", "--json"))["ahead"]
+    assert float(same) > 3.0
+
+
+def test_a_tokenizer_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--tokenizer ./none: there is no such folder"):
+        run("estimate", "--from", str(verl_log(tmp_path)), "--tokenizer", "./none")
 
 
 def test_calibrate_and_estimate_from_a_run(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rollpacker.cli.output import (
     print_plain,
     table_of,
 )
+from rollpacker.cli.rehearse import rehearsed
 from rollpacker.cli.trace_tables import compared
 
 if TYPE_CHECKING:
@@ -154,6 +155,12 @@ def estimate(
     device: Annotated[str | None, typer.Option(help="Other GPUs than the calibration's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each mode.", min=1)] = None,
     task: Annotated[str | None, typer.Option(help="Task of a trace that has several.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the texts in a log: what could be decoded ahead is measured on them."
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -171,6 +178,8 @@ def estimate(
     trace, job = _job(
         path, Hardware(calibration=calibration, model=model, device=device, gpus=gpus), task, notes
     )
+    if drafts := rehearsed(path, tokenizer, notes.append):
+        job = replace(job, drafts=drafts)
     found = run(job, trace, steps=steps)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
     if as_json:
@@ -203,7 +212,7 @@ def _job(path: Path, hardware: Hardware, task: str | None, notes: list[str]) -> 
 
 def _modes_table(found: Estimate) -> Table:
     view = table_of("mode", "speed-up", "kept/true length", "step s", "decoded/kept tokens")
-    for name, mode in found.modes.items():
+    for name, mode in found.rows.items():
         view.add_row(
             name,
             f"{mode.speedup:.2f}x",
@@ -222,8 +231,10 @@ def _tell(found: Estimate) -> None:
         f"correlation of length within a prompt {icc}"
     )
     bounds = f" (speeds are upper bounds: {found.at_most})" if found.at_most else ""
-    recommended = f"recommended: {found.recommended}{bounds}"
-    for line in (f"costs: {found.costs}", recommended, *found.sentences):
+    lines = [f"costs: {found.costs}"]
+    if found.ahead:
+        lines.append(f"tokens of a decode step with drafts: {found.ahead_from}")
+    for line in (*lines, f"recommended: {found.recommended}{bounds}", *found.sentences):
         print_plain(line)
 
 

@@ -40,13 +40,17 @@ def _page(found: Estimate) -> Page:
             Section(
                 "modes",
                 "Modes",
-                " ".join(found.sentences),
+                " ".join((*found.sentences, *_drafts(found))),
                 figure=_figure(found),
                 table=_table(found),
             )
         ],
         facts=asdict(found),
     )
+
+
+def _drafts(found: Estimate) -> list[str]:
+    return [f"Tokens of a decode step with drafts are {found.ahead_from}."] if found.ahead else []
 
 
 def _table(found: Estimate) -> Table:
@@ -58,14 +62,13 @@ def _table(found: Estimate) -> Table:
             seconds(mode.step_s),
             f"{mode.decoded_vs_kept:.2f}",
         )
-        for name, mode in found.modes.items()
+        for name, mode in found.rows.items()
     ]
     return Table(header=_HEADER, rows=rows)
 
 
 def _figure(found: Estimate) -> dict[str, object]:
-    names = list(found.modes)
-    modes = found.modes.values()
+    names, modes = list(found.rows), found.rows.values()
     return {
         "data": [
             {

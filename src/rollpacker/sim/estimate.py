@@ -7,7 +7,7 @@ is drawn from a model with the trace's marginal and correlations, given the prom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rollpacker.core.types import RoundKind
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.statistics import read_of
 from rollpacker.sim import calibration as calibrations
+from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import DomainConfig, SimulationConfig
 from rollpacker.sim.costs import BLOCK_SLACK, PROMPT_TOKENS
@@ -47,6 +48,9 @@ class Estimate:
         icc: intraclass correlation of length within a prompt; None with one response each.
         costs: which costs were assumed, in words.
         modes: by name.
+        ahead: ``exact`` with engines that decode ahead, by tokens of a decode step; empty where the
+            costs have it already.
+        ahead_from: where these tokens are from, in words.
         recommended: the fastest mode within the bias limit; ``exact`` where it is as fast.
         at_most: why speeds are upper bounds; empty where they are estimates.
         sentences: the same in plain words.
@@ -60,9 +64,31 @@ class Estimate:
     icc: float | None
     costs: str
     modes: dict[str, ModeEstimate]
+    ahead: dict[str, ModeEstimate]
+    ahead_from: str
     recommended: str
     at_most: str
     sentences: list[str]
+
+    @property
+    def rows(self) -> dict[str, ModeEstimate]:
+        """All of them, by name."""
+        drafts = {f"exact, ahead {tokens}": mode for tokens, mode in self.ahead.items()}
+        return self.modes | drafts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """What engines that decode ahead might bring, each a case; ``source``: from where, in words."""
+
+    cases: tuple[Ahead, ...]
+    source: str
+
+
+ASSUMED_DRAFTS = Drafts(
+    cases=tuple(Ahead(tokens=tokens) for tokens in (1.5, 2.0, 2.5)),
+    source="assumed: the log has no texts whose tokens are known",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +106,7 @@ class Job:
         left_out: what the simulation does not have, in words.
         shared: cores on which all processes take turns; None where the driver has its own, or where
             nothing is known of that.
+        drafts: what engines that decode ahead might bring.
     """
 
     task: str
@@ -91,6 +118,7 @@ class Job:
     costs: str
     left_out: str
     shared: SharedCores | None = None
+    drafts: Drafts = ASSUMED_DRAFTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +223,10 @@ def estimate(job: Job, trace: Trace, *, steps: int | None = None) -> Estimate:
     found = {mode: _simulate(job, mode, count) for mode in MODES}
     base = _step_s(found["off"].steps, job.shared)
     modes = {mode: _mode(result, base, job.shared) for mode, result in found.items()}
+    ahead = {
+        f"{case.tokens:.1f}": _mode(_simulate(drafting, "exact", count), base, job.shared)
+        for case, drafting in _drafting(job)
+    }
     limit = job.rollout.tail_batching.bias_limit
     recommended = recommend(modes, limit)
     at_most = ""
@@ -209,11 +241,14 @@ def estimate(job: Job, trace: Trace, *, steps: int | None = None) -> Estimate:
         icc=read.icc,
         costs=job.costs,
         modes=modes,
+        ahead=ahead,
+        ahead_from=job.drafts.source,
         recommended=recommended,
         at_most=at_most,
         sentences=sentences(
             modes,
             recommended,
+            ahead=ahead,
             left_out=job.left_out,
             at_most=bool(at_most),
             icc=read.icc,
@@ -234,6 +269,14 @@ def simulation_of(job: Job, steps: int) -> SimulationConfig:
         rollout_tp=_tensor_parallel(job),
         domains={"default": DomainConfig(reward="math" if job.graded else "none")},
     )
+
+
+def _drafting(job: Job) -> Iterator[tuple[Ahead, Job]]:
+    """The job with each case of drafts; none where its costs were measured with some."""
+    if not job.calibration.ahead.possible:
+        for case in job.drafts.cases:
+            costs = job.calibration.model_copy(update={"ahead": case})
+            yield case, replace(job, calibration=costs)
 
 
 def _simulate(job: Job, mode: TailMode, steps: int) -> JobResult:

@@ -49,7 +49,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
             rows.add(
                 record,
                 (record["input"], record["output"]),
-                step=_step(record, path, number),
+                step=step_of(record, path, number),
                 domain=domain if isinstance(domain, str) else None,
                 reward=None if score is None else float(score),
                 rest={key: value for key, value in record.items() if key not in dropped},
@@ -57,7 +57,8 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     return rows.trace()
 
 
-def _step(record: Record, path: Path, number: int) -> int:
+def step_of(record: Record, path: Path, number: int) -> int:
+    """Of training: what the line says, or the number in the name of its file."""
     if record.get("step") is not None:
         return record["step"]
     name = re.search(r"(?<!\d)(\d{1,9})$", path.stem)

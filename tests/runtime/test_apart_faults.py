@@ -79,7 +79,7 @@ def survived(config: RunConfig, worker: int, by: str) -> Path:
     ("worker", "by"),
     [
         (1, "SIGKILL"),
-        (2, "SIGKILL"),
+        pytest.param(2, "SIGKILL", marks=pytest.mark.slow),
         pytest.param(0, "SIGSTOP", marks=pytest.mark.slow),
         (3, "SIGSTOP"),
     ],

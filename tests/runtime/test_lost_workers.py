@@ -67,7 +67,7 @@ def test_engines_and_replicas_of_their_own_are_lost_alone(shop: Workshop) -> Non
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("by", [KILL, STOP])
+@pytest.mark.parametrize("by", [KILL, pytest.param(STOP, marks=pytest.mark.slow)])
 def test_a_replica_that_shares_is_lost_and_another_one_shares(shop: Workshop, by: int) -> None:
     async def main() -> None:
         async with pool_of(shop, **SEPARATE) as heard:

@@ -63,6 +63,7 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
     assert set(rows.filter(rows["step"] == last)["worker"]) == {0}
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
     """It lives and its socket is open, but it gives no sign of life; the update may begin before
     that is noticed."""

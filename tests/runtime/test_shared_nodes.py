@@ -175,7 +175,13 @@ SEPARATE = {"pin": False, "kind": "cpu", "per_node": 3, "layout": "separate", "t
 QUIET = Progress(Console(file=StringIO()))
 
 
-@pytest.mark.parametrize("trainer", [{"kind": "local"}, FSDP], ids=["local", "fsdp"])
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        pytest.param({"kind": "local"}, id="local", marks=pytest.mark.slow),
+        pytest.param(FSDP, id="fsdp"),
+    ],
+)
 def test_states_that_wait_in_host_memory_change_no_bit(
     trainer: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """``rollpacker train`` from a terminal: files of other frameworks, Ctrl-C, resume, ``--json``."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -119,10 +120,14 @@ def here(file: Path, folder: Path) -> Done:
     """The same for this process and all that it has started, without the imports of another."""
 
     def interrupt() -> None:
-        wait_for_step(folder, 2)
-        children = psutil.Process().children(recursive=True)
-        for each in (*children, psutil.Process()):
-            each.send_signal(signal.SIGINT)
+        me = psutil.Process()
+        try:
+            wait_for_step(folder, 2)
+            for child in me.children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.send_signal(signal.SIGINT)
+        finally:
+            me.send_signal(signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()

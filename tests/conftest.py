@@ -55,10 +55,14 @@ def pytest_collection() -> Iterator[object]:
 
 
 _FIRST = (
-    "test_engine_contract.py",  # compiles the kernels, which the other processes wait for otherwise
-    "test_judge_faults.py",  # long, and would be waited for at the end
-    "test_extending.py",
+    "test_engine_contract.py",  # compiles the kernels, which the other processes would do again
+    # Without any of them, meanwhile; long ones, which would be waited for at the end.
+    "test_mux_programs.py",
+    "test_sandbox_hostile.py",
+    "test_mux_examples.py",
+    "test_mux_kills.py",
     "test_fresh_process.py",
+    "test_extending.py",
 )
 
 
@@ -75,4 +79,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.path not in files]
     items[:] = [item for item in items if item.path in files]
     config.hook.pytest_deselected(items=left_out)
-    items.sort(key=lambda item: item.path.name not in _FIRST)
+    places = {name: place for place, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(_FIRST)))

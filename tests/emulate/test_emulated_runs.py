@@ -1,9 +1,12 @@
 """Whole runs on emulated devices: driver, channels, grading and logs are real."""
 
 import json
+import multiprocessing
 from collections import Counter
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -13,10 +16,12 @@ from rich.console import Console
 from rollpacker import job as jobs
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
+from rollpacker.emulate import hosts
 from rollpacker.emulate.twin import simulate
 from rollpacker.job.fit import look
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_folder import load_run
+from rollpacker.runtime.local import PRELOADED
 from rollpacker.runtime.progress import Progress
 from rollpacker.sim.run_record import read_run
 
@@ -29,6 +34,17 @@ def train(config: RunConfig, *, resume: bool = False) -> tuple[Path, str]:
 
 def metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_once() -> Iterator[None]:
+    """Processes of workers are forked off the one that those of other runs are forked off, which
+    spares their imports; ``test_emulated_hosts`` starts them as users do."""
+    forked = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("forkserver"))
+    multiprocessing.set_forkserver_preload([*PRELOADED])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts, "multiprocessing", forked)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -105,9 +105,25 @@ def alone_in_group(each):
     return replace(each, group=PromptId(str(each.attempt)))
 
 
-@pytest.mark.parametrize("kind", ["numba", "torch-alone"])
-@pytest.mark.parametrize("how", ["right", "wrong", "random"])
-@pytest.mark.parametrize("most", [1, 8, 16, 63])
+HOWS, LENGTHS_OF_DRAFTS = ("right", "wrong", "random"), (1, 8, 16, 63)
+OF_TORCH = {("right", 63), ("wrong", 1), ("random", 8)}
+"""A row at a time it is slow: what else there is of them takes minutes."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "most"),
+    [
+        pytest.param(
+            kind,
+            how,
+            most,
+            marks=pytest.mark.slow if kind != "numba" and (how, most) not in OF_TORCH else (),
+        )
+        for kind in ("numba", "torch-alone")
+        for how in HOWS
+        for most in LENGTHS_OF_DRAFTS
+    ],
+)
 def test_any_draft(plain, kind: str, how: str, most: int) -> None:
     texts = {r.attempt: np.concatenate([r.prompt, plain[kind][r.attempt].tokens]) for r in REQUESTS}
     engine = make(kind, drafter=Scripted(texts, how))

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from rollpacker import config
+from rollpacker.cli import app
 from rollpacker.rollmux import inventory_file
 from rollpacker.rollmux.service.bodies import NewJob
 from rollpacker.rollmux.service.submission import read_submission
@@ -100,9 +102,9 @@ def test_the_kubernetes_objects_fit_each_other() -> None:
 
 def takes(words: list[str]) -> None:
     """Whether ``rollpacker mux`` knows all options of a command line."""
-    asked = [sys.executable, "-c", "from rollpacker.cli import main; main()", *words[1:3], "--help"]
-    env = os.environ | {"COLUMNS": "200"}
-    known = subprocess.run(asked, capture_output=True, text=True, check=True, env=env).stdout
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words[1:3], "--help"])
+    assert done.exit_code == 0, done.output
+    known = done.stdout
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     assert [option for option in options if f"{option} " not in known] == []
 
@@ -140,9 +142,8 @@ class Allocation:
         url = (self.folder / "url").read_text().strip()
         where = ["--url", url, "--token-file", str(self.folder / "token")]
         where += ["--cafile", str(self.folder / "cert.pem")]
-        asked = ["rollpacker", "mux", *words, *where]
-        done = subprocess.run(asked, capture_output=True, text=True, env=self.env, check=False)
-        assert done.returncode == 0 or not ok, done.stderr
+        done = CliRunner().invoke(app, ["mux", *words, *where])
+        assert done.exit_code == 0 or not ok, done.output
         return done.stdout
 
     def reporting(self) -> list[tuple[str, str]]:

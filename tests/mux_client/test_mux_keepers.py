@@ -188,7 +188,7 @@ def test_a_daemon_that_stood_still_gives_up_nobody(tmp_path: Path) -> None:
         assert daemon.process is not None
         assert daemon.process.pid is not None
         os.kill(daemon.process.pid, signal.SIGSTOP)
-        time.sleep(5.0)
+        time.sleep(1.5 * daemon.ttl)
         os.kill(daemon.process.pid, signal.SIGCONT)
         client.node_alive("roll-0")
         assert client.node("roll-0")["status"] == "open"

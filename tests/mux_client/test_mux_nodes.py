@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from mux_real_daemon import COMMAND, Daemon, spec
+from typer.testing import CliRunner
 
+from rollpacker.cli import app
 from rollpacker.rollmux.service.phase import Phases
 
 INVENTORY = """
@@ -37,8 +39,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def mux(daemon: Daemon, *words: str) -> str:
     """``rollpacker mux WORDS``, which succeeds."""
-    asked = [*COMMAND, "mux", *words, "--url", daemon.url, "--state", str(daemon.folder)]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    asked = ["mux", *words, "--url", daemon.url, "--state", str(daemon.folder)]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def agent(daemon: Daemon, node: str, *words: str) -> subprocess.Popen[bytes]:

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -120,14 +121,22 @@ def test_a_phase_that_raises_is_asked_for_again(daemon: Daemon) -> None:
     phases.end()
 
 
-def test_a_heartbeat_keeps_a_phase_longer_than_the_lease(daemon: Daemon) -> None:
-    phases = daemon.job("long")
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One whose leases are waited for."""
+    running = Daemon(tmp_path_factory.mktemp("hasty"), ttl=2.5)
+    yield running
+    running.stop()
+
+
+def test_a_heartbeat_keeps_a_phase_longer_than_the_lease(hasty: Daemon) -> None:
+    phases = hasty.job("long")
     with phases.phase("rollout"):
-        until = time.monotonic() + 1.5 * daemon.ttl
+        until = time.monotonic() + 1.5 * hasty.ttl
         while time.monotonic() < until:
             phases.check()
             time.sleep(0.05)
-    assert daemon.finished("long") == ["rollout"]
+    assert hasty.finished("long") == ["rollout"]
     phases.end()
 
 
@@ -148,9 +157,9 @@ except LeaseLostError:
 """
 
 
-def test_a_process_that_was_stopped_too_long_notices_before_it_goes_on(daemon: Daemon) -> None:
-    phases = daemon.job("stopped")
-    other = background(SLEEPER, daemon.url, daemon.token_file, "stopped")
+def test_a_process_that_was_stopped_too_long_notices_before_it_goes_on(hasty: Daemon) -> None:
+    phases = hasty.job("stopped")
+    other = background(SLEEPER, hasty.url, hasty.token_file, "stopped")
     assert other.stdout is not None
     assert other.stdout.readline() == "running\n"
     os.kill(other.pid, signal.SIGSTOP)
@@ -159,7 +168,7 @@ def test_a_process_that_was_stopped_too_long_notices_before_it_goes_on(daemon: D
         assert other.stdout.readline() == "lost\n"
         phases.check()
     other.communicate(timeout=20)
-    assert daemon.finished("stopped") == ["rollout"]
+    assert hasty.finished("stopped") == ["rollout"]
     phases.end()
 
 

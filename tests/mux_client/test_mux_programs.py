@@ -17,13 +17,21 @@ import pytest
 from mux_real_daemon import COMMAND, Daemon
 from typer.testing import CliRunner
 
-from rollpacker.cli import app
+from rollpacker.cli import app, mux_jobs
 from rollpacker.rollmux.service.link import MuxError
 
 INVENTORY = """
 nodes:
   - {name: "roll-[0-1]", pool: rollout, memory_gb: 4, devices: 1}
   - {name: train-0, pool: train, memory_gb: 4, devices: 1}
+"""
+LOOK_S = 0.1
+"""Instead of a second, between two looks at what became of a program."""
+AGENT = f"""
+from rollpacker.rollmux.node import agent
+agent._LOOK_S = {LOOK_S}
+from rollpacker.cli import main
+main()
 """
 PROGRAM = """
 import signal, sys, time
@@ -58,7 +66,8 @@ class Cluster:
             pool = "train" if node.startswith("train") else "rollout"
             words = ["--url", url or self.daemon.url, "--token-file", str(self.daemon.token_file)]
             words += ["--node", node, "--pool", pool, "--programs", str(self.folder / node)]
-            self.agents[node] = subprocess.Popen([*COMMAND, "mux", "agent", *words])
+            command = [sys.executable, "-c", AGENT, "mux", "agent", *words]
+            self.agents[node] = subprocess.Popen(command)
 
     def mux(self, *words: str, code: int = 0) -> str:
         """``rollpacker mux WORDS``, which ends with ``code``."""
@@ -87,6 +96,18 @@ class Cluster:
             found = self.daemon.client().call("GET", f"/v1/jobs/{name}/log")[1]
             return base64.b64decode(found["data"]).decode().count(text) >= times
         return False
+
+    def heard_again(self, node: str, start: Callable[[], object]) -> None:
+        """``start`` what was missing; the node's agent has an answer of the daemon then."""
+        lease = self.folder / node / "lease"
+        before = lease.read_text()
+        start()
+        until(lambda: lease.read_text() != before)
+
+    def gets_on(self, name: str) -> None:
+        """Some iterations."""
+        done = self.daemon.client().job(name)["done"]
+        until(lambda: self.daemon.client().job(name)["done"] > done + 3)
 
     def ends(self, name: str) -> None:
         """End a job, whose program may hear of it before it is asked to end."""
@@ -123,7 +144,9 @@ def until(what: Callable[[], Any], seconds: float = 60) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("programs"))
     made.agent("roll-0", "roll-1", "train-0")
-    yield made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mux_jobs, "_LOOK_S", LOOK_S)
+        yield made
     made.close()
 
 
@@ -187,12 +210,11 @@ def test_an_agent_that_starts_again_finds_what_runs(cluster: Cluster) -> None:
     node = cluster.program("steady")["lead"]
     cluster.agents[node].kill()
     cluster.agents[node].wait()
-    cluster.agent(node)
-    done = cluster.daemon.client().job("steady")["done"]
-    until(lambda: cluster.daemon.client().job("steady")["done"] > done + 20)
+    cluster.heard_again(node, lambda: cluster.agent(node))
+    cluster.gets_on("steady")
     cluster.daemon.kill()
-    cluster.daemon.start()
-    until(lambda: cluster.daemon.client().job("steady")["done"] > done + 40)
+    cluster.heard_again(node, cluster.daemon.start)
+    cluster.gets_on("steady")
     assert len(cluster.program("steady")["attempts"]) == 1
     cluster.ends("steady")
 

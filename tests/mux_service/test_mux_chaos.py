@@ -80,7 +80,7 @@ def test_without_faults_every_promise_is_kept(tmp_path: Path) -> None:
     assert found["done"] == found["jobs"] > 5
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_some_minutes_of_faults(tmp_path: Path, seed: int) -> None:
     found = storm(tmp_path, seed, 300.0)
     assert found["phases"] > 50

@@ -69,13 +69,13 @@ def judge(found: dict[str, Any]) -> None:
     assert found["stale_tried"] > 0
 
 
-def test_five_kills(tmp_path: Path) -> None:
-    judge(storm(tmp_path, clients=6, kills=5, answers=60))
+def test_three_kills(tmp_path: Path) -> None:
+    judge(storm(tmp_path, clients=6, kills=3, answers=40))
 
 
 def test_kills_among_snapshots(tmp_path: Path) -> None:
     """With one after every batch, most kills come while one is written."""
-    judge(storm(tmp_path, clients=6, kills=8, answers=40, snapshots_every=1))
+    judge(storm(tmp_path, clients=6, kills=4, answers=30, snapshots_every=1))
     store = SqliteStore(tmp_path / "mux.sqlite", check=True)
     newest, older = store.snapshots()
     assert newest.seq > older.seq

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from rollpacker.core.types import PromptId, RoundKind
 from rollpacker.policy.lengths import LengthHistory
@@ -52,6 +53,9 @@ FITS = {
     "16k": Family(570.9, 0.1394, 0.6380, 0.06196, 18.95, 1398, 23166, 16384),
     "32k": Family(521.6, 0.3940, 0.6015, 0.03683, 10.41, 2363, 103483, 32768),
 }
+
+ONE_OF_FITS = [n if n == "16k" else pytest.param(n, marks=pytest.mark.slow) for n in FITS]
+"""Where a test takes seconds: the others show the same."""
 
 
 @dataclass

@@ -246,9 +246,9 @@ def test_an_event_loop_joins_a_stream_of_responses(calls) -> None:
     pool = calls.pool(16)
 
     def feed() -> None:
-        for i in range(400):
+        for i in range(160):
             pool.submit(calls.requests([str(i)], first=i))
 
-    grades = asyncio.run(collect(pool, feed, 400))
-    assert [grade.reward for grade in sorted(grades, key=lambda g: g.attempt)] == list(range(400))
-    assert len(calls.made()) <= 27  # the first one may be alone
+    grades = asyncio.run(collect(pool, feed, 160))
+    assert [grade.reward for grade in sorted(grades, key=lambda g: g.attempt)] == list(range(160))
+    assert len(calls.made()) <= 12  # the first one may be alone

@@ -79,7 +79,7 @@ def survived(config: RunConfig, worker: int, by: str) -> Path:
     ("worker", "by"),
     [
         (1, "SIGKILL"),
-        (2, "SIGKILL"),
+        pytest.param(2, "SIGKILL", marks=pytest.mark.slow),
         pytest.param(0, "SIGSTOP", marks=pytest.mark.slow),
         (3, "SIGSTOP"),
     ],
@@ -97,7 +97,8 @@ def test_it_is_in_every_mode(shop: Workshop, mode: str, worker: int) -> None:
     survived(struck(shop, worker, mode=mode, **TWO_AND_TWO), worker, "SIGKILL")
 
 
-@pytest.mark.parametrize("at", [pytest.param(2, marks=pytest.mark.slow), 7])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [2, 7])
 def test_a_shard_of_one_of_two_replicas_is_survived(shop: Workshop, at: int) -> None:
     survived(struck(shop, 4, at=at, **SHARDED), 4, "SIGKILL")
 

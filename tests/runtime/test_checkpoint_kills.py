@@ -85,7 +85,7 @@ def kill():
         yield ask
 
 
-@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [3, 2], ids=["new", "replaced"])
 def test_kill_at_lines_of_save(memory, kill, step, stride):
     base = memory / "base"

@@ -22,12 +22,14 @@ from rollpacker.job.restarts import Restarts
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime import comeback
 from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.pool import WorkerPool
 
 ROWS = 12
-TWICE = Counter({f"p{i}": 2 for i in range(ROWS)})
+ONCE = Counter({f"p{i}": 1 for i in range(ROWS)})
+TWICE = ONCE + ONCE
 CPU: dict[str, Any] = {"pin": False, "kind": "cpu"}
 TWO = CPU | {"per_node": 2}
-SPLIT = CPU | {"per_node": 6, "layout": "separate", "training": 4}
+SPLIT = CPU | {"per_node": 5, "layout": "separate", "training": 4}
 FSDP: dict[str, Any] = {"kind": "fsdp", "shard": 2}
 
 
@@ -39,10 +41,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 def struck(shop: Workshop, name: str, **changes: Any) -> tuple[Path, str]:
     """A run one of whose workers, or some, are killed in the middle of a rollout."""
     options = {"marker": str(shop.folder / f"{name}.killed")}
-    known = ("marker", "victims", "worker", "pause")
+    known = ("marker", "victims", "worker")
     options |= {key: changes.pop(key) for key in known if key in changes}
     reward = {"function": f"{shop.rewards}:assassin", "options": options}
-    settings: dict[str, Any] = {"cluster__restarts": 3, "deterministic": True}
+    settings: dict[str, Any] = {"epochs": 1, "cluster__restarts": 3, "deterministic": True}
     return run(shop.config(name, rewards=[reward], **(settings | changes)))
 
 
@@ -60,7 +62,7 @@ def test_a_lost_worker_is_back_in_the_next_step(shop: Workshop, whole: Path) -> 
     folder, said = struck(shop, "one", worker=1, devices=TWO)
     assert "worker 1 died: exit code -9; lost: engine 1, replica 1" in said
     assert "engine 1, replica 1: back from step" in said
-    assert times_trained(folder) == TWICE
+    assert times_trained(folder) == ONCE
     rows = table(folder)
     assert set(rows.filter(rows["step"] == rows["step"].max())["worker"]) == {0, 1}
     assert kept_samples(folder) == kept_samples(whole)
@@ -70,24 +72,45 @@ def test_a_lost_worker_is_back_in_the_next_step(shop: Workshop, whole: Path) -> 
 
 def test_so_is_the_one_that_shares_its_weights(shop: Workshop) -> None:
     """A shard takes its replica along: both come back, and the first replica shares again."""
-    folder, said = struck(shop, "shard", worker=2, devices=SPLIT, trainer=FSDP)
-    assert "worker 2 died: exit code -9; lost: replica 0" in said
+    folder, said = struck(shop, "shard", worker=1, devices=SPLIT, trainer=FSDP)
+    assert "worker 1 died: exit code -9; lost: replica 0" in said
     assert "replica 0: back from step" in said
+    assert times_trained(folder) == ONCE
+
+
+def test_without_waiting_it_comes_when_it_is_ready(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts as late as in the second step without it."""
+    between_steps, start_again = comeback.Comeback.between_steps, WorkerPool.start_again
+    steps, begin = list[int](), asyncio.Event()
+
+    async def late(self: WorkerPool, workers: set[int]) -> None:
+        await begin.wait()
+        await start_again(self, workers)
+
+    async def looked(self: comeback.Comeback, step: int) -> bool:
+        if self._starting is not None:
+            steps.append(step)
+            if len(steps) == 2:
+                begin.set()
+                await asyncio.wait([self._starting])
+        return await between_steps(self, step)
+
+    monkeypatch.setattr(WorkerPool, "start_again", late)
+    monkeypatch.setattr(comeback.Comeback, "between_steps", looked)
+    changes = {"deterministic": False, "epochs": 2}
+    folder, said = struck(shop, "later", worker=1, devices=TWO, **changes)
+    without, back = steps
+    assert f"engine 1, replica 1: back from step {back} on" in said
+    rows = table(folder)
+    assert set(rows.filter(rows["step"] == without)["worker"]) == {0}
     assert times_trained(folder) == TWICE
-
-
-def test_without_waiting_it_comes_when_it_is_ready(shop: Workshop) -> None:
-    changes = {"deterministic": False, "epochs": 10}
-    folder, said = struck(shop, "later", worker=1, pause=0.5, devices=TWO, **changes)
-    assert "engine 1, replica 1: back from step" in said
-    assert times_trained(folder) == Counter({f"p{i}": 10 for i in range(ROWS)})
 
 
 def test_one_that_cannot_start_is_given_up(
     shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollpacker.runtime.pool import WorkerPool
-
     model = tmp_path / "model"
     shutil.copytree(shop.model, model)
     lost = WorkerPool.lost
@@ -99,7 +122,7 @@ def test_one_that_cannot_start_is_given_up(
         return found
 
     monkeypatch.setattr(WorkerPool, "lost", forgetful)
-    changes = {"model": {"path": str(model)}, "cluster__restarts": 2}
+    changes = {"model": {"path": str(model)}, "cluster__restarts": 2, "epochs": 2}
     folder, said = struck(shop, "homeless", worker=1, devices=TWO, **changes)
     assert "could not be started again (1 of cluster.restarts=2)" in said
     assert "(2 of cluster.restarts=2)" in said
@@ -113,7 +136,7 @@ def test_a_run_that_lost_everybody_starts_again_and_is_the_same(
 ) -> None:
     folder, said = struck(shop, "all", victims=2, devices=TWO, checkpoint__every=1)
     assert "the run starts again from checkpoint-1 (1 of cluster.restarts=3)" in said
-    assert times_trained(folder) == TWICE
+    assert times_trained(folder) == ONCE
     assert kept_samples(folder) == kept_samples(whole)
     assert last_weights(folder) == last_weights(whole)
 
@@ -121,7 +144,7 @@ def test_a_run_that_lost_everybody_starts_again_and_is_the_same(
 def test_one_without_a_checkpoint_starts_from_the_beginning(shop: Workshop, whole: Path) -> None:
     folder, said = struck(shop, "anew", victims=2, devices=TWO)
     assert "the run starts again from the beginning (1 of cluster.restarts=3)" in said
-    assert times_trained(folder) == TWICE
+    assert times_trained(folder) == ONCE
     assert kept_samples(folder) == kept_samples(whole)
 
 

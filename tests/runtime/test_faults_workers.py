@@ -63,10 +63,11 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
     assert set(rows.filter(rows["step"] == last)["worker"]) == {0}
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_is_taken_for_dead(shop: Workshop) -> None:
     """It lives and its socket is open, but it gives no sign of life; the update may begin before
     that is noticed."""
-    changes = {"devices__per_node": 2, "cluster__heartbeat_s": 2.0, "epochs": 1}
+    changes = {"devices__per_node": 2, "cluster__heartbeat_s": 1.0, "epochs": 1}
     changes |= {"cluster__restarts": 1}
     config = shop.config("frozen", rewards=assassin(shop, 1, "SIGSTOP"), **changes)
     folder, said = run(config)

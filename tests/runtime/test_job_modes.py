@@ -157,7 +157,7 @@ def test_race_keeps_whole_groups(shop: Workshop) -> None:
     assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
 
 
-@pytest.mark.parametrize("scaling", ["fixed", "paper"])
+@pytest.mark.parametrize("scaling", [pytest.param("fixed", marks=pytest.mark.slow), "paper"])
 def test_half_of_the_workers_is_freed_as_the_rule_says(
     scaling: str, off: Path, shop: Workshop
 ) -> None:

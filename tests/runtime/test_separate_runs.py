@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,16 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 
 @pytest.fixture(scope="module")
-def made(shop: Workshop) -> Callable[[str], tuple[Path, Path]]:
-    """The same run colocated and separate, by mode."""
-    found: dict[str, tuple[Path, Path]] = {}
+def together(shop: Workshop) -> Callable[[str], Path]:
+    """The run of a mode on one device."""
+    return cache(lambda mode: run(shop.config(f"one-{mode}", mode, devices=ONE, epochs=1))[0])
 
-    def make(mode: str) -> tuple[Path, Path]:
-        if mode not in found:
-            together, _ = run(shop.config(f"together-{mode}", mode, devices=ONE, epochs=1))
-            apart, _ = run(shop.config(f"apart-{mode}", mode, devices=TWO_AND_ONE, epochs=1))
-            found[mode] = together, apart
-        return found[mode]
 
-    return make
+@pytest.fixture(scope="module")
+def apart(shop: Workshop) -> Callable[[str], Path]:
+    """The same on separate devices."""
+    changes = {"devices": TWO_AND_ONE, "epochs": 1}
+    return cache(lambda mode: run(shop.config(f"apart-{mode}", mode, **changes))[0])
 
 
 def first(folder: Path) -> list[tuple]:
@@ -66,48 +65,51 @@ def steps(folder: Path) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["off", "exact", "race", "auto"])
-def test_every_prompt_is_trained_once(made: Any, mode: str) -> None:
-    _, apart = made(mode)
-    assert set(times_trained(apart).values()) == {1}
-    for row in metrics(apart):
+@pytest.mark.parametrize(
+    "mode", ["off", "exact", "race", pytest.param("auto", marks=pytest.mark.slow)]
+)
+def test_every_prompt_is_trained_once(apart: Any, mode: str) -> None:
+    folder = apart(mode)
+    assert set(times_trained(folder).values()) == {1}
+    for row in metrics(folder):
         assert row["trained_tokens/abs_logprob_difference"] < 1e-4
-    found = journal.replay(apart / "journal.jsonl", from_journal)
+    found = journal.replay(folder / "journal.jsonl", from_journal)
     assert found.events > 0
     assert not found.differences
 
 
 @pytest.mark.parametrize("mode", ["off", "exact"])
-def test_it_samples_and_learns_what_colocated_engines_do(made: Any, mode: str) -> None:
-    together, apart = made(mode)
-    assert first(apart) == first(together)
-    for one, other in zip(metrics(together), metrics(apart), strict=True):
+def test_it_samples_and_learns_what_colocated_engines_do(
+    together: Any, apart: Any, mode: str
+) -> None:
+    ours, theirs = together(mode), apart(mode)
+    assert first(theirs) == first(ours)
+    for one, other in zip(metrics(ours), metrics(theirs), strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert other["tail/kept_vs_true_len"] == 1.0
 
 
-def test_a_race_starts_what_it_does_when_colocated(made: Any) -> None:
+def test_a_race_starts_what_it_does_when_colocated(together: Any, apart: Any) -> None:
     """Which of them come first is up to the machine; what each of them says is not."""
 
     def said(folder: Path) -> dict[tuple[str, int], int]:
         rows = load_run(folder).samples.filter(pl.col("step") == 0, pl.col("state") == "kept")
         return {(p, i): n for p, i, n in rows.select("prompt", "sample_index", "tokens").rows()}
 
-    one, other = map(said, made("race"))
+    one, other = said(together("race")), said(apart("race"))
     both = one.keys() & other.keys()
     assert len(both) > len(one) / 2
     assert all(one[key] == other[key] for key in both)
 
 
 @pytest.mark.parametrize("mode", ["exact", "race"])
-def test_gradients_begin_before_the_rollout_ends(made: Any, mode: str) -> None:
-    _, apart = made(mode)
-    for step in steps(apart):
+def test_gradients_begin_before_the_rollout_ends(apart: Any, mode: str) -> None:
+    for step in steps(apart(mode)):
         assert step.index("AccumulateGradients") < step.index("FinishRollout")
 
 
-def test_the_report_has_rows_for_both(made: Any) -> None:
-    loaded = load_run(made("exact")[1])
+def test_the_report_has_rows_for_both(apart: Any) -> None:
+    loaded = load_run(apart("exact"))
     names = {loaded.place(worker).name for worker in loaded.tasks["worker"]}
     assert names == {"replica 0"}
     assert {loaded.place(w).name for w in loaded.samples["worker"]} == {"engine 0", "engine 1"}
@@ -122,12 +124,12 @@ def test_adapters_are_merged_for_the_engines(shop: Workshop) -> None:
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
 
 
-def test_a_replica_may_span_the_devices_that_train(shop: Workshop, made: Any) -> None:
+def test_a_replica_may_span_the_devices_that_train(shop: Workshop, together: Any) -> None:
     settings = {"devices": ONE_AND_TWO, "trainer": {"kind": "fsdp"}, "epochs": 1}
     folder, _ = run(shop.config("spread", **settings))
-    together, _ = made("exact")
-    assert first(folder) == first(together)
-    for one, other in zip(metrics(together)[:2], metrics(folder)[:2], strict=True):
+    ours = together("exact")
+    assert first(folder) == first(ours)
+    for one, other in zip(metrics(ours)[:2], metrics(folder)[:2], strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-3)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-2)
     lines = pl.read_ndjson(folder / "workers.jsonl")
@@ -136,15 +138,14 @@ def test_a_replica_may_span_the_devices_that_train(shop: Workshop, made: Any) ->
     ]
 
 
-def test_a_run_may_change_its_layout_when_it_goes_on(shop: Workshop) -> None:
-    whole, _ = run(shop.config("stays", "off", devices=ONE, steps=3))
-    settings = {"checkpoint": {"every": 1, "keep": 9}}
+def test_a_run_may_change_its_layout_when_it_goes_on(shop: Workshop, together: Any) -> None:
+    settings: dict[str, Any] = {"checkpoint": {"every": 1, "keep": 9}, "epochs": 1}
     for until, devices in ((1, ONE), (2, TWO_AND_ONE), (3, ONE)):
         config = shop.config("changes", "off", **settings, devices=devices, steps=until)
         folder, _ = run(config, resume=until > 1)
     assert checkpoints(folder)[-1] == 3
     assert [m["step"] for m in metrics(folder)] == [0, 1, 2]
-    assert kept_samples(folder) == kept_samples(whole)
+    assert kept_samples(folder) == kept_samples(together("off"))
 
 
 VLLM, FSDP = {"kind": "vllm", "tensor_parallel": 2}, {"kind": "fsdp", "shard": 1}

@@ -175,12 +175,18 @@ SEPARATE = {"pin": False, "kind": "cpu", "per_node": 3, "layout": "separate", "t
 QUIET = Progress(Console(file=StringIO()))
 
 
-@pytest.mark.parametrize("trainer", [{"kind": "local"}, FSDP], ids=["local", "fsdp"])
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        pytest.param({"kind": "local"}, id="local", marks=pytest.mark.slow),
+        pytest.param(FSDP, id="fsdp"),
+    ],
+)
 def test_states_that_wait_in_host_memory_change_no_bit(
     trainer: dict[str, Any], tmp_path: Path
 ) -> None:
     workshop = Workshop(tmp_path, rows=8)
-    few: dict[str, Any] = {"epochs": 2, "deterministic": True, "checkpoint__every": 1}
+    few: dict[str, Any] = {"epochs": 1, "deterministic": True, "checkpoint__every": 1}
     few |= {"trainer": trainer, "devices": SEPARATE}
     few["mux__url"] = "http://127.0.0.1:1"
     few |= {"eval": {"data": {"path": str(workshop.data)}, "every": 1}}

@@ -29,7 +29,7 @@ from rollpacker import job
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.core.types import Phase
-from rollpacker.job import Stopped
+from rollpacker.job import Stopped, stopping
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.metrics import Metrics
 from rollpacker.runtime.phases import Alone, StoppedError
@@ -134,10 +134,17 @@ def test_while_a_reward_is_loaded(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert done.stdout.strip() == "{}"
 
 
+@pytest.fixture
+def nearly_all_for_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the grace time: what does not fit is dropped soon, and a checkpoint may take long."""
+    monkeypatch.setattr(stopping, "_SHARE", 0.95)
+
+
+@pytest.mark.usefixtures("nearly_all_for_the_checkpoint")
 def test_a_step_that_does_not_fit_is_dropped_and_its_grades_are_kept(bench: Bench) -> None:
     """To every process: workers and grading processes take no notice."""
     options = {"everyone": True, "hangs": True}
-    changes = {"checkpoint": {"every": 0, "grace_s": 10}}
+    changes = {"checkpoint": {"every": 0, "grace_s": 20}}
     code, said = stopped(bench.config("dropped", options, **changes))
     folder = bench.shop.folder / "dropped"
     assert code == 143
@@ -274,8 +281,9 @@ def test_the_nodes_of_a_training_do_not_come(bench: Bench) -> None:
     bench.assert_goes_on(name, **changes)
 
 
+@pytest.mark.usefixtures("nearly_all_for_the_checkpoint")
 def test_a_daemon_that_is_away_loses_no_step(bench: Bench) -> None:
-    changes = {"checkpoint": {"every": 0, "grace_s": 5}}
+    changes = {"checkpoint": {"every": 0, "grace_s": 20}}
     (bench.shop.folder / "away-marker").touch()
     code, said = stopped(bench.config("away", **changes), phases=Unanswered())
     assert code == 143

@@ -60,11 +60,11 @@ def test_samples_and_weights_are_the_same(shop: Workshop) -> None:
     assert same == found
 
 
-@pytest.mark.parametrize("mode", ["race", "off"])
+@pytest.mark.parametrize("mode", ["race", pytest.param("off", marks=pytest.mark.slow)])
 def test_nothing_is_drafted_where_responses_race_nor_without_any_mode(
     shop: Workshop, mode: str
 ) -> None:
-    folder, _ = run(shop.config(mode, mode, **COLD))
+    folder, _ = run(shop.config(mode, mode, **(COLD | {"devices__per_node": 1})))
     for row in metrics(folder):
         if mode == "off" or row["tail/round_kind"] == "short":
             assert row["speculation/drafted"] == 0

@@ -69,22 +69,28 @@ def head(folder: Path) -> dict[str, Any]:
     return json.loads(first)["meta"]
 
 
-def test_a_run_of_two_engines_compares_and_its_journal_tells_all_of_it(shop: Workshop) -> None:
+@pytest.fixture(scope="module")
+def compared(shop: Workshop) -> Path:
+    """Two steps, the second one after a resume."""
+    run(shop.config("compared", steps=1, **ROUNDS))
+    return run(shop.config("compared", steps=2, **ROUNDS), resume=True)[0]
+
+
+def test_a_run_of_two_engines_compares_and_its_journal_tells_all_of_it(
+    shop: Workshop, compared: Path
+) -> None:
     off, _ = run(shop.config("off", "off", steps=1, **ROUNDS))
-    begun = {"checkpoint": {"every": 1}, **ROUNDS}
-    run(shop.config("compared", steps=2, **begun))
-    folder, _ = run(shop.config("compared", steps=4, **begun), resume=True)
+    folder = compared
     assert head(folder)["settings"]["machine"]["profiles"]["1"]["context_token_s"] >= 0.0
-    assert checkpoints(folder)[-1] == 4
+    assert checkpoints(folder)[-1] == 2
     assert [row for row in kept_samples(folder) if row[0] == 0] == kept_samples(off)
     found = journal.replay(folder / "journal.jsonl", from_journal)
     assert found.events > 0
     assert not found.differences
 
 
-def test_a_checkpoint_from_before_moves_were_compared_goes_on(shop: Workshop) -> None:
-    folder, _ = run(shop.config("older", steps=1, **ROUNDS))
-    meta = head(folder)
+def test_a_checkpoint_from_before_moves_were_compared_goes_on(compared: Path) -> None:
+    meta = head(compared)
     policy = RolloutPolicy(RolloutSettings.from_json(meta["settings"]))
     state = policy.state_dict()
     later = {name: state.pop(name) for name in ("engines", "speculating")}

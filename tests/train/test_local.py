@@ -201,8 +201,15 @@ def test_discard_forgets(tokenizer):
     _assert_same(_weights(trainer), _weights(other))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(
+    ("rank", "dtype"),
+    [
+        (0, torch.float32),
+        pytest.param(0, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(4, torch.float32, marks=pytest.mark.slow),
+        (4, torch.bfloat16),
+    ],
+)
 def test_a_loaded_trainer_continues_bit_for_bit(dtype, rank, tokenizer, tmp_path):
     model = make_model().to(dtype)
     groups = group_batch(model, GRPOConfig())

@@ -1,21 +1,15 @@
 """``rollpacker train`` from a terminal: files of other frameworks, Ctrl-C, resume, ``--json``."""
 
-import contextlib
 import json
 import multiprocessing
 import os
-import shutil
 import signal
-import subprocess
-import threading
 import time
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import psutil
 import pytest
 from rich.console import Console
 from runtime_jobs import (
@@ -96,59 +90,25 @@ def job(shop: Workshop, name: str, data: str, **changes: Any) -> Path:
     )
 
 
-Done = subprocess.CompletedProcess[str]
-
-
-def wait_for_step(folder: Path, step: int) -> None:
+def wait_for_step(folder: Path, step: int, seconds: float) -> None:
     path = folder / "metrics.jsonl"
-    end = time.monotonic() + 120
+    end = time.monotonic() + seconds
     while not path.exists() or path.read_bytes().count(b"\n") <= step:
         assert time.monotonic() < end, "no step was made"
         time.sleep(0.02)
 
 
-def in_a_process(file: Path, folder: Path) -> Done:
-    """Ctrl-C of a terminal goes to all processes of the group."""
+def test_ctrl_c_saves_and_resume_ends_the_run(shop: Workshop) -> None:
+    """A ROLL file: interrupted (exit 130, ``interrupted`` in the summary), then resumed."""
+    file = job(shop, "roll", "roll.jsonl", epochs=500)
+    folder = shop.folder / "roll"
     process = start_cli("train", file, "--json")
-    wait_for_step(folder, 2)
+    wait_for_step(folder, 2, 120)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    return Done(process.args, process.returncode, out, err)
-
-
-def here(file: Path, folder: Path) -> Done:
-    """The same for this process and all that it has started, without the imports of another."""
-
-    def interrupt() -> None:
-        me = psutil.Process()
-        try:
-            wait_for_step(folder, 2)
-            for child in me.children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.send_signal(signal.SIGINT)
-        finally:
-            me.send_signal(signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    done = cli_here("train", file, "--json")
-    thread.join()
-    return done
-
-
-@pytest.mark.parametrize("how", [here, pytest.param(in_a_process, marks=pytest.mark.slow)])
-def test_ctrl_c_saves_and_resume_ends_the_run(
-    shop: Workshop, how: Callable[[Path, Path], Done]
-) -> None:
-    """A ROLL file: interrupted (exit 130, ``interrupted`` in the summary), then resumed."""
-    folder = shop.folder / "roll"
-    shutil.rmtree(folder, ignore_errors=True)
-    file = job(shop, "roll", "roll.jsonl", epochs=500)
-    done = how(file, folder)
-    err = done.stderr
-    assert done.returncode == 130, err
+    assert process.returncode == 130, err
     assert "Traceback" not in err
-    summary = json.loads(done.stdout)
+    summary = json.loads(out)
     assert summary["interrupted"]
     assert "interrupted: finishing the step, then a checkpoint" in err
     assert "roll.jsonl: 7 rows, ROLL: prompt <- messages, answer <- ground_truth" in err

@@ -323,7 +323,11 @@ class GradingPool:
         self._pause = None
         if self._waiting.any_for(self._idle(), self._processes):
             self._on_readable()
-            return
+        else:
+            self._listen()
+
+    def _listen(self) -> None:
+        assert self._loop is not None
         for process in self._processes:
             self._loop.add_reader(process.channel, self._on_readable)
 
@@ -333,7 +337,8 @@ class GradingPool:
         if any(process.jobs for process in self._processes):
             self._act()
         else:
-            self._dispatch()  # no reply is to follow
+            self._dispatch()
+            self._listen()
 
     def _unlisten(self, process: GradingProcess) -> None:
         if self._loop is not None and not self._loop.is_closed():

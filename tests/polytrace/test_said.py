@@ -43,7 +43,16 @@ def test_of_trl_what_was_trained_on(tmp_path: Path) -> None:
         "mode": ["train", "eval"],
     }
     pl.DataFrame(rows).write_parquet(tmp_path / "completions_00001.parquet")
+    again = pl.DataFrame(rows | {"step": [2, 2]})
+    again.write_parquet(tmp_path / "completions_00002.parquet")
     assert [*responses(tmp_path)] == [Said(1, "q", "a")]
+
+
+def test_of_several_tasks_one(tmp_path: Path) -> None:
+    for task in ("one", "two"):
+        dump(tmp_path / task / "1.jsonl", {"input": "q", "output": task, "score": 1.0})
+    assert [each.said for each in responses(tmp_path, "two")] == ["two"]
+    assert len([*responses(tmp_path)]) == 2
 
 
 def test_lengths_alone_say_nothing(tmp_path: Path) -> None:

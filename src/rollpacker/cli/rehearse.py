@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 Encode = Callable[[str], list[int]]
 
+_NEEDS = "needs rollpacker[train]"
 _ENOUGH = 20_000_000
 """Characters, or four times as many token ids, that are looked at: a minute."""
 
 
-def rehearsed(path: Path, tokenizer: str | None, note: Note) -> Drafts | None:
+def rehearsed(
+    path: Path, tokenizer: str | None, note: Note, task: str | None = None
+) -> Drafts | None:
     """Drafts on a trace's own responses; None where their tokens are not known.
 
     Args:
@@ -28,19 +31,24 @@ def rehearsed(path: Path, tokenizer: str | None, note: Note) -> Drafts | None:
         tokenizer: folder of a tokenizer or of a model, or its name on the hub; default: that of a
             run's own model.
         note: told why nothing can be measured.
+        task: of a trace that has several.
 
     Raises ``ValueError`` where ``tokenizer`` is none, or what it is for is not installed.
     """
     from rollpacker.polytrace.formats.said import responses
 
     encode = _encoder(path, tokenizer, note)
-    steps = _steps(responses(path), encode)
+    steps = _steps(responses(path, task), encode)
     first = next(steps, None)
     if first is None:
         if tokenizer is not None:
             note(f"{path}: no texts in it: --tokenizer has nothing to do")
         return None
-    return _measured(first, steps)
+    try:
+        return _measured(first, steps)
+    except ImportError:
+        note(f"{path}: what could be decoded ahead is not measured: that {_NEEDS}")
+        return None
 
 
 def _encoder(path: Path, tokenizer: str | None, note: Note) -> Encode | None:
@@ -60,7 +68,7 @@ def _load(name: str) -> Encode:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise ValueError("needs rollpacker[train]") from None
+        raise ValueError(f"it {_NEEDS}") from None
     from rollpacker.hub import model_arguments
 
     tokenizer: Any = AutoTokenizer.from_pretrained(**model_arguments(name))

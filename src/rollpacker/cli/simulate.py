@@ -178,7 +178,7 @@ def estimate(
     trace, job = _job(
         path, Hardware(calibration=calibration, model=model, device=device, gpus=gpus), task, notes
     )
-    if drafts := rehearsed(path, tokenizer, notes.append):
+    if drafts := rehearsed(path, tokenizer, notes.append, task):
         job = replace(job, drafts=drafts)
     found = run(job, trace, steps=steps)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,24 +30,26 @@ class Said:
     said: list[int] | str
 
 
-def responses(path: Path) -> Iterator[Said]:
-    """Those of a trace, step by step where it is; none where its format keeps no texts.
+def responses(path: Path, task: str | None = None) -> Iterator[Said]:
+    """Those of a trace (of one of its tasks), step by step where it is; none where its format keeps
+    no texts.
 
     Raises ``TraceError``.
     """
     for source in detect.sources(path):
-        for kind, files in source.files.items():
-            for file in files:
+        if task in (None, source.task):
+            for kind, files in source.files.items():
                 if kind == "run":
-                    yield from _of_run(file)
+                    yield from _of_runs(files)
                 elif kind == "verl":
-                    yield from _of_verl(file)
+                    yield from _of_verl(files)
                 elif kind == "trl":
-                    yield from _of_trl(file)
+                    yield from _of_trl(files)
 
 
-def _of_run(path: Path) -> Iterator[Said]:
-    for file in table_files(path) if path.is_dir() else [path]:
+def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
+    tables = [file for path in paths for file in (table_files(path) if path.is_dir() else [path])]
+    for file in tables:
         frame = read_table(file, ["step", "prompt", "finish_reason"])
         kept = [name for name in ("completion_ids", "completion") if name in frame.columns]
         ended = frame.filter(pl.col("finish_reason").is_in(["stop", "length"]))
@@ -57,17 +59,18 @@ def _of_run(path: Path) -> Iterator[Said]:
                 yield Said(step, prompt, known[0])
 
 
-def _of_verl(path: Path) -> Iterator[Said]:
-    for number, record in records(path, verl.Line):
-        step = verl.step_of(record, path, number)
-        yield Said(step, record["input"], _ids(record) or record["output"])
+def _of_verl(paths: Sequence[Path]) -> Iterator[Said]:
+    for path in paths:
+        for number, record in records(path, verl.Line):
+            step = verl.step_of(record, path, number)
+            yield Said(step, record["input"], _ids(record) or record["output"])
 
 
-def _of_trl(path: Path) -> Iterator[Said]:
-    for row in read_table(path, trl.COLUMNS).iter_rows(named=True):
-        if row.get("mode") != "eval":
-            said = _ids(row) or texts.said(row["completion"])
-            yield Said(row["step"], texts.said(row["prompt"]), said)
+def _of_trl(paths: Sequence[Path]) -> Iterator[Said]:
+    for frame, batch in trl.batches(paths):
+        for row, (prompt, completion) in zip(frame.iter_rows(named=True), batch, strict=True):
+            if row.get("mode") != "eval":
+                yield Said(row["step"], prompt, _ids(row) or completion)
 
 
 def _ids(record: dict[str, Any]) -> list[int] | None:

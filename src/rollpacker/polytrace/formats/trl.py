@@ -6,10 +6,13 @@ Columns: ``step, prompt, completion``, one a reward function, ``advantage``, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import polars as pl
+
 from rollpacker.polytrace.formats import texts
+from rollpacker.polytrace.formats.lines import Note, silent
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.formats.tables import read_table, whole_numbers
 from rollpacker.polytrace.schema import Trace
@@ -28,6 +31,26 @@ _NOT_REWARDS = {
 }
 
 
+def batches(
+    files: Sequence[Path], note: Note = silent
+) -> Iterator[tuple[pl.DataFrame, list[tuple[str, str]]]]:
+    """Each file's table, with prompt and completion of its rows as texts; repeated ones once.
+
+    Raises ``TraceError``.
+    """
+    seen: dict[int, Path] = {}
+    for path in files:
+        frame = read_table(path, COLUMNS)
+        whole_numbers(path, frame, ("step",))
+        both = frame.select("prompt", "completion").iter_rows()
+        batch = [(texts.said(prompt), texts.said(completion)) for prompt, completion in both]
+        first = seen.setdefault(hash(tuple(batch)), path)
+        if first != path:
+            note(f"{path}: the same completions as in {first.name}: counted once")
+        else:
+            yield frame, batch
+
+
 def read(files: Sequence[Path], reading: Reading) -> Trace:
     """One row a completion. Raises ``TraceError``.
 
@@ -36,17 +59,9 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     it for several steps: such a file counts once.
     """
     rows = texts.Rows(reading, NAME)
-    seen: dict[int, Path] = {}
     names: set[str] = set()
-    for path in files:
-        frame = read_table(path, COLUMNS)
-        whole_numbers(path, frame, ("step",))
+    for frame, batch in batches(files, reading.note):
         records = frame.to_dicts()
-        batch = [(texts.said(row["prompt"]), texts.said(row["completion"])) for row in records]
-        first = seen.setdefault(hash(tuple(batch)), path)
-        if first != path:
-            reading.note(f"{path}: the same completions as in {first.name}: counted once")
-            continue
         floats = [name for name, kind in frame.schema.items() if kind.is_float()]
         rewards = [name for name in floats if name not in _NOT_REWARDS]
         names |= set(rewards)

@@ -7,6 +7,9 @@ import pytest
 from trace_lines import dump
 
 from rollpacker.polytrace.formats.said import Said, responses
+from rollpacker.polytrace.formats.texts import prompt_id
+
+Q = prompt_id("q")
 
 
 def test_of_a_run_those_that_ended(tmp_path: Path) -> None:
@@ -26,13 +29,29 @@ def test_of_a_run_those_that_ended(tmp_path: Path) -> None:
     assert [*responses(tmp_path)] == [Said(0, "p", "a b"), Said(1, "q", "c d")]
     ids = pl.DataFrame(rows | {"completion_ids": [[1, 2], [1], None]})
     ids.write_parquet(tmp_path / "samples.parquet")
-    assert [*responses(tmp_path)] == [Said(0, "p", [1, 2]), Said(1, "q", "c d")]
+    found = [*responses(tmp_path)]
+    assert found == [Said(0, "p", [1, 2]), Said(1, "q", "c d")]
+    (tmp_path / "samples").mkdir()
+    ids.write_parquet(tmp_path / "samples" / "part-0.parquet")  # which was merged already
+    assert [*responses(tmp_path)] == found
+    ids.drop("completion", "completion_ids").write_parquet(tmp_path / "samples.parquet")
+    (tmp_path / "samples" / "part-0.parquet").unlink()
+    assert [*responses(tmp_path)] == []
 
 
 def test_of_verl_texts_or_ids(tmp_path: Path) -> None:
     for step, ids in ((1, {}), (2, {"response_ids": [7, 8]})):
         dump(tmp_path / f"{step}.jsonl", {"input": "q", "output": "a b", "score": 1.0, **ids})
-    assert [*responses(tmp_path)] == [Said(1, "q", "a b"), Said(2, "q", [7, 8])]
+    assert [*responses(tmp_path)] == [Said(1, Q, "a b"), Said(2, Q, [7, 8])]
+
+
+def test_steps_come_in_order_and_what_no_token_can_be_is_none(tmp_path: Path) -> None:
+    lines = [
+        {"input": "q", "output": f"{step}", "step": step, "response_ids": ids}
+        for step, ids in ((2, [1.5]), (1, [None]), (2, [1 << 40]))
+    ]
+    dump(tmp_path / "log.jsonl", *lines)
+    assert [*responses(tmp_path)] == [Said(n, Q, f"{n}") for n in (1, 2, 2)]
 
 
 def test_of_trl_what_was_trained_on(tmp_path: Path) -> None:
@@ -45,7 +64,7 @@ def test_of_trl_what_was_trained_on(tmp_path: Path) -> None:
     pl.DataFrame(rows).write_parquet(tmp_path / "completions_00001.parquet")
     again = pl.DataFrame(rows | {"step": [2, 2]})
     again.write_parquet(tmp_path / "completions_00002.parquet")
-    assert [*responses(tmp_path)] == [Said(1, "q", "a")]
+    assert [*responses(tmp_path)] == [Said(1, Q, "a")]
 
 
 def test_of_several_tasks_one(tmp_path: Path) -> None:

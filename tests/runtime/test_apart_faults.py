@@ -149,7 +149,14 @@ PAIRS: dict[str, Any] = {
 @pytest.mark.cluster
 @pytest.mark.alone
 @pytest.mark.parametrize("by", [pytest.param("SIGKILL", marks=pytest.mark.slow), "SIGSTOP"])
-@pytest.mark.parametrize("worker", [2, 3, 7], ids=["lead", "member", "shard"])
+@pytest.mark.parametrize(
+    "worker",
+    [
+        pytest.param(2, id="lead", marks=pytest.mark.slow),
+        pytest.param(3, id="member"),
+        pytest.param(7, id="shard"),
+    ],
+)
 def test_one_of_two_engines_or_replicas_of_two_is_survived(
     wide: Workshop, worker: int, by: str
 ) -> None:

@@ -106,8 +106,9 @@ STRIKES: dict[str, tuple[Strike, str]] = {
 }
 
 
-RARELY = ("engine frozen", "agent frozen")
-"""Are noticed as "replica frozen" and "node cut off" are."""
+RARELY = ("engine frozen", "agent frozen", "replica killed", "rollout node killed")
+"""Are noticed as "replica frozen", "node cut off", "engine killed" and "training node killed" are;
+a killed rollout node comes back below."""
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,13 @@ def test_one_of_two_is_survived(shop: Workshop, what: str) -> None:
     assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
 
 
-@pytest.mark.parametrize("node", [0, 1], ids=["the engine's", "the replica's"])
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(0, id="the engine's", marks=pytest.mark.slow),
+        pytest.param(1, id="the replica's"),
+    ],
+)
 def test_the_last_of_a_kind_ends_the_run_which_goes_on_exactly(
     shop: Workshop, here: Path, node: int
 ) -> None:

@@ -157,7 +157,7 @@ def test_so_does_one_of_an_engine_of_two(tmp_path: Path, worker: int, after_s: f
 
 @pytest.mark.cluster
 @pytest.mark.alone
-@pytest.mark.parametrize("by", [KILL, STOP])
+@pytest.mark.parametrize("by", [pytest.param(KILL, marks=pytest.mark.slow), STOP])
 @pytest.mark.parametrize(
     "victim",
     [pytest.param(0, id="lead", marks=pytest.mark.slow), pytest.param(1, id="member")],

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from rollpacker.config.rollout import SpeculationConfig
 from rollpacker.polytrace.schema import SAMPLES, Trace
 from rollpacker.sim import estimate as est
 from rollpacker.sim.ahead import Ahead
@@ -77,9 +78,20 @@ def test_what_decoding_ahead_would_add_is_said(tailed: est.Estimate) -> None:
     assert [*tailed.ahead] == ["1.5", "2.0", "2.5"]
     assert tailed.modes["exact"].speedup < gains[0] < gains[1] < gains[2]
     assert all(mode.kept_vs_true_len == pytest.approx(1.0) for mode in tailed.ahead.values())
-    assert "no texts" in tailed.ahead_from
+    assert "assumed" in tailed.ahead_from
     assert f"{gains[1]:.2f}x at 2.0" in " ".join(tailed.sentences)
     assert [*tailed.rows] == [*tailed.modes, *(f"exact, ahead {each}" for each in tailed.ahead)]
+
+
+def test_it_is_said_too_where_the_run_had_switched_it_off() -> None:
+    trace = near_the_cap(np.random.default_rng(1))
+    job = est.on_paper_gpus("made", of_trace(trace))
+    off = SpeculationConfig(mode="off")
+    plain = replace(job, rollout=job.rollout.model_copy(update={"speculation": off}))
+    found, same = est.estimate(plain, trace, steps=2), est.estimate(job, trace, steps=2)
+    assert {t: m.step_s for t, m in found.ahead.items()} == {
+        t: m.step_s for t, m in same.ahead.items()
+    }
 
 
 def test_costs_that_were_measured_with_drafts_have_it_already() -> None:

@@ -1,6 +1,7 @@
 """Calibration from a run: simulated runs with known costs give these costs back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def made_run(
 ) -> RunRecord:
     """The folder of a simulated run, as a real one leaves it; with a ``driver`` on its cores, and
     engines that decode ``ahead``."""
+    folder.mkdir(exist_ok=True)
     if driver is not None:
         timing_s = {"worker_cpu": 1.0, "decode_cpu": 1.0, "driver_cpu": 1.0}
         cores = {"all": driver["cores"], "workers": driver["cores"]}
@@ -134,6 +136,25 @@ def test_what_drafts_save_is_told_from_what_a_step_costs(tmp_path: Path) -> None
             truth.engine().step_s(batch, 0.0), rel=0.1
         )
     assert found.ahead.measured[1] < 0.7 * found.engine().step_s(1, 0.0)
+
+
+def test_a_run_that_drafts_from_its_start_has_the_curve_it_was_told(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "exact", steps=4, ahead=AHEAD)
+    for step in run.steps:
+        step.intervals[:] = [replace(each, ahead=True) for each in step.intervals]
+        step.firsts[:] = [replace(each, ahead=True) for each in step.firsts]
+    found = fit_costs.calibrate(run)
+    assert found.measured is not None
+    told = {int(batch): s for batch, s in run.settings["latency"].items()}
+    assert found.measured.latency == told
+    assert found.ahead.measured
+    assert "ahead" in found.fitted
+
+
+def test_the_first_response_may_have_been_drafted_too(tmp_path: Path) -> None:
+    found = fit_costs.calibrate(made_run(tmp_path, "exact", ahead=AHEAD))
+    assert found.weight_sync_s + found.rollout_start_s == pytest.approx(0.02, abs=0.015)
+    assert "ahead" not in fit_costs.calibrate(made_run(tmp_path / "off", "off")).fitted
 
 
 def test_runs_that_drafted_are_predicted_too(tmp_path: Path) -> None:

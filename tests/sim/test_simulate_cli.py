@@ -1,6 +1,7 @@
 """``rollpacker simulate``, ``estimate`` and ``calibrate``."""
 
 import json
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -124,7 +125,29 @@ def test_what_could_be_decoded_ahead_is_measured_on_the_texts(tmp_path: Path) ->
     assert float(same) > 3.0
 
 
+def test_half_a_character_is_none(tmp_path: Path) -> None:
+    log, tokenizer = tmp_path / "log", tmp_path / "tokenizer"
+    log.mkdir()
+    build_tokenizer().save_pretrained(tokenizer)
+    verl_log(log, output="a \ud800 b")
+    args = ("--steps", "1", "--json", "--tokenizer", str(tokenizer))
+    assert "measured" in json.loads(run("estimate", "--from", str(log), *args))["ahead_from"]
+
+
+def test_without_the_extra_a_range_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rollpacker.engine.mini.rehearsal", None)
+    log = verl_log(tmp_path, response_ids=[1, 2, 3])
+    found = json.loads(run("estimate", "--from", str(log), "--steps", "1", "--json"))
+    assert len(found["ahead"]) == 3
+    assert any("needs rollpacker[train]" in note for note in found["notes"])
+
+
 def test_a_tokenizer_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"^--tokenizer [^\n]*/empty: [^\n]+$"):
+        run("estimate", "--from", str(verl_log(tmp_path)), "--tokenizer", str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"^--tokenizer ./none: there is no such folder"):
         run("estimate", "--from", str(verl_log(tmp_path)), "--tokenizer", "./none")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,9 @@ if TYPE_CHECKING:
     from rollpacker.polytrace.formats.said import Said
     from rollpacker.sim.estimate import Drafts
 
-Encode = Callable[[str], list[int]]
-
 _NEEDS = "needs rollpacker[train]"
-_ENOUGH = 20_000_000
-"""Characters, or four times as many token ids, that are looked at: a minute."""
+_ENOUGH = 5_000_000
+"""Tokens that are looked at, and the rest of the step: about a minute."""
 
 
 def rehearsed(
@@ -37,8 +36,7 @@ def rehearsed(
     """
     from rollpacker.polytrace.formats.said import responses
 
-    encode = _encoder(path, tokenizer, note)
-    steps = _steps(responses(path, task), encode)
+    steps = _steps(responses(path, task), _Encoder(path, tokenizer, note))
     first = next(steps, None)
     if first is None:
         if tokenizer is not None:
@@ -51,59 +49,78 @@ def rehearsed(
         return None
 
 
-def _encoder(path: Path, tokenizer: str | None, note: Note) -> Encode | None:
-    own = _own_model(path) if tokenizer is None else None
-    if tokenizer is None and own is None:
-        return None
-    try:
-        return _load(tokenizer or str(own))
-    except (ValueError, OSError) as error:
-        if tokenizer is not None:
-            raise ValueError(f"--tokenizer {tokenizer}: {error}") from None
-        note(f"{path}: its texts are not looked at: {own}: {error}")
-        return None
+class _Encoder:
+    """Token ids of texts, by a tokenizer that is loaded for the first of them.
+
+    Args:
+        path: of the log.
+        tokenizer: folder or name; None takes the model of a run's folder, where that is on this
+            machine.
+        note: told where that cannot be loaded.
+    """
+
+    def __init__(self, path: Path, tokenizer: str | None, note: Note) -> None:
+        self._path, self._tokenizer, self._note = path, tokenizer, note
+
+    def __call__(self, text: str) -> list[int] | None:
+        """None where no tokenizer is known. Raises ``ValueError`` for one that is none."""
+        if self._known is None:
+            return None
+        whole = text.encode(errors="replace").decode()  # half a character is none
+        return self._known(whole, add_special_tokens=False)["input_ids"]
+
+    @cached_property
+    def _known(self) -> Any:
+        if self._tokenizer is not None:
+            try:
+                return _load(self._tokenizer)
+            except (ValueError, OSError) as error:
+                raise ValueError(f"--tokenizer {self._tokenizer}: {_line(error)}") from None
+        own = _own_model(self._path)
+        try:
+            return None if own is None else _load(own)
+        except (ValueError, OSError) as error:
+            self._note(f"{self._path}: its texts are not looked at: {_line(error)}: --tokenizer")
+            return None
 
 
-def _load(name: str) -> Encode:
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _load(name: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise ValueError(f"it {_NEEDS}") from None
     from rollpacker.hub import model_arguments
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(**model_arguments(name))
-    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    return AutoTokenizer.from_pretrained(**model_arguments(name))
 
 
 def _own_model(path: Path) -> str | None:
-    """That of a run's folder."""
-    file = path / "config.yaml"
-    if not file.is_file():
-        return None
-    tree: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    """That of a run's folder, if it is a folder here: nobody asked for a hub."""
     try:
-        return str(tree["model"]["path"])
-    except (KeyError, TypeError):
+        tree: Any = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        model = str(tree["model"]["path"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
         return None
+    return model if Path(model).is_dir() else None
 
 
-def _steps(given: Iterator[Said], encode: Encode | None) -> Iterator[dict[str, list[list[int]]]]:
+def _steps(given: Iterator[Said], encode: _Encoder) -> Iterator[dict[str, list[list[int]]]]:
     """Token ids of every response by prompt, step by step, of those that can be known."""
-    looked_at = 0
+    left = _ENOUGH
     for _, responses in groupby(given, key=lambda each: each.step):
         groups: dict[str, list[list[int]]] = {}
         for each in responses:
-            if isinstance(each.said, str):
-                if encode is None:
-                    continue
-                looked_at += len(each.said)
-                groups.setdefault(each.prompt, []).append(encode(each.said))
-            else:
-                looked_at += 4 * len(each.said)
-                groups.setdefault(each.prompt, []).append(each.said)
+            ids = encode(each.said) if isinstance(each.said, str) else each.said
+            if ids is not None:
+                groups.setdefault(each.prompt, []).append(ids)
+                left -= len(ids)
         if groups:
             yield groups
-        if looked_at > _ENOUGH:
+        if left < 0:
             return
 
 

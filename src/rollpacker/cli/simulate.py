@@ -158,7 +158,7 @@ def estimate(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Of the texts in a log: what could be decoded ahead is measured on them."
+            help="Of a log's texts: measures on them what speculative decoding would bring."
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
@@ -178,7 +178,10 @@ def estimate(
     trace, job = _job(
         path, Hardware(calibration=calibration, model=model, device=device, gpus=gpus), task, notes
     )
-    if drafts := rehearsed(path, tokenizer, notes.append, task):
+    if job.calibration.ahead.possible:
+        if tokenizer is not None:
+            notes.append("--tokenizer has nothing to do: the costs have drafts already")
+    elif drafts := rehearsed(path, tokenizer, notes.append, task):
         job = replace(job, drafts=drafts)
     found = run(job, trace, steps=steps)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
@@ -233,7 +236,7 @@ def _tell(found: Estimate) -> None:
     bounds = f" (speeds are upper bounds: {found.at_most})" if found.at_most else ""
     lines = [f"costs: {found.costs}"]
     if found.ahead:
-        lines.append(f"tokens of a decode step with drafts: {found.ahead_from}")
+        lines.append(f"tokens of a decode step ahead: {found.ahead_from}")
     for line in (*lines, f"recommended: {found.recommended}{bounds}", *found.sentences):
         print_plain(line)
 

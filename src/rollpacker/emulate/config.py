@@ -35,8 +35,8 @@ class EmulationConfig(Config):
     """Kind of each domain's rewards, for ``rollpacker.emulate.reward:Timed``: ``none`` (no time),
     ``math`` (as long as in the trace, where it tells), ``code`` or ``judge``, which takes as long
     as on idle devices. Default: ``math``."""
-    ahead: Ahead = Ahead()
-    """Decoding ahead, as in a simulation."""
+    ahead: Ahead | None = None
+    """Decoding ahead, as in a simulation: when not the calibration's."""
     factor: float = Field(default=50.0, gt=0.0)
     """How many emulated seconds pass in one of the clock's."""
     processes: int = Field(default=1, ge=1)
@@ -66,6 +66,11 @@ class Emulated:
                 f"{run.devices.emulate}: workload={self.config.workload} has responses of several "
                 "turns, which runs do not have: take another one"
             )
+
+    @property
+    def ahead(self) -> Ahead:
+        """Decoding ahead."""
+        return self.config.ahead or self.calibration.ahead
 
     @property
     def prompt_tokens(self) -> int:

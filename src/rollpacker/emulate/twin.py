@@ -46,7 +46,7 @@ def simulate(run: Path) -> list[StepResult]:
     world = World(
         from_journal(meta),
         workload,
-        replace(costs, max_running=running, ahead=emulated.config.ahead),
+        replace(costs, max_running=running, ahead=emulated.ahead),
         cap=settings["cap"],
         measure=config.rollout.planner != "off",
         train_all=settings["rules"]["train_all"],

@@ -109,11 +109,11 @@ class EmulatedEngine:
             prefill_token_s=self._costs.prefill_s(1.0),
             exact_seeds=True,
             context_token_s=self._costs.slope,
-            speculates=self._place.emulated.config.ahead.possible,
+            speculates=self._place.emulated.ahead.possible,
         )
 
     def _speculate(self, command: msg.Speculate) -> None:
-        how, ahead = command.how, self._place.emulated.config.ahead
+        how, ahead = command.how, self._place.emulated.ahead
         self.worker.speculate(Rule(how.below, how.most, how.free, how.row_cost, ahead))
         self._place.touch(self.worker)
 

@@ -50,7 +50,7 @@ def _page(found: Estimate) -> Page:
 
 
 def _drafts(found: Estimate) -> list[str]:
-    return [f"Tokens of a decode step with drafts are {found.ahead_from}."] if found.ahead else []
+    return [f"Tokens of a decode step ahead: {found.ahead_from}."] if found.ahead else []
 
 
 def _table(found: Estimate) -> Table:

@@ -337,8 +337,8 @@ class GradingPool:
         if any(process.jobs for process in self._processes):
             self._act()
         else:
+            self._listen()  # first, since a callback may submit again
             self._dispatch()
-            self._listen()
 
     def _unlisten(self, process: GradingProcess) -> None:
         if self._loop is not None and not self._loop.is_closed():

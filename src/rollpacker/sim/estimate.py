@@ -87,7 +87,7 @@ class Drafts:
 
 ASSUMED_DRAFTS = Drafts(
     cases=tuple(Ahead(tokens=tokens) for tokens in (1.5, 2.0, 2.5)),
-    source="assumed: the log has no texts whose tokens are known",
+    source="assumed; --tokenizer measures them on a log's texts",
 )
 
 
@@ -274,9 +274,11 @@ def simulation_of(job: Job, steps: int) -> SimulationConfig:
 def _drafting(job: Job) -> Iterator[tuple[Ahead, Job]]:
     """The job with each case of drafts; none where its costs were measured with some."""
     if not job.calibration.ahead.possible:
+        allowed = job.rollout.speculation.model_copy(update={"mode": "auto"})
+        rollout = job.rollout.model_copy(update={"speculation": allowed})
         for case in job.drafts.cases:
             costs = job.calibration.model_copy(update={"ahead": case})
-            yield case, replace(job, calibration=costs)
+            yield case, replace(job, calibration=costs, rollout=rollout)
 
 
 def _simulate(job: Job, mode: TailMode, steps: int) -> JobResult:

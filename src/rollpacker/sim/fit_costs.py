@@ -53,7 +53,7 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
     task_s, launch_s, token_s, square_s = fit_gradients([(t, _spent(t, driver)) for t in tasks])
     prefill_s = _FORWARD * token_s
     firsts = [(f, _spent(f, driver)) for s in chosen for f in s.firsts]
-    start_s = _start_s(firsts, latency, decoding.context_token_s, prefill_s)
+    start_s = _start_s(firsts, decoding, latency, prefill_s)
     first = run.steps[0]
     return Calibration.model_validate(
         {
@@ -82,7 +82,9 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
             },
             "ahead": _ahead(chosen) | {"measured": decoding.ahead},
             "driver": driver,
-            "fitted": _sources(alone, len(chosen), shared=driver is not None),
+            "fitted": _sources(
+                alone, len(chosen), shared=driver is not None, drafted=bool(decoding.ahead)
+            ),
         }
     )
 
@@ -113,8 +115,11 @@ def _ahead(steps: Sequence[RunStep]) -> dict[str, Any]:
 
 def _filled(latency: dict[int, float], settings: Mapping[str, Any]) -> dict[int, float]:
     """Smaller batches than any that decoded a token at a time have the shape of the curve that the
-    run was told."""
-    told, least = LatencyCurve({int(n): s for n, s in settings["latency"].items()}), min(latency)
+    run was told; where none did, that is all there is."""
+    told = LatencyCurve({int(n): s for n, s in settings["latency"].items()})
+    if not latency:
+        return dict(told.points)
+    least = min(latency)
     small = {
         knot: latency[least] * told.at(knot) / told.at(least) for knot in _KNOTS if knot < least
     }
@@ -126,23 +131,27 @@ def timed(run: RunRecord) -> list[RunStep]:
     return list(run.steps[1:] or run.steps)
 
 
-def _sources(alone: bool, steps: int, *, shared: bool) -> dict[str, Any]:
+def _sources(alone: bool, steps: int, *, shared: bool, drafted: bool) -> dict[str, Any]:
     """Where each value is from."""
     driver = "stretches of decoding, by what the driver handled in them"
     other = "assumed: rewards of this run were "
     phase = "time from the last response to the end of the rollout"
     each = "time from a response to its reward"
+    ahead = (
+        "least squares over stretches in which engines drafted; the latency of so few sequences "
+        "has the shape of the curve that the run was told"
+    )
     return {
         "measured": f"least squares over stretches of decoding and gradient tasks of {steps} steps",
         "prompt_tokens": "mean of the run; a token's prefill is a third of its gradient, assumed",
-        "ahead": "least squares over stretches in which engines drafted; the latency of so few "
-        "sequences has the shape of the curve that the run was told",
         "weight_sync_s": "time of a step outside of the journal's first and last event",
         "apply_s": "time from the last gradient to the end of the step",
         "rollout_start_s": "first responses, less their decoding",
         "synchronous_reward_s": phase if alone else f"{other}graded beside the rollout",
         "rewards": f"{other}graded after the rollout; half of that" if alone else each,
-    } | ({"driver": driver} if shared else {})
+        **({"driver": driver} if shared else {}),
+        **({"ahead": ahead} if drafted else {}),
+    }
 
 
 def _span(step: RunStep) -> float:
@@ -270,16 +279,16 @@ def _fit(design: Floats, seconds: Floats, weights: Floats) -> Floats:
 
 def _start_s(
     firsts: Sequence[tuple[First, float]],
+    decoding: Decoding,
     latency: dict[int, float],
-    slope: float,
     prefill_s: float,
 ) -> float:
     """Seconds from the start of a round to the first prefill."""
-    sizes, seconds = list(latency), list(latency.values())
-    waits = [
-        spent
-        - first.steps * (float(np.interp(first.batch, sizes, seconds)) + slope * first.context)
-        - prefill_s * first.prefill
-        for first, spent in firsts
-    ]
+
+    def token_s(first: First) -> float:
+        curve = decoding.ahead if first.ahead and decoding.ahead else latency
+        plain = float(np.interp(first.batch, [*curve], [*curve.values()]))
+        return plain + decoding.context_token_s * first.context
+
+    waits = [spent - f.steps * token_s(f) - prefill_s * f.prefill for f, spent in firsts]
     return max(0.0, mean(waits))

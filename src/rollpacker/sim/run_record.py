@@ -58,6 +58,7 @@ class First:
     prefill: int
     seconds: float
     handled: Handled = NONE
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +302,7 @@ class _Reader:
         step.last_end_s = now
         batch = len(running)
         known = tried.engine in self._previous
+        ahead = batch <= self._below.get(tried.engine, 0)
         previous = self._previous.get(tried.engine)
         self._previous[tried.engine] = (now, tried, self._handled)
         prompts = sum(self.prompt_tokens[each.prompt] for each in running)
@@ -315,6 +317,7 @@ class _Reader:
                     sum(self.prompt_tokens[prompt] for prompt in prefill),
                     now - step.start_s,
                     self._handled,
+                    ahead,
                 )
             )
         if previous is None or previous[1].join != tried.join:
@@ -328,7 +331,6 @@ class _Reader:
         context = prompts + sum(each.base for each in running)
         context += batch * ((tokens - tried.base) - steps / 2)
         handled = self._handled.since(handled)
-        ahead = batch <= self._below.get(tried.engine, 0)
         step.intervals.append(Interval(batch, context, steps, now - since, handled, ahead))
 
     def _stopped(self, step: RunStep, event: Mapping[str, Any]) -> None:

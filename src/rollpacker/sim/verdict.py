@@ -52,7 +52,7 @@ def sentences(
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
-    """The estimate in plain words, one to four sentences.
+    """The estimate in plain words, one to five sentences.
 
     ``ahead`` is ``exact`` with engines that decode ahead, by tokens of a decode step; ``left_out``
     what the simulation does not have; ``at_most`` whether speeds are upper bounds; ``icc`` is of
@@ -93,7 +93,7 @@ def sentences(
             f"Mode {name} {gain}{' at most' if at_most else ''}) but trains on responses of "
             f"{races[name].kept_vs_true_len:.2f} of the true mean length{cause}."
         )
-    told += _ahead(ahead, exact.speedup)
+    told += _ahead(ahead, exact.speedup, "at most " if at_most else "")
     if aborted >= 0.01:
         told.append(
             f"{aborted:.0%} of the responses were aborted and are left out, so true lengths are "
@@ -102,15 +102,15 @@ def sentences(
     return told
 
 
-def _ahead(ahead: Mapping[str, ModeEstimate], exact: float) -> list[str]:
+def _ahead(ahead: Mapping[str, ModeEstimate], exact: float, most: str) -> list[str]:
     """Whether it would pay at least somewhere."""
     gains = {tokens: mode.speedup for tokens, mode in ahead.items()}
     if max(gains.values(), default=0.0) < _SAME * exact:
         return []
     each = ", ".join(f"{speedup:.2f}x at {tokens}" for tokens, speedup in gains.items())
     return [
-        f"Decoding ahead, which changes no response, would make exact {each} tokens of a decode "
-        "step; the engine mini does it, vLLM's adapter does not yet."
+        f"Decoding ahead, which changes no response, would make exact {most}{each} tokens of a "
+        "decode step; the engine mini does it, vLLM's adapter does not yet."
     ]
 
 

@@ -22,8 +22,8 @@ class Rehearsal:
     """Decodes the response that ends each step again, with drafts that its engine could have made.
 
     As in ``MiniEngine`` they come from the prompt's other responses, as far as these were, from its
-    last visit and from all of the steps before. A token is drafted where it is likely, whatever a
-    row costs.
+    last visit and from all of the steps before, as if one engine had sampled everything. A token is
+    drafted where it is likely, whatever a row costs.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Rehearsal:
 
     @property
     def tokens(self) -> float:
-        """Of a decode step; 1 where there was none."""
+        """Of a decode step, one without a draft too; 1 where there was none."""
         return self.decoded / self.steps if self.steps else 1.0
 
     @property

@@ -11,8 +11,10 @@ import polars as pl
 
 from rollpacker.core.sample_columns import files as table_files
 from rollpacker.polytrace.formats import detect, texts, trl, verl
-from rollpacker.polytrace.formats.lines import records
+from rollpacker.polytrace.formats.lines import MOST, records
 from rollpacker.polytrace.formats.tables import read_table
+
+_NEEDED = ["step", "prompt", "attempt", "finish_reason"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,20 @@ def responses(path: Path, task: str | None = None) -> Iterator[Said]:
 
 
 def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
+    """A step at a time, and nothing but what was said: texts may be larger than the memory."""
     tables = [file for path in paths for file in (table_files(path) if path.is_dir() else [path])]
+    if not tables:
+        return
     for file in tables:
-        frame = read_table(file, ["step", "prompt", "finish_reason"])
-        kept = [name for name in ("completion_ids", "completion") if name in frame.columns]
-        ended = frame.filter(pl.col("finish_reason").is_in(["stop", "length"]))
-        for step, prompt, *given in ended.select("step", "prompt", *kept).iter_rows():
+        read_table(file, _NEEDED, only=True)  # says what is wrong
+    rows = pl.concat([pl.scan_parquet(file) for file in tables], how="diagonal_relaxed")
+    columns = rows.collect_schema().names()
+    said = [pl.col(name) for name in ("completion_ids", "completion") if name in columns]
+    ended = rows.filter(pl.col("finish_reason").is_in(["stop", "length"]))
+    for step in sorted(ended.select("step").unique().collect()["step"].to_list() if said else ()):
+        # A part that was merged, but not removed, has its rows twice.
+        once = ended.filter(pl.col("step") == step).unique("attempt", maintain_order=True)
+        for prompt, *given in once.select("prompt", *said).collect().iter_rows():
             known = [each for each in given if each is not None]
             if known:
                 yield Said(step, prompt, known[0])
@@ -61,20 +71,33 @@ def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
 
 def _of_verl(paths: Sequence[Path]) -> Iterator[Said]:
     for path in paths:
-        for number, record in records(path, verl.Line):
-            step = verl.step_of(record, path, number)
-            yield Said(step, record["input"], _ids(record) or record["output"])
+        found = [
+            Said(
+                verl.step_of(record, path, number),
+                texts.prompt_id(record["input"]),
+                _ids(record) or record["output"],
+            )
+            for number, record in records(path, verl.Line)
+        ]
+        yield from sorted(found, key=lambda each: each.step)
 
 
 def _of_trl(paths: Sequence[Path]) -> Iterator[Said]:
     for frame, batch in trl.batches(paths):
-        for row, (prompt, completion) in zip(frame.iter_rows(named=True), batch, strict=True):
-            if row.get("mode") != "eval":
-                yield Said(row["step"], prompt, _ids(row) or completion)
+        found = [
+            Said(row["step"], texts.prompt_id(prompt), _ids(row) or completion)
+            for row, (prompt, completion) in zip(frame.iter_rows(named=True), batch, strict=True)
+            if row.get("mode") != "eval"
+        ]
+        yield from sorted(found, key=lambda each: each.step)
 
 
 def _ids(record: dict[str, Any]) -> list[int] | None:
+    """None where the log has none, or what no token can be."""
     for key in texts.RESPONSE_IDS:
-        if isinstance(ids := record.get(key), list):
+        ids = record.get(key)
+        if isinstance(ids, list) and all(
+            isinstance(each, int) and 0 <= each <= MOST for each in cast(list[Any], ids)
+        ):
             return cast(list[int], ids)
     return None

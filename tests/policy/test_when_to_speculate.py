@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from policy_world import World, local_machine
 from policy_world import settings as make_settings
 
@@ -11,7 +15,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, ReplicaId, RoundKind
 from rollpacker.policy.latency import LatencyCurve, RowCosts
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.speculation import MOST
+from rollpacker.policy.speculation import MOST, gain
 
 ROWS = RowCosts(free=4, each=0.05)
 
@@ -51,13 +55,14 @@ def test_every_engine_is_told_before_its_first_attempt() -> None:
     assert made.index(do.Speculate) < made.index(do.StartAttempt)
     assert [d.engine for d in told(job)] == [0, 1]
     assert {(d.most, d.free, d.row_cost) for d in told(job)} == {(MOST, 4, 0.05)}
-    assert told(job)[0].below == int(0.7 / 0.05)
+    (below,) = {d.below for d in told(job)}
+    assert gain(below, 22 / 32, ROWS) >= 1.15 > gain(below + 1, 22 / 32, ROWS)
 
 
 def test_not_where_it_is_off_nor_where_engines_cannot() -> None:
     for job in (world(ahead="off"), world(rows=None), world("off")):
         job.start()
-        end_step(job, drafted=10, accepted=1)
+        end_step(job, verifications=9, drafted=10, accepted=1)
         assert not told(job)
 
 
@@ -76,7 +81,7 @@ def test_predictable_responses_win_no_races() -> None:
 def test_what_is_not_accepted_is_drafted_later_and_that_outlives_the_job() -> None:
     job = world()
     job.start()
-    end_step(job, drafted=500, accepted=50)
+    end_step(job, verifications=450, drafted=500, accepted=50)
     steps = [d.below for d in told(job)]
     assert steps == sorted(steps, reverse=True)
     assert told(job)[-1].below <= 3
@@ -88,12 +93,29 @@ def test_what_is_not_accepted_is_drafted_later_and_that_outlives_the_job() -> No
     assert told(job)[before].below <= 3
 
 
+def test_what_is_nearly_always_right_is_drafted_of_many() -> None:
+    job = world()
+    for _ in range(2):
+        job.start()
+        end_step(job, verifications=100, drafted=1600, accepted=1500)
+    assert told(job)[-1].below > 2 * told(job)[0].below
+
+
+@given(st.floats(0.0, 0.999), st.floats(1e-4, 0.5), st.integers(0, 64))
+def test_where_many_gain_fewer_gain_too(accepted: float, each: float, free: int) -> None:
+    """Which the search for the most of them goes by; the length of drafts is a whole number."""
+    rows = RowCosts(free=free, each=each)
+    gains = [gain(batch, accepted, rows) for batch in (1, 4, 16, 64, 256)]
+    assert all(fewer > 1.05 for fewer, more in pairwise(gains) if more >= 1.15)
+    assert gains[0] <= 1.0 + MOST
+
+
 def test_an_engine_that_died_is_told_nothing() -> None:
     job = world()
     job.start()
     job.lose_devices([EngineId(1)], [ReplicaId(1)])
     before = len(told(job))
-    end_step(job, drafted=500, accepted=0)
+    end_step(job, verifications=500, drafted=500, accepted=0)
     assert {d.engine for d in told(job)[before:]} == {0}
 
 

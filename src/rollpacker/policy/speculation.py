@@ -23,8 +23,12 @@ MOST = 16
 """Tokens of the longest draft: docs/log.md."""
 _FORGET = 0.5
 """What last step's acceptance counts in this one."""
-_PRIOR = (32.0, 0.7)
-"""Drafted tokens that are taken to have been seen, and their share that was accepted."""
+_PRIOR = (22.0, 10.0)
+"""Drafted tokens that are taken to have been accepted, and refused."""
+_GAIN = 1.15
+"""A step with drafts must give so much more for its time: looking them up takes some of it too."""
+_MOST_SEQUENCES = 256
+"""From which drafting may begin."""
 _CHANGE = 1.5
 """An engine is told anew when the batch from which it drafts has changed by this factor."""
 
@@ -37,6 +41,31 @@ def worth(batch: int, free: int, row_cost: float) -> tuple[int, float]:
     """
     rows = row_cost * batch
     return free // batch - 1, rows / (1.0 + rows)
+
+
+def drafted(accepted: float, worth: tuple[int, float], most: int) -> int:
+    """Tokens of a draft, each of which is right with probability ``accepted``, as far as they are
+    ``worth`` it."""
+    spare, least = worth
+    count, reached = 0, accepted
+    while count < most and reached > 0.0 and (count < spare or reached >= least):
+        count, reached = count + 1, reached * accepted
+    return count
+
+
+def tokens(accepted: float, count: int) -> float:
+    """Of a verification: the draft's as long as they are right, and one more."""
+    return sum(accepted**n for n in range(count + 1))
+
+
+def gain(batch: int, accepted: float, rows: RowCosts) -> float:
+    """Tokens for the time of a step with drafts over those of one without."""
+    count = drafted(accepted, worth(batch, rows.free, rows.each), MOST)
+
+    def seconds(each: int) -> float:
+        return 1.0 + rows.each * max(0, batch * each - rows.free)
+
+    return tokens(accepted, count) * seconds(1) / seconds(1 + count)
 
 
 class Speculating:
@@ -53,7 +82,7 @@ class Speculating:
         plain = config.tail_batching.mode == "off" or config.speculation.mode == "off"
         self._rows = None if plain else rows
         self._ledger = ledger
-        self._drafted = self._accepted = 0.0
+        self._verified = self._accepted = 0.0
         self._learnt = False
         self._told: dict[EngineId, int] = {}
 
@@ -64,7 +93,7 @@ class Speculating:
 
     def begin(self, engines: Sequence[EngineId]) -> Iterator[do.Speculate]:
         """A round begins on these engines."""
-        self._drafted *= _FORGET
+        self._verified *= _FORGET
         self._accepted *= _FORGET
         if self._rows is not None and self._ledger.kind is not RoundKind.SHORT:
             for engine in engines:
@@ -78,9 +107,9 @@ class Speculating:
 
     def finished(self, event: ev.AttemptFinished, _of: Attempt) -> None:
         """What its drafts brought."""
-        self._drafted += event.drafted
+        self._verified += event.verifications
         self._accepted += event.accepted
-        self._learnt |= event.drafted > 0
+        self._learnt |= event.verifications > 0
 
     def decide(self) -> Iterator[do.Speculate]:
         """Tell those anew for whom it has changed much."""
@@ -103,11 +132,11 @@ class Speculating:
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
-        return {"drafted": self._drafted, "accepted": self._accepted}
+        return {"verified": self._verified, "accepted": self._accepted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
-        self._drafted, self._accepted = state["drafted"], state["accepted"]
+        self._verified, self._accepted = state["verified"], state["accepted"]
 
     def _tell(self, engine: EngineId, rows: RowCosts) -> do.Speculate:
         below = self._told[engine] = self._below(rows)
@@ -116,8 +145,12 @@ class Speculating:
         )
 
     def _below(self, rows: RowCosts) -> int:
-        """Most sequences whose rows, so many of which are right, take less than a step without
-        any: with more there is little to win, and drafting has its own costs."""
-        weight, share = _PRIOR
-        accepted = (self._accepted + weight * share) / (self._drafted + weight)
-        return max(1, rows.free // 2, int(accepted / rows.each))
+        """Most sequences of which drafts are worth their looking up. A verification refuses one
+        token at most."""
+        right, wrong = _PRIOR
+        accepted = (self._accepted + right) / (self._accepted + right + self._verified + wrong)
+        few, many = 1, _MOST_SEQUENCES  # the gain falls with the batch
+        while few < many:
+            batch = (few + many + 1) // 2
+            few, many = (batch, many) if gain(batch, accepted, rows) >= _GAIN else (few, batch - 1)
+        return few

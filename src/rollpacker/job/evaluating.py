@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rollpacker.config import EvalConfig
-from rollpacker.job.counters import Counters
 from rollpacker.job.keep import Keeper
 from rollpacker.job.stopping import Stopping
+from rollpacker.runtime.counters import Counters
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.step import DroppedError
 

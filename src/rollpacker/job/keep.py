@@ -11,9 +11,9 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.job.build import Parts
 from rollpacker.job.checks import races
-from rollpacker.job.counters import Counters
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
+from rollpacker.runtime.counters import Counters
 from rollpacker.runtime.faults import WorkerError
 from rollpacker.runtime.step import StepRecord
 

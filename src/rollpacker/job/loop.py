@@ -19,7 +19,6 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts, build, total_steps
-from rollpacker.job.counters import Counters, cores
 from rollpacker.job.emulated import sum_up, title
 from rollpacker.job.evaluating import Evaluations
 from rollpacker.job.keep import Keeper
@@ -32,15 +31,17 @@ from rollpacker.job.stopping import StoppedAtOnceError, Stopping
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints, newest_step
 from rollpacker.runtime.comeback import Comeback
+from rollpacker.runtime.counters import Counters, cores
 from rollpacker.runtime.durable import disk_full, replace_file
 from rollpacker.runtime.faults import NoRoomError, WorkerError
 from rollpacker.runtime.lock import RunLock
-from rollpacker.runtime.metrics import Metrics, Tail
+from rollpacker.runtime.metrics import Metrics
 from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError, leave
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.publishing import publish
 from rollpacker.runtime.step import DroppedError, StepRecord
 from rollpacker.runtime.watch import Watch
+from rollpacker.runtime.written import write_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,28 +363,16 @@ class Job:
         self._parts.log.journal.turn(self._journal_head, config.checkpoint.journal_mb * 1e6)
 
     async def _log(self, record: StepRecord, extra: Metrics) -> None:
-        parts, count = self._parts, self._counters
-        bias = parts.policy.bias()
-        tail = Tail(
-            round_kind=record.kind,
-            long_queue=parts.policy.queue,
-            deferred=len(record.deferred),
-            aborted_tokens=record.aborted_tokens(),
-            kept_vs_true_len=bias.kept_vs_true_len,
-        )
-        for alarm in bias.alarms:
-            parts.log.progress.note(f"WARNING step {record.step}: {alarm}")
-        source = parts.problems.source
-        drawn = 1.0 - sum(source.remaining().values()) / sum(source.quotas.values())
-        metrics = await parts.log.step(
+        parts = self._parts
+        await write_step(
             record,
             parts.updates.groups,
-            epoch=source.epoch + drawn,
-            tail=tail,
-            num_tokens=count.num_tokens,
+            log=parts.log,
+            policy=parts.policy,
+            problems=parts.problems,
+            counters=self._counters,
             extra=extra,
         )
-        count.measure(record, metrics, bias.kept_vs_true_len)
 
     def _write_summary(self) -> None:
         self._summary |= self._counters.summary()

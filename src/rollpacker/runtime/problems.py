@@ -9,25 +9,25 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.data.base import Row
-from rollpacker.data.source import PromptSource
+from rollpacker.data.source import Source
 
 
 class Problems:
     """Rows by id, encoded, with the source that draws them.
 
     Args:
-        rows: the problems.
+        rows: the problems; by id already where they are read when they are asked for.
         tokens: encoded prompt of each row, shape (P,), int32.
         source: draws each prompt once an epoch.
     """
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[Row] | dict[PromptId, Row],
         tokens: Mapping[PromptId, NDArray[np.int32]],
-        source: PromptSource,
+        source: Source,
     ) -> None:
-        self.rows = {row.id: row for row in rows}
+        self.rows = rows if isinstance(rows, dict) else {row.id: row for row in rows}
         self.tokens = tokens
         self.source = source
 

@@ -1,0 +1,58 @@
+"""What is written of a step that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollpacker.core.types import Group
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.runtime.counters import Counters
+from rollpacker.runtime.metrics import Metrics, Tail
+from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.run_log import RunLog
+from rollpacker.runtime.step import StepRecord
+
+
+async def write_step(
+    record: StepRecord,
+    groups: Sequence[Group],
+    *,
+    log: RunLog,
+    policy: RolloutPolicy,
+    problems: Problems,
+    counters: Counters,
+    extra: Metrics,
+) -> Metrics:
+    """Write a step to every file, and count what its metrics tell; returns those.
+
+    Args:
+        record: of the step, which ``counters`` has in it.
+        groups: that were trained on.
+        log: the run's files.
+        policy: says how lengths are bent, and warns.
+        problems: how much of the epoch is drawn.
+        counters: the run's.
+        extra: metrics of an evaluation.
+    """
+    bias = policy.bias()
+    tail = Tail(
+        round_kind=record.kind,
+        long_queue=policy.queue,
+        deferred=len(record.deferred),
+        aborted_tokens=record.aborted_tokens(),
+        kept_vs_true_len=bias.kept_vs_true_len,
+    )
+    for alarm in bias.alarms:
+        log.progress.note(f"WARNING step {record.step}: {alarm}")
+    source = problems.source
+    drawn = 1.0 - sum(source.remaining().values()) / sum(source.quotas.values())
+    metrics = await log.step(
+        record,
+        groups,
+        epoch=source.epoch + drawn,
+        tail=tail,
+        num_tokens=counters.num_tokens,
+        extra=extra,
+    )
+    counters.measure(record, metrics, bias.kept_vs_true_len)
+    return metrics

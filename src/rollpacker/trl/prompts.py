@@ -1,0 +1,154 @@
+"""A trainer's examples as prompts: those that its sampler drew, or drawn by ourselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import Prompt, PromptId
+from rollpacker.data.base import Row
+from rollpacker.data.source import PromptSource
+from rollpacker.runtime.problems import Problems
+
+_DOMAIN = "default"
+
+Example = dict[str, Any]
+"""A row of the trainer's data set."""
+Encode = Callable[[Sequence[Any]], Sequence[Sequence[int]]]
+"""The trainer's way from prompts to token ids."""
+
+
+class Given:
+    """Prompts that the trainer's own sampler has drawn: a round has all that it was given.
+
+    Args:
+        size: prompts of an epoch; 0 where that is not known.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.epoch = 0
+        self._size = size
+        self._left: list[Prompt] = []
+
+    def offer(self, prompts: Sequence[Prompt]) -> None:
+        """Those of the next round."""
+        self._left = list(prompts)
+
+    @property
+    def quotas(self) -> dict[str, int]:
+        """Prompts of an epoch."""
+        return {_DOMAIN: max(1, self._size)}
+
+    def remaining(self) -> dict[str, int]:
+        """What the round has not drawn yet."""
+        return {_DOMAIN: len(self._left)}
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """The next of them."""
+        count = counts[_DOMAIN]
+        drawn, self._left = self._left[:count], self._left[count:]
+        return tuple(drawn)
+
+    def next_epoch(self) -> None:
+        """Epochs are the trainer's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the trainer's sampler has the position."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+class Share(PromptSource):
+    """This process's share of each epoch's order, as long as those of all others.
+
+    Args:
+        count: examples of the data set; their positions are the prompts' ids.
+        seed: of the order, the same in all processes.
+        shuffle: false keeps the data set's order.
+        rank: of this process.
+        world: processes.
+    """
+
+    def __init__(self, count: int, seed: int, shuffle: bool, rank: int, world: int) -> None:
+        self._share = slice(rank, count // world * world, world)
+        prompts = [Prompt(id=PromptId(str(n)), domain=_DOMAIN, tokens=0) for n in range(count)]
+        super().__init__(prompts, seed, shuffle)
+
+    @property
+    def quotas(self) -> dict[str, int]:
+        """Prompts of the share in an epoch."""
+        return {domain: len(order) for domain, order in self._order.items()}
+
+    def _shuffled(self, prompts: list[Prompt]) -> list[Prompt]:
+        return super()._shuffled(prompts)[self._share]
+
+
+class Examples(dict[PromptId, Row]):
+    """Rows by position in a data set, read when they are asked for."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
+        self._dataset = dataset
+
+    def __missing__(self, id_: PromptId) -> Row:
+        row = self[id_] = as_row(id_, self._dataset[int(id_)])
+        return row
+
+
+class Encoded(dict[PromptId, NDArray[np.int32]]):
+    """Token ids of rows, encoded when they are asked for."""
+
+    def __init__(self, rows: Mapping[PromptId, Row], encode: Encode) -> None:
+        super().__init__()
+        self._rows, self._encode = rows, encode
+
+    def __missing__(self, id_: PromptId) -> NDArray[np.int32]:
+        (ids,) = self._encode([self._rows[id_].prompt])
+        tokens = self[id_] = np.array(ids, np.int32)
+        return tokens
+
+
+class TrainerProblems(Problems):
+    """The trainer's prompts; how long they are is known when they are drawn."""
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """The next fresh prompts."""
+        drawn = self.source.draw(counts)
+        return tuple(replace(prompt, tokens=len(self.tokens[prompt.id])) for prompt in drawn)
+
+    def forget(self) -> None:
+        """Keep nothing of what can be read again."""
+        self.rows.clear()
+        if isinstance(self.tokens, dict):
+            self.tokens.clear()
+
+
+def as_row(id_: PromptId, example: Example) -> Row:
+    """An example as a row: its columns are all that reward functions ask for."""
+    return Row(id=id_, prompt=example["prompt"], answer=None, domain=_DOMAIN, columns=example)
+
+
+def given_rows(examples: Sequence[Example], size: int) -> list[Row]:
+    """One row for each group of ``size`` equal examples, in order.
+
+    A prompt's id is a hash of it, the same in every epoch; of equal ones in one round the later
+    ones are numbered.
+    """
+    rows: dict[PromptId, Row] = {}
+    for example in examples[::size]:
+        text = json.dumps(example["prompt"], sort_keys=True, default=str)
+        digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+        id_, number = PromptId(digest), 1
+        while id_ in rows:
+            number += 1
+            id_ = PromptId(f"{digest}-{number}")
+        rows[id_] = as_row(id_, example)
+    return list(rows.values())

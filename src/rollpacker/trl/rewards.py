@@ -1,0 +1,294 @@
+"""A trainer's own reward functions, called while other responses still decode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.data.base import Row
+from rollpacker.reward.base import Grade
+from rollpacker.runtime.attempts import Attempt
+
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A reward function of the trainer's.
+
+    Args:
+        name: in the metrics.
+        call: the function, with TRL's signature.
+        weight: in the sum.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    weight: float
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it is a coroutine function."""
+        call = self.call
+        return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+            getattr(call, "__call__", None)  # noqa: B004
+        )
+
+
+@dataclass(slots=True)
+class Logged:
+    """What one response was given, and what functions logged with it."""
+
+    prompt: PromptId
+    since: float
+    scores: dict[int, float | None] = field(default_factory=dict[int, "float | None"])
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class TrainerRewards:
+    """Calls functions as TRL does, with the responses that have finished (``Graders``).
+
+    Functions that are not coroutines are called one after the other in ``threads`` threads, with
+    all that has finished meanwhile; coroutines at once, on the trainer's own loop. What a function
+    raises ends the round.
+
+    Args:
+        functions: those that are called early; none where the trainer calls all of them itself.
+        decode: token ids to what functions are given as completions.
+        state: the trainer's state, for functions that ask for it.
+        loop: of the trainer's coroutines; None where there are none.
+        threads: for functions that are not coroutines.
+    """
+
+    needs_group = False
+
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        *,
+        decode: Callable[[Any, Sequence[Any]], list[Any]],
+        state: Any,
+        loop: asyncio.AbstractEventLoop | None,
+        threads: int,
+    ) -> None:
+        self._functions = functions
+        self._plain = [n for n, each in enumerate(functions) if not each.asynchronous]
+        self._coroutines = [n for n, each in enumerate(functions) if each.asynchronous]
+        self._decode, self._state, self._loop = decode, state, loop
+        self._threads = ThreadPoolExecutor(threads, "rewards")
+        self._most, self._runners, self._calling = threads, 0, 0
+        self._waiting: list[tuple[Attempt, Row]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._of: dict[AttemptId, Logged] = {}
+        self._open: set[AttemptId] = set()
+        self._take: Callable[[Sequence[Grade]], None] = lambda _grades: None
+        self.error: Exception | None = None
+        """What a function has raised."""
+
+    @property
+    def broken(self) -> str | None:
+        """Why the run cannot go on."""
+        return None if self.error is None else f"a reward function raised: {self.error}"
+
+    @contextlib.contextmanager
+    def listen(self, take: Callable[[Sequence[Grade]], None]) -> Iterator[None]:
+        """Give grades to this one while the context lasts."""
+        self._take = take
+        try:
+            yield
+        finally:
+            self._take = lambda _grades: None
+
+    def begin_step(self, step: int, epoch: float | None = None) -> None:
+        """A round begins: what the last one was given is forgotten."""
+        del step, epoch
+        self._of.clear()
+        self._open.clear()
+        self._waiting.clear()
+
+    def grade(
+        self, attempts: Sequence[Attempt], rows: Mapping[PromptId, Row], *, training: bool = True
+    ) -> None:
+        """Start grading; never waits."""
+        del training
+        batch = [(attempt, rows[attempt.prompt]) for attempt in attempts]
+        if not batch:
+            return
+        now = time.monotonic()
+        for attempt, _ in batch:
+            self._of[attempt.id] = Logged(attempt.prompt, now)
+            self._open.add(attempt.id)
+        if not self._functions:
+            asyncio.get_running_loop().call_soon(self._finish, batch)
+            return
+        for number in self._coroutines:
+            self._begin(self._call(number, batch, threaded=False))
+        if self._plain:
+            self._waiting += batch
+            for _ in range(min(self._most - self._runners, len(self._waiting))):
+                self._runners += 1
+                self._begin(self._call_waiting())
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _call_waiting(self) -> None:
+        """With all that has finished meanwhile; a fair part of it where there are more threads."""
+        try:
+            while self._waiting:
+                count = -(-len(self._waiting) // (self._most - self._calling))
+                batch, self._waiting = self._waiting[:count], self._waiting[count:]
+                self._calling += 1
+                for number in self._plain:
+                    await self._call(number, batch, threaded=True)
+                self._calling -= 1
+        finally:
+            self._runners -= 1
+
+    async def _call(
+        self, number: int, batch: Sequence[tuple[Attempt, Row]], *, threaded: bool
+    ) -> None:
+        """One function on some responses; what it raises is told to who listens."""
+        notes = Notes(len(batch))
+        arguments = self._arguments(batch, notes)
+        function = self._functions[number]
+        try:
+            if threaded:
+                loop = asyncio.get_running_loop()
+                call = lambda: function.call(**arguments)  # noqa: E731
+                scores = await loop.run_in_executor(self._threads, call)
+            else:
+                assert self._loop is not None
+                running = asyncio.run_coroutine_threadsafe(function.call(**arguments), self._loop)
+                scores = await asyncio.wrap_future(running)
+            self._score(number, batch, list(scores), notes)
+        except Exception as error:
+            self.error = self.error or error
+            self._take([])
+            return
+        self._finish(batch)
+
+    def _arguments(self, batch: Sequence[tuple[Attempt, Row]], notes: Notes) -> dict[str, Any]:
+        """TRL's: lists of equal length by column."""
+        rows = [row for _, row in batch]
+        ids = [attempt.output.tokens.tolist() for attempt, _ in batch if attempt.output is not None]
+        prompts = [row.prompt for row in rows]
+        names = [name for name in rows[0].columns if name not in _NOT_COLUMNS]
+        columns = {name: [row.columns[name] for row in rows] for name in names}
+        return {
+            "prompts": prompts,
+            "completions": self._decode(ids, prompts),
+            "completion_ids": ids,
+            **columns,
+            "trainer_state": self._state,
+            "log_extra": notes.log_extra,
+            "log_metric": notes.log_metric,
+        }
+
+    def _score(
+        self, number: int, batch: Sequence[tuple[Attempt, Row]], scores: list[Any], notes: Notes
+    ) -> None:
+        if len(scores) != len(batch):
+            raise ValueError(
+                f"the reward function '{self._functions[number].name}' returned {len(scores)} "
+                f"rewards, but {len(batch)} were expected (one per prompt-completion pair)"
+            )
+        for place, (attempt, _) in enumerate(batch):
+            if attempt.id not in self._open:
+                continue
+            logged, score = self._of[attempt.id], scores[place]
+            logged.scores[number] = None if score is None else float(score)
+            logged.extra |= {name: values[place] for name, values in notes.extra.items()}
+            logged.metrics |= notes.metrics
+
+    def _finish(self, batch: Sequence[tuple[Attempt, Row]]) -> None:
+        """Tell of those that all functions have answered."""
+        grades: list[Grade] = []
+        for attempt, _ in batch:
+            if attempt.id not in self._open:
+                continue
+            logged = self._of[attempt.id]
+            if len(logged.scores) == len(self._functions):
+                self._open.discard(attempt.id)
+                grades.append(self._grade(attempt.id, logged))
+        if grades:
+            self._take(grades)
+
+    def _grade(self, attempt: AttemptId, logged: Logged) -> Grade:
+        scores = {n: _known(logged.scores[n]) for n in range(len(self._functions))}
+        weights = [function.weight for function in self._functions]
+        known = [score * weights[n] for n, score in scores.items() if score is not None]
+        return Grade(
+            attempt=attempt,
+            reward=sum(known) if known else None,
+            rewards={self._functions[n].name: score for n, score in scores.items()},
+            seconds=time.monotonic() - logged.since,
+            extra={name: str(value) for name, value in logged.extra.items()},
+            metrics=dict(logged.metrics),
+        )
+
+    def logged(self, attempt: AttemptId) -> Logged:
+        """Of a response of this round that is graded."""
+        return self._of[attempt]
+
+    def recall(self, prompt: PromptId, grade: Grade) -> None:
+        """No round is interrupted and gone on with."""
+        raise AssertionError("nothing here asks for it")
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Forget an attempt; a call that is under way goes on."""
+        self._open.discard(attempt)
+        self._waiting = [each for each in self._waiting if each[0].id != attempt]
+
+    def pending(self) -> dict[AttemptId, float]:
+        """What is being waited for, and for how many seconds."""
+        now = time.monotonic()
+        return {attempt: now - self._of[attempt].since for attempt in self._open}
+
+    def end_step(self) -> list[str]:
+        """Nothing is mended."""
+        return []
+
+    def close(self) -> None:
+        """End the threads; a call that is under way is waited for."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+class Notes:
+    """What one call logs: TRL's ``log_extra`` and ``log_metric``.
+
+    Args:
+        count: responses of the call.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.extra: dict[str, list[Any]] = {}
+        self.metrics: dict[str, float] = {}
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """A column of the completions table. Raises ``ValueError`` unless there is one for each."""
+        if len(values) != self._count:
+            raise ValueError(
+                f"log_extra('{column}'): {len(values)} values for {self._count} completions"
+            )
+        self.extra[column] = list(values)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """A number of these responses."""
+        self.metrics[name] = float(value)
+
+
+def _known(score: float | None) -> float | None:
+    return None if score is None or math.isnan(score) else score

@@ -1,0 +1,139 @@
+"""TRL's GRPO trainer with rounds of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trl  # pyright: ignore[reportMissingImports]
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from rollpacker.config import MiniEngineConfig
+from rollpacker.config.rollout import TailBatchingConfig, TailMode
+from rollpacker.trl.rewards import Logged
+from rollpacker.trl.rounds import Rounds
+from rollpacker.trl.settings import check_release, check_supported, tail_config
+
+check_release(trl.GRPOTrainer, trl.__version__)
+
+
+class GRPOTrainer(trl.GRPOTrainer):
+    """``trl.GRPOTrainer`` whose responses come from rounds with tail batching.
+
+    Loss, optimizer, logging, checkpoints and callbacks stay TRL's. Responses are decoded from the
+    trainer's own weights by the built-in engine; reward functions are called with the responses
+    that have finished, while others decode. ``output_dir/rollpacker`` is a run's folder, for
+    ``rollpacker report`` and ``rollpacker journal replay``.
+
+    Args:
+        args, kwargs: of ``trl.GRPOTrainer``.
+        tail_batching: ``exact`` (nothing is discarded), ``race`` (the paper's), ``prompts``,
+            ``auto`` or ``off``; or all of its options.
+        engine: the built-in engine's options.
+        reward_threads: in which reward functions that are not coroutines are called at a time; more
+            than one for functions that may be called by several threads at once.
+
+    Raises ``ValueError`` in one line for arguments that are not supported.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        tail_batching: TailMode | TailBatchingConfig = "exact",
+        engine: MiniEngineConfig | None = None,
+        reward_threads: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        tail = tail_config(tail_batching)
+        super().__init__(*args, **kwargs)
+        check_supported(self, tail)
+        self.rollpacker = Rounds(self, tail, engine or MiniEngineConfig(), reward_threads)
+        self.rollout_func = _responses
+        self.add_callback(_Told(self.rollpacker))
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's; a checkpoint holds what tail batching needs too."""
+        path = resume_from_checkpoint
+        if path is True:
+            path = get_last_checkpoint(str(self.args.output_dir))
+        self.rollpacker.resume(path or None)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.rollpacker.close()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's."""
+        loss = super().training_step(*args, **kwargs)
+        self.rollpacker.trained()
+        return loss
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """With the responses that a round kept, and the rewards that they have."""
+        if not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        inputs = self.rollpacker.sample(inputs)
+        own = self.reward_funcs
+        graded = self.rollpacker.graded()
+        if graded:
+            self.reward_funcs = [_told(number, graded) for number in range(len(own))]
+        try:
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            self.reward_funcs = own
+
+
+def _responses(prompts: Sequence[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+    """What TRL would have generated (its ``rollout_func``)."""
+    rounds = trainer.rollpacker
+    if trainer.model.training:
+        ids = rounds.prompt_ids
+        completions = [output.tokens.tolist() for output in rounds.responses]
+    else:
+        ids, completions = rounds.evaluate(prompts)
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
+
+
+def _told(number: int, graded: Sequence[Logged]) -> Callable[..., list[float | None]]:
+    """A reward function that knows what the one in its place has said, and logged."""
+
+    def reward(*, log_extra: Any, log_metric: Any, **_columns: Any) -> list[float | None]:
+        if number == 0:
+            _log(graded, log_extra, log_metric)
+        return [each.scores[number] for each in graded]
+
+    return reward
+
+
+def _log(graded: Sequence[Logged], log_extra: Any, log_metric: Any) -> None:
+    """What all functions have logged of the kept responses, metrics as their means."""
+    for column in dict.fromkeys(name for each in graded for name in each.extra):
+        log_extra(column, [each.extra.get(column) for each in graded])
+    for name in dict.fromkeys(name for each in graded for name in each.metrics):
+        values = [each.metrics[name] for each in graded if name in each.metrics]
+        log_metric(name, sum(values) / len(values))
+
+
+class _Told(TrainerCallback):
+    """Hears what the trainer does with a round."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An update."""
+        del args, state, control
+        schedule = kwargs.get("lr_scheduler")
+        self._rounds.updated(schedule.get_last_lr()[0] if schedule is not None else 0.0)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Its loss, where it is logged."""
+        del args, state, control
+        self._rounds.logged(kwargs.get("logs") or {})
+
+    def on_save(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
+        """A checkpoint."""
+        del control
+        self._rounds.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")

@@ -140,7 +140,7 @@ class InProcess:
 
     def share(self) -> ReplicaId:
         """Weights are not shared: the engine reads them where they are."""
-        raise AssertionError("nothing here asks for it")
+        raise AssertionError("weights are shared between processes only")
 
     def node(self, engine: EngineId) -> int:
         """The only one."""
@@ -162,11 +162,11 @@ class InProcess:
 
     def abandon(self, kept: Sequence[int], why: str) -> None:
         """There is no other node."""
-        raise AssertionError("nothing here asks for it")
+        raise AssertionError(f"the only node cannot be left for {kept}: {why}")
 
     def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:
         """There is one device."""
-        raise AssertionError("nothing here asks for it")
+        raise AssertionError(f"one device cannot be {engine} of {members}")
 
 
 def _report(command: msg.ReplicaCommand, done: HostUpdate) -> msg.ReplicaReport:

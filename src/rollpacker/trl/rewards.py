@@ -244,7 +244,7 @@ class TrainerRewards:
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:
         """No round is interrupted and gone on with."""
-        raise AssertionError("nothing here asks for it")
+        raise AssertionError(f"prompt {prompt} has a grade from before: {grade}")
 
     def cancel(self, attempt: AttemptId) -> None:
         """Forget an attempt; a call that is under way goes on."""

@@ -59,6 +59,7 @@ class Told:
                 attempt=output.attempt,
                 tokens=len(output.tokens),
                 finish_reason=output.finish_reason,
+                verifications=drafts.verifications,
                 drafted=drafts.drafted,
                 accepted=drafts.accepted,
             )

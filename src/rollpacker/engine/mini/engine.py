@@ -18,7 +18,15 @@ from rollpacker.engine.base import (
     SamplingParams,
     Speculation,
 )
-from rollpacker.engine.latency import NONE, ON_A_CPU, ON_A_GPU, Contexts, measure_steps
+from rollpacker.engine.latency import (
+    NONE,
+    ON_A_CPU,
+    ON_A_GPU,
+    SHORT_STEPS,
+    STEPS,
+    Contexts,
+    measure_steps,
+)
 from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.cpu import CpuRunner
 from rollpacker.engine.mini.drafter import Drafter
@@ -38,6 +46,8 @@ if TYPE_CHECKING:
 
 _MEASURED = (1, 4, 16, 32, 64)
 """Batch sizes at which the latency of a step is measured."""
+_SMALL = 5e6
+"""Parameters of models whose steps are short."""
 
 
 class MiniEngine:
@@ -91,7 +101,10 @@ class MiniEngine:
         """Its facts, by measurement; nothing may be held. Its counters move."""
         kv_tokens = self._blocks.count * self._runner.block_size
         long = self._contexts().within(self._room, kv_tokens, len(self._slots.tables))
-        measured = measure_steps(self, _MEASURED, min(128, self._room // 2), long)
+        steps = SHORT_STEPS if self._model.num_parameters() < _SMALL else STEPS
+        steps = min(steps, max(1, self._room // 2 - 2))
+        context = min(128, self._room // 2)
+        measured = measure_steps(self, _MEASURED, context, long, steps=steps)
         self._try_drafts()
         return EngineInfo(
             kv_tokens=kv_tokens,

@@ -92,6 +92,19 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     assert "Qwen2.5-14B on 16 H800" in given["costs"]
 
 
+def test_an_estimate_of_a_trl_log_ends_with_the_lines_to_change(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        rows = [
+            {"step": step, "prompt": f"q{step} {n // 4}", "completion": "a" * (9 + 31 * (n % 8))}
+            for n in range(32)
+        ]
+        pl.DataFrame(rows).write_parquet(tmp_path / f"completions_0000{step}.parquet")
+    told = run("estimate", "--from", str(tmp_path), "--steps", "5")
+    mode = json.loads(run("estimate", "--from", str(tmp_path), "--steps", "5", "--json"))
+    assert "from rollpacker.trl import GRPOTrainer" in told
+    assert f'GRPOTrainer(..., tail_batching="{mode["recommended"]}")' in told.splitlines()[-1]
+
+
 def verl_log(folder: Path, **more: object) -> Path:
     """Two steps of four prompts with four responses that repeat themselves."""
     for step in (1, 2):

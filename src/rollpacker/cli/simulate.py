@@ -192,6 +192,8 @@ def estimate(
         print_note(note)
     console.print(_modes_table(found))
     _tell(found)
+    for line in _to_change(path, found.recommended):
+        print_plain(line)
     for name, file in page.items():
         print_plain(f"{name}: {file}")
 
@@ -239,6 +241,20 @@ def _tell(found: Estimate) -> None:
         lines.append(f"tokens of a decode step ahead: {found.ahead_from}")
     for line in (*lines, f"recommended: {found.recommended}{bounds}", *found.sentences):
         print_plain(line)
+
+
+def _to_change(path: Path, mode: str) -> tuple[str, ...]:
+    """What would bring the mode into the script that wrote this log; nothing of another one."""
+    from rollpacker.polytrace.formats import detect
+
+    kinds = {kind for source in detect.sources(path, None) for kind in source.files}
+    if kinds != {"trl"} or mode == "off":
+        return ()
+    return (
+        "in your TRL script:",
+        "  from rollpacker.trl import GRPOTrainer",
+        f'  trainer = GRPOTrainer(..., tail_batching="{mode}")',
+    )
 
 
 def calibrate(

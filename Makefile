@@ -58,10 +58,10 @@ test-cluster: $(VENV)/.installed-dev $(VLLM)/.installed  ## run the tests of vLL
 test-soak: $(VENV)/.installed-dev  ## what of test-cluster takes long, fifty faults in one run among it: 20 minutes
 	@$(BIN)/python -m pytest -m 'cluster and slow' --capture no $(ARGS)
 
-test-trl: $(VENV)/.installed-dev $(TRL)/.installed  ## run the tests of the plug-in for TRL, with its oldest and its newest release: 3 minutes
+test-trl: $(VENV)/.installed-dev $(VLLM)/.installed $(TRL)/.installed  ## run the tests of the plug-in for TRL, with its oldest and its newest release: 3 minutes
 	@for release in $(TRL)/*/; do \
 		echo "TRL $$(basename "$$release")"; \
-		PYTHONPATH="$$release" $(BIN)/python -m pytest -m trl -n 2 tests/trl_plugin $(ARGS); \
+		PYTHONPATH="$$release" $(VLLM)/bin/python -m pytest -m trl -n 2 tests/trl_plugin $(ARGS); \
 	done
 
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md

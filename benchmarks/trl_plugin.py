@@ -1,16 +1,21 @@
 """TRL's trainer with and without rounds of ours, in turn: wall time of a step.
 
-    python benchmarks/trl_plugin.py --steps 6 --rounds 3            # a sandboxed program each
-    python benchmarks/trl_plugin.py --steps 6 --rounds 3 --cheap    # a comparison each
+    python benchmarks/trl_plugin.py program     # a sandboxed program for each response
+    python benchmarks/trl_plugin.py remote      # a judge that is waited for
+    python benchmarks/trl_plugin.py compare     # a comparison
 
-The demo's model and task: most responses are short, some reason for 600 tokens. Every arm has the
-same data, learning rate and reward function; the first step of a run is left out.
+The demo's model and task, its longer problems: half of the responses are short, the others reason for
+up to 600 tokens. Every arm has the same data, learning rate and reward function; the first step of a
+run is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import hashlib
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -22,6 +27,7 @@ import torch
 import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset
 
+from rollpacker.demo.task import steps as lines_of
 from rollpacker.demo.task import train_rows
 from rollpacker.demo.warm_start import default_cache, warm_start
 from rollpacker.sandbox import Sandbox, StdinTest
@@ -35,6 +41,8 @@ print(best)
 """
 """Slow on purpose: about a fiftieth of a second of CPU."""
 PROMPTS, RESPONSES = 16, 8
+LEAST = 24
+"""Lines of reasoning that a problem needs, of six tokens each."""
 
 
 def answer_of(completion: str) -> str:
@@ -47,12 +55,24 @@ def compared(completions: list[str], answer: list[str], **_: Any) -> list[float]
     return [float(answer_of(c) == a) for c, a in zip(completions, answer, strict=True)]
 
 
+async def remote(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """The same from a service that takes 0.3 s at the median, and some times ten times as long."""
+
+    async def one(completion: str) -> None:
+        digest = hashlib.blake2b(completion.encode(), digest_size=8).digest()
+        place = (int.from_bytes(digest, "big") + 0.5) / 2**64
+        await asyncio.sleep(0.3 * math.exp(statistics.NormalDist().inv_cdf(place)))
+
+    await asyncio.gather(*map(one, completions))
+    return compared(completions, answer)
+
+
 def sandboxed(sandbox: Sandbox, threads: ThreadPoolExecutor) -> Callable[..., list[float]]:
     """One where a program in a sandbox prints what the response says; several at a time."""
 
     def judged(completions: list[str], numbers: list[list[int]], **_: Any) -> list[float]:
         def one(completion: str, pair: list[int]) -> float:
-            test = StdinTest(f"{pair[0]} {pair[1]}\n", f"{answer_of(completion)}\n")
+            test = StdinTest(stdin=f"{pair[0]} {pair[1]}\n", stdout=f"{answer_of(completion)}\n")
             return float(sandbox.run(PROGRAM, [test], 5.0).verdict == "pass")
 
         return list(threads.map(one, completions, numbers))
@@ -64,8 +84,9 @@ def run_arm(arm: str, model: Path, folder: Path, steps: int, reward: Any) -> dic
     """One training; seconds of a step at the mean, and what it learnt from."""
     rows = [
         {"prompt": row["question"], "answer": row["answer"], "numbers": row["metadata"]["numbers"]}
-        for row in train_rows(PROMPTS * (steps + 1))
-    ]
+        for row in train_rows(6900)
+        if len(lines_of(*row["metadata"]["numbers"])) >= LEAST
+    ][: PROMPTS * (steps + 1)]
     arguments = trl.GRPOConfig(
         output_dir=str(folder),
         per_device_train_batch_size=PROMPTS * RESPONSES,
@@ -106,14 +127,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cheap", action="store_true")
+    parser.add_argument("reward", choices=("program", "remote", "compare"))
     parser.add_argument("--out", type=Path, default=Path("runs/trl"))
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     model = warm_start(default_cache())
     found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
     with ThreadPoolExecutor(4) as threads, Sandbox("standard", zygotes=4) as sandbox:
-        reward = compared if arguments.cheap else sandboxed(sandbox, threads)
+        rewards = {"program": sandboxed(sandbox, threads), "remote": remote, "compare": compared}
+        reward = rewards[arguments.reward]
         for number in range(arguments.rounds):
             for arm in ARMS if number % 2 else reversed(ARMS):
                 folder = arguments.out / f"{number}-{arm}"

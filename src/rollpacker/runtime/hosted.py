@@ -20,6 +20,7 @@ from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, st
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.counters import Counters
 from rollpacker.runtime.durable import replace_file
+from rollpacker.runtime.engine_worker import NewWeights
 from rollpacker.runtime.in_process import HostUpdate, InProcess
 from rollpacker.runtime.metrics import Metrics
 from rollpacker.runtime.problems import Problems
@@ -40,7 +41,8 @@ class Host:
     """What a host gives its run.
 
     Args:
-        engine: decodes with the host's own weights.
+        engine: decodes.
+        weights: the host's, by the checkpoint's names; None where the engine reads them in place.
         problems: prompts, and the order in which they are drawn.
         rewards: grades responses.
         params: how responses are sampled.
@@ -49,6 +51,7 @@ class Host:
     """
 
     engine: Engine
+    weights: NewWeights
     problems: Problems
     rewards: Graders
     params: SamplingParams
@@ -85,7 +88,7 @@ class HostedJob:
         self._settings = self._told()
         self._policy = RolloutPolicy(self._settings)
         self._clock = Clock(0.0 if state is None else state["clock_s"])
-        self._workers = InProcess(host.engine, lockstep=config.deterministic)
+        self._workers = InProcess(host.engine, host.weights, lockstep=config.deterministic)
         self._log = RunLog(
             self._folder,
             config,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import Engine
 from rollpacker.policy.fleet import Fleet, by_number
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.engine_worker import EngineWorker
+from rollpacker.runtime.engine_worker import EngineWorker, NewWeights
 from rollpacker.runtime.protocols import Listener, Loss
 from rollpacker.runtime.shared_weights import SharedWeights
 from rollpacker.train.base import Partial, Update
@@ -36,15 +36,16 @@ class InProcess:
     when the host has ``trained``.
 
     Args:
-        engine: decodes with the weights of this process.
+        engine: decodes.
+        weights: the host's, by the checkpoint's names; None where the engine reads them in place.
         lockstep: it waits after each report of finished responses until told to proceed.
     """
 
     apart = False
 
-    def __init__(self, engine: Engine, *, lockstep: bool) -> None:
+    def __init__(self, engine: Engine, weights: NewWeights, *, lockstep: bool) -> None:
         self._loop = asyncio.get_running_loop()
-        self._worker = EngineWorker(engine, self._from_engine, lockstep=lockstep)
+        self._worker = EngineWorker(engine, self._from_engine, weights, lockstep=lockstep)
         self._decoding: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._waiting: list[msg.ReplicaCommand] = []
@@ -118,12 +119,11 @@ class InProcess:
         self._answer()
 
     def _answer(self) -> None:
-        if self._trained is None:
-            return
-        waiting, self._waiting = self._waiting, []
-        for command in waiting:
-            report = _report(command, self._trained)
+        while self._trained is not None and self._waiting:
+            report = _report(self._waiting.pop(0), self._trained)
             self._loop.call_soon(self._tell, lambda to, r=report: to.replica(_HOST, r))
+            # The time of all gradients is the first report's.
+            self._trained = replace(self._trained, start_s=self._trained.end_s)
 
     # What only several processes need ---------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.config.rollout import RACED, TailBatchingConfig
+from rollpacker.config.rollout import RACED, EngineConfig, TailBatchingConfig
 from rollpacker.core.types import AttemptId, Prompt, PromptId, sampling_seed
 from rollpacker.engine.base import Engine, Output, Request
-from rollpacker.engine.mini import MiniEngine
+from rollpacker.engine.configured import build_engine
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.hosted import Host, HostedJob
@@ -26,6 +26,7 @@ from rollpacker.runtime.in_process import HostUpdate
 from rollpacker.runtime.metrics import Metrics
 from rollpacker.runtime.progress import Progress
 from rollpacker.train.base import Update
+from rollpacker.train.lora import merged_weights
 from rollpacker.trl.loop_thread import LoopThread
 from rollpacker.trl.prompts import (
     Encoded,
@@ -75,7 +76,7 @@ class Rounds:
     Args:
         trainer: TRL's.
         tail: what becomes of the tail.
-        engine: the built-in engine's settings.
+        engine: which one decodes, and its settings.
         reward_threads: for reward functions that are not coroutines.
     """
 
@@ -83,7 +84,7 @@ class Rounds:
         self,
         trainer: Any,
         tail: TailBatchingConfig,
-        engine: MiniEngineConfig,
+        engine: EngineConfig,
         reward_threads: int,
     ) -> None:
         self._trainer = trainer
@@ -146,9 +147,11 @@ class Rounds:
         if self._loop is not None:
             return self._loop
         trainer = self._trainer
-        config = run_config(trainer, self._tail, str(self.folder))
+        config = run_config(trainer, self._tail, self._engine_config, str(self.folder))
         self._seed, self._params = config.seed, sampling_params(trainer)
-        self._engine = self._build_engine()
+        device = str(trainer.accelerator.device)
+        tokenizer = trainer.processing_class
+        self._engine = build_engine(config, self._model(), tokenizer, device)
         self._rewards = TrainerRewards(
             self._early(),
             decode=self._decode,
@@ -159,10 +162,11 @@ class Rounds:
         self._problems = self._prompts()
         host = Host(
             engine=self._engine,
+            weights=self._weights,
             problems=self._problems,
             rewards=self._rewards,
             params=self._params,
-            tokenizer=trainer.processing_class,
+            tokenizer=tokenizer,
             progress=Notes(),
         )
         self._job = HostedJob(config, host)
@@ -170,12 +174,18 @@ class Rounds:
         self._loop.run(self._job.begin(self._state))
         return self._loop
 
-    def _build_engine(self) -> Engine:
-        trainer = self._trainer
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        deterministic = bool(trainer.args.full_determinism)
-        return MiniEngine(model, config=self._engine_config, deterministic=deterministic)
+    def _model(self) -> Any:
+        """The trainer's own, out of its wrappers; adapters are layers in it."""
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    def _weights(self) -> Iterable[tuple[str, torch.Tensor]] | None:
+        """For an engine with weights of its own."""
+        return (
+            None
+            if isinstance(self._engine_config, MiniEngineConfig)
+            else merged_weights(self._model())
+        )
 
     def _prompts(self) -> TrainerProblems:
         trainer = self._trainer

@@ -9,7 +9,13 @@ from datasets import IterableDataset
 from packaging.version import Version
 
 from rollpacker.config import RunConfig
-from rollpacker.config.rollout import RACED, TailBatchingConfig, TailMode
+from rollpacker.config.rollout import (
+    RACED,
+    EngineConfig,
+    MiniEngineConfig,
+    TailBatchingConfig,
+    TailMode,
+)
 from rollpacker.engine.base import SamplingParams
 
 TESTED = ("1.0.0", "1.16.0")
@@ -45,7 +51,9 @@ _UNSUPPORTED: dict[str, Check] = {
     ),
     "rollout_func": lambda t: t.rollout_func is not None,
     "images (a processor for processing_class)": lambda t: bool(getattr(t, "_is_vlm", False)),
-    "use_vllm=True (responses are decoded from the trainer's own weights)": lambda t: t.use_vllm,
+    "use_vllm (vLLM decodes with engine=VllmEngineConfig() of rollpacker.config)": lambda t: (
+        t.use_vllm
+    ),
     "use_transformers_paged": lambda t: bool(t.args.use_transformers_paged),
     "use_transformers_continuous_batching": lambda t: bool(
         getattr(t.args, "use_transformers_continuous_batching", False)
@@ -63,13 +71,17 @@ _UNSUPPORTED: dict[str, Check] = {
 """What a run would silently do otherwise, by the argument that asks for it."""
 
 
-def check_supported(trainer: Any, tail: TailBatchingConfig) -> None:
+def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig) -> None:
     """Raise ``ValueError`` in one line for arguments that rounds of ours do not know."""
     found = [name for name, asks in _UNSUPPORTED.items() if asks(trainer)]
     if found:
         raise ValueError(
             f"rollpacker.trl.GRPOTrainer does not support {', '.join(found)}: leave it out, or "
             "train with trl.GRPOTrainer"
+        )
+    if not isinstance(engine, MiniEngineConfig) and trainer.accelerator.num_processes > 1:
+        raise ValueError(
+            f"engine.kind={engine.kind}: several processes decode with the built-in engine only"
         )
     if tail.mode in RACED and isinstance(trainer.train_dataset, IterableDataset):
         raise ValueError(
@@ -101,7 +113,9 @@ def tail_config(given: TailMode | TailBatchingConfig) -> TailBatchingConfig:
     return TailBatchingConfig.model_validate({"mode": given})
 
 
-def run_config(trainer: Any, tail: TailBatchingConfig, output: str) -> RunConfig:
+def run_config(
+    trainer: Any, tail: TailBatchingConfig, engine: EngineConfig, output: str
+) -> RunConfig:
     """The run, for its files and its policy; what the trainer does itself is only noted."""
     args, accelerator = trainer.args, trainer.accelerator
     weights = trainer.reward_weights.tolist()
@@ -111,8 +125,12 @@ def run_config(trainer: Any, tail: TailBatchingConfig, output: str) -> RunConfig
             "seed": args.seed + 1_000_003 * accelerator.process_index,
             "output": output,
             "deterministic": bool(args.full_determinism),
-            "model": {"path": getattr(trainer.model.config, "_name_or_path", "") or "model"},
+            "model": {
+                "path": getattr(trainer.model.config, "_name_or_path", "") or "model",
+                "dtype": str(trainer.model.dtype).removeprefix("torch."),
+            },
             "data": {"path": "train_dataset", "shuffle": bool(args.shuffle_dataset)},
+            "engine": engine,
             "rewards": [
                 {"function": f"trainer:{name}", "name": name, "weight": weight}
                 for name, weight in zip(reward_names(trainer), weights, strict=True)

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.config.rollout import TailBatchingConfig, TailMode
+from rollpacker.config.rollout import EngineConfig, TailBatchingConfig, TailMode
 from rollpacker.trl.rewards import Logged
 from rollpacker.trl.rounds import Rounds
 from rollpacker.trl.settings import check_release, check_supported, tail_config
@@ -23,7 +23,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     """``trl.GRPOTrainer`` whose responses come from rounds with tail batching.
 
     Loss, optimizer, logging, checkpoints and callbacks stay TRL's. Responses are decoded from the
-    trainer's own weights by the built-in engine; reward functions are called with the responses
+    weights in place by an engine of ours; reward functions are called with the responses
     that have finished, while others decode. ``output_dir/rollpacker`` is a run's folder, for
     ``rollpacker report`` and ``rollpacker journal replay``.
 
@@ -31,7 +31,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         args, kwargs: of ``trl.GRPOTrainer``.
         tail_batching: ``exact`` (nothing is discarded), ``race`` (the paper's), ``prompts``,
             ``auto`` or ``off``; or all of its options.
-        engine: the built-in engine's options.
+        engine: which one decodes: the built-in one, over the trainer's own weights, or vLLM, in
+            this process, which is given them each round.
         reward_threads: in which reward functions that are not coroutines are called at a time; more
             than one for functions that may be called by several threads at once.
 
@@ -42,14 +43,15 @@ class GRPOTrainer(trl.GRPOTrainer):
         self,
         *args: Any,
         tail_batching: TailMode | TailBatchingConfig = "exact",
-        engine: MiniEngineConfig | None = None,
+        engine: EngineConfig | None = None,
         reward_threads: int = 1,
         **kwargs: Any,
     ) -> None:
         tail = tail_config(tail_batching)
         super().__init__(*args, **kwargs)
-        check_supported(self, tail)
-        self.rollpacker = Rounds(self, tail, engine or MiniEngineConfig(), reward_threads)
+        engine = engine or MiniEngineConfig()
+        check_supported(self, tail, engine)
+        self.rollpacker = Rounds(self, tail, engine, reward_threads)
         self.rollout_func = _responses
         self.add_callback(_Told(self.rollpacker))
 

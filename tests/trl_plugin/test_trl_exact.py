@@ -72,9 +72,14 @@ def twins(tmp_path: Path, **options: Any) -> tuple[Any, Any]:
         {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
         {"num_iterations": 2, "beta": 0.1},
         {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "num_iterations": 2},
+        {
+            "per_device_train_batch_size": 4,
+            "steps_per_generation": 2,
+            "gradient_accumulation_steps": 4,
+        },
         {"scale_rewards": "batch", "mask_truncated_completions": True},
     ],
-    ids=["plain", "accumulation", "iterations", "misaligned", "batch"],
+    ids=["plain", "accumulation", "iterations", "rarer updates", "rarer rounds", "batch"],
 )
 def test_weights_and_metrics_are_those_of_plain_trl(
     tmp_path: Path, options: dict[str, Any]
@@ -82,7 +87,7 @@ def test_weights_and_metrics_are_those_of_plain_trl(
     ours, plain = twins(tmp_path, **options)
     for name, value in jobs.weights(plain).items():
         assert torch.equal(value, jobs.weights(ours)[name]), name
-    assert len(logs(ours)) == len(logs(plain)) > 6
+    assert len(logs(ours)) == len(logs(plain)) > 5
     for line, other in zip(logs(ours), logs(plain), strict=True):
         missing = {name for name in other if name not in line}
         assert not missing

@@ -144,3 +144,28 @@ def test_an_iterable_data_set_cannot_race(tmp_path: Path) -> None:
     # Older releases of TRL refuse it themselves.
     with pytest.raises((ValueError, RuntimeError), match=r"iterable data set|Iterable"):
         jobs.trainer(GRPOTrainer, tmp_path, tail_batching="race", **options)
+
+
+def test_one_trainer_evaluates_trains_and_trains_again(tmp_path: Path) -> None:
+    ours = jobs.trainer(
+        GRPOTrainer,
+        tmp_path,
+        tail_batching="race",
+        eval_dataset=jobs.dataset(4),
+        per_device_eval_batch_size=4,
+        num_train_epochs=1,
+    )
+    first = evaluated(ours)
+    assert evaluated(ours) == first
+    ours.train()
+    changed = evaluated(ours)
+    assert changed != first
+    ours.train()
+    assert evaluated(ours) != changed
+    assert len((tmp_path / "rollpacker" / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def evaluated(trainer: Any) -> float:
+    """The oldest release does not return it."""
+    trainer.evaluate()
+    return trainer.state.log_history[-1]["eval_reward"]

@@ -1,9 +1,10 @@
-"""What each of two processes does; started by ``test_trl_processes``, prints a line of JSON."""
+"""What each of two processes does; started by ``test_trl_processes``, leaves a file of JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,4 +67,6 @@ def main(what: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("SAID " + json.dumps(main(sys.argv[1], Path(sys.argv[2]))), flush=True)
+    place = Path(sys.argv[2])
+    told = main(sys.argv[1], place)
+    (place / f"said-{os.environ['RANK']}.json").write_text(json.dumps(told))

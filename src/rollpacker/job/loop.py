@@ -23,11 +23,11 @@ from rollpacker.job.emulated import sum_up, title
 from rollpacker.job.evaluating import Evaluations
 from rollpacker.job.keep import Keeper
 from rollpacker.job.learning_rate import with_learning_rate
-from rollpacker.job.reports import write_reports
 from rollpacker.job.restarts import Restarts
 from rollpacker.job.resume import Start, as_begun, choose_start
 from rollpacker.job.signals import Signals, Stopped
 from rollpacker.job.stopping import StoppedAtOnceError, Stopping
+from rollpacker.report.of_run import write_reports
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints, newest_step
 from rollpacker.runtime.comeback import Comeback
@@ -81,7 +81,7 @@ def train(
                 resume = True
             if signals.taken in (None, signal.SIGINT):
                 signals.react()
-                write_reports(folder, progress)
+                write_reports(folder, progress.note)
         except Stopped as stop:
             if not stop.said:
                 progress.note(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,12 +219,11 @@ class HostedJob:
             "clock_s": self._clock(),
         }
 
-    def close(self, report: Callable[[Path], None] = lambda _folder: None) -> None:
-        """Close the run's files; ``report`` may then read them."""
+    def close(self) -> None:
+        """Close the run's files; the engine stays its host's."""
         self._round.close()
+        self._host.engine.abort(list(self._rollout.record.attempts))
         self._log.graded.clear()
         self._log.close()
         summary = self._counters.summary() | {"workers": 1, "interrupted": self.open}
         replace_file(self._folder / "summary.json", json.dumps(summary, indent=1).encode())
-        self._host.engine.close()
-        report(self._folder)

@@ -6,12 +6,11 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from rollpacker.config import MiniEngineConfig
@@ -19,26 +18,25 @@ from rollpacker.config.rollout import RACED, EngineConfig, TailBatchingConfig
 from rollpacker.core.types import AttemptId, Prompt, PromptId, sampling_seed
 from rollpacker.engine.base import Engine, Output, Request
 from rollpacker.engine.configured import build_engine
+from rollpacker.report.of_run import write_reports
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.hosted import Host, HostedJob
 from rollpacker.runtime.in_process import HostUpdate
-from rollpacker.runtime.metrics import Metrics
 from rollpacker.runtime.progress import Progress
 from rollpacker.train.base import Update
-from rollpacker.train.lora import merged_weights
 from rollpacker.trl.loop_thread import LoopThread
-from rollpacker.trl.prompts import (
-    Encoded,
-    Example,
-    Examples,
-    Given,
-    Share,
-    TrainerProblems,
-    given_rows,
+from rollpacker.trl.parts import (
+    decode,
+    early_functions,
+    encode,
+    model_of,
+    problems_of,
+    weights_of,
 )
-from rollpacker.trl.rewards import Function, Logged, TrainerRewards
-from rollpacker.trl.settings import reward_names, run_config, sampling_params
+from rollpacker.trl.prompts import Example, Given, given_rows
+from rollpacker.trl.rewards import Logged, TrainerRewards
+from rollpacker.trl.settings import run_config, sampling_params
 
 _LOG = logging.getLogger("rollpacker")
 _PARSED = ("response_schema", "response_template")
@@ -96,6 +94,8 @@ class Rounds:
         folder = Path(trainer.args.output_dir) / "rollpacker"
         self.folder = folder if rank == 0 else folder / f"rank-{rank}"
         self._state: dict[str, Any] | None = None
+        self._engine: Engine | None = None
+        self._asleep = False
         self._loop: LoopThread | None = None
         self._kept: list[Attempt] = []
         self._timed = Timed()
@@ -131,107 +131,66 @@ class Rounds:
 
     def close(self) -> None:
         """The trainer has ended: close the run's files and write its report."""
-        loop, self._loop = self._loop, None
+        loop = self._loop
         if loop is None:
             return
         try:
-            if self._timed.used_up:
-                loop.run(self._job.finish(self._update({})))
-            loop.call(lambda: self._job.close(write_reports))
+            self._finish({})
+            loop.call(self._job.close)
+            write_reports(self.folder, _LOG.info)
         finally:
+            self._loop = None
             self._rewards.close()
             loop.close()
+            self._decoder().sleep()
+            self._asleep = True
 
     def _open(self) -> LoopThread:
         """Build everything, when the trainer's model is where it trains."""
         if self._loop is not None:
             return self._loop
         trainer = self._trainer
-        config = run_config(trainer, self._tail, self._engine_config, str(self.folder))
-        self._seed, self._params = config.seed, sampling_params(trainer)
-        device = str(trainer.accelerator.device)
-        tokenizer = trainer.processing_class
-        self._engine = build_engine(config, self._model(), tokenizer, device)
+        self._functions = early_functions(trainer)
         self._rewards = TrainerRewards(
-            self._early(),
-            decode=self._decode,
+            self._functions,
+            decode=lambda ids, prompts: decode(trainer, ids, prompts),
             state=trainer.state,
             loop=getattr(trainer, "async_loop", None),
             threads=self._reward_threads,
         )
-        self._problems = self._prompts()
+        self._problems = problems_of(trainer, self.races)
         host = Host(
-            engine=self._engine,
+            engine=self._decoder(),
             weights=self._weights,
             problems=self._problems,
             rewards=self._rewards,
             params=self._params,
-            tokenizer=tokenizer,
+            tokenizer=trainer.processing_class,
             progress=Notes(),
         )
-        self._job = HostedJob(config, host)
+        self._job = HostedJob(self._config, host)
         self._loop = LoopThread()
         self._loop.run(self._job.begin(self._state))
         return self._loop
 
-    def _model(self) -> Any:
-        """The trainer's own, out of its wrappers; adapters are layers in it."""
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
+    def _decoder(self) -> Engine:
+        """The engine, awake; it lives as long as the trainer."""
+        if self._engine is None:
+            trainer = self._trainer
+            folder = str(self.folder)
+            self._config = run_config(trainer, self._tail, self._engine_config, folder)
+            self._params = sampling_params(trainer)
+            model, device = model_of(trainer), str(trainer.accelerator.device)
+            self._engine = build_engine(self._config, model, trainer.processing_class, device)
+        elif self._asleep:
+            self._engine.wake()
+        self._asleep = False
+        return self._engine
 
-    def _weights(self) -> Iterable[tuple[str, torch.Tensor]] | None:
-        """For an engine with weights of its own."""
-        return (
-            None
-            if isinstance(self._engine_config, MiniEngineConfig)
-            else merged_weights(self._model())
-        )
-
-    def _prompts(self) -> TrainerProblems:
-        trainer = self._trainer
-        accelerator, dataset = trainer.accelerator, trainer.train_dataset
-        source: Given | Share
-        if self.races:
-            source = Share(
-                len(dataset),
-                trainer.args.seed,
-                bool(trainer.args.shuffle_dataset),
-                accelerator.process_index,
-                accelerator.num_processes,
-            )
-        else:
-            size = len(dataset) if hasattr(dataset, "__len__") else 0
-            source = Given(size // accelerator.num_processes)
-        rows = Examples(dataset)
-        return TrainerProblems(rows, Encoded(rows, self._encode), source)
-
-    def _early(self) -> list[Function]:
-        """Functions that are called while others decode: not models, and not where completions
-        are parsed messages, which only the trainer makes."""
-        trainer = self._trainer
-        tokenizer = trainer.processing_class
-        if any(
-            getattr(tokenizer, f"response_{n}", None) is not None for n in ("schema", "template")
-        ):
-            return []
-        named = zip(
-            reward_names(trainer),
-            trainer.reward_funcs,
-            trainer.reward_weights.tolist(),
-            strict=True,
-        )
-        if any(isinstance(call, torch.nn.Module) for call in trainer.reward_funcs):
-            return []
-        return [Function(name, call, weight) for name, call, weight in named]
-
-    def _encode(self, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
-        return self._trainer._tokenize_prompts(list(prompts))[0]
-
-    def _decode(self, ids: Any, prompts: Sequence[Any]) -> list[Any]:
-        """Completions as TRL gives them to reward functions."""
-        texts = self._trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
-        chat = isinstance(prompts[0], list)
-        return [[{"role": "assistant", "content": text}] for text in texts] if chat else texts
+    def _weights(self) -> Iterable[tuple[str, Any]] | None:
+        """For an engine that does not read the trainer's in place."""
+        shares = isinstance(self._engine_config, MiniEngineConfig)
+        return None if shares else weights_of(self._trainer)
 
     # A round ----------------------------------------------------------------------------------
 
@@ -242,7 +201,7 @@ class Rounds:
         prompt.
         """
         loop = self._open()
-        self._finish({})
+        self._finish({}, used_up=True)
         if not self.races:
             self._offer(examples)
         try:
@@ -289,35 +248,40 @@ class Rounds:
 
     def graded(self) -> list[Logged]:
         """What reward functions have said of the same; empty where the trainer calls them."""
-        if not self._early():
+        if not self._functions:
             return []
         return [self._rewards.logged(attempt.id) for attempt in self._kept]
 
     def evaluate(self, prompts: Sequence[Any]) -> tuple[list[list[int]], list[list[int]]]:
         """Token ids of prompts, and of one response to each from the weights in place."""
-        loop = self._open()
-        self._finish({})
-        encoded = [np.array(ids, np.int32) for ids in self._encode(prompts)]
+        engine = self._decoder()
+        encoded = [np.array(ids, np.int32) for ids in encode(self._trainer, prompts)]
         requests = [
             Request(
                 attempt=AttemptId(-1 - n),
                 group=PromptId(str(ids.tobytes())),
                 prompt=ids,
                 params=self._params,
-                seed=sampling_seed(self._seed, _EVALUATION, PromptId(str(n)), 0),
+                seed=sampling_seed(self._config.seed, _EVALUATION, PromptId(str(n)), 0),
             )
             for n, ids in enumerate(encoded)
         ]
-        loop.run(self._job.refresh())
-        outputs = {o.attempt: o for o in loop.call(lambda: decode_all(self._engine, requests))}
-        answers = [outputs[request.attempt].tokens.tolist() for request in requests]
-        return [ids.tolist() for ids in encoded], answers
+        if self._loop is None:
+            engine.load_weights(self._weights(), 0)
+            outputs = decode_all(engine, requests)
+        else:
+            self._finish({})
+            self._loop.run(self._job.refresh())
+            outputs = self._loop.call(lambda: decode_all(engine, requests))
+        answers = {output.attempt: output.tokens.tolist() for output in outputs}
+        return [ids.tolist() for ids in encoded], [answers[each.attempt] for each in requests]
 
     # What the trainer did with it -------------------------------------------------------------
 
     def trained(self) -> None:
         """The trainer has made a micro-step."""
         self._timed.micro_steps += 1
+        self._timed.end_s = time.monotonic()
 
     def updated(self, learning_rate: float) -> None:
         """The trainer has made an update."""
@@ -326,19 +290,19 @@ class Rounds:
         every = args.steps_per_generation * self._trainer.num_iterations
         timed.used_up = timed.micro_steps >= every
 
-    def logged(self, logs: dict[str, float]) -> Metrics | None:
-        """The trainer has logged an update; returns the metrics of a round that it ended."""
-        return self._finish(logs) if "loss" in logs else None
+    def logged(self, logs: dict[str, float]) -> None:
+        """The trainer has logged an update."""
+        if "loss" in logs:
+            self._finish(logs)
 
-    def _finish(self, logs: dict[str, float]) -> Metrics | None:
+    def _finish(self, logs: dict[str, float], *, used_up: bool = False) -> None:
         """End the round when the trainer has used it up, or wants another one."""
-        if self._loop is None or not self._timed.used_up:
-            return None
-        metrics = self._loop.run(self._job.finish(self._update(logs)))
-        self._timed = replace(self._timed, used_up=False)
+        if self._loop is None or not self._job.open or not (used_up or self._timed.used_up):
+            return
+        self._loop.run(self._job.finish(self._update(logs)))
+        self._timed.used_up = False
         if self.races:
             self._loop.call(self._turn)
-        return metrics
 
     def _turn(self) -> None:
         self._job.turn_epoch()
@@ -366,15 +330,3 @@ def decode_all(engine: Engine, requests: Sequence[Request]) -> list[Output]:
     while engine.busy():
         outputs += engine.step()
     return outputs
-
-
-def write_reports(folder: Path) -> None:
-    """``report.html`` and ``timeline.json``, where the report extra is installed."""
-    try:
-        from rollpacker.report.run_report import write_report
-        from rollpacker.report.timeline import write_timeline
-
-        write_timeline(folder)
-        write_report(folder)
-    except (ImportError, OSError, ValueError) as error:
-        _LOG.info("no report: %s", error)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rollpacker.report.run_folder import ReportError
-from rollpacker.runtime.progress import Progress
 
 
-def write_reports(folder: Path, progress: Progress) -> None:
+def write_reports(folder: Path, note: Callable[[str], None]) -> None:
     """``report.html`` and ``timeline.json``; without the report extra, a line that says so."""
     try:
         from rollpacker.report.run_report import write_report
@@ -17,4 +17,4 @@ def write_reports(folder: Path, progress: Progress) -> None:
         write_timeline(folder)
         write_report(folder)
     except (ImportError, OSError, ReportError) as error:
-        progress.note(f"no report: {error}")
+        note(f"no report: {error}")

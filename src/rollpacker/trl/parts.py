@@ -1,0 +1,71 @@
+"""What a run takes from a trainer of TRL's: model, prompts, reward functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from rollpacker.train.lora import merged_weights
+from rollpacker.trl.prompts import Encoded, Examples, Given, Share, TrainerProblems
+from rollpacker.trl.rewards import Function
+from rollpacker.trl.settings import reward_names
+
+_PARSED = ("response_schema", "response_template")
+"""Attributes of tokenizers whose completions TRL parses to messages."""
+
+
+def model_of(trainer: Any) -> Any:
+    """The model that is trained, out of its wrappers; adapters are layers in it."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def weights_of(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Its weights in place by the checkpoint's names, adapters merged into copies."""
+    return merged_weights(model_of(trainer))
+
+
+def problems_of(trainer: Any, races: bool) -> TrainerProblems:
+    """Its prompts: where they race drawn by ourselves, else those that its sampler draws."""
+    accelerator, dataset, args = trainer.accelerator, trainer.train_dataset, trainer.args
+    source: Given | Share
+    if races:
+        source = Share(
+            len(dataset),
+            args.seed,
+            bool(args.shuffle_dataset),
+            accelerator.process_index,
+            accelerator.num_processes,
+        )
+    else:
+        size = len(dataset) if hasattr(dataset, "__len__") else 0
+        source = Given(size // accelerator.num_processes)
+    rows = Examples(dataset)
+    return TrainerProblems(rows, Encoded(rows, lambda prompts: encode(trainer, prompts)), source)
+
+
+def early_functions(trainer: Any) -> list[Function]:
+    """Reward functions that are called while others decode; none where TRL must call them all.
+
+    That is where one is a model, and where completions are parsed to messages, which TRL does.
+    """
+    calls, weights = trainer.reward_funcs, trainer.reward_weights.tolist()
+    if any(isinstance(call, torch.nn.Module) for call in calls):
+        return []
+    if any(getattr(trainer.processing_class, name, None) is not None for name in _PARSED):
+        return []
+    return list(map(Function, reward_names(trainer), calls, weights))
+
+
+def encode(trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
+    """Token ids of prompts, as TRL makes them."""
+    return trainer._tokenize_prompts(list(prompts))[0]
+
+
+def decode(trainer: Any, ids: Any, prompts: Sequence[Any]) -> list[Any]:
+    """Completions as TRL gives them to reward functions."""
+    texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+    chat = isinstance(prompts[0], list)
+    return [[{"role": "assistant", "content": text}] for text in texts] if chat else texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,22 @@ def test_what_a_reward_function_raises_ends_the_training(tmp_path: Path) -> None
     ours = jobs.trainer(GRPOTrainer, tmp_path, rewards=wrong)
     with pytest.raises(RuntimeError, match="the judge is ill"):
         ours.train()
+
+
+def alarmed(completions: list[str], **_: Any) -> list[float]:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return jobs.ones(completions)
+
+
+@pytest.mark.parametrize("mode", ["exact", "race"])
+def test_functions_that_need_the_main_thread_are_left_to_trl(tmp_path: Path, mode: str) -> None:
+    options = {"rewards": alarmed, "tail_batching": mode, "num_train_epochs": 1}
+    with pytest.raises(ValueError, match="main thread") as caught:
+        jobs.trainer(GRPOTrainer, tmp_path / "threads", **options).train()
+    assert any("reward_threads=0" in note for note in caught.value.__notes__)
+    ours = jobs.trainer(GRPOTrainer, tmp_path / "none", reward_threads=0, **options)
+    ours.train()
+    assert ours.state.log_history[0]["rewards/alarmed/mean"] > 0.0
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ from rollpacker.trl.settings import run_config, sampling_params
 _LOG = logging.getLogger("rollpacker")
 _PARSED = ("response_schema", "response_template")
 """Attributes of tokenizers whose completions the trainer parses."""
+_SIGNALS = (
+    "reward functions are called in a thread, beside the decoding: one that needs the main thread, "
+    "such as math-verify with its own timeouts, takes GRPOTrainer(reward_threads=0)"
+)
 _EVALUATION = -1
 """In place of a round in seeds: every evaluation samples with the same random numbers."""
 
@@ -75,7 +79,7 @@ class Rounds:
         trainer: TRL's.
         tail: what becomes of the tail.
         engine: which one decodes, and its settings.
-        reward_threads: for reward functions that are not coroutines.
+        reward_threads: for reward functions that are not coroutines; 0: the trainer calls all.
     """
 
     def __init__(
@@ -150,13 +154,13 @@ class Rounds:
         if self._loop is not None:
             return self._loop
         trainer = self._trainer
-        self._functions = early_functions(trainer)
+        self._functions = early_functions(trainer) if self._reward_threads else []
         self._rewards = TrainerRewards(
             self._functions,
             decode=lambda ids, prompts: decode(trainer, ids, prompts),
             state=trainer.state,
             loop=getattr(trainer, "async_loop", None),
-            threads=self._reward_threads,
+            threads=max(1, self._reward_threads),
         )
         self._problems = problems_of(trainer, self.races)
         host = Host(
@@ -207,9 +211,11 @@ class Rounds:
         try:
             record = loop.run(self._job.round())
         except Exception:
-            if self._rewards.error is not None:
-                raise self._rewards.error from None
-            raise
+            if (error := self._rewards.error) is None:
+                raise
+            if "main thread" in str(error):
+                error.add_note(_SIGNALS)
+            raise error from None
         self._timed = Timed(start_s=time.monotonic())
         kept: dict[PromptId, list[Attempt]] = {}
         for attempt in record.kept:

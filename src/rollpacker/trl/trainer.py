@@ -34,7 +34,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         engine: which one decodes: the built-in one, over the trainer's own weights, or vLLM, in
             this process, which is given them each round.
         reward_threads: in which reward functions that are not coroutines are called at a time; more
-            than one for functions that may be called by several threads at once.
+            than one for functions that may be called by several threads at once; 0 leaves all
+            functions to TRL, which calls them in the main thread when the round is over.
 
     Raises ``ValueError`` in one line for arguments that are not supported.
     """
@@ -47,6 +48,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         reward_threads: int = 1,
         **kwargs: Any,
     ) -> None:
+        if reward_threads < 0:
+            raise ValueError(f"reward_threads={reward_threads}: must be at least 0")
         tail = tail_config(tail_batching)
         super().__init__(*args, **kwargs)
         engine = engine or MiniEngineConfig()

@@ -126,12 +126,18 @@ class _Told(TrainerCallback):
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
+        self._learning_rate = 0.0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An update."""
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The learning rate of the update that comes: after it, it is that of the next one."""
         del args, state, control
         schedule = kwargs.get("lr_scheduler")
-        self._rounds.updated(schedule.get_last_lr()[0] if schedule is not None else 0.0)
+        self._learning_rate = 0.0 if schedule is None else schedule.get_last_lr()[0]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
+        """An update."""
+        del args, state, control
+        self._rounds.updated(self._learning_rate)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Its loss, where it is logged."""

@@ -65,6 +65,8 @@ def test_agents_start_emulated_devices(tmp_path: Path, here: Path) -> None:
     assert all(agent.returncode is not None for agent in launcher.agents)
 
 
+# Nodes of real runs are lost, and Ray places real workers, in test_cluster_runs and test_ray.
+@pytest.mark.slow
 def test_a_lost_node_takes_its_devices_along(tmp_path: Path) -> None:
     launcher = Launcher()
 
@@ -86,6 +88,7 @@ def test_a_lost_node_takes_its_devices_along(tmp_path: Path) -> None:
     assert set(samples.filter(step=2)["worker"]) <= {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_ray_places_emulated_devices(tmp_path: Path, here: Path) -> None:
     with ray_nodes(4) as cluster:
         config = job(tmp_path, **FOUR, cluster={"address": cluster.address})

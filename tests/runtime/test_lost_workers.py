@@ -155,13 +155,12 @@ def test_so_does_one_of_an_engine_of_two(tmp_path: Path, worker: int, after_s: f
     asyncio.run(dies_young(shop, worker, after_s, engine=engine, **settings))
 
 
+# A member that freezes is test_apart_faults' too.
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.alone
-@pytest.mark.parametrize("by", [pytest.param(KILL, marks=pytest.mark.slow), STOP])
-@pytest.mark.parametrize(
-    "victim",
-    [pytest.param(0, id="lead", marks=pytest.mark.slow), pytest.param(1, id="member")],
-)
+@pytest.mark.parametrize("by", [KILL, STOP])
+@pytest.mark.parametrize("victim", [pytest.param(0, id="lead"), pytest.param(1, id="member")])
 def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim: int) -> None:
     """In flight the other spins in shared memory: it is killed."""
     shop = Workshop(tmp_path)

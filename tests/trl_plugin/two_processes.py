@@ -42,17 +42,22 @@ def digest(of: Any) -> str:
     return whole.hexdigest()
 
 
+def refused(folder: Path) -> str:
+    """What is said of groups that would be cut between the processes."""
+    try:
+        trainer(GRPOTrainer, folder / "cut", per_device_train_batch_size=6)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def main(what: str, folder: Path) -> dict[str, Any]:
-    if what == "cut":
-        try:
-            trainer(GRPOTrainer, folder, per_device_train_batch_size=6)
-        except ValueError as error:
-            return {"said": str(error)}
-        return {}
     data = jobs.dataset(25)
     ours = trainer(Watched, folder / "ours", tail_batching=what, train_dataset=data)
     ours.train()
     said = {"steps": ours.state.global_step, "ours": digest(ours), "prompts": ours.prompts}
+    if what == "race":
+        said["refused"] = refused(folder)
     if what == "exact":
         rounds = iter(ours.seen)
 

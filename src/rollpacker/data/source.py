@@ -17,6 +17,11 @@ class Source(Protocol):
     """Epochs begun before this one."""
 
     @property
+    def passed(self) -> float:
+        """Passes over the data so far, with the fraction that is drawn of this one."""
+        ...
+
+    @property
     def quotas(self) -> dict[str, int]:
         """Prompts of each domain in an epoch."""
         ...
@@ -63,6 +68,12 @@ class PromptSource:
         self._shuffle = shuffle
         self._fingerprint = _fingerprint(self._prompts)
         self._begin(0)
+
+    @property
+    def passed(self) -> float:
+        """Passes over the data so far, with the fraction that is drawn of this one."""
+        left, whole = sum(self.remaining().values()), sum(self.quotas.values())
+        return self.epoch + (1.0 - left / whole)
 
     @property
     def quotas(self) -> dict[str, int]:

@@ -54,9 +54,7 @@ class Grading:
     def begin(self, record: StepRecord) -> None:
         """A step begins."""
         self._record = record
-        source = self._problems.source
-        drawn = 1.0 - sum(source.remaining().values()) / sum(source.quotas.values())
-        self._rewards.begin_step(record.step, source.epoch + drawn)
+        self._rewards.begin_step(record.step, self._problems.source.passed)
 
     def add(self, attempt: Attempt) -> None:
         """A response is to be graded with the next ``send``."""

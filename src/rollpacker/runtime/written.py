@@ -44,12 +44,10 @@ async def write_step(
     )
     for alarm in bias.alarms:
         log.progress.note(f"WARNING step {record.step}: {alarm}")
-    source = problems.source
-    drawn = 1.0 - sum(source.remaining().values()) / sum(source.quotas.values())
     metrics = await log.step(
         record,
         groups,
-        epoch=source.epoch + drawn,
+        epoch=problems.source.passed,
         tail=tail,
         num_tokens=counters.num_tokens,
         extra=extra,

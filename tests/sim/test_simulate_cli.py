@@ -123,6 +123,14 @@ def verl_log(folder: Path, **more: object) -> Path:
     return folder
 
 
+def test_an_estimate_of_a_verl_log_ends_with_the_way_to_what_it_recommends(tmp_path: Path) -> None:
+    log = verl_log(tmp_path)
+    told = run("estimate", "--from", str(log), "--steps", "5")
+    mode = json.loads(run("estimate", "--from", str(log), "--steps", "5", "--json"))["recommended"]
+    ways = {"race": "trainer_mode=rollpacker", "prompts": "trainer_mode=rollpacker", "off": "off"}
+    assert ways.get(mode, "rollpacker init --from") in "".join(told.splitlines()[-3:])
+
+
 def test_what_could_be_decoded_ahead_is_measured_on_the_texts(tmp_path: Path) -> None:
     log, tokenizer = tmp_path / "log", tmp_path / "tokenizer"
     log.mkdir()

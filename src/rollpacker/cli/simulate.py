@@ -244,17 +244,31 @@ def _tell(found: Estimate) -> None:
 
 
 def _to_change(path: Path, mode: str) -> tuple[str, ...]:
-    """What would bring the mode into the script that wrote this log; nothing of another one."""
+    """What would bring the mode to the trainer that wrote this log; nothing of another one."""
     from rollpacker.polytrace.formats import detect
 
     kinds = {kind for source in detect.sources(path, None) for kind in source.files}
-    if kinds != {"trl"} or mode == "off":
+    if len(kinds) != 1 or mode == "off":
         return ()
-    return (
-        "in your TRL script:",
-        "  from rollpacker.trl import GRPOTrainer",
-        f'  trainer = GRPOTrainer(..., tail_batching="{mode}")',
-    )
+    match kinds.pop():
+        case "trl":
+            return (
+                "in your TRL script, where gradients start when a round is over (docs/trl.md):",
+                "  from rollpacker.trl import GRPOTrainer",
+                f'  trainer = GRPOTrainer(..., tail_batching="{mode}")',
+            )
+        case "verl" if mode in ("race", "prompts"):
+            return (
+                "with your verl command (docs/verl.md):",
+                "  VERL_USE_EXTERNAL_MODULES=rollpacker.verl ...",
+                "  trainer.v1.trainer_mode=rollpacker +actor_rollout_ref.rollout.agent."
+                "agent_loop_manager_class=rollpacker.verl.AgentLoopManager",
+                f"  +rollpacker.tail_batching.mode={mode}",
+            )
+        case "verl":
+            return ("rollpacker init --from CONFIG makes a job of a verl configuration",)
+        case _:
+            return ()
 
 
 def calibrate(

@@ -39,11 +39,15 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
     accepted: int = 0
 
 
-class AttemptAborted(Tagged, frozen=True, kw_only=True):
-    """An attempt that was told to stop has stopped after ``tokens`` generated tokens."""
+class AttemptAborted(Tagged, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt that was told to stop has stopped after ``tokens`` generated tokens.
+
+    ``estimated``: from how long it ran, where the engine does not say how many it had.
+    """
 
     attempt: AttemptId
     tokens: int
+    estimated: bool = False
 
 
 class AttemptFailed(Tagged, frozen=True, kw_only=True):

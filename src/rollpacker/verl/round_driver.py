@@ -1,0 +1,347 @@
+"""The driver of the policy inside verl: reports of workers become events, decisions go to workers.
+
+It knows nothing of Ray; the actor that holds it gives it a way to send.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.journal import JournalWriter
+from rollpacker.core.pump import Pump
+from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId, RoundKind
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.policy.settings import RolloutSettings
+from rollpacker.runtime.clock import Clock
+from rollpacker.verl.reports import Broken, Finished, Report, Stopped, Stored
+from rollpacker.verl.settings import DOMAIN
+
+_ENGINE, _REPLICA = EngineId(0), ReplicaId(0)
+"""verl places requests and gradients itself: the policy sees all of its servers as one engine."""
+_KINDS = {RoundKind.FULL: 0.0, RoundKind.SHORT: 1.0, RoundKind.LONG: 2.0}
+_SPEEDS = 512
+"""Responses whose speed is known to be that of now."""
+
+Send = Callable[[int, Sequence[do.Decision]], None]
+"""Gives a worker, by number, its decisions; never waits."""
+
+
+class RoundError(RuntimeError):
+    """A round cannot be finished."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What came of a round, and what is still owed.
+
+    Args:
+        step: verl's global step.
+        kind: of the round.
+        started: prompts whose responses were begun, in order.
+        accepted: prompts to train on.
+        deferred: prompts that wait for a later round.
+        dropped: prompts that are done without being trained on.
+        tokens: generated, of each response that has finished or was stopped.
+        kept: of them, those of the responses to train on.
+        estimated: of them, those that nobody counted.
+        over: nothing decodes and every prompt is decided.
+    """
+
+    step: int
+    kind: RoundKind = RoundKind.FULL
+    started: dict[PromptId, None] = field(default_factory=dict[PromptId, None])
+    accepted: list[PromptId] = field(default_factory=list[PromptId])
+    deferred: list[PromptId] = field(default_factory=list[PromptId])
+    dropped: list[PromptId] = field(default_factory=list[PromptId])
+    tokens: dict[AttemptId, int] = field(default_factory=dict[AttemptId, int])
+    kept: int = 0
+    estimated: int = 0
+    over: bool = False
+
+    @property
+    def aborted(self) -> int:
+        """Tokens that were generated and thrown away."""
+        return sum(self.tokens.values()) - self.kept
+
+
+class Speed:
+    """How many tokens a response has after so many seconds, by those that finished last.
+
+    A line through them: what comes before the first token and after the last takes its time too.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[int, float]] = deque(maxlen=_SPEEDS)
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """A response has finished."""
+        self._last.append((tokens, seconds))
+
+    def tokens(self, seconds: float) -> int:
+        """Generated in so long; 0 before any response has finished."""
+        if not self._last:
+            return 0
+        tokens, took = np.array(self._last, np.float64).T
+        spread = float(np.var(tokens))
+        each = float(np.cov(tokens, took, bias=True)[0, 1]) / spread if spread else 0.0
+        first = float(np.mean(took)) - each * float(np.mean(tokens))
+        if each <= 0.0 or first < 0.0:
+            each, first = float(np.sum(took) / np.sum(tokens)), 0.0
+        return max(0, round((seconds - first) / each))
+
+
+class RoundDriver:
+    """Performs the policy's decisions through workers, and tells it what they report.
+
+    A step is: ``start``, ``drawn``, ``place``, reports until ``done``, ``trained``, ``published``.
+
+    Args:
+        settings: of the policy.
+        folder: of ``journal.jsonl``.
+        state: what ``state_dict`` gave, of a run that goes on; None: it begins.
+        send: to the workers.
+    """
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        folder: Path,
+        state: Mapping[str, Any] | None,
+        send: Send,
+    ) -> None:
+        self._cap = settings.cap
+        self._send = send
+        self._policy = RolloutPolicy(settings)
+        if state is not None:
+            self._policy.load_state_dict(state["policy"])
+        self._clock = Clock(0.0 if state is None else state["clock_s"])
+        folder.mkdir(parents=True, exist_ok=True)
+        self._journal = JournalWriter(folder / "journal.jsonl")
+        self._journal.meta({"settings": settings.to_json(), "state": self._policy.state_dict()})
+        self._pump = Pump(self._policy, self._perform, self._clock, self._journal.record)
+        self._speed = Speed()
+        self._draws: dict[str, int] = {}
+        self._parts: list[do.AccumulateGradients] = []
+        self._update: do.ApplyUpdate | None = None
+        self._prompts: dict[AttemptId, PromptId] = {}
+        self._placed: dict[PromptId, int] = {}
+        self._outbox: list[do.Decision] = []
+        self._unstored: set[PromptId] = set()
+        self.round = Round(step=0)
+        self._performers = self._table()
+        self._reactions = self._reports()
+
+    def _table(self) -> dict[type[do.Decision], Callable[[Any], None]]:
+        """What performs each decision that this policy can make."""
+        return {
+            do.DrawPrompts: self._draw,
+            do.BeginRound: self._begin_round,
+            do.StartAttempt: self._start_attempt,
+            do.AbortAttempt: self._outbox.append,
+            do.GradeAttempt: self._outbox.append,
+            do.AcceptGroup: self._accept,
+            do.DropGroup: self._drop,
+            do.DeferPrompt: self._defer,
+            do.FinishRollout: self._finish,
+            do.AccumulateGradients: self._parts.append,
+            do.ApplyUpdate: self._apply,
+            do.PublishWeights: lambda _: None,  # verl does, and tells when it has
+        }
+
+    # The step ---------------------------------------------------------------------------------
+
+    def start(self, step: int, remaining: int) -> int:
+        """Begin a round, where so many fresh rows are left of the epoch; returns how many to draw,
+        which ``drawn`` must be given."""
+        self._draws, self._update = {}, None
+        self._prompts.clear()
+        self._placed.clear()
+        self.round = Round(step=step)
+        self._pump.post(
+            ev.StepStarted(
+                step=step,
+                engines=(_ENGINE,),
+                replicas=(_REPLICA,),
+                remaining={DOMAIN: remaining},
+            )
+        )
+        return self._draws.get(DOMAIN, 0)
+
+    def drawn(self, prompts: Sequence[Prompt]) -> tuple[PromptId, ...]:
+        """Fresh prompts; returns all that this round runs, in order, which ``place`` must hear."""
+        if self._draws:
+            self._pump.post(ev.PromptsDrawn(prompts=tuple(prompts)))
+        return tuple(self.round.started)
+
+    def place(self, workers: Mapping[PromptId, int]) -> None:
+        """These workers have the prompts: let them begin."""
+        self._placed.update(workers)
+        self._flush()
+
+    @property
+    def done(self) -> bool:
+        """Whether the round is over and all that it keeps is in the transfer queue."""
+        return self.round.over and not self._unstored
+
+    def take(self, reports: Sequence[Report]) -> None:
+        """Workers report. Raises ``RoundError`` when one of them cannot go on."""
+        for report in reports:
+            react = self._reactions.get(type(report), self._pump.post)
+            react(report)
+        self._flush()
+
+    def trained(self, seconds: float) -> dict[str, float]:
+        """verl has updated its weights in so many seconds; returns the round's metrics."""
+        assert self.done
+        while self._parts:
+            given = self._parts.pop(0)
+            self._pump.post(
+                ev.GradientsAccumulated(
+                    replica=given.replica, parts=given.parts, seconds=round(seconds, 6)
+                )
+            )
+            seconds = 0.0
+        assert self._update is not None
+        self._pump.post(ev.UpdateApplied(step=self.round.step, update=self._update.update))
+        self._journal.flush()
+        return self.metrics()
+
+    def published(self, step: int) -> None:
+        """The servers have the weights that ``step`` samples from."""
+        self._pump.post(ev.WeightsPublished(version=step))
+        self._journal.flush()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Fewer rows are left than a step needs: the next epoch begins."""
+        self._pump.post(ev.EpochEnded(epoch=epoch))
+
+    @property
+    def held(self) -> int:
+        """Prompts that were drawn and wait for a later round."""
+        return self._policy.held
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """What the bias meter warns of."""
+        return self._policy.bias().alarms
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last round."""
+        current, bias = self.round, self._policy.bias()
+        found = {
+            "tail/round_kind": _KINDS[current.kind],
+            "tail/long_queue": float(self._policy.queue),
+            "tail/deferred": float(len(current.deferred)),
+            "tail/aborted_tokens": float(current.aborted),
+            "tail/aborted_tokens_estimated": float(current.estimated),
+            "tail/kept_vs_true_len": bias.kept_vs_true_len,
+            "tail/truncated_kept": bias.truncated_kept,
+            "tail/truncated_true": bias.truncated_true,
+        }
+        if bias.audited_kept_vs_true is not None:
+            found["tail/audited_kept_vs_true_len"] = bias.audited_kept_vs_true
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two rounds: what a resumed run needs, as JSON."""
+        return {"policy": self._policy.state_dict(), "clock_s": self._clock()}
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    # What the policy decided ------------------------------------------------------------------
+
+    def _perform(self, decisions: Sequence[do.Decision]) -> None:
+        for decision in decisions:
+            self._performers[type(decision)](decision)
+
+    def _draw(self, decision: do.DrawPrompts) -> None:
+        self._draws = decision.counts
+
+    def _begin_round(self, decision: do.BeginRound) -> None:
+        self.round.kind = decision.round
+
+    def _start_attempt(self, decision: do.StartAttempt) -> None:
+        self.round.started[decision.prompt] = None
+        self._prompts[decision.attempt] = decision.prompt
+        self._outbox.append(decision)
+
+    def _accept(self, decision: do.AcceptGroup) -> None:
+        self.round.accepted.append(decision.prompt)
+        self.round.kept += sum(self.round.tokens[attempt] for attempt in decision.attempts)
+        self._unstored.add(decision.prompt)
+        self._outbox.append(decision)
+
+    def _drop(self, decision: do.DropGroup) -> None:
+        self.round.dropped.append(decision.prompt)
+
+    def _defer(self, decision: do.DeferPrompt) -> None:
+        self.round.deferred.append(decision.prompt.id)
+
+    def _finish(self, decision: do.FinishRollout) -> None:
+        self.round.over = True
+        self._outbox.append(decision)
+
+    def _apply(self, decision: do.ApplyUpdate) -> None:
+        self._update = decision
+
+    def _flush(self) -> None:
+        """Send what was decided, one message for each worker."""
+        by_worker: dict[int, list[do.Decision]] = defaultdict(list)
+        for decision in self._outbox:
+            match decision:
+                case do.FinishRollout():
+                    for worker in set(self._placed.values()):
+                        by_worker[worker].append(decision)
+                case do.StartAttempt() | do.AcceptGroup():
+                    by_worker[self._placed[decision.prompt]].append(decision)
+                case do.AbortAttempt() | do.GradeAttempt():
+                    prompt = self._prompts[decision.attempt]
+                    by_worker[self._placed[prompt]].append(decision)
+                case _:
+                    raise AssertionError(f"workers do not know {decision}")
+        self._outbox.clear()
+        for worker, decisions in by_worker.items():
+            self._send(worker, decisions)
+
+    # What happened ----------------------------------------------------------------------------
+
+    def _reports(self) -> dict[type, Callable[[Any], None]]:
+        """What is not an event itself."""
+        return {
+            Finished: self._finished,
+            Stopped: self._stopped,
+            Stored: lambda report: self._unstored.discard(report.prompt),
+            Broken: self._broken,
+        }
+
+    def _finished(self, report: Finished) -> None:
+        self._speed.add(report.tokens, report.seconds)
+        self.round.tokens[report.attempt] = report.tokens
+        self._pump.post(
+            ev.AttemptFinished(
+                attempt=report.attempt, tokens=report.tokens, finish_reason=report.finish_reason
+            )
+        )
+
+    def _stopped(self, report: Stopped) -> None:
+        tokens, estimated = report.tokens, report.tokens is None
+        if tokens is None:
+            tokens = min(self._cap, self._speed.tokens(report.seconds))
+            self.round.estimated += tokens
+        self.round.tokens[report.attempt] = tokens
+        self._pump.post(
+            ev.AttemptAborted(attempt=report.attempt, tokens=tokens, estimated=estimated)
+        )
+
+    def _broken(self, report: Broken) -> None:
+        raise RoundError(report.error)

@@ -1,0 +1,128 @@
+"""Our options in verl's configuration, and what of that is not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import Field
+
+from rollpacker.config import RolloutConfig, parse_as
+from rollpacker.config.base import Config
+from rollpacker.config.rollout import SpeculationConfig, StreamingConfig, TailBatchingConfig
+from rollpacker.policy.settings import RolloutSettings, asynchronous_grading
+from rollpacker.policy.streaming import StreamingRules
+
+MODE = "rollpacker"
+"""The trainer's name (``trainer.v1.trainer_mode``), and the section with our options."""
+DOMAIN = "default"
+
+
+class VerlConfig(Config):
+    """The section ``rollpacker`` of verl's configuration: ``+rollpacker.tail_batching.mode=race``.
+
+    Everything else is verl's: prompts and responses of a step, lengths, sampling, data, rewards.
+    """
+
+    tail_batching: TailBatchingConfig = TailBatchingConfig()
+    """What happens to the long tail of a round; modes ``exact``, ``off``, ``race``, ``prompts``."""
+    output: str | None = None
+    """The folder of ``journal.jsonl``; default: ``rollpacker`` in ``trainer.default_local_dir``."""
+    max_retries: int = Field(default=2, ge=0)
+    """Replacement attempts for a response that a server or its reward failed on."""
+
+
+Check = Callable[[Any], bool]
+
+_UNSUPPORTED: dict[str, Check] = {
+    "algorithm.filter_groups.enable=True": lambda c: _set(c, "algorithm", "filter_groups.enable"),
+    "algorithm.adv_estimator=remax": lambda c: c.algorithm.adv_estimator == "remax",
+    "trainer.v1.sampler.custom_sampler": lambda c: _set(
+        c, "trainer", "v1.sampler.custom_sampler.path"
+    ),
+    "trainer.v1.sampler.sync_refill_failed_groups=True": lambda c: _set(
+        c, "trainer", "v1.sampler.sync_refill_failed_groups"
+    ),
+    "skip.rollout_tq.enable=True": lambda c: _set(c, "skip", "rollout_tq.enable"),
+    "reward.reward_model.enable=True without reward.reward_model.enable_resource_pool=True": (
+        lambda c: (
+            _set(c, "reward", "reward_model.enable")
+            and not _set(c, "reward", "reward_model.enable_resource_pool")
+        )
+    ),
+    "actor_rollout_ref.rollout.full_determinism=True": lambda c: _set(
+        c, "actor_rollout_ref", "rollout.full_determinism"
+    ),
+}
+"""What a run would silently do otherwise, by the setting that asks for it."""
+
+
+def _set(config: Any, section: str, path: str) -> bool:
+    """Whether a key is there and true."""
+    node = config.get(section)
+    for key in path.split("."):
+        node = None if node is None else node.get(key)
+    return bool(node)
+
+
+def read(given: Any) -> VerlConfig:
+    """Our options from plain values, None where there are none. Raises ``ValueError``, one line."""
+    config = parse_as(VerlConfig, given or {}, MODE)
+    tail = config.tail_batching
+    if tail.mode == "auto":
+        raise ValueError(
+            f"{MODE}.tail_batching.mode: 'auto' goes by measured decode latencies, which verl's "
+            "servers do not tell; take 'exact', 'off', 'race' or 'prompts'"
+        )
+    if tail.long_round_steps > 1 or tail.bucket_rounds > 1 or tail.censoring_weights:
+        raise ValueError(
+            f"{MODE}.tail_batching: long_round_steps and bucket_rounds must be 1 and "
+            "censoring_weights false: verl makes the updates of one round before the next"
+        )
+    return config
+
+
+def check_supported(config: Any) -> None:
+    """Raise ``ValueError`` in one line for settings of verl's that rounds of ours do not know."""
+    found = [name for name, asks in _UNSUPPORTED.items() if asks(config)]
+    if found:
+        raise ValueError(
+            f"trainer.v1.trainer_mode={MODE} does not support {', '.join(found)}: leave it out, "
+            "or train with trainer.v1.trainer_mode=sync"
+        )
+
+
+def rollout_settings(ours: VerlConfig, config: Any, prompts: int) -> RolloutSettings:
+    """What the policy is told, from verl's configuration.
+
+    Args:
+        ours: our options.
+        config: verl's whole configuration.
+        prompts: rows of the training data.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    section = RolloutConfig(
+        prompts_per_step=config.data.train_batch_size,
+        num_generations=rollout.n,
+        max_completion_length=rollout.response_length,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=max(0, rollout.top_k),
+        tail_batching=ours.tail_batching,
+        max_retries=ours.max_retries,
+        # verl trains when it has the whole batch, and its servers stay as they are.
+        streaming=StreamingConfig(enabled=False, consolidate_below=0),
+        speculation=SpeculationConfig(mode="off"),
+    )
+    return RolloutSettings(
+        rollout=section,
+        seed=config.data.get("seed") or 0,
+        sizes={DOMAIN: prompts},
+        cap=rollout.response_length,
+        # Unknown, and used by ``auto`` and streaming only.
+        latency={1: 1.0},
+        asynchronous_grading=asynchronous_grading(section, None),
+        rules=StreamingRules(
+            stream=False, consolidate_below=0, prompts=config.data.train_batch_size
+        ),
+    )

@@ -1,0 +1,157 @@
+"""verl's synchronous trainer with rounds of ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import ray  # pyright: ignore[reportMissingImports]
+import torch
+import transfer_queue as tq  # pyright: ignore[reportMissingImports]
+from omegaconf import OmegaConf, open_dict  # pyright: ignore[reportMissingImports]
+from verl.trainer.ppo.v1 import register_trainer  # pyright: ignore[reportMissingImports]
+from verl.utils import tensordict_utils as tu  # pyright: ignore[reportMissingImports]
+from verl.utils.checkpoint.checkpoint_manager import (  # pyright: ignore[reportMissingImports]
+    find_latest_ckpt_path,
+)
+
+from rollpacker.verl.cancelling import CancellingClient
+from rollpacker.verl.host import PlainTrainer
+from rollpacker.verl.rows import Rows
+from rollpacker.verl.settings import MODE, check_supported, read, rollout_settings
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 0.05
+"""verl looks every 2 s for responses that are there when a round of ours is over."""
+_STATE = "rollpacker.pt"
+"""In a checkpoint: what tail batching needs to go on."""
+
+
+@register_trainer(MODE)
+class Trainer(PlainTrainer):
+    """``PPOTrainerSync`` whose steps train on what rounds with tail batching have kept.
+
+    Losses, updates, validation, checkpoints and logging stay verl's; metrics get ``tail/*``.
+
+    Raises ``ValueError`` in one line for settings that are not supported.
+    """
+
+    def __init__(self, config: Any) -> None:
+        section = config.get(MODE)
+        plain = None if section is None else OmegaConf.to_container(section, resolve=True)
+        self._ours = read(plain)
+        check_supported(config)
+        with open_dict(config):
+            # verl compares the name where its asynchronous trainers differ.
+            config.trainer.v1.trainer_mode = "sync"
+            # A round draws as many rows as it needs.
+            config.data.gen_batch_size = 1
+        self._state: dict[str, Any] | None = None
+        super().__init__(config)
+
+    def get_llm_client(self) -> Any:
+        """One whose requests can be aborted."""
+        return self.llm_server_manager.get_client(client_cls=CancellingClient)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """As verl's, with ``rollpacker.verl.AgentLoopManager``."""
+        if not hasattr(agent_loop_manager, "policy"):
+            raise ValueError(
+                f"trainer.v1.trainer_mode={MODE} needs +actor_rollout_ref.rollout.agent."
+                "agent_loop_manager_class=rollpacker.verl.AgentLoopManager"
+            )
+        self._policy = agent_loop_manager.policy
+        self._rows = Rows(self._fetch_one_gen_batch, len(self.train_dataset))
+        state = self._state
+        if state is not None:
+            self._rows.load_state_dict(state["rows"])
+        folder = self._ours.output or os.path.join(self.config.trainer.default_local_dir, MODE)
+        settings = rollout_settings(self._ours, self.config, len(self.train_dataset))
+        driver = None if state is None else state["driver"]
+        # Absolute, since actors have folders of their own.
+        begun = self._policy.begin.remote(settings.to_json(), os.path.abspath(folder), driver)
+        ray.get(begun)
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            ray.get(self._policy.close.remote())
+
+    def prepare_step(self) -> dict[str, float]:
+        """Begin a round, instead of a batch of rows."""
+        policy, rows = self._policy, self._rows
+        waiting = ray.get(policy.held.remote())
+        if rows.remaining + waiting < self.config.data.train_batch_size:
+            ray.get(policy.end_epoch.remote(rows.epoch))
+            rows.next_epoch()
+        count = ray.get(policy.start.remote(self.global_steps, rows.remaining))
+        started = ray.get(policy.drawn.remote(rows.draw(count)))
+        batch = rows.batch(started)
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        self._submit_batch_to_rollout(batch)
+        return {}
+
+    def on_sample_begin(self) -> None:
+        """Wait for the round; verl's replay buffer then finds what it kept, and nothing else."""
+        super().on_sample_begin()
+        done = ray.get(self._policy.rollout.remote())
+        # Of a group that cannot be had verl trains on what is there: nothing, here.
+        lacking = self.config.data.train_batch_size - len(done.accepted)
+        lost = done.dropped[:lacking]
+        others = [*done.deferred, *done.dropped[lacking:]]
+        if others:
+            tq.kv_clear(keys=others, partition_id="train")
+        if lost:
+            tq.kv_batch_put(
+                keys=lost, partition_id="train", tags=[{"status": "failure"} for _ in lost]
+            )
+        self._rows.forget([*done.accepted, *done.dropped])
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        """As verl's; the policy then knows that it was trained on."""
+        batch = super().step(metrics, timing_raw)
+        seconds = timing_raw.get("update_actor", 0.0)
+        found, alarms = ray.get(self._policy.trained.remote(seconds))
+        for alarm in alarms:
+            _LOG.warning("step %s: %s", self.global_steps, alarm)
+        metrics.update(found)
+        return batch
+
+    def on_step_end(self) -> None:
+        """As verl's, which brings the weights to the servers."""
+        super().on_step_end()
+        ray.get(self._policy.published.remote(self.global_steps + 1))
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = _POLL_S
+        return buffer
+
+    def _save_checkpoint(self) -> None:
+        """With the prompts that wait; before verl says that the checkpoint is whole."""
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder.mkdir(parents=True, exist_ok=True)
+        driver = ray.get(self._policy.state_dict.remote())
+        torch.save({"driver": driver, "rows": self._rows.state_dict()}, folder / _STATE)
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps == 0:
+            return
+        path = self._checkpoint() / _STATE
+        if not path.exists():
+            raise ValueError(
+                f"{path.parent} was made without trainer.v1.trainer_mode={MODE}: which rows of the "
+                "epoch it has seen is not known; begin anew, or train with "
+                "trainer.v1.trainer_mode=sync"
+            )
+        self._state = torch.load(path, weights_only=False)
+
+    def _checkpoint(self) -> Path:
+        """The folder that verl has loaded from."""
+        config = self.config.trainer
+        if config.resume_mode == "resume_path":
+            return Path(config.resume_from_path)
+        return Path(find_latest_ckpt_path(os.path.abspath(config.default_local_dir)))

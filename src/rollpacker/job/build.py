@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from rollpacker.config import DataConfig, EvalConfig, RunConfig
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import Row
@@ -30,7 +28,6 @@ from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.nodes import Node, Nodes
 from rollpacker.runtime.phases import Phases
@@ -40,7 +37,7 @@ from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.rewards import Rewards, check_rows
 from rollpacker.runtime.rollout import Rollout
-from rollpacker.runtime.run_log import RunLog
+from rollpacker.runtime.run_log import RunLog, save_config
 from rollpacker.runtime.texts import Texts
 from rollpacker.runtime.trackers import Tracker, open_trackers
 from rollpacker.runtime.updates import Updates
@@ -217,12 +214,6 @@ def assemble(
         log=log,
         clock=clock,
     )
-
-
-def save_config(config: RunConfig, folder: Path) -> None:
-    """Write the resolved configuration."""
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    replace_file(folder / "config.yaml", text.encode())
 
 
 def load_data(

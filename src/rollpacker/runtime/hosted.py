@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rollpacker.config import RunConfig
 from rollpacker.engine.base import Engine, SamplingParams
 from rollpacker.policy.latency import LatencyCurve
@@ -28,7 +26,7 @@ from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.protocols import Graders
 from rollpacker.runtime.publishing import publish
 from rollpacker.runtime.rollout import Rollout
-from rollpacker.runtime.run_log import RunLog
+from rollpacker.runtime.run_log import RunLog, save_config
 from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.texts import Texts
 from rollpacker.runtime.updates import Updates
@@ -81,8 +79,7 @@ class HostedJob:
         """Measure the engine and open the run's files, as ``state_dict`` left them or anew."""
         config, host = self._config, self._host
         self._folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        replace_file(self._folder / "config.yaml", text.encode())
+        save_config(config, self._folder)
         if state is not None:
             self._counters = Counters(**state["counters"])
         self._settings = self._told()

@@ -10,13 +10,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rollpacker.config import RunConfig
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import Group, ReplicaId
 from rollpacker.policy.fleet import Fleet
 from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.reward.functions import reward_names
-from rollpacker.runtime.durable import AppendFile, cut_jsonl
+from rollpacker.runtime.durable import AppendFile, cut_jsonl, replace_file
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.grading import logged_metrics
 from rollpacker.runtime.metrics import (
@@ -36,6 +38,12 @@ from rollpacker.runtime.trackers import Tracker
 
 _FAULTS = 10
 """Faults of one step that are said one by one."""
+
+
+def save_config(config: RunConfig, folder: Path) -> None:
+    """Write the resolved configuration."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    replace_file(folder / "config.yaml", text.encode())
 
 
 class RunLog:

@@ -40,6 +40,20 @@ class StartAttempt(Tagged, frozen=True, kw_only=True):
     engine: EngineId
 
 
+class StepEnvironment(Tagged, frozen=True, kw_only=True):
+    """Give a finished turn to the attempt's environment; answered by ``EnvironmentReplied``, or by
+    ``AttemptFinished`` where that ends the episode."""
+
+    attempt: AttemptId
+
+
+class ContinueAttempt(Tagged, frozen=True, kw_only=True):
+    """Sample the next turn of an attempt, on ``engine``."""
+
+    attempt: AttemptId
+    engine: EngineId
+
+
 class AbortAttempt(Tagged, frozen=True, kw_only=True):
     """Stop decoding or grading an attempt; its tokens are counted and thrown away."""
 
@@ -150,6 +164,8 @@ Decision = (
     DrawPrompts
     | BeginRound
     | StartAttempt
+    | StepEnvironment
+    | ContinueAttempt
     | AbortAttempt
     | GradeAttempt
     | AcceptGroup

@@ -39,6 +39,38 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
     accepted: int = 0
 
 
+class TurnFinished(Tagged, frozen=True, kw_only=True):
+    """The model has ended turn ``turn`` (from 0) of an attempt with an environment, or was cut off
+    (``length``); ``tokens`` were sampled in all its turns."""
+
+    attempt: AttemptId
+    turn: int
+    tokens: int
+    finish_reason: FinishReason
+
+
+class EnvironmentReplied(Tagged, frozen=True, kw_only=True):
+    """An environment has answered turn ``turn`` after ``seconds``, with messages of ``tokens``:
+    the attempt goes on. Turn -1 is its beginning. One that ends the episode is ``AttemptFinished``.
+    """
+
+    attempt: AttemptId
+    turn: int
+    tokens: int
+    seconds: float
+
+
+class EpisodeFailed(Tagged, frozen=True, kw_only=True):
+    """An attempt's environment raised, hung or died.
+
+    ``blameless``: it died with its process, which another attempt's environment brought down.
+    """
+
+    attempt: AttemptId
+    error: str
+    blameless: bool = False
+
+
 class AttemptAborted(Tagged, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt that was told to stop has stopped after ``tokens`` generated tokens.
 
@@ -139,6 +171,9 @@ Event = (
     StepStarted
     | PromptsDrawn
     | AttemptFinished
+    | TurnFinished
+    | EnvironmentReplied
+    | EpisodeFailed
     | AttemptAborted
     | AttemptFailed
     | AttemptGraded

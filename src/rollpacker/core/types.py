@@ -82,6 +82,8 @@ class Sample:
         rewards: each reward function's own score by name.
         old_logprobs: like ``logprobs``, of the whole softmax of the weights that sampled, where
             the weights have changed since; None: they are the trainer's own.
+        loss_mask: true on sampled tokens, false on those that an environment put in, shape (T,),
+            bool; None: all were sampled. Tokens that were not sampled have a logprob of 0.
     """
 
     prompt: PromptId
@@ -95,6 +97,12 @@ class Sample:
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     old_logprobs: NDArray[np.float32] | None = None
+    loss_mask: NDArray[np.bool_] | None = None
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the model sampled: those of the loss."""
+        return len(self.tokens) if self.loss_mask is None else int(self.loss_mask.sum())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

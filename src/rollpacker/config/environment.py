@@ -1,0 +1,62 @@
+"""Environments of multi-turn responses."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from rollpacker.config.base import Config
+
+
+class EnvironmentConfig(Config):
+    """What answers the model between two turns of a response."""
+
+    kind: Literal["tools", "python", "agent"]
+    """``tools``: functions that the model calls; ``python``: an environment class, also of TRL
+    (``environment_factory``), OpenEnv, skyrl-gym, gem or verifiers; ``agent``: a program that speaks
+    OpenAI's chat API with the model."""
+    path: list[str] = Field(min_length=1)
+    """``tools``: the functions, each ``path/to/file.py:name``, ``package.module:name`` or ``python``
+    (runs code in the sandbox); ``python``: one class or factory; ``agent``: the program and its
+    arguments. A single string is a list of one."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the class or factory."""
+    max_turns: int = Field(default=16, ge=1)
+    """Replies of the model after which an episode is cut off."""
+    max_total_tokens: int = Field(default=0, ge=0)
+    """Longest conversation behind the prompt, the environment's messages included; 0: as
+    ``rollout.max_completion_length``, which bounds what the model samples in all turns together."""
+    step_timeout_s: float = Field(default=30.0, gt=0.0)
+    """Longest time for an environment's answer, or for its start."""
+    concurrency: int = Field(default=0, ge=0)
+    """Most episodes at a time; 0 for all of them."""
+    processes: int = Field(default=1, ge=1)
+    """Processes that hold environments, many each."""
+    on_error: Literal["retry", "score"] = "retry"
+    """What becomes of a response whose environment fails: ``retry`` samples another in its place,
+    ``score`` ends it there with ``failed_reward``."""
+    failed_reward: float = 0.0
+    """With ``on_error: score``."""
+    call_format: Literal["auto", "hermes", "llama3"] = "auto"
+    """How the model writes calls: ``hermes`` is ``<tool_call>{"name": ..., "arguments": ...}
+    </tool_call>`` (Qwen, SmolLM2), ``llama3`` JSON alone. ``auto``: by the chat template."""
+    reward: Literal["sum", "last"] = "sum"
+    """Of the rewards that the turns gave: their sum, or the last one."""
+    weight: float = 1.0
+    """Of that reward, beside those of ``rewards``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_path(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("path"), str):  # pyright: ignore
+            return data | {"path": [data["path"]]}  # pyright: ignore
+        return data  # pyright: ignore
+
+    @model_validator(mode="after")
+    def _one_class(self) -> EnvironmentConfig:
+        if self.kind == "python" and len(self.path) != 1:
+            raise ValueError(f"environment.path names {len(self.path)} classes: name one")
+        if self.kind != "python" and self.options:
+            raise ValueError("environment.options are for kind: python")
+        return self

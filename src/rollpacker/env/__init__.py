@@ -1,0 +1,1 @@
+"""Environments: what answers the model between two turns of a response."""

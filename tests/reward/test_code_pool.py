@@ -14,11 +14,11 @@ from program_jobs import LOOP, RIGHT, WRONG, children, fenced, seconds_old
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
+from rollpacker.frames import WireError
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.pool import GradingPool
 from rollpacker.reward.process import Job
 from rollpacker.reward.replies import read_reply
-from rollpacker.reward.wire import WireError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
 

@@ -12,10 +12,10 @@ from pool_helpers import collect, processes_of, requests, wait_until
 
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
+from rollpacker.frames import WireError
 from rollpacker.reward.pool import GradingPool
 from rollpacker.reward.process import Job, start
 from rollpacker.reward.replies import read_reply
-from rollpacker.reward.wire import WireError
 
 TIMEOUT_S = 0.5
 FAULTS = {

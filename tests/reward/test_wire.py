@@ -3,8 +3,8 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollpacker.frames import LARGEST_REPLY, Channel, State, frame
 from rollpacker.reward.driver import Driver
-from rollpacker.reward.wire import LARGEST_REPLY, Channel, State, frame
 
 
 @given(

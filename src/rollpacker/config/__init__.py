@@ -11,6 +11,7 @@ from rollpacker.config.algorithms import (
 )
 from rollpacker.config.base import Config
 from rollpacker.config.data import DataConfig, ModelConfig
+from rollpacker.config.environment import EnvironmentConfig
 from rollpacker.config.load import ConfigError, load, load_as, parse, parse_as
 from rollpacker.config.rewards import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.config.rollout import (
@@ -52,6 +53,7 @@ __all__ = [
     "DrGRPOConfig",
     "DynamicSamplingConfig",
     "EngineConfig",
+    "EnvironmentConfig",
     "EvalConfig",
     "FSDPTrainerConfig",
     "FakeEngineConfig",

@@ -13,13 +13,13 @@ class EnvironmentConfig(Config):
     """What answers the model between two turns of a response."""
 
     kind: Literal["tools", "python", "agent"]
-    """``tools``: functions that the model calls; ``python``: an environment class, also of TRL
-    (``environment_factory``), OpenEnv, skyrl-gym, gem or verifiers; ``agent``: a program that speaks
-    OpenAI's chat API with the model."""
+    """``tools``: functions that the model calls; ``python``: an environment class, also one of TRL
+    (``environment_factory``), OpenEnv, skyrl-gym, gem or verifiers; ``agent``: a program that
+    speaks OpenAI's chat API with the model."""
     path: list[str] = Field(min_length=1)
-    """``tools``: the functions, each ``path/to/file.py:name``, ``package.module:name`` or ``python``
-    (runs code in the sandbox); ``python``: one class or factory; ``agent``: the program and its
-    arguments. A single string is a list of one."""
+    """``tools``: the functions, each ``path/to/file.py:name``, ``package.module:name`` or
+    ``python`` (runs code in the sandbox); ``python``: one class or factory; ``agent``: the program
+    and its arguments. A single string is a list of one."""
     options: dict[str, Any] = {}
     """Keyword arguments of the class or factory."""
     max_turns: int = Field(default=16, ge=1)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from rollpacker.config.base import Config
 from rollpacker.config.data import DataConfig, ModelConfig
+from rollpacker.config.environment import EnvironmentConfig
 from rollpacker.config.rewards import GradingConfig, RewardConfig
 from rollpacker.config.rollout import EngineConfig, MiniEngineConfig, RolloutConfig
 from rollpacker.config.samples import SamplesConfig
@@ -178,7 +179,8 @@ class RunConfig(Config):
     """Results independent of batch composition and arrival order, at some cost in speed."""
     model: ModelConfig
     data: DataConfig
-    rewards: list[RewardConfig] = Field(min_length=1)
+    rewards: list[RewardConfig] = []
+    environment: EnvironmentConfig | None = None
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = MiniEngineConfig()
@@ -192,3 +194,12 @@ class RunConfig(Config):
     mux: MuxConfig = MuxConfig()
     trackers: list[Literal["wandb", "trackio", "mlflow"]] = []
     """Experiment trackers besides TensorBoard and JSONL, through accelerate."""
+
+    @model_validator(mode="after")
+    def _rewarded(self) -> RunConfig:
+        if not self.rewards and self.environment is None:
+            raise ValueError(
+                "rewards: name at least one, such as [{function: math}] (only an environment may "
+                "give rewards of its own)"
+            )
+        return self

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from rollpacker.errors import PlainError
+
 Message = dict[str, Any]
-"""A chat message: ``role`` (``system``, ``user``, ``assistant``, ``tool``), ``content``, and what else
-the chat template reads (``tool_calls``, ``name``)."""
+"""A chat message: ``role`` (``system``, ``user``, ``assistant``, ``tool``), ``content``, and what
+else the chat template reads (``tool_calls``, ``name``)."""
 
 
-class EpisodeError(RuntimeError):
+class EpisodeError(PlainError):
     """An environment failed; the message says which, how, and what to change."""
 
 
@@ -75,4 +77,26 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """The episode is over, or was given up."""
+        ...
+
+
+class Factory(Protocol):
+    """What a process has loaded by ``environment.path``: makes an environment for each episode.
+
+    Attributes:
+        tools: JSON schemas of the tools that all of them have, for the chat template.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+
+    async def open(self) -> None:
+        """Begin what all episodes of the process share (a server, a sandbox)."""
+        ...
+
+    def make(self) -> Environment:
+        """One for one episode; may take its time, and may raise."""
+        ...
+
+    async def close(self) -> None:
+        """The process ends."""
         ...

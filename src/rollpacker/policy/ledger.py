@@ -21,7 +21,7 @@ class Stage(Enum):
     """How far an attempt has come."""
 
     RUNNING = auto()
-    """It decodes, or is on its way to another engine."""
+    """It decodes, waits for its environment, or is on its way to another engine."""
     FINISHED = auto()
     """Its response is there, and nobody has asked for its reward."""
     GRADING = auto()
@@ -72,7 +72,7 @@ class Ledger:
         updates: that its round's prompts are for.
         attempts: all that were started, in order.
         groups: the same by prompt, in the order in which prompts were started.
-        running: those that decode.
+        running: those that decode, or will when their environment has answered.
         kept: groups that were accepted, by sample index.
         grading: how many are being graded.
         stopping: how many were told to stop and have not confirmed it.
@@ -154,7 +154,12 @@ class LedgerWriter(Ledger):
         attempt.reward = event.reward
         return attempt
 
-    def _failed(self, event: ev.AttemptFailed | ev.GradingFailed) -> Attempt | None:
+    def _turned(self, event: ev.TurnFinished | ev.EnvironmentReplied) -> Attempt | None:
+        return self.running.get(event.attempt)
+
+    def _failed(
+        self, event: ev.AttemptFailed | ev.GradingFailed | ev.EpisodeFailed
+    ) -> Attempt | None:
         attempt = self.attempts.get(event.attempt)
         if attempt is None or attempt.stage in _ENDED:
             return None
@@ -262,9 +267,12 @@ class LedgerWriter(Ledger):
     _EVENTS: ClassVar[dict[type, Callable[[Any, Any], Attempt | None]]] = {
         ev.StepStarted: lambda self, event: self._begin(event.step, event.engines),
         ev.AttemptFinished: _finished,
+        ev.TurnFinished: _turned,
+        ev.EnvironmentReplied: _turned,
         ev.AttemptGraded: _graded,
         ev.AttemptFailed: _failed,
         ev.GradingFailed: _failed,
+        ev.EpisodeFailed: _failed,
         ev.AttemptAborted: _stopped,
         ev.AttemptMigrated: _arrived,
         ev.DevicesLost: _lost,

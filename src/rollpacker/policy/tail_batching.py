@@ -287,17 +287,36 @@ class TailBatching:
             current.waiting.pop(of.id, None)
             yield do.AbortAttempt(attempt=of.id)
 
-    def _retry(
-        self, current: _Round, of: Attempt, event: ev.AttemptFailed | ev.GradingFailed
+    def _take_turn(
+        self, current: _Round, of: Attempt, event: ev.TurnFinished
     ) -> Iterable[do.Decision]:
-        """Replace an attempt: the same sample if its engine failed, another if its reward did."""
+        del current, event
+        yield do.StepEnvironment(attempt=of.id)
+
+    def _go_on(
+        self, current: _Round, of: Attempt, event: ev.EnvironmentReplied
+    ) -> Iterable[do.Decision]:
+        del current, event
+        yield do.ContinueAttempt(attempt=of.id, engine=of.bound)
+
+    def _retry(
+        self,
+        current: _Round,
+        of: Attempt,
+        event: ev.AttemptFailed | ev.GradingFailed | ev.EpisodeFailed,
+    ) -> Iterable[do.Decision]:
+        """Replace an attempt: the same sample if its engine failed, another if its reward or its
+        environment did."""
         race = current.races[of.prompt]
         if race.done:
+            return
+        if isinstance(event, ev.EpisodeFailed) and event.blameless:
+            yield self._start(race, of.index)
             return
         race.failures += 1
         if race.failures <= self._config.max_retries * self._config.num_generations:
             index = of.index
-            if isinstance(event, ev.GradingFailed):
+            if isinstance(event, ev.GradingFailed | ev.EpisodeFailed):
                 index, race.next_index = race.next_index, race.next_index + 1
             yield self._start(race, index)
             return
@@ -334,9 +353,12 @@ class TailBatching:
 
     _REACTIONS: ClassVar[dict[type, Callable[..., Iterable[do.Decision]]]] = {
         ev.AttemptFinished: _finish_attempt,
+        ev.TurnFinished: _take_turn,
+        ev.EnvironmentReplied: _go_on,
         ev.AttemptGraded: _grade,
         ev.AttemptFailed: _retry,
         ev.GradingFailed: _retry,
+        ev.EpisodeFailed: _retry,
     }
 
 

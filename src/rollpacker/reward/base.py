@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.core.types import AttemptId
+from rollpacker.errors import PlainError
 
 
-class GradingError(RuntimeError):
+class GradingError(PlainError):
     """A response could not be graded; no score is invented for it."""
 
 

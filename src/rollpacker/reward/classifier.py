@@ -12,8 +12,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
 from rollpacker.reward.base import GradeRequest, GradingError
-from rollpacker.reward.errors import one_line
-from rollpacker.reward.find import Parameters
+from rollpacker.errors import one_line
+from rollpacker.find import Parameters
 
 
 class Classifier:

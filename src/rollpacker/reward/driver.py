@@ -9,8 +9,9 @@ from collections import deque
 from typing import Any
 
 from rollpacker.core.codec import dumps
+from rollpacker.frames import HEADER, LARGEST_REPLY, frame
 from rollpacker.reward.base import GradingError
-from rollpacker.reward.wire import HEADER, JOB, LARGEST_REPLY, frame
+from rollpacker.reward.process import JOB
 
 _BEAT_S = 0.5
 

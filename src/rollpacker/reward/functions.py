@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.reward.base import GradeRequest, GradingError, Scored
-from rollpacker.reward.errors import defined, told
-from rollpacker.reward.find import BUILT_IN, Parameters, find
+from rollpacker.errors import defined, told
+from rollpacker.find import BUILT_IN, Parameters, find
 from rollpacker.reward.logged import Notes, brief, plain, verl_extras
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from typing import Any
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
+from rollpacker.frames import State, WireError
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.ledger import Ledger
 from rollpacker.reward.process import GradingProcess, Job, Loaded, start
 from rollpacker.reward.replies import Reply, read_reply
 from rollpacker.reward.waiting import TIMED_OUT, Waiting
-from rollpacker.reward.wire import State, WireError
 
 OnGrades = Callable[[list[Grade]], None]
 

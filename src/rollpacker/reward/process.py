@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import signal
-import socket
+import struct
 import subprocess
-import sys
 import time
 from array import array
 from collections import deque
@@ -16,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollpacker.children import kill_child, start_child
+from rollpacker.frames import HEADER, Channel, frame
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.wire import HEADER, JOB, Channel, frame
-from rollpacker.shield import shielded
 
+JOB = struct.Struct("<Q")
+"""A job's number, at the head of its frame."""
 Loaded = tuple[str, dict[str, Any], list[str] | None]
 """A function that a process is to load: its path, its options, and the columns of its rows."""
 
@@ -66,9 +64,6 @@ def _plain(r: GradeRequest) -> tuple[Any, ...]:
 class GradingProcess:
     """One process and the jobs that it holds, the running one first.
 
-    It is a plain subprocess rather than ``multiprocessing``'s, which would import the user's main
-    module into it, and in a process group of its own, so that what a reward starts dies with it.
-
     Args:
         popen: the process.
         channel: its socket.
@@ -93,12 +88,8 @@ class GradingProcess:
 
     def kill(self) -> str:
         """End the process and what it started, and say how it ended."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.kill()
-        code = self.popen.wait()
         self.channel.close()
-        return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        return kill_child(self.popen)
 
 
 def start(functions: Sequence[Loaded], tokenizer: bytes, checked: bool) -> GradingProcess:
@@ -108,18 +99,7 @@ def start(functions: Sequence[Loaded], tokenizer: bytes, checked: bool) -> Gradi
     ``tokenizer`` is pickled: what decodes responses, or None. ``checked`` says that such a process
     has found its sandbox to hold on this machine.
     """
-    ours, theirs = socket.socketpair()
-    with theirs, shielded():
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from rollpacker.reward.worker import main; "
-            f"main({theirs.fileno()}, {os.getpid()})"
-        )
-        popen = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    popen, ours = start_child("rollpacker.reward.worker")
     channel = Channel(ours)
     channel.send(frame(pickle.dumps((list(functions), tokenizer, checked))))
     return GradingProcess(popen=popen, channel=channel, started=time.monotonic())

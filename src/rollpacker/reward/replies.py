@@ -10,9 +10,9 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from rollpacker.frames import WireError
 from rollpacker.reward.base import CodeRun
 from rollpacker.reward.process import Job
-from rollpacker.reward.wire import WireError
 
 _LONGEST = 1000
 """Characters of a text that are shown."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from rollpacker.config import RewardConfig
 from rollpacker.policy.reward_faults import RewardFaults
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.errors import one_line
+from rollpacker.errors import one_line
 from rollpacker.reward.ledger import Ledger
 from rollpacker.reward.process import Job
 

@@ -7,33 +7,28 @@ driver and never unpickled.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import pickle
-import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rollpacker.children import die_with
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest, Scored, TrainerState
 from rollpacker.reward.driver import Driver
-from rollpacker.reward.errors import told, way
+from rollpacker.errors import told, way
 from rollpacker.reward.functions import Scorer, resolve
-from rollpacker.reward.process import Loaded
-from rollpacker.reward.wire import JOB
+from rollpacker.reward.process import JOB, Loaded
 from rollpacker.shield import take_no_notice
 
-_PR_SET_PDEATHSIG = 1
 Decode = Callable[..., str]
 
 
 def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
-    _die_with(parent)
+    die_with(parent)
     take_no_notice()
     # A driver that has gone meanwhile needs no reply.
     gone = contextlib.suppress(BrokenPipeError, ConnectionResetError)
@@ -51,14 +46,6 @@ def main(descriptor: int, parent: int) -> None:
         driver.reply({"ready": True})
         while (payload := driver.next()) is not None:
             _grade(driver, scorers, decode, payload)
-
-
-def _die_with(parent: int) -> None:
-    # A function that hangs would not notice that the driver is gone.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 def _scorers(functions: Sequence[Loaded], driver: Driver) -> Mapping[int, Scorer]:

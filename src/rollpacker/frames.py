@@ -1,4 +1,4 @@
-"""Messages between the driver and a grading process: length-prefixed frames over a socket."""
+"""Messages between the driver and a child process: length-prefixed frames over a socket."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import struct
 from enum import Enum
 
 HEADER = struct.Struct("<I")
-JOB = struct.Struct("<Q")
 LARGEST_REPLY = 1 << 20
 
 
 class WireError(RuntimeError):
-    """The other side wrote something that no grading process writes."""
+    """The other side wrote something that none of our processes writes."""
 
 
 class State(Enum):
@@ -30,11 +29,15 @@ def frame(payload: bytes) -> bytes:
 
 
 class Channel:
-    """The driver's end: it never waits, neither to write nor to read."""
+    """The driver's end: it never waits, neither to write nor to read.
 
-    def __init__(self, sock: socket.socket) -> None:
+    A frame of more than ``largest`` bytes is not read.
+    """
+
+    def __init__(self, sock: socket.socket, largest: int = LARGEST_REPLY) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._largest = largest
         self._unread = bytearray()
         self._unsent = bytearray()
 
@@ -78,7 +81,7 @@ class Channel:
         try:
             while data := self._sock.recv(1 << 16):
                 self._unread += data
-                if len(self._unread) > LARGEST_REPLY:
+                if len(self._unread) > self._largest:
                     break
             else:
                 state = State.CLOSED
@@ -100,7 +103,7 @@ class Channel:
 
     def _next_is_too_large(self) -> bool:
         size = HEADER.size
-        return len(self._unread) >= size and HEADER.unpack_from(self._unread)[0] > LARGEST_REPLY
+        return len(self._unread) >= size and HEADER.unpack_from(self._unread)[0] > self._largest
 
     def close(self) -> None:
         """Close the socket."""

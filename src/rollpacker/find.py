@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollpacker.reward.errors import told
+from rollpacker.errors import told
 
 BUILT_IN = ("math", "code", "judge", "rg")
 

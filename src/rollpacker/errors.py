@@ -1,4 +1,4 @@
-"""What a reward function raised, in one line with the place in the user's code."""
+"""What a user's code raised, in one line with the place in that code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rollpacker.reward.base import GradingError
-
-_OURS = str(Path(__file__).parents[1]) + os.sep
+_OURS = str(Path(__file__).parent) + os.sep
 _LIBRARIES = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _LONGEST = 400
+
+
+class PlainError(RuntimeError):
+    """One whose text is for the user as it is."""
 
 
 def one_line(error: BaseException) -> str:
@@ -26,7 +28,7 @@ def one_line(error: BaseException) -> str:
 
 def told(error: BaseException) -> str:
     """An exception as one line: ``my_rewards.py:12 in score: KeyError: 'answer'``."""
-    if isinstance(error, GradingError):
+    if isinstance(error, PlainError):
         return " ".join(str(error).split())[:_LONGEST]
     place = _place(error)
     return one_line(error) if place is None else f"{place}: {one_line(error)}"

@@ -1,0 +1,53 @@
+"""Child processes that run a user's code, each with a socket to its driver.
+
+Plain subprocesses rather than ``multiprocessing``'s, which would import the user's main module into
+them, and each in a process group of its own, so that what it starts dies with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from rollpacker.shield import shielded
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that calls a module's ``main(descriptor, parent)``; our end of its socket."""
+    ours, theirs = socket.socketpair()
+    with theirs, shielded():
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; "
+            f"main({theirs.fileno()}, {os.getpid()})"
+        )
+        popen = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return popen, ours
+
+
+def kill_child(popen: subprocess.Popen[bytes]) -> str:
+    """End a process and what it started, and say how it ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    popen.kill()
+    code = popen.wait()
+    return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+
+
+def die_with(parent: int) -> None:
+    """For the child: end when its driver does, even where the user's code hangs."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)

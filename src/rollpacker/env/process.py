@@ -1,0 +1,83 @@
+"""A process of environments as the driver sees it: started, given episodes, killed."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rollpacker.children import kill_child, start_child
+from rollpacker.config import EnvironmentConfig
+from rollpacker.env.messages import Command, Report
+from rollpacker.frames import Channel, State, WireError, frame
+
+LARGEST = 64 << 20
+"""Bytes of an answer that are read: a whole conversation."""
+
+encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Report).decode
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One process and the episodes that it holds.
+
+    Args:
+        popen: the process.
+        channel: its socket.
+        started: when it was started, monotonic seconds.
+        episodes: that it holds, with the time at which each began what it is at; None: it waits
+            for the model.
+        ready: whether its environment is loaded.
+        leaving: it takes no more episodes, since something in it hangs.
+    """
+
+    popen: subprocess.Popen[bytes]
+    channel: Channel
+    started: float
+    episodes: dict[int, float | None] = field(default_factory=dict[int, "float | None"])
+    ready: bool = False
+    leaving: bool = False
+
+    def tell(self, command: Command) -> None:
+        """Write a command; with ``channel.unsent``, ``flush`` must follow."""
+        self.channel.send(frame(encode(command)))
+
+    def hear(self) -> tuple[list[Report], str | None]:
+        """What it has said, and why it must go if it must. Never raises."""
+        frames, state = self.channel.receive()
+        reports: list[Report] = []
+        try:
+            reports.extend(_decode(each) for each in frames)
+        except msgspec.DecodeError as error:
+            return reports, f"wrote nonsense ({error})"
+        if state is State.BROKEN:
+            return reports, f"wrote more than {LARGEST >> 20} MiB at once"
+        return reports, "" if state is State.CLOSED else None
+
+    def kill(self) -> str:
+        """End it with what it started, and say how it ended."""
+        self.channel.close()
+        return kill_child(self.popen)
+
+
+def start(
+    config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any], *, places: Sequence[str]
+) -> Member:
+    """Start a process that loads the environment and then takes episodes.
+
+    ``tokenizer`` is pickled; ``template`` has the chat template's own arguments; ``places`` are
+    folders in which modules are looked for.
+    """
+    popen, ours = start_child("rollpacker.env.worker")
+    channel = Channel(ours, LARGEST)
+    channel.send(frame(pickle.dumps((config, tokenizer, template, list(places)))))
+    return Member(popen, channel, time.monotonic())
+
+
+__all__ = ["LARGEST", "Member", "WireError", "encode", "start"]

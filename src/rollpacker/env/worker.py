@@ -1,0 +1,139 @@
+"""The process of environments: the only place where they run, many at a time in one event loop.
+
+It takes commands in order and answers each ``Begin`` and ``Step`` once. What it writes is checked by
+the driver and never unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from rollpacker.children import die_with
+from rollpacker.config import EnvironmentConfig
+from rollpacker.env.base import Factory
+from rollpacker.env.episode import Episode
+from rollpacker.env.load import load
+from rollpacker.env.messages import Answer, Begin, Close, Command, Fatal, Ready, Step
+from rollpacker.env.template import Template
+from rollpacker.errors import told
+from rollpacker.frames import HEADER, frame
+from rollpacker.shield import take_no_notice
+
+_THREADS = 256
+"""In which plain functions of environments run: one that hangs keeps its own."""
+
+_decode = msgspec.msgpack.Decoder(Command).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve the driver at the other end of the socket until it closes."""
+    die_with(parent)
+    take_no_notice()
+    gone = contextlib.suppress(BrokenPipeError, ConnectionResetError, asyncio.IncompleteReadError)
+    with gone, socket.socket(fileno=descriptor) as sock:
+        asyncio.run(_serve(sock))
+
+
+async def _serve(sock: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=sock)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
+    config, tokenizer, kwargs, places = pickle.loads(await _next(reader))
+    try:
+        factory, template, ready = _prepare(config, tokenizer, kwargs, places)
+        await factory.open()
+    except BaseException as error:  # the user's module may even exit
+        text = str(error) if isinstance(error, ValueError) else told(error)
+        writer.write(frame(_encode(Fatal(error=text))))
+        await writer.drain()
+        return
+    writer.write(frame(_encode(ready)))
+    host = Host(config, factory, template, writer)
+    try:
+        while True:
+            host.take(_decode(await _next(reader)))
+            await writer.drain()
+    finally:
+        await factory.close()
+
+
+def _prepare(
+    config: EnvironmentConfig, tokenizer: bytes, kwargs: dict[str, Any], places: list[str]
+) -> tuple[Factory, Template, Ready]:
+    factory = load(config, places)
+    template = Template(pickle.loads(tokenizer), kwargs, call_format=config.call_format)
+    warnings = template.check(list(factory.tools))
+    return factory, template, Ready(warnings=warnings, tools=[dict(t) for t in factory.tools])
+
+
+async def _next(reader: asyncio.StreamReader) -> bytes:
+    size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
+    return await reader.readexactly(size)
+
+
+class Host:
+    """The episodes of a process.
+
+    Args:
+        config: of the environment.
+        factory: makes one for each episode.
+        template: between messages and tokens.
+        writer: takes answers.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        factory: Factory,
+        template: Template,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._config = config
+        self._factory = factory
+        self._template = template
+        self._writer = writer
+        self._episodes: dict[int, Episode] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def take(self, command: Command) -> None:
+        """Begin what a command asks for; never waits."""
+        match command:
+            case Begin():
+                episode = Episode(self._config, self._factory, self._template, command)
+                self._episodes[command.episode] = episode
+                self._start(command.episode, episode.begin())
+            case Step():
+                episode = self._episodes.get(command.episode)
+                if episode is not None:
+                    self._start(command.episode, episode.step(command))
+            case Close():
+                self._drop(command.episode)
+
+    def _start(self, number: int, work: Any) -> None:
+        task = asyncio.create_task(self._answer(number, work))
+        self._tasks[number] = task
+
+    async def _answer(self, number: int, work: Any) -> None:
+        answer: Answer = await work
+        self._writer.write(frame(_encode(answer)))
+        if answer.over or answer.error:
+            self._episodes.pop(number, None)
+            self._tasks.pop(number, None)
+
+    def _drop(self, number: int) -> None:
+        """An episode is not wanted any more: stop what it does, and close it."""
+        episode = self._episodes.pop(number, None)
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.cancel()
+        if episode is not None:
+            closing = asyncio.create_task(episode.close())
+            self._tasks[-1 - number] = closing
+            closing.add_done_callback(lambda _: self._tasks.pop(-1 - number, None))

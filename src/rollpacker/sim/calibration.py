@@ -32,6 +32,8 @@ from rollpacker.sim.hardware import MeasuredDevice, find_device
 from rollpacker.sim.models import ModelShape, find_model
 
 FOLDER = Path(__file__).parent / "calibration"
+_MAX_RUNNING = 1024
+"""Sequences that an engine decodes together where nothing says so."""
 
 _STAND_FOR = {
     "kappa": "a decode step over its roofline",
@@ -155,6 +157,11 @@ class Calibration(Config):
     def engine_sizes(self, gpus: int | None = None) -> tuple[int, ...]:
         """Tensor-parallel sizes that hold the model on ``gpus`` (default: its own), ascending."""
         return (1,) if self.measured is not None else self.devices(gpus).sizes()
+
+    @property
+    def max_running(self) -> int:
+        """Most sequences that an engine decodes together."""
+        return (self.measured.max_running if self.measured else 0) or _MAX_RUNNING
 
     def engine(self, tp: int | None = None) -> EngineCosts:
         """Costs of one engine replica at ``tp`` (default: ``rollout_tp``; unused on a CPU)."""

@@ -69,8 +69,8 @@ class SimulationConfig(Config):
     the room), ``kept`` (nothing is admitted in its place) or ``dropped``."""
     ahead: Ahead | None = None
     """Decoding ahead, when not the calibration's."""
-    max_running: int = Field(default=1024, ge=1)
-    """Most sequences that an engine decodes together."""
+    max_running: int | None = Field(default=None, ge=1)
+    """Most sequences that an engine decodes together; default: the calibration's, or 1,024."""
 
     @field_validator("domains")
     @classmethod

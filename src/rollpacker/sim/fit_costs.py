@@ -74,6 +74,7 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
             "measured": {
                 "latency": latency,
                 "kv_tokens": _KV_TOKENS,
+                "max_running": run.max_running or 0,
                 "prefill_token_s": prefill_s,
                 "context_token_s": decoding.context_token_s,
                 "train_token_s": token_s,

@@ -61,6 +61,8 @@ class MeasuredDevice(Config):
     """Seconds of a decode step by batch size, as ``engine.latency`` measures."""
     kv_tokens: int = Field(gt=0)
     """KV budget."""
+    max_running: int = Field(default=0, ge=0)
+    """Most sequences that its engine decodes together; 0: not known."""
     prefill_token_s: float = Field(ge=0.0)
     """Seconds to prefill one token."""
     context: int = Field(default=0, ge=0)

@@ -72,6 +72,7 @@ class WorldCosts:
         return cls(
             fleet=fleet,
             engine=calibration.engine,
+            max_running=calibration.max_running,
             train=calibration.training(len(next(iter(fleet.replicas.values())))),
             start_s=calibration.rollout_start_s,
             sync_s=calibration.weight_sync_s,

@@ -15,7 +15,8 @@ from rollpacker.sim.course import Turn, Turns
 from rollpacker.sim.fit_costs import calibrate, timed
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult, mean
-from rollpacker.sim.run_record import METRICS, RunRecord, RunStep, Tried
+from rollpacker.sim.run_lanes import Tried
+from rollpacker.sim.run_record import METRICS, RunRecord, RunStep
 from rollpacker.sim.world import World
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rollpacker.core import journal
 from rollpacker.core.types import NO_DRAFTS, Drafted, Prompt, PromptId
+from rollpacker.sim.run_lanes import Lane, Tried
 from rollpacker.sim.shared_cores import SharedCores, read_shared_cores
 
 METRICS = {"step": "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
@@ -71,24 +75,6 @@ class GradientTask:
 
 
 @dataclass(slots=True)
-class Tried:
-    """An attempt: ``tokens`` is a lower bound until it has ended."""
-
-    prompt: PromptId
-    index: int
-    engine: int
-    base: int = 0
-    """Tokens that it had when it came to its engine."""
-    join: float = 0.0
-    """When it came to its engine."""
-    tokens: int = 0
-    end_s: float | None = None
-    graded_s: float | None = None
-    reward: float | None = None
-    decoding: bool = True
-
-
-@dataclass(slots=True)
 class RunStep:
     """One step of a run; times are seconds of its clock."""
 
@@ -126,6 +112,7 @@ class RunRecord:
         prompt_tokens: of every prompt.
         shared: cores that workers share with the driver; None where it has its own, or where
             nothing says so.
+        max_running: most sequences that an engine decoded together; None where nothing says so.
     """
 
     name: str
@@ -134,6 +121,7 @@ class RunRecord:
     steps: tuple[RunStep, ...]
     prompt_tokens: dict[PromptId, int]
     shared: SharedCores | None = None
+    max_running: int | None = None
 
 
 def is_run(path: Path) -> bool:
@@ -147,7 +135,8 @@ def read_run(folder: Path) -> RunRecord:
     if not is_run(folder):
         raise ValueError(f"{folder}: not a run's folder: journal.jsonl and metrics.jsonl expected")
     shared = read_shared_cores(folder)
-    reader = _Reader(shared.cores if shared else 0)
+    most = _max_running(folder)
+    reader = _Reader(shared.cores if shared else 0, most or sys.maxsize)
     meta: dict[str, Any] | None = None
     for _, line in journal.read_all(path):
         if "meta" in line:
@@ -165,7 +154,17 @@ def read_run(folder: Path) -> RunRecord:
         raise ValueError(f"{folder}: no step of this run has ended, nothing was timed")
     name = folder.resolve().name
     settings, state = meta["settings"], meta["state"]
-    return RunRecord(name, settings, state, tuple(steps), reader.prompt_tokens, shared)
+    return RunRecord(name, settings, state, tuple(steps), reader.prompt_tokens, shared, most)
+
+
+def _max_running(folder: Path) -> int | None:
+    """``engine.max_running`` of a run."""
+    try:
+        config: Any = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    engine = config.get("engine") if isinstance(config, dict) else None
+    return engine.get("max_running") if isinstance(engine, dict) else None
 
 
 def _metrics(path: Path) -> dict[int, dict[str, float]]:
@@ -187,10 +186,13 @@ class _Reader:
 
     Args:
         cores: that workers share with the driver; 0 where they do not.
+        most: sequences that an engine decodes together.
     """
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: int, most: int) -> None:
         self._cores = cores
+        self._most = most
+        self._lanes: dict[int, Lane] = {}
         self._handled = NONE
         self.steps: dict[int, RunStep] = {}
         self.prompt_tokens: dict[PromptId, int] = {}
@@ -238,6 +240,7 @@ class _Reader:
         number, engines = event["step"], tuple(event["engines"])
         self._step = self.steps[number] = RunStep(number, now, engines, dict(event["remaining"]))
         self._previous = {}
+        self._lanes = {engine: Lane(self._most) for engine in engines}
         self._below = {}
         self._begun = {replica: [] for replica in event["replicas"]}
         self._handled = NONE
@@ -260,7 +263,7 @@ class _Reader:
                 tried = step.attempts[event["attempt"]]
                 tried.graded_s, tried.reward = now, event["reward"]
             case "AttemptAborted" | "AttemptFailed":
-                self._stopped(step, event)
+                self._stopped(step, now, event)
             case "AttemptMigrated":
                 self._migrated(step, now, event)
             case "GradientsAccumulated":
@@ -275,8 +278,9 @@ class _Reader:
     def _decided(self, step: RunStep, now: float, decision: Mapping[str, Any]) -> None:
         match decision["kind"]:
             case "StartAttempt":
-                tried = Tried(decision["prompt"], decision["index"], decision["engine"], join=now)
+                tried = Tried(decision["prompt"], decision["index"], decision["engine"])
                 step.attempts[decision["attempt"]] = tried
+                self._lane(tried.engine).join(tried, now)
             case "Speculate":
                 self._below[decision["engine"]] = decision["below"]
             case "MigrateAttempts":
@@ -292,13 +296,16 @@ class _Reader:
             case _:
                 pass
 
-    def _running(self, step: RunStep, engine: int) -> list[Tried]:
-        return [t for t in step.attempts.values() if t.engine == engine and t.decoding]
+    def _lane(self, engine: int) -> Lane:
+        """One that was formed since the round began has no lane yet."""
+        return self._lanes.setdefault(engine, Lane(self._most))
 
     def _finished(self, step: RunStep, now: float, attempt: int, tokens: int) -> None:
         tried = step.attempts[attempt]
-        running = self._running(step, tried.engine)
+        lane = self._lane(tried.engine)
+        running = list(lane.running)
         tried.tokens, tried.end_s, tried.decoding = tokens, now, False
+        lane.leave(tried, tried.clock, tried.step)
         step.last_end_s = now
         batch = len(running)
         known = tried.engine in self._previous
@@ -320,30 +327,31 @@ class _Reader:
                     ahead,
                 )
             )
-        if previous is None or previous[1].join != tried.join:
+        if previous is None or previous[1].clock != tried.clock:
             return
         since, other, handled = previous
-        steps = (tokens - tried.base) - (other.tokens - other.base)
+        steps = tried.step - other.step
         if steps <= 0:
             self._previous[tried.engine] = previous
             return
-        # Those that came together have decoded as many tokens as this one.
-        context = prompts + sum(each.base for each in running)
-        context += batch * ((tokens - tried.base) - steps / 2)
+        context = prompts - batch * steps / 2 + sum(_held(each, tried) for each in running)
         handled = self._handled.since(handled)
         step.intervals.append(Interval(batch, context, steps, now - since, handled, ahead))
 
-    def _stopped(self, step: RunStep, event: Mapping[str, Any]) -> None:
+    def _stopped(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
         tried = step.attempts[event["attempt"]]
         if tried.decoding:
             tried.decoding = False
             tried.tokens = event.get("tokens", 0)
+            self._lane(tried.engine).leave(tried, ("stopped", now), 0)
             self._previous[tried.engine] = None
 
     def _migrated(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
         tried = step.attempts[event["attempt"]]
+        self._lane(tried.engine).leave(tried, ("moved", now), 0)
         self._previous[tried.engine] = None
-        tried.engine, tried.base, tried.join = event["engine"], event["tokens"], now
+        tried.engine, tried.base, tried.offset = event["engine"], event["tokens"], 0
+        self._lane(tried.engine).join(tried, now)
         self._previous[tried.engine] = None
 
     def _accumulated(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
@@ -363,3 +371,11 @@ class _Reader:
                 ]
         handled = self._handled.since(handled)
         step.tasks.append(GradientTask(tuple(lengths), now - began, handled))
+
+
+def _held(each: Tried, last: Tried) -> int:
+    """Response tokens of one that runs, when ``last`` gave its last one; those of another clock
+    are taken to have come together with it."""
+    if each.clock == last.clock:
+        return each.base + last.step - each.offset
+    return each.base + last.tokens - last.base

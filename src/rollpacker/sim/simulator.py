@@ -153,6 +153,6 @@ def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCost
         kinds={name: domain.reward for name, domain in config.domains.items()},
         reward_phase=config.reward_phase or not asynchronous,
     )
-    running, tool_kv = config.max_running, config.tool_kv
+    running, tool_kv = config.max_running or costs.max_running, config.tool_kv
     ahead = config.ahead or costs.ahead
     return replace(costs, timeouts=timeouts, max_running=running, tool_kv=tool_kv, ahead=ahead)

@@ -1,4 +1,4 @@
-"""Reward functions found by their path: the only place where the user's code is imported."""
+"""What a user's path names, found: the only place where the user's code is imported."""
 
 from __future__ import annotations
 
@@ -15,39 +15,45 @@ from rollpacker.errors import told
 
 BUILT_IN = ("math", "code", "judge", "rg")
 
+_EXPECTED = {
+    "rewards": f"{', '.join(BUILT_IN)}, path/to/file.py:name, package.module:name or the folder of "
+    "a reward model",
+}
+_PATHS = "path/to/file.py:name or package.module:name"
 
-def find(function: str) -> Callable[..., Any]:
+
+def find(function: str, key: str = "rewards") -> Callable[..., Any]:
     """The object that ``path/to/file.py:name`` or ``package.module:name`` names.
 
-    Raises ``ValueError`` when there is none, or importing it fails.
+    Raises ``ValueError``, which names the configuration's ``key``, when there is none, or importing
+    it fails.
     """
     place, colon, name = function.rpartition(":")
     if not colon:
         raise ValueError(
-            f"rewards: unknown function '{function}': expected {', '.join(BUILT_IN)}, "
-            "path/to/file.py:name, package.module:name or the folder of a reward model"
+            f"{key}: unknown function '{function}': expected {_EXPECTED.get(key, _PATHS)}"
         )
     file = Path(place).expanduser().resolve() if place.endswith(".py") else None
     if file is not None and not file.is_file():
-        raise ValueError(f"rewards: cannot import '{place}': there is no file {file}")
+        raise ValueError(f"{key}: cannot import '{place}': there is no file {file}")
     try:
         module = importlib.import_module(place) if file is None else _load(file)
     except ModuleNotFoundError as error:
         itself = error.name is not None and f"{place}.".startswith(f"{error.name}.")
         why = f"there is no module '{error.name}'" if itself else told(error)
-        raise ValueError(f"rewards: cannot import '{place}': {why}") from error
+        raise ValueError(f"{key}: cannot import '{place}': {why}") from error
     except (Exception, SystemExit) as error:  # importing runs the user's code
-        raise ValueError(f"rewards: cannot import '{place}': {told(error)}") from error
+        raise ValueError(f"{key}: cannot import '{place}': {told(error)}") from error
     target = getattr(module, name, None)
     if callable(target):
         return target
     if hasattr(module, name):
         raise ValueError(
-            f"rewards: '{name}' in '{place}' is no function but a {type(target).__name__}"
+            f"{key}: '{name}' in '{place}' is no function but a {type(target).__name__}"
         )
     found = [n for n, v in vars(module).items() if callable(v) and _own(v, module, n)]
     raise ValueError(
-        f"rewards: '{place}' has no function '{name}'{nearest(name, found) or _listed(found)}"
+        f"{key}: '{place}' has no function '{name}'{nearest(name, found) or _listed(found)}"
     )
 
 
@@ -83,18 +89,28 @@ class Parameters:
     Args:
         function: as in the configuration.
         target: what it names.
+        key: of the configuration, for errors.
+        options: the key of its options, for errors.
 
     Raises ``ValueError`` when it cannot be read.
     """
 
-    def __init__(self, function: str, target: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        function: str,
+        target: Callable[..., Any],
+        key: str = "rewards",
+        options: str = "rewards[].options",
+    ) -> None:
         try:
             parameters = inspect.signature(target).parameters.values()
         except (TypeError, ValueError):
-            raise ValueError(f"rewards: '{function}' has no readable signature") from None
+            raise ValueError(f"{key}: '{function}' has no readable signature") from None
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         named = [p for p in parameters if p.kind in by_name]
         self._function = function
+        self._key = key
+        self._options = options
         self.any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         """Whether it takes any name."""
         self.names = {p.name for p in named}
@@ -109,7 +125,7 @@ class Parameters:
         unknown = [] if self.any else sorted(set(options) - self.names)
         if unknown:
             raise ValueError(
-                f"rewards: '{self._function}' takes no option '{unknown[0]}'; "
+                f"{self._key}: '{self._function}' takes no option '{unknown[0]}'; "
                 f"it takes {sorted(self.names)}"
             )
 
@@ -121,8 +137,8 @@ class Parameters:
         if columns:
             where = f"neither a column of the rows ({', '.join(sorted(columns))}) nor an option"
         else:
-            where = f"no option (rewards[].options.{missing[0]})"
+            where = f"no option ({self._options}.{missing[0]})"
         hint = nearest(missing[0], columns)
         raise ValueError(
-            f"rewards: '{self._function}' needs '{missing[0]}', which is {where}{hint}"
+            f"{self._key}: '{self._function}' needs '{missing[0]}', which is {where}{hint}"
         )

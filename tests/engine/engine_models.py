@@ -104,6 +104,7 @@ def request(
     seed: int = 0,
     generated: np.ndarray | None = None,
     logprobs: np.ndarray | None = None,
+    stays: bool = False,
     **params,
 ) -> Request:
     more = {} if generated is None else {"generated": generated, "logprobs": logprobs}
@@ -114,6 +115,7 @@ def request(
         prompt=tokens,
         params=SamplingParams(**params),
         seed=seed,
+        stays=stays,
         **more,
     )
 

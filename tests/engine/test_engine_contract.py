@@ -73,6 +73,7 @@ ENGINES = {
     "vllm-tp2": vllm_tp2,
 }
 """Each with room for four attempts at once."""
+EXACT = ("fake", "mini", "torch-deterministic")
 
 
 _ELSEWHERE = {"vllm": pytest.mark.cluster, "vllm-tp2": pytest.mark.cluster}
@@ -223,6 +224,56 @@ def test_migrated_attempts_continue_where_they_were(engine, after):
     resumed = drain(engine)[9]
     assert resumed.tokens.tolist() == expected.tokens.tolist()
     np.testing.assert_allclose(resumed.logprobs, expected.logprobs, atol=1e-4)
+
+
+def test_an_attempt_that_stopped_goes_on_as_a_fresh_one_would(engine, kind):
+    """With tokens behind it that were not sampled."""
+    ids, stops = range(4), tuple(range(0, 101, 5))
+    texts = [np.zeros(0, np.int32)] * 4
+
+    def turn(first, group, *, stays):
+        engine.submit(
+            [
+                request(
+                    first + i,
+                    prompt(21),
+                    group=group,
+                    seed=50 + i,
+                    generated=texts[i],
+                    logprobs=np.zeros(len(texts[i]), np.float32),
+                    stays=stays,
+                    max_tokens=90,
+                    stop_token_ids=stops,
+                )
+                for i in ids
+            ]
+        )
+        return drain(engine)
+
+    for reply in (prompt(19, 1), prompt(0), prompt(3, 2)):
+        outputs = turn(0, "g", stays=True)
+        assert engine.stats().kv_used == 0.0
+        fresh = turn(10, "fresh", stays=False)
+        for i in ids:
+            assert outputs[i].finish_reason == "stop"
+            assert outputs[i].tokens[: len(texts[i])].tolist() == texts[i].tolist()
+            assert outputs[i].tokens.tolist() == fresh[10 + i].tokens.tolist()
+            np.testing.assert_allclose(outputs[i].logprobs, fresh[10 + i].logprobs, atol=1e-4)
+            if kind in EXACT:
+                assert outputs[i].logprobs.tobytes() == fresh[10 + i].logprobs.tobytes()
+        texts = [np.concatenate([outputs[i].tokens, reply]) for i in ids]
+
+
+def test_an_attempt_that_stopped_is_not_held(engine):
+    stops = {"stop_token_ids": tuple(range(101)), "max_tokens": 90}
+    engine.submit([request(i, prompt(40), group="g", seed=i, stays=True, **stops) for i in (0, 1)])
+    assert {o.finish_reason for o in drain(engine).values()} == {"stop"}
+    assert engine.abort([0, 1]) == []
+    assert engine.step() == []
+    engine.load_weights(None, 1)
+    engine.submit([request(0, prompt(40), stays=True, **stops)])
+    assert drain(engine)[0].weights_version == 1
+    engine.sleep()
 
 
 def test_versions_are_reported_and_protected(engine):

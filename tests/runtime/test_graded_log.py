@@ -51,6 +51,7 @@ def graded(number: int) -> Attempt:
         engine=EngineId(0),
         prompt_tokens=np.zeros(2, np.int32),
         start_s=0.0,
+        since_s=0.0,
         output=Output(
             attempt=attempt,
             tokens=tokens,

@@ -49,6 +49,7 @@ class Step:
             engine=EngineId(0),
             prompt_tokens=np.zeros(2, np.int32),
             start_s=0.0,
+            since_s=0.0,
         )
         tail = Tail(round_kind=RoundKind.FULL)
         step = self.log.step(record, [], epoch=0.0, tail=tail, num_tokens=0, extra={})

@@ -35,6 +35,7 @@ def record(fleet: Fleet, *tasks: tuple[int, float, float]) -> StepRecord:
             engine=EngineId(engine),
             prompt_tokens=np.zeros(2, np.int32),
             start_s=0.0,
+            since_s=0.0,
             end_s=end,
         )
     step.tasks = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,15 +73,15 @@ def naive_logprobs(model, prompt, tokens, temperature=1.0):
     return torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
-@torch.no_grad()
-def _logprobs_of_all(model, drawn, temperature):
-    """``naive_logprobs`` as arrays, by one forward: nothing reads the zeros behind a sequence."""
-    whole = [torch.tensor(np.concatenate(each[:2]), dtype=torch.long) for each in drawn]
+def padded_logprobs(model, pairs, temperature=1.0):
+    """``naive_logprobs`` of prompts and responses, by one forward: nothing reads the zeros behind
+    a sequence."""
+    whole = [torch.tensor(np.concatenate(pair), dtype=torch.long) for pair in pairs]
     ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
     logits = model(input_ids=ids).logits[:, :-1].float() / temperature
-    chosen = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None])[:, :, 0].numpy()
-    starts = [len(prompt) - 1 for prompt, *_ in drawn]
-    ends = [start + len(each[1]) for start, each in zip(starts, drawn, strict=True)]
+    chosen = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None])[:, :, 0]
+    starts = [len(prompt) - 1 for prompt, _ in pairs]
+    ends = [start + len(tokens) for start, (_, tokens) in zip(starts, pairs, strict=True)]
     return [row[a:b] for row, a, b in zip(chosen, starts, ends, strict=True)]
 
 
@@ -99,7 +100,9 @@ def make_groups(model, algorithm, *, count=5, size=4, seed=1, off=0.0, old=False
             tokens = rng.integers(1, VOCABULARY, length).astype(np.int32)
             noise = off * rng.standard_normal(length)
             drawn.append((prompt, tokens, noise, 1.0 if g == count - 1 else float(rng.random())))
-    found = iter(zip(drawn, _logprobs_of_all(model, drawn, temperature), strict=True))
+    with torch.no_grad():
+        all_exact = padded_logprobs(model, [each[:2] for each in drawn], temperature)
+    found = iter(zip(drawn, [exact.numpy() for exact in all_exact], strict=True))
     groups, parts = [], []
     for g in range(count):
         samples = []
@@ -127,6 +130,44 @@ def make_groups(model, algorithm, *, count=5, size=4, seed=1, off=0.0, old=False
     return [
         Group(prompt=samples[0].prompt, samples=tuple(samples), advantages=advantages)
         for samples, advantages in zip(groups, algorithm.batch_advantages(parts), strict=True)
+    ]
+
+
+def mask(sample, chosen):
+    """The response with ``chosen`` tokens sampled, and the others put in by an environment."""
+    chosen = np.asarray(chosen, bool)
+    old = sample.old_logprobs
+    return replace(
+        sample,
+        loss_mask=chosen,
+        logprobs=np.where(chosen, sample.logprobs, np.float32(0)),
+        old_logprobs=None if old is None else np.where(chosen, old, np.float32(0)),
+    )
+
+
+def _with_environment(number, sample):
+    places, length = np.arange(len(sample.tokens)), len(sample.tokens)
+    match number % 6:
+        case 0:
+            return sample
+        case 1:  # begins behind the prompt
+            return mask(sample, places >= length // 3)
+        case 2:  # ends with what was put in
+            return mask(sample, places < (length + 1) // 2)
+        case 3:
+            return mask(sample, places % 5 < 3)
+        case 4:
+            return mask(sample, places < 0)
+        case _:
+            return mask(sample, places == length // 2)
+
+
+def with_environment(groups):
+    """The same groups with tokens of an environment anywhere in most of the responses."""
+    numbers = iter(range(sum(len(group.samples) for group in groups)))
+    return [
+        replace(g, samples=tuple(_with_environment(next(numbers), s) for s in g.samples))
+        for g in groups
     ]
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from conftest import MAX_LENGTH, group_batch, make_model, naive_logprobs
+from conftest import MAX_LENGTH, group_batch, make_model, padded_logprobs, with_environment
 
 from rollpacker.config import (
     AlgorithmConfig,
@@ -180,34 +180,45 @@ FORMULAS = {
 by kind. A new algorithm adds its own."""
 
 
-def _plain_loss(name, config, model, reference, groups, updates):
+def plain_loss(name, config, model, reference, groups, updates):
     """The whole batch's loss; ``reference`` for the KL term of weight 0.1."""
     formula = FORMULAS.get(name) or FORMULAS[config.kind]
     total, divisor = torch.zeros(()), 0.0
-    for group in groups:
-        for sample, a in zip(group.samples, group.advantages, strict=True):
-            logp = naive_logprobs(model, sample.prompt_tokens, sample.tokens)
-            old = logp.detach() if updates == 1 else torch.from_numpy(sample.logprobs)
-            with torch.no_grad():
-                ref = naive_logprobs(reference, sample.prompt_tokens, sample.tokens)
-            kl = torch.exp(ref - logp) - (ref - logp) - 1
-            loss, part = formula(logp, old, float(a), kl, config)
-            total, divisor = total + loss, divisor + part
+    samples = [sample for group in groups for sample in group.samples]
+    pairs = [(sample.prompt_tokens, sample.tokens) for sample in samples]
+    with torch.no_grad():
+        references = padded_logprobs(reference, pairs)
+    advantages = np.concatenate([group.advantages for group in groups]).tolist()
+    found = zip(padded_logprobs(model, pairs), references, strict=True)
+    for sample, a, (logp, ref) in zip(samples, advantages, found, strict=True):
+        chosen = np.arange(len(logp)) if sample.loss_mask is None else sample.loss_mask.nonzero()[0]
+        logp, ref = logp[chosen], ref[chosen]
+        old = logp.detach() if updates == 1 else torch.from_numpy(sample.logprobs)[chosen]
+        kl = torch.exp(ref - logp) - (ref - logp) - 1
+        loss, part = formula(logp, old, a, kl, config)
+        total, divisor = total + (loss if len(chosen) else 0.0), divisor + part
     return total / divisor
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("updates", [1, 2])
-def test_loss_and_gradient_equal_the_plain_formula(name, updates, tokenizer):
+@pytest.mark.parametrize(
+    ("masked", "packing"), [(False, "auto"), (True, "padded"), (True, "prompt_shared")]
+)
+def test_loss_and_gradient_equal_the_plain_formula(name, updates, masked, packing, tokenizer):
     model, other = make_model(), make_model(seed=5)
     groups = group_batch(model, CONFIGS[name], off=0.3, old=updates > 1)
+    if masked:
+        groups = with_environment(groups)
     plain = make_model()
-    expected = _plain_loss(name, CONFIGS[name], plain, other, groups, updates)
+    expected = plain_loss(name, CONFIGS[name], plain, other, groups, updates)
     expected.backward()
     wanted = {n: p.grad for n, p in plain.named_parameters()}
     norm = torch.stack([g.norm() for g in wanted.values()]).norm()
 
-    config = TrainConfig(algorithm=CONFIGS[name], beta=0.1, updates_per_step=updates)
+    config = TrainConfig(
+        algorithm=CONFIGS[name], beta=0.1, updates_per_step=updates, packing=packing
+    )
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     model.load_state_dict(other.state_dict())
     trainer = LocalTrainer(model, tokenizer, config, temperature=1.0, max_length=MAX_LENGTH)
@@ -219,7 +230,7 @@ def test_loss_and_gradient_equal_the_plain_formula(name, updates, tokenizer):
         difference = (p.grad / partial.normaliser - wanted[n]).norm() / norm
         assert difference < 1e-5, n
     update = trainer.apply(partial)
-    assert update.metrics["loss"] == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
+    assert update.metrics["loss"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
     assert update.grad_norm == pytest.approx(float(norm), rel=1e-5)
     clipped = update.metrics["clip_ratio/region_mean"]
     assert (clipped == 0.0) if updates == 1 else (0.0 < clipped < 1.0)

@@ -5,7 +5,7 @@ Import paths appear in three leaves only: reward functions, datasets and environ
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -179,8 +179,9 @@ class RunConfig(Config):
     """Results independent of batch composition and arrival order, at some cost in speed."""
     model: ModelConfig
     data: DataConfig
-    rewards: list[RewardConfig] = []
+    rewards: list[RewardConfig]
     environment: EnvironmentConfig | None = None
+    """What answers the model between two turns of a response; none: a response is one turn."""
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = MiniEngineConfig()
@@ -195,11 +196,18 @@ class RunConfig(Config):
     trackers: list[Literal["wandb", "trackio", "mlflow"]] = []
     """Experiment trackers besides TensorBoard and JSONL, through accelerate."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _own_rewards(cls, data: Any) -> Any:
+        """An environment may give rewards of its own: then no others are needed."""
+        if isinstance(data, dict) and data.get("environment") and "rewards" not in data:  # pyright: ignore
+            return {"rewards": []} | data  # pyright: ignore
+        return data  # pyright: ignore
+
     @model_validator(mode="after")
     def _rewarded(self) -> RunConfig:
         if not self.rewards and self.environment is None:
             raise ValueError(
-                "rewards: name at least one, such as [{function: math}] (only an environment may "
-                "give rewards of its own)"
+                "'rewards' needs at least 1 function, or an 'environment' that rewards"
             )
         return self

@@ -43,6 +43,18 @@ PROGRAM: dict[str, pl.DataType] = {
 }
 """More columns, where a reward runs programs; null for responses that it did not grade."""
 
+TURNS: dict[str, pl.DataType] = {
+    "turn_tokens": pl.List(pl.Int32()),
+    "added_tokens": pl.List(pl.Int32()),
+    "wait_s": pl.List(pl.Float32()),
+    "tool_calls": pl.Int32(),
+    "failed_calls": pl.Int32(),
+    "messages": pl.String(),
+}
+"""More columns, where an environment takes part: for each turn the tokens sampled, those of the
+environment's answer and the seconds that it took; tools called; the conversation behind the prompt
+as JSON, once it is over (``samples.texts``)."""
+
 REWARD = "rewards/"
 """Begins the name of each reward's own column; null where it does not apply."""
 

@@ -104,26 +104,32 @@ def _check_settings(config: DataConfig, tokenizer: Any) -> None:
                 )
 
 
+def chat(row: Row, config: DataConfig) -> list[Message]:
+    """The chat messages that a row's prompt is rendered from."""
+    if isinstance(row.prompt, str):
+        return _conversation([{"role": "user", "content": _plain(row.prompt, config)}], config)
+    return _conversation(row.prompt, config)
+
+
+def _plain(prompt: str, config: DataConfig) -> str:
+    if config.prompt_template is None:
+        return prompt
+    # Not str.format: templates of mathematics are full of other braces.
+    return config.prompt_template.replace("{prompt}", prompt)
+
+
 def _text(row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any]) -> Any:
     """A pair: the text to tokenize, and whether the tokenizer adds its special tokens."""
-    if isinstance(row.prompt, str):
-        prompt = row.prompt
-        if config.prompt_template is not None:
-            # Not str.format: templates of mathematics are full of other braces.
-            prompt = config.prompt_template.replace("{prompt}", prompt)
-        if not _uses_chat(tokenizer, config):
-            _check_plain(row)
-            return prompt, True
-        turns = [{"role": "user", "content": prompt}]
-    else:
-        turns = row.prompt
+    if isinstance(row.prompt, str) and not _uses_chat(tokenizer, config):
+        _check_plain(row)
+        return _plain(row.prompt, config), True
     if not tokenizer.chat_template:
         raise DataError(
             f"row '{row.id}': its prompt is chat messages but the tokenizer has no chat template: "
             "use one that has, or string prompts with data.chat: false"
         )
     _check_tools(row, tokenizer)
-    messages = _conversation(turns, config)
+    messages = chat(row, config)
     try:
         text = tokenizer.apply_chat_template(
             messages,

@@ -83,7 +83,6 @@ class EmulatedEngine:
             devices=self._size,
             max_running=getattr(place.emulated.run.engine, "max_running", _MAX_RUNNING),
             on_ended=self._ended,
-            on_turn=lambda _id: None,
             on_accumulated=lambda id_, task: self.trained(id_, task),
         )
         if self.asleep:
@@ -224,8 +223,7 @@ class EmulatedReplica:
                 devices=part.span.size,
                 max_running=1,
                 on_ended=lambda _id, _done, _stopped: None,
-                on_turn=lambda _id: None,
-                on_accumulated=self._accumulated,
+                    on_accumulated=self._accumulated,
             )
         else:
             self.worker, beside.trained = beside.worker, self._accumulated

@@ -99,10 +99,14 @@ class Request:
         prompt: token ids, shape (P,), int32.
         params: how to sample.
         seed: token ``t`` uses the ``t``-th uniform of this seed's stream, whatever else runs.
-        generated: tokens already sampled elsewhere (a migrated attempt), shape (T,).
+        generated: the response so far, shape (T,): sampled elsewhere (a migrated attempt), or that
+            of earlier turns, with what an environment put behind them.
         logprobs: their sampler logprobs, shape (T,).
         hints: responses to the same prompt that other engines sampled, or this one in another
             epoch, each (T,): drafts may be taken from them.
+        stays: another turn may follow: once it has stopped, its KV is kept while there is room,
+            until the attempt comes again (with more in ``generated``), is aborted, or weights are
+            loaded.
     """
 
     attempt: AttemptId
@@ -113,6 +117,7 @@ class Request:
     generated: NDArray[np.int32] = field(default_factory=lambda: _TOKENS)
     logprobs: NDArray[np.float32] = field(default_factory=lambda: _LOGPROBS)
     hints: Sequence[NDArray[np.int32]] = ()
+    stays: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,7 +126,7 @@ class Output:
 
     Args:
         attempt: its id.
-        tokens: all response tokens, those of earlier engines included, shape (T,), int32.
+        tokens: all response tokens, those of ``Request.generated`` included, shape (T,), int32.
         logprobs: sampler logprobs of ``tokens`` (after temperature, top-k and top-p), shape (T,).
         finish_reason: ``stop``, ``length`` or ``abort``.
         weights_version: version of the weights that sampled it.
@@ -143,11 +148,14 @@ class EngineStats:
     Args:
         running: sequences in the decode batch.
         waiting: sequences not admitted yet, preempted ones included.
-        kv_used: share of the KV budget in use, 0 to 1.
+        kv_used: share of the KV budget in use, 0 to 1, without what can be taken at any time (KV of
+            turns that are over).
         preemptions: sequences thrown out for lack of KV and recomputed.
         steps: decode steps.
         generated_tokens: tokens sampled and kept.
         prefill_tokens: tokens of prompts (and recomputed responses) run through the model.
+        cached_tokens: tokens of requests that were not, since KV of the attempt's last turn was
+            found; 0 where the engine keeps none of it, or does not tell.
     """
 
     running: int
@@ -157,6 +165,7 @@ class EngineStats:
     steps: int
     generated_tokens: int
     prefill_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +220,10 @@ class Engine(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests. Raises ``ValueError`` if one can never fit (context or KV budget)."""
+        """Queue requests; one may go on with an attempt that has stopped, and is no other's id.
+
+        Raises ``ValueError`` if one can never fit (context or KV budget).
+        """
         ...
 
     def speculate(self, how: Speculation) -> None:
@@ -224,7 +236,10 @@ class Engine(Protocol):
         ...
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
-        """Remove attempts and return their partial outputs; unknown ids are ignored."""
+        """Remove attempts and return their partial outputs; unknown ids are ignored.
+
+        Attempts that have stopped are not held: nothing is returned, KV of theirs is given up.
+        """
         ...
 
     def load_weights(
@@ -232,7 +247,7 @@ class Engine(Protocol):
     ) -> None:
         """Take new weights, by the checkpoint's names; None when they are shared in-process.
 
-        Drops every cached prefix. Raises ``RuntimeError`` when attempts are held.
+        Drops all KV. Raises ``RuntimeError`` when attempts are held.
         """
         ...
 
@@ -245,7 +260,7 @@ class Engine(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Whether anything is running or waiting."""
+        """Whether anything is running or waiting; attempts that have stopped are not."""
         ...
 
     def stats(self) -> EngineStats:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Factory, Message, Opening, Turn
+from rollpacker.env.calling import call
 from rollpacker.env.messages import Answer, Begin, Step
 from rollpacker.env.template import Template
 from rollpacker.errors import told
@@ -74,21 +75,30 @@ class Episode:
 
     async def _begin(self) -> Answer:
         begin = self._command
-        self._environment = await _call(self._factory.make)
-        opening = _opening(await _call(self._environment.reset, begin.row))
+        self._environment = await call(self._factory.make)
+        opening = _opening(await call(self._environment.reset, begin.row))
         self._tools += opening.tools
         self._messages += opening.messages
         prompt = b""
         if opening.prompt is not None or opening.tools or opening.messages:
             first = begin.prompt if opening.prompt is None else opening.prompt
-            turns = [*first, *opening.messages]
-            prompt = _packed(self._template.prompt(turns, self._tools))
+            prompt = self._prompt([*first, *opening.messages])
         return Answer(
             episode=begin.episode,
             prompt=prompt,
             over="stop" if opening.done else "",
             reward=opening.reward,
         )
+
+    def _prompt(self, messages: Sequence[Message]) -> bytes:
+        tokens = self._template.prompt(messages, self._tools)
+        if len(tokens) > self._command.room:
+            raise EpisodeError(
+                f"reset leads to a prompt of {len(tokens)} tokens, and {self._command.room} leave "
+                "room for a response: lower rollout.max_completion_length or "
+                "environment.max_total_tokens"
+            )
+        return _packed(tokens)
 
     async def _step(self, command: Step) -> Answer:
         ids = np.frombuffer(command.reply, np.int32).tolist()
@@ -97,7 +107,7 @@ class Episode:
         self._turns += 1
         if command.cut:
             return await self._last(Turn(), "length")
-        turn = _turn(await _call(self._environment.step, reply.message))
+        turn = _turn(await call(self._environment.step, reply.message))
         if turn.done:
             return await self._last(turn, "stop")
         self._messages += turn.messages
@@ -112,7 +122,7 @@ class Episode:
         """The episode is over: what the environment makes of it as a whole counts too."""
         final = getattr(self._environment, "final_reward", None)
         if final is not None:
-            turn = _with_reward(turn, await _call(final))
+            turn = _with_reward(turn, await call(final))
         return self._answer(turn, over=over, messages=self._messages)
 
     def _answer(self, turn: Turn, **more: Any) -> Answer:
@@ -141,15 +151,7 @@ class Episode:
         close = getattr(self._environment, "close", None)
         if close is not None:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(_call(close), _CLOSING_S)
-
-
-async def _call(function: Callable[..., Any], *args: Any) -> Any:
-    """The result of a method; a plain one runs in a thread, for it may take its time."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args)
-    result = await asyncio.to_thread(function, *args)
-    return await result if inspect.isawaitable(result) else result
+                await asyncio.wait_for(call(close), _CLOSING_S)
 
 
 def _opening(said: Any) -> Opening:
@@ -196,8 +198,6 @@ def _with_reward(turn: Turn, more: Any) -> Turn:
 
 
 def _timed(answer: Answer, seconds: float) -> Answer:
-    import msgspec
-
     return msgspec.structs.replace(answer, seconds=seconds)
 
 

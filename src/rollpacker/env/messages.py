@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Begin an episode. ``prompt`` is the row's (text or chat messages) and ``tokens`` how many it
-    has."""
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Begin an episode. ``prompt``: the row's chat messages; ``room``: most tokens of a prompt in
+    its place."""
 
     episode: int
     row: Any
     prompt: Any
     tools: Any
-    tokens: int
+    room: int
 
 
-class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Step(msgspec.Struct, frozen=True, tag=True):
     """The model has replied: ``reply`` token ids, int32 in native order.
 
     ``left`` and ``left_sampled``: tokens that the conversation, and what the model samples, may
@@ -36,7 +36,7 @@ class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
     cut: bool = False
 
 
-class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Close(msgspec.Struct, frozen=True, tag=True):
     """An episode was given up; nothing is answered."""
 
     episode: int
@@ -45,14 +45,14 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Command = Begin | Step | Close
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Ready(msgspec.Struct, frozen=True, tag=True):
     """The process has loaded its environment; ``warnings`` for the user."""
 
     warnings: list[str] = []
     tools: list[dict[str, Any]] = []
 
 
-class Fatal(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Fatal(msgspec.Struct, frozen=True, tag=True):
     """It cannot be loaded."""
 
     error: str

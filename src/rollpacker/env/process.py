@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +13,12 @@ import msgspec
 from rollpacker.children import kill_child, start_child
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Command, Report
-from rollpacker.frames import Channel, State, WireError, frame
+from rollpacker.frames import Channel, State, frame
 
 LARGEST = 64 << 20
 """Bytes of an answer that are read: a whole conversation."""
 
-encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Report).decode
 
 
@@ -35,6 +34,7 @@ class Member:
             for the model.
         ready: whether its environment is loaded.
         leaving: it takes no more episodes, since something in it hangs.
+        alone: it is for one episode, which may have brought its process down before.
     """
 
     popen: subprocess.Popen[bytes]
@@ -43,10 +43,11 @@ class Member:
     episodes: dict[int, float | None] = field(default_factory=dict[int, "float | None"])
     ready: bool = False
     leaving: bool = False
+    alone: bool = False
 
     def tell(self, command: Command) -> None:
         """Write a command; with ``channel.unsent``, ``flush`` must follow."""
-        self.channel.send(frame(encode(command)))
+        self.channel.send(frame(_encode(command)))
 
     def hear(self) -> tuple[list[Report], str | None]:
         """What it has said, and why it must go if it must. Never raises."""
@@ -66,18 +67,12 @@ class Member:
         return kill_child(self.popen)
 
 
-def start(
-    config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any], *, places: Sequence[str]
-) -> Member:
+def start(config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any]) -> Member:
     """Start a process that loads the environment and then takes episodes.
 
-    ``tokenizer`` is pickled; ``template`` has the chat template's own arguments; ``places`` are
-    folders in which modules are looked for.
+    ``tokenizer`` is pickled; ``template`` has the chat template's own arguments.
     """
     popen, ours = start_child("rollpacker.env.worker")
     channel = Channel(ours, LARGEST)
-    channel.send(frame(pickle.dumps((config, tokenizer, template, list(places)))))
+    channel.send(frame(pickle.dumps((config, tokenizer, template))))
     return Member(popen, channel, time.monotonic())
-
-
-__all__ = ["LARGEST", "Member", "WireError", "encode", "start"]

@@ -1,7 +1,7 @@
 """The process of environments: the only place where they run, many at a time in one event loop.
 
-It takes commands in order and answers each ``Begin`` and ``Step`` once. What it writes is checked by
-the driver and never unpickled.
+It takes commands in order and answers each ``Begin`` and ``Step`` once. What it writes is checked
+by the driver and never unpickled.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def main(descriptor: int, parent: int) -> None:
 async def _serve(sock: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=sock)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
-    config, tokenizer, kwargs, places = pickle.loads(await _next(reader))
+    config, tokenizer, kwargs = pickle.loads(await _next(reader))
     try:
-        factory, template, ready = _prepare(config, tokenizer, kwargs, places)
+        factory, template, ready = _prepare(config, tokenizer, kwargs)
         await factory.open()
     except BaseException as error:  # the user's module may even exit
         text = str(error) if isinstance(error, ValueError) else told(error)
@@ -65,9 +65,9 @@ async def _serve(sock: socket.socket) -> None:
 
 
 def _prepare(
-    config: EnvironmentConfig, tokenizer: bytes, kwargs: dict[str, Any], places: list[str]
+    config: EnvironmentConfig, tokenizer: bytes, kwargs: dict[str, Any]
 ) -> tuple[Factory, Template, Ready]:
-    factory = load(config, places)
+    factory = load(config)
     template = Template(pickle.loads(tokenizer), kwargs, call_format=config.call_format)
     warnings = template.check(list(factory.tools))
     return factory, template, Ready(warnings=warnings, tools=[dict(t) for t in factory.tools])

@@ -8,14 +8,11 @@ from typing import Any
 
 from rollpacker.config import RewardConfig, RunConfig, TrainConfig
 from rollpacker.core.types import PromptId
-from rollpacker.job.build import (
-    evaluation_params,
-    load_held_out,
-    max_completion_length,
-    sampling_params,
-)
+from rollpacker.job.build import evaluation_params, max_completion_length, sampling_params
 from rollpacker.job.emulated import check_emulated
+from rollpacker.job.environments import Environments, environments_of, longest_response
 from rollpacker.job.nodes import nodes_of
+from rollpacker.job.problems import load_held_out
 from rollpacker.reward.votes import voting
 from rollpacker.runtime.at_k import Answer, ks, maj_at, pass_at
 from rollpacker.runtime.clock import Clock
@@ -69,9 +66,19 @@ def _without_training(config: RunConfig, checkpoint: str, generations: int | Non
 
 
 async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
-    assert config.eval is not None
     card = read_card(config.model)
-    problems = load_held_out(config, card, progress)
+    environments = environments_of(config, card, progress)
+    try:
+        return await _answer(config, card, environments, progress)
+    finally:
+        environments.close()
+
+
+async def _answer(
+    config: RunConfig, card: Card, environments: Environments, progress: Progress
+) -> dict[str, Any]:
+    assert config.eval is not None
+    problems = load_held_out(config, card, progress, environments.tools)
     cap = max_completion_length(config, card, problems)
     domains = {row.domain for row in problems.rows.values()}
     used = [_within(each, domains) for each in config.rewards if any(map(each.applies, domains))]
@@ -82,10 +89,14 @@ async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
         card.tokenizer,
         rows=problems.rows.values(),
         deterministic=config.deterministic,
+        environment=config.environment,
     )
-    pool = WorkerPool(config, max_length=cap, total_updates=0, nodes=nodes_of(config))
+    longest = longest_response(config, cap)
+    pool = WorkerPool(config, max_length=longest, total_updates=0, nodes=nodes_of(config))
+    clock = Clock(0.0)
+    loop = asyncio.get_running_loop()
     try:
-        for warning in rewards.start(asyncio.get_running_loop()):
+        for warning in rewards.start(loop):
             progress.note(warning)
         await pool.start()
         evaluator = Evaluator(
@@ -95,8 +106,9 @@ async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
             workers=pool,
             rewards=rewards,
             params=evaluation_params(sampling_params(config, card, cap), config.eval),
-            clock=Clock(0.0),
+            clock=clock,
             progress=progress,
+            episodes=environments.episodes(cap, clock),
         )
         await publish(pool, 0)
         metrics = await evaluator.run(0)

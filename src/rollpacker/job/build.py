@@ -8,19 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollpacker.config import DataConfig, EvalConfig, RunConfig
-from rollpacker.core.types import Prompt
-from rollpacker.data.base import Row
-from rollpacker.data.encode import encode_prompts
-from rollpacker.data.load import load_rows
-from rollpacker.data.source import PromptSource
-from rollpacker.data.split import hold_out
+from rollpacker.config import EvalConfig, RunConfig
 from rollpacker.emulate.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.checks import check, check_length, check_size, races
 from rollpacker.job.emulated import check_emulated, emulation_of
+from rollpacker.job.environments import Environments, environments_of, longest_response
 from rollpacker.job.machine import machine_of
 from rollpacker.job.nodes import nodes_of
+from rollpacker.job.problems import load_data
 from rollpacker.job.resume import Start
 from rollpacker.policy.division import engine_sizes, replica_size
 from rollpacker.policy.latency import LatencyCurve
@@ -28,6 +24,7 @@ from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.episodes import Episodes
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.nodes import Node, Nodes
 from rollpacker.runtime.phases import Phases
@@ -60,12 +57,15 @@ class Parts:
     clock: Clock
     evaluator: Evaluator | None = None
     emulation: Emulation | None = None
+    environments: Environments | None = None
 
     def close(self) -> None:
         """End all processes and close all files, whatever keeps one of them from it."""
         with contextlib.ExitStack() as stack:
             for part in (self.log, self.log.progress, self.pool, self.rewards):
                 stack.callback(part.close)
+            if self.environments is not None:
+                stack.callback(self.environments.close)
 
 
 async def build(
@@ -76,30 +76,25 @@ async def build(
     check_emulated(config)
     card = read_card(config.model)
     check_length(config, card)
-    problems, held_out = load_data(config, card, progress)
-    cap = max_completion_length(config, card, problems)
-    for line in check_size(config, problems):
-        progress.note(line)
-    rows = [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
-    check_rows(config.rewards, rows)
-    steps = total_steps(config, problems)
-    rewards = Rewards(
-        config.rewards,
-        config.grading,
-        card.tokenizer,
-        rows=rows,
-        deterministic=config.deterministic,
-        max_steps=steps,
-        epochs=config.epochs,
-    )
-    updates = steps * config.train.updates_per_step
-    emulation = emulation_of(config, card)
-    problems = problems if emulation is None else emulation.problems(problems)
     with contextlib.ExitStack() as stack:
+        environments = environments_of(config, card, progress)
+        stack.callback(environments.close)
+        problems, held_out = load_data(config, card, progress, environments.tools)
+        cap = max_completion_length(config, card, problems)
+        longest = longest_response(config, cap)
+        for line in check_size(config, problems):
+            progress.note(line)
+        steps = total_steps(config, problems)
+        rewards = _rewards(config, card, problems, held_out, steps)
+        updates = steps * config.train.updates_per_step
+        emulation = emulation_of(config, card)
+        problems = problems if emulation is None else emulation.problems(problems)
         nodes = _nodes(config, phases, emulation)
         stack.callback(nodes.close)
         sizes = tensor_parallel_sizes(config, card, await nodes.gather())
-        pool = WorkerPool(config, max_length=cap, total_updates=updates, sizes=sizes, nodes=nodes)
+        pool = WorkerPool(
+            config, max_length=longest, total_updates=updates, sizes=sizes, nodes=nodes
+        )
         trackers = await _start(config, folder, progress, rewards, pool, stack)
         save_config(config, folder)
         offset = 0.0 if start.state is None else start.state["clock_s"]
@@ -109,7 +104,7 @@ async def build(
             config,
             last_step=start.step - 1,
             max_length=cap,
-            context=card.context if cap + problems.longest >= card.context else None,
+            context=card.context if longest + problems.longest >= card.context else None,
             progress=progress,
             texts=Texts(card.tokenizer),
             trackers=trackers,
@@ -117,11 +112,32 @@ async def build(
         params = sampling_params(config, card, cap)
         machine = machine_of(config, card, pool)
         settings = rollout_settings(config, problems, pool, cap, machine)
-        parts = assemble(config, settings, pool, problems, rewards, params, log, clock, phases)
-        parts.emulation = emulation
-        parts.evaluator = _evaluator(config, held_out, parts, params)
+        episodes = environments.episodes(cap, clock)
+        parts = assemble(
+            config, settings, pool, problems, rewards, params, log, clock, phases, episodes
+        )
+        parts.emulation, parts.environments = emulation, environments
+        parts.evaluator = _evaluator(config, held_out, parts, params, episodes)
         stack.pop_all()
     return parts
+
+
+def _rewards(
+    config: RunConfig, card: Card, problems: Problems, held_out: Problems | None, steps: int
+) -> Rewards:
+    """The processes of reward functions, which fit the rows. Raises ``ValueError``."""
+    rows = [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
+    check_rows(config.rewards, rows)
+    return Rewards(
+        config.rewards,
+        config.grading,
+        card.tokenizer,
+        rows=rows,
+        deterministic=config.deterministic,
+        max_steps=steps,
+        epochs=config.epochs,
+        environment=config.environment,
+    )
 
 
 def _nodes(config: RunConfig, phases: Phases | None, emulation: Emulation | None) -> Nodes:
@@ -131,7 +147,11 @@ def _nodes(config: RunConfig, phases: Phases | None, emulation: Emulation | None
 
 
 def _evaluator(
-    config: RunConfig, held_out: Problems | None, parts: Parts, params: SamplingParams
+    config: RunConfig,
+    held_out: Problems | None,
+    parts: Parts,
+    params: SamplingParams,
+    episodes: Episodes | None,
 ) -> Evaluator | None:
     if config.eval is None or held_out is None:
         return None
@@ -144,6 +164,7 @@ def _evaluator(
         params=evaluation_params(params, config.eval),
         clock=parts.clock,
         progress=parts.log.progress,
+        episodes=episodes,
     )
 
 
@@ -177,6 +198,7 @@ def assemble(
     log: RunLog,
     clock: Clock,
     phases: Phases | None,
+    episodes: Episodes | None,
 ) -> Parts:
     """The policy and its driver over started processes."""
     policy = RolloutPolicy(settings)
@@ -202,6 +224,7 @@ def assemble(
         graded=log.graded,
         clock=clock,
         phases=phases,
+        episodes=episodes,
     )
     return Parts(
         pool=pool,
@@ -214,62 +237,6 @@ def assemble(
         log=log,
         clock=clock,
     )
-
-
-def load_data(
-    config: RunConfig, card: Card, progress: Progress
-) -> tuple[Problems, Problems | None]:
-    """The problems to train on, and those to evaluate by. Raises ``ValueError``."""
-    loaded = load_rows(config.data)
-    if config.eval is None or not config.eval.fraction:
-        progress.note(loaded.mapping)
-        problems = _problems(config, config.data, card, loaded.rows, progress)
-        if config.eval is None or config.eval.data is None:
-            return problems, None
-        return problems, load_problems(config, config.eval.data, card, progress)
-    rows, held_out = hold_out(loaded.rows, config.eval.fraction, config.seed)
-    progress.note(
-        f"{loaded.mapping}; {len(held_out)} of {len(loaded.rows)} rows held out (eval.fraction)"
-    )
-    return (
-        _problems(config, config.data, card, rows, progress),
-        _problems(config, config.data, card, held_out, progress),
-    )
-
-
-def load_held_out(config: RunConfig, card: Card, progress: Progress) -> Problems:
-    """The problems to evaluate by, of a configuration that has some. Raises ``ValueError``."""
-    assert config.eval is not None
-    if config.eval.data is not None:
-        return load_problems(config, config.eval.data, card, progress)
-    held_out = load_data(config, card, progress)[1]
-    assert held_out is not None
-    return held_out
-
-
-def load_problems(config: RunConfig, data: DataConfig, card: Card, progress: Progress) -> Problems:
-    """Read, encode and order a data set. Raises ``ValueError``."""
-    loaded = load_rows(data)
-    progress.note(loaded.mapping)
-    return _problems(config, data, card, loaded.rows, progress)
-
-
-def _problems(
-    config: RunConfig, data: DataConfig, card: Card, rows: Sequence[Row], progress: Progress
-) -> Problems:
-    encoded = encode_prompts(
-        rows,
-        card.tokenizer,
-        data,
-        card.context,
-        config.rollout.max_completion_length or 0,
-        config.model.chat_template_kwargs,
-    )
-    if encoded.skipped:
-        progress.note(f"{len(encoded.skipped)} prompts are too long and skipped (data.overlong)")
-    rows = [row for row in rows if row.id in encoded.tokens]
-    prompts = [Prompt(id=r.id, domain=r.domain, tokens=len(encoded.tokens[r.id])) for r in rows]
-    return Problems(rows, encoded.tokens, PromptSource(prompts, config.seed, data.shuffle))
 
 
 def max_completion_length(config: RunConfig, card: Card, problems: Problems) -> int:

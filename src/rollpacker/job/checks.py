@@ -55,6 +55,29 @@ def check(config: RunConfig) -> None:
             "it is offered for mode 'prompts' only"
         )
     _check_group(config)
+    _check_environment(config)
+
+
+def _check_environment(config: RunConfig) -> None:
+    environment = config.environment
+    if environment is None:
+        return
+    if config.devices.emulate is not None:
+        raise ValueError(
+            "environment and devices.emulate: emulated devices sample no text that an environment "
+            "could answer; drop one of them"
+        )
+    if config.data.chat is False:
+        raise ValueError(
+            "environment needs chat messages, and data.chat is false: leave it unset, with a model "
+            "that has a chat template"
+        )
+    total, most = environment.max_total_tokens, config.rollout.max_completion_length
+    if total and most and total < most:
+        raise ValueError(
+            f"environment.max_total_tokens={total} is less than rollout.max_completion_length="
+            f"{most}, which the model alone may sample: raise it, or lower the other"
+        )
 
 
 def _check_group(config: RunConfig) -> None:
@@ -80,6 +103,12 @@ def check_length(config: RunConfig, card: Card) -> None:
 def check_context(config: RunConfig, context: int) -> None:
     """The same for a model with a context of so many tokens."""
     longest = config.rollout.max_completion_length
+    total = 0 if config.environment is None else config.environment.max_total_tokens
+    if total >= context:
+        raise ValueError(
+            f"environment.max_total_tokens={total} leaves no room for a prompt in the model's "
+            f"context of {context} tokens: lower it"
+        )
     if longest is not None and longest >= context:
         raise ValueError(
             f"rollout.max_completion_length={longest} leaves no room for a prompt in the model's "

@@ -17,9 +17,9 @@ from rollpacker.data.base import DataError, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.read import read_records
-from rollpacker.job.build import load_data
 from rollpacker.job.checks import check
 from rollpacker.job.learning_rate import model_shape
+from rollpacker.job.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.doctor import free_memory_gb
 from rollpacker.runtime.progress import Progress

@@ -57,6 +57,7 @@ class GradeRequest:
             process; for rewards that run programs.
         source: id of the data row.
         state: how far the run is.
+        messages: the conversation behind the prompt, where an environment took part in it.
     """
 
     attempt: AttemptId
@@ -68,6 +69,7 @@ class GradeRequest:
     timeouts_s: Sequence[float] = ()
     source: str = ""
     state: TrainerState = START
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 NO_CODE = "no_code"

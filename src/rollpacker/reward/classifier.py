@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
-from rollpacker.reward.base import GradeRequest, GradingError
 from rollpacker.errors import one_line
 from rollpacker.find import Parameters
+from rollpacker.reward.base import GradeRequest, GradingError
 
 
 class Classifier:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.reward.base import GradeRequest, GradingError, Scored
 from rollpacker.errors import defined, told
 from rollpacker.find import BUILT_IN, Parameters, find
+from rollpacker.reward.base import GradeRequest, GradingError, Scored
 from rollpacker.reward.logged import Notes, brief, plain, verl_extras
 
 if TYPE_CHECKING:
@@ -212,7 +212,8 @@ def _verl_values(request: GradeRequest) -> tuple[Any, str, Any, dict[str, Any]]:
     row = request.row
     info = row.get("extra_info")
     extra_info = {**info} if isinstance(info, Mapping) else {}
-    extra_info |= {"num_turns": _TURNS, "rollout_reward_scores": {}}
+    turns = max(_TURNS, 1 + len(request.messages))
+    extra_info |= {"num_turns": turns, "rollout_reward_scores": {}}
     return row.get("data_source", "default"), request.completion, row.get("answer"), extra_info
 
 
@@ -273,7 +274,9 @@ def _trl(
     return score
 
 
-def _completion(request: GradeRequest) -> str | list[dict[str, str]]:
+def _completion(request: GradeRequest) -> str | list[Any]:
+    if request.messages:
+        return list(request.messages)
     if isinstance(request.prompt, str):
         return request.completion
     return [{"role": "assistant", "content": request.completion}]

@@ -57,7 +57,7 @@ def _plain(r: GradeRequest) -> tuple[Any, ...]:
     state = r.state
     progress = (state.global_step, state.max_steps, state.epoch, state.num_train_epochs)
     times = tuple(r.timeouts_s)
-    return r.attempt, r.prompt, r.completion, packed, r.row, times, progress
+    return r.attempt, r.prompt, r.completion, packed, r.row, times, progress, r.messages
 
 
 @dataclass(slots=True, eq=False)

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from rollpacker.config import RewardConfig
+from rollpacker.errors import one_line
 from rollpacker.policy.reward_faults import RewardFaults
 from rollpacker.reward.base import GradeRequest
-from rollpacker.errors import one_line
 from rollpacker.reward.ledger import Ledger
 from rollpacker.reward.process import Job
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from rollpacker.children import die_with
 from rollpacker.core.types import AttemptId
+from rollpacker.errors import told, way
 from rollpacker.reward.base import GradeRequest, Scored, TrainerState
 from rollpacker.reward.driver import Driver
-from rollpacker.errors import told, way
 from rollpacker.reward.functions import Scorer, resolve
 from rollpacker.reward.process import JOB, Loaded
 from rollpacker.shield import take_no_notice
@@ -101,7 +101,8 @@ def _job(payload: bytes, decode: Decode | None) -> tuple[Sequence[int], list[Gra
             row=row,
             timeouts_s=timeouts,
             state=TrainerState(*state),
+            messages=messages,
         )
-        for attempt, prompt, completion, packed, row, timeouts, state in requests
+        for attempt, prompt, completion, packed, row, timeouts, state, messages in requests
         for ids in [memoryview(packed).cast("i").tolist()]
     ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, EngineId, PromptId, Sample
 from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun
+from rollpacker.runtime.conversation import Conversation
 from rollpacker.runtime.samples import State
 
 
@@ -20,6 +21,8 @@ class Stage(Enum):
     """Where an attempt is."""
 
     RUNNING = auto()
+    ACTING = auto()
+    """Its environment is at work."""
     MIGRATING = auto()
     STOPPING = auto()
     GRADING = auto()
@@ -28,6 +31,8 @@ class Stage(Enum):
 
 
 DECODING = (Stage.RUNNING, Stage.MIGRATING)
+GENERATING = (*DECODING, Stage.ACTING)
+"""Of those whose response is not there yet."""
 
 
 class _Nothing(Mapping[str, Any]):
@@ -50,7 +55,7 @@ class _Nothing(Mapping[str, Any]):
 _NOTHING = _Nothing()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Attempt:
     """One attempt from start to verdict. Times are seconds of the run's clock."""
 
@@ -60,13 +65,18 @@ class Attempt:
     engine: EngineId
     prompt_tokens: NDArray[np.int32]
     start_s: float
+    since_s: float | None
+    """When it came to the engine, or began its turn there; None while its environment is at work.
+    """
     stage: Stage = Stage.RUNNING
     target: EngineId | None = None
     """Where a migrating attempt goes."""
     stays: tuple[tuple[EngineId, float, float], ...] = ()
     """Where it decoded before it last moved, from and to when."""
     begun: Output | None = None
-    """What it was when it last moved."""
+    """What it was when it last moved, or when its turn began."""
+    conversation: Conversation | None = None
+    """With its environment, if it has one."""
     earlier: Drafted = NO_DRAFTS
     """What drafts brought before."""
     end_s: float | None = None
@@ -86,8 +96,11 @@ class Attempt:
 
     @property
     def tokens(self) -> int:
-        """Response tokens so far known."""
-        return 0 if self.output is None else len(self.output.tokens)
+        """Sampled tokens so far known."""
+        if self.output is None:
+            return 0
+        put_in = 0 if self.conversation is None else self.conversation.put_in
+        return len(self.output.tokens) - put_in
 
     @property
     def drafts(self) -> Drafted:
@@ -96,17 +109,34 @@ class Attempt:
 
     def move(self, engine: EngineId, now: float, begun: Output) -> None:
         """It goes on elsewhere."""
-        began = self.stays[-1][2] if self.stays else self.start_s
-        self.stays = (*self.stays, (self.engine, began, now))
+        self._stay(now)
         self.engine, self.target, self.begun = engine, None, begun
         self.earlier = self.earlier.plus(begun.drafts)
-        self.stage = Stage.RUNNING
+        self.stage, self.since_s = Stage.RUNNING, now
+
+    def end_turn(self, now: float, output: Output) -> None:
+        """It has ended a turn."""
+        assert self.conversation is not None
+        self._stay(now)
+        self.output, self.since_s = output, None
+        self.conversation.end_turn(len(output.tokens))
+
+    def go_on(self, output: Output) -> None:
+        """Its environment has answered: so it begins its next turn."""
+        self.earlier = self.drafts
+        self.output = self.begun = output
+
+    def _stay(self, now: float) -> None:
+        """It decoded where it is until now."""
+        if self.since_s is not None:
+            self.stays = (*self.stays, (self.engine, self.since_s, now))
 
     def decoding(self, end: float) -> list[tuple[EngineId, float, float]]:
         """Where and when it decoded, until ``end`` at the latest."""
-        began = self.stays[-1][2] if self.stays else self.start_s
+        if self.since_s is None:
+            return list(self.stays)
         stop = end if self.end_s is None else self.end_s
-        return [*self.stays, (self.engine, began, stop)]
+        return [*self.stays, (self.engine, self.since_s, stop)]
 
     def sample(self) -> Sample:
         """The finished, graded response."""
@@ -122,4 +152,11 @@ class Attempt:
             weights_version=self.output.weights_version,
             reward=self.reward,
             rewards={name: s for name, s in self.rewards.items() if s is not None},
+            loss_mask=self.loss_mask(),
         )
+
+    def loss_mask(self) -> NDArray[np.bool_] | None:
+        """True on what was sampled; None: all of it."""
+        if self.conversation is None or not self.conversation.added or self.output is None:
+            return None
+        return self.conversation.loss_mask(len(self.output.tokens))

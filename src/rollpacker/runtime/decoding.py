@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, sampling_seed
+from rollpacker.core.types import AttemptId, EngineId, FinishReason, sampling_seed
 from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.attempts import DECODING, Attempt, Stage
+from rollpacker.runtime.attempts import GENERATING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.conversation import Conversation
+from rollpacker.runtime.episodes import Answered, Episodes
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.hints import Hints
 from rollpacker.runtime.problems import Problems
@@ -35,6 +39,7 @@ class Decoding:
         seed: the run's.
         lockstep: engines that have reported wait for ``proceed``.
         hints: texts that engines may take drafts from; None where they draft nothing.
+        episodes: the attempts' environments; None where they have none.
         post: takes the events.
         clock: seconds since the run began.
     """
@@ -51,6 +56,7 @@ class Decoding:
         hints: Hints | None,
         post: Callable[..., None],
         clock: Clock,
+        episodes: Episodes | None = None,
     ) -> None:
         self._workers = workers
         self._problems = problems
@@ -59,6 +65,7 @@ class Decoding:
         self._seed = seed
         self._lockstep = lockstep
         self._hints = hints
+        self._episodes = episodes
         self._post = post
         self._clock = clock
         self._record = StepRecord(step=0, start_s=0.0)
@@ -82,26 +89,61 @@ class Decoding:
     # What is to be done; ``send`` sends it -----------------------------------------------------
 
     def start(self, decision: do.StartAttempt) -> None:
-        """Sample a response, unless it is known from before the step was interrupted."""
+        """Begin a response, unless it is known from before the step was interrupted."""
+        now = self._clock()
         attempt = self._record.attempts[decision.attempt] = Attempt(
             id=decision.attempt,
             prompt=decision.prompt,
             index=decision.index,
             engine=decision.engine,
             prompt_tokens=self._problems.tokens[decision.prompt],
-            start_s=self._clock(),
+            start_s=now,
+            since_s=now,
         )
         known = self._graded.find(decision.prompt, decision.index)
-        if known is None:
+        if known is not None:
+            known.restore(attempt)
+            self._post(self._finished(known.of(decision.attempt).output))
+        elif self._episodes is None:
             self._outbox[decision.engine].append(attempt)
         else:
-            self._post(self._finished(known.of(decision.attempt).output))
+            attempt.since_s = None
+            self._episodes.begin(attempt, self._problems)
+
+    def step_environment(self, decision: do.StepEnvironment) -> None:
+        """Give an attempt's environment the turn that has ended."""
+        assert self._episodes is not None
+        self._episodes.step(self._record.attempts[decision.attempt])
+
+    def go_on(self, decision: do.ContinueAttempt) -> None:
+        """Sample an attempt's next turn."""
+        attempt = self._record.attempts[decision.attempt]
+        attempt.stage, attempt.since_s = Stage.RUNNING, self._clock()
+        attempt.engine = decision.engine
+        self._outbox[decision.engine].append(attempt)
 
     def abort(self, attempt: Attempt) -> None:
-        """Stop one that is decoding; its end is an event when the engine has said so."""
+        """Stop one whose response is not there; its end is an event when the engine has said so,
+        or at once where its environment is at work."""
+        acting = attempt.stage is Stage.ACTING
+        self._close(attempt)
         if attempt.stage is Stage.RUNNING:
             self._stopping[attempt.engine].append(attempt.id)
         attempt.stage = Stage.STOPPING
+        if acting:
+            self._forget(attempt)
+            attempt.end_s = self._clock()
+            self._post(self.aborted(attempt))
+
+    def _close(self, attempt: Attempt) -> None:
+        """Its episode, if it has one, is not wanted any more."""
+        if self._episodes is not None:
+            self._episodes.close(attempt)
+
+    def _forget(self, attempt: Attempt) -> None:
+        """The engine need not keep what it has of an attempt's turns."""
+        if attempt.stays:
+            self._stopping[attempt.engine].append(attempt.id)
 
     def migrate(self, decision: do.MigrateAttempts) -> None:
         """Stop these; when they have, they go on elsewhere."""
@@ -112,6 +154,11 @@ class Decoding:
                 self._stopping[decision.source].append(id_)
             elif attempt.stage is Stage.MIGRATING:
                 attempt.target = decision.target
+            elif attempt.stage is Stage.ACTING:
+                self._forget(attempt)
+                attempt.engine = decision.target
+                tokens = attempt.tokens
+                self._post(ev.AttemptMigrated(attempt=id_, engine=decision.target, tokens=tokens))
 
     def form(self, decision: do.FormEngine) -> None:
         """Put devices together when what they decode is told to stop."""
@@ -172,7 +219,10 @@ class Decoding:
             params=self._params,
             seed=sampling_seed(self._seed, self._record.step, attempt.prompt, attempt.index),
         )
-        if (begun := attempt.begun) is not None:
+        begun = attempt.begun
+        if self._episodes is not None:
+            request = self._episodes.request(request, attempt)
+        elif begun is not None:
             request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
         if self._hints is None:
             return request
@@ -216,7 +266,8 @@ class Decoding:
             self.aborted(attempt) for attempt in attempts if attempt.stage is Stage.STOPPING
         ]
         for attempt in attempts:
-            if attempt.stage in DECODING:
+            if attempt.stage in GENERATING:
+                self._close(attempt)
                 attempt.stage, attempt.verdict = Stage.OVER, "failed"
                 attempt.end_s = self._clock()
         return events
@@ -233,9 +284,33 @@ class Decoding:
                 f"attempt {attempt.id} was sampled by weights {output.weights_version} "
                 f"in step {self._record.step}"
             )
-        attempt.output, attempt.end_s = output, self._clock()
         if attempt.stage is Stage.STOPPING:
+            attempt.output, attempt.end_s = output, self._clock()
             return self.aborted(attempt)
+        if attempt.conversation is not None and not attempt.conversation.over:
+            return self._turned(attempt, output)
+        return self._ended(attempt, output)
+
+    def _turned(self, attempt: Attempt, output: Output) -> ev.TurnFinished:
+        """Its environment is next; the policy has the word."""
+        assert attempt.conversation is not None
+        moving = attempt.stage is Stage.MIGRATING and attempt.target in self._workers.engines
+        attempt.end_turn(self._clock(), output)
+        if moving and attempt.target is not None:
+            attempt.engine = attempt.target
+            tokens = attempt.tokens
+            self._post(ev.AttemptMigrated(attempt=attempt.id, engine=attempt.engine, tokens=tokens))
+        attempt.stage = Stage.ACTING
+        return ev.TurnFinished(
+            attempt=attempt.id,
+            turn=len(attempt.conversation.turns) - 1,
+            tokens=attempt.tokens,
+            finish_reason=output.finish_reason,
+        )
+
+    def _ended(self, attempt: Attempt, output: Output) -> ev.AttemptFinished:
+        """The response is there."""
+        attempt.output, attempt.end_s = output, self._clock()
         attempt.stage = Stage.GRADING
         if self._hints is not None:
             self._hints.finished(attempt.prompt, output.tokens)
@@ -267,9 +342,50 @@ class Decoding:
 
     def _failed(self, id_: AttemptId, error: str) -> ev.Event:
         attempt = self._record.attempts[id_]
+        self._close(attempt)
         attempt.end_s = self._clock()
         if attempt.stage is Stage.STOPPING:
             return self.aborted(attempt)
         attempt.stage, attempt.verdict = Stage.OVER, "failed"
         self._record.faults.append(f"attempt {id_} of prompt {attempt.prompt}: {error}")
         return ev.AttemptFailed(attempt=id_, error=error)
+
+    def answered(self, answers: Sequence[Answered]) -> None:
+        """Environments have answered. Raises ``ValueError`` when no others can."""
+        assert self._episodes is not None
+        if (broken := self._episodes.broken) is not None:
+            raise ValueError(broken)
+        self._post(*(self._answered(each) for each in answers))
+
+    def _answered(self, answered: Answered) -> ev.Event:
+        attempt, conversation = answered.attempt, answered.attempt.conversation
+        assert conversation is not None
+        if answered.error:
+            attempt.stage, attempt.verdict, attempt.end_s = Stage.OVER, "failed", self._clock()
+            self._forget(attempt)
+            self._record.faults.append(f"environment of prompt {attempt.prompt}: {answered.error}")
+            return ev.EpisodeFailed(
+                attempt=attempt.id, error=answered.error, blameless=answered.blameless
+            )
+        if answered.over:
+            self._forget(attempt)
+            return self._ended(attempt, self._whole(attempt, conversation))
+        return ev.EnvironmentReplied(
+            attempt=attempt.id,
+            turn=len(conversation.turns) - 1,
+            tokens=answered.tokens,
+            seconds=answered.seconds,
+        )
+
+    def _whole(self, attempt: Attempt, conversation: Conversation) -> Output:
+        """The response of an episode that is over."""
+        reason: FinishReason = "length" if conversation.over == "length" else "stop"
+        if attempt.output is None:
+            return Output(
+                attempt=attempt.id,
+                tokens=np.zeros(0, np.int32),
+                logprobs=np.zeros(0, np.float32),
+                finish_reason=reason,
+                weights_version=self._record.step,
+            )
+        return replace(attempt.output, finish_reason=reason)

@@ -160,6 +160,7 @@ class EngineWorker:
             decode_steps=now.steps - before.steps,
             generated_tokens=now.generated_tokens - before.generated_tokens,
             prefill_tokens=now.prefill_tokens - before.prefill_tokens,
+            cached_tokens=now.cached_tokens - before.cached_tokens,
             preemptions=now.preemptions - before.preemptions,
             cpu_s=time.process_time() - self._cpu_before,
             decode_cpu_s=self._decode_cpu_s,

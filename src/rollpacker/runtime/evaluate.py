@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,10 @@ from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.environment_metrics import environment_metrics
+from rollpacker.runtime.episodes import Answered, Episodes
 from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.grading import logged_metrics
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.protocols import Graders, Listener, Loss, Workers
@@ -36,6 +40,7 @@ class Evaluator:
         params: how answers are sampled.
         clock: the run's.
         progress: shows how far an evaluation is, and its accuracy.
+        episodes: the attempts' environments; None where they have none.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Evaluator:
         params: SamplingParams,
         clock: Clock,
         progress: Progress,
+        episodes: Episodes | None = None,
     ) -> None:
         self._config = config
         self._seed = seed
@@ -58,6 +64,8 @@ class Evaluator:
         self._params = params
         self._clock = clock
         self._progress = progress
+        self._episodes = episodes
+        self._sampling = params
         self._kind = "sampled"
         self._attempts: dict[AttemptId, Attempt] = {}
         self._missing = 0
@@ -90,8 +98,13 @@ class Evaluator:
         self._rewards.begin_step(version)
         self._attempts = {}
         listener = Listener(self._report, lambda _replica, _report: None, self._lose)
-        with self._workers.listen(listener), self._rewards.listen(self._take_grades):
-            self._start(params, count)
+        self._sampling = params
+        grades = self._rewards.listen(self._take_grades)
+        episodes = contextlib.nullcontext()
+        if self._episodes is not None:
+            episodes = self._episodes.listen(self._take_answers)
+        with self._workers.listen(listener), grades, episodes:
+            self._start(count)
             self._show()
             await self._done
         result = self._metrics()
@@ -107,33 +120,48 @@ class Evaluator:
         if self._done is not None and not self._done.done():
             self._done.set_exception(DroppedError("the evaluation was dropped"))
 
-    def _start(self, params: SamplingParams, count: int) -> None:
+    def _start(self, count: int) -> None:
         engines = self._workers.engines
-        batches: dict[EngineId, list[Request]] = {engine: [] for engine in engines}
+        batches: dict[EngineId, list[Attempt]] = {engine: [] for engine in engines}
         for place, (prompt, tokens) in enumerate(self._problems.tokens.items()):
             engine = engines[place % len(engines)]
             for index in range(count):
                 # Below zero: never the id of an attempt of the run.
                 attempt = AttemptId(-1 - place * count - index)
-                request = Request(
-                    attempt=attempt,
-                    group=prompt,
-                    prompt=tokens,
-                    params=params,
-                    seed=sampling_seed(self._seed, _EVALUATION, prompt, index),
-                )
                 self._attempts[attempt] = Attempt(
                     id=attempt,
                     prompt=prompt,
                     index=index,
                     engine=engine,
                     prompt_tokens=tokens,
-                    start_s=self._clock(),
+                    start_s=(now := self._clock()),
+                    since_s=now,
                 )
-                batches[engine].append(request)
+                batches[engine].append(self._attempts[attempt])
         self._missing = len(self._attempts)
-        for engine, requests in batches.items():
-            self._workers.to_engine(engine, msg.Submit(requests=requests))
+        for engine, attempts in batches.items():
+            if self._episodes is None:
+                self._submit(engine, attempts)
+                continue
+            for each in attempts:
+                self._episodes.begin(each, self._problems)
+
+    def _submit(self, engine: EngineId, attempts: Sequence[Attempt]) -> None:
+        requests = [self._request(attempt) for attempt in attempts]
+        self._workers.to_engine(engine, msg.Submit(requests=requests))
+
+    def _request(self, attempt: Attempt) -> Request:
+        """A response, or the next turn of one."""
+        request = Request(
+            attempt=attempt.id,
+            group=attempt.prompt,
+            prompt=attempt.prompt_tokens,
+            params=self._sampling,
+            seed=sampling_seed(self._seed, _EVALUATION, attempt.prompt, attempt.index),
+        )
+        if self._episodes is None:
+            return request
+        return self._episodes.request(request, attempt)
 
     def _report(self, engine: EngineId, report: msg.EngineReport) -> None:
         if self._done is None or self._done.done():
@@ -143,12 +171,37 @@ class Evaluator:
                 finished = [self._attempts[output.attempt] for output in report.outputs]
                 for attempt, output in zip(finished, report.outputs, strict=True):
                     attempt.output = output
+                if self._episodes is None:
+                    self._grade(finished)
+                else:
+                    for attempt, output in zip(finished, report.outputs, strict=True):
+                        attempt.end_turn(self._clock(), output)
+                        self._episodes.step(attempt)
                 self._workers.to_engine(engine, msg.Proceed())
-                self._grade(finished)
             case msg.Failed():
                 self._fail(report.error)
+            case msg.Aborted():
+                pass
             case _:
                 self._fail(f"unexpected report {report!r}")
+
+    def _take_answers(self, answers: Sequence[Answered]) -> None:
+        """Environments have answered; one that failed counts as an answer without a reward."""
+        assert self._episodes is not None
+        if (broken := self._episodes.broken) is not None:
+            self._end(ValueError(broken))
+            return
+        over = [each.attempt for each in answers if each.over]
+        self._missing -= sum(bool(each.error) for each in answers)
+        for each in answers:
+            if each.over or each.error:
+                forget = msg.Abort(attempts=[each.attempt.id])
+                self._workers.to_engine(each.attempt.engine, forget)
+            else:
+                self._submit(each.attempt.engine, [each.attempt])
+        self._grade(over)
+        self._finish()
+        self._episodes.settle()
 
     def _grade(self, attempts: Sequence[Attempt]) -> None:
         rows = self._problems.rows
@@ -164,8 +217,11 @@ class Evaluator:
         for grade in grades:
             attempt = self._attempts.get(grade.attempt)
             if attempt is not None:
-                attempt.reward = grade.reward
+                attempt.reward, attempt.metrics = grade.reward, grade.metrics
                 self._missing -= 1
+        self._finish()
+
+    def _finish(self) -> None:
         self._show()
         if self._missing == 0 and self._done is not None and not self._done.done():
             self._done.set_result(None)
@@ -202,4 +258,8 @@ class Evaluator:
             f"eval/{kind}_clipped_ratio": float(np.mean(clipped)),
             "eval/problems": float(len(self._problems.tokens)),
             "eval/ungraded": float(len(attempts) - len(graded)),
+            **{
+                f"eval/{kind}_{name}": value
+                for name, value in (environment_metrics(graded) | logged_metrics(graded)).items()
+            },
         }

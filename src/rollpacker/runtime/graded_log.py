@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun, Grade
 from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.conversation import Conversation
 from rollpacker.runtime.durable import AppendFile
 
 Buffer = bytes | memoryview
@@ -34,6 +36,15 @@ class GradedResponse:
 
     output: Output
     grade: Grade
+    prompt_tokens: NDArray[np.int32] | None = None
+    """Where its environment has put another prompt in the row's place."""
+    conversation: Conversation | None = None
+
+    def restore(self, attempt: Attempt) -> None:
+        """Give an attempt what it had said to its environment."""
+        attempt.conversation = self.conversation
+        if self.prompt_tokens is not None:
+            attempt.prompt_tokens = self.prompt_tokens
 
     def of(self, attempt: AttemptId) -> GradedResponse:
         """The same under the id that it has now."""
@@ -45,7 +56,7 @@ class GradedResponse:
             finish_reason=out.finish_reason,
             weights_version=out.weights_version,
         )
-        return GradedResponse(output, replace(old, attempt=attempt))
+        return replace(self, output=output, grade=replace(old, attempt=attempt))
 
 
 class GradedLog:
@@ -138,6 +149,11 @@ def _encode_attempt(attempt: Attempt) -> Sequence[Buffer]:
         "extra": dict(attempt.extra),
         "metrics": dict(attempt.metrics),
     }
+    conversation = attempt.conversation
+    if conversation is not None:
+        fields["conversation"] = conversation.to_json()
+        if conversation.changed:
+            fields["prompt_tokens"] = attempt.prompt_tokens.tolist()
     tokens = np.ascontiguousarray(attempt.output.tokens, dtype="<i4")
     logprobs = np.ascontiguousarray(attempt.output.logprobs, dtype="<f4")
     return _encode(fields, tokens.data, logprobs.data)
@@ -160,7 +176,13 @@ def _response(step: int, fields: Mapping[str, Any], body: bytes) -> GradedRespon
         extra=fields.get("extra", {}),
         metrics=fields.get("metrics", {}),
     )
-    return GradedResponse(output, grade)
+    prompt, conversation = fields.get("prompt_tokens"), fields.get("conversation")
+    return GradedResponse(
+        output,
+        grade,
+        None if prompt is None else np.array(prompt, np.int32),
+        None if conversation is None else Conversation.from_json(conversation),
+    )
 
 
 def _run(fields: Mapping[str, Any]) -> CodeRun:

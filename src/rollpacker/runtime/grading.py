@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rollpacker.core import events as ev
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts import DECODING, Attempt, Stage
+from rollpacker.runtime.attempts import GENERATING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.problems import Problems
@@ -78,7 +78,7 @@ class Grading:
     def _send_groups(self) -> None:
         # Responses that end in the same engine step are all told before anything is sent.
         attempts = self._record.attempts.values()
-        unfinished = {a.prompt for a in attempts if a.stage in DECODING}
+        unfinished = {a.prompt for a in attempts if a.stage in GENERATING}
         for prompt in {attempt.prompt: None for attempt in self._waiting}:
             if prompt not in unfinished:
                 group = [a for a in self._waiting if a.prompt == prompt]

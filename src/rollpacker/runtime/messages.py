@@ -169,6 +169,7 @@ class Work:
         decode_steps: of its engine.
         generated_tokens: sampled.
         prefill_tokens: of prompts, and of responses that were recomputed.
+        cached_tokens: of requests whose last turn's KV was found, and which were not prefilled.
         preemptions: sequences thrown out for lack of KV.
         cpu_s: CPU seconds of the process.
         decode_cpu_s: those spent in the engine.
@@ -182,6 +183,7 @@ class Work:
     cpu_s: float
     decode_cpu_s: float
     peak_kv: float = 0.0
+    cached_tokens: int = 0
 
     def __add__(self, other: Work) -> Work:
         """Of both."""
@@ -193,6 +195,7 @@ class Work:
             cpu_s=self.cpu_s + other.cpu_s,
             decode_cpu_s=self.decode_cpu_s + other.decode_cpu_s,
             peak_kv=max(self.peak_kv, other.peak_kv),
+            cached_tokens=self.cached_tokens + other.cached_tokens,
         )
 
 

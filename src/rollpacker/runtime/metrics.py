@@ -47,7 +47,7 @@ class Tail:
 
 def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Lengths in tokens: ``completions/*``; "terminated" responses are those not cut off."""
-    lengths = np.array([sample.tokens.size for sample in samples], np.float64)
+    lengths = np.array([sample.sampled for sample in samples], np.float64)
     ended = np.array([sample.finish_reason == "stop" for sample in samples], bool)
     result: dict[str, float] = {}
     for name, some in (("", lengths), ("terminated_", lengths[ended])):

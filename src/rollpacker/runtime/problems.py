@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import Prompt, PromptId
-from rollpacker.data.base import Row
+from rollpacker.data.base import Message, Row
 from rollpacker.data.source import Source
 
 
@@ -19,6 +19,7 @@ class Problems:
         rows: the problems; by id already where they are read when they are asked for.
         tokens: encoded prompt of each row, shape (P,), int32.
         source: draws each prompt once an epoch.
+        chat: the chat messages of a row, for environments; None where there are none.
     """
 
     def __init__(
@@ -26,10 +27,12 @@ class Problems:
         rows: Sequence[Row] | dict[PromptId, Row],
         tokens: Mapping[PromptId, NDArray[np.int32]],
         source: Source,
+        chat: Callable[[Row], list[Message]] | None = None,
     ) -> None:
         self.rows = rows if isinstance(rows, dict) else {row.id: row for row in rows}
         self.tokens = tokens
         self.source = source
+        self.chat = chat
 
     @property
     def longest(self) -> int:

@@ -12,13 +12,14 @@ from typing import Any, overload
 
 import numpy as np
 
-from rollpacker.config import CodeTimeoutConfig, GradingConfig, RewardConfig
+from rollpacker.config import CodeTimeoutConfig, EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.policy.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.environment_reward import EnvironmentReward
 from rollpacker.runtime.texts import backend
 
 
@@ -35,6 +36,7 @@ class Rewards:
             calls.
         max_steps: steps of the whole run, and
         epochs: its passes over the data, for functions that ask how far it is.
+        environment: whose rewards are added; None where there is none.
 
     Raises ``ValueError`` when two rewards have one name or an option is wrong.
     """
@@ -49,6 +51,7 @@ class Rewards:
         deterministic: bool = False,
         max_steps: int = 0,
         epochs: int = 1,
+        environment: EnvironmentConfig | None = None,
     ) -> None:
         self._state = TrainerState(max_steps=max_steps, num_train_epochs=epochs)
         self._code = [reward for reward in rewards if reward.runs_programs]
@@ -66,6 +69,9 @@ class Rewards:
             columns=columns,
             tokenizer=backend(tokenizer),
         )
+        self._environment = EnvironmentReward(environment, alone=not rewards)
+        self._ready: list[Attempt] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> list[str]:
@@ -75,6 +81,7 @@ class Rewards:
         """
         self._pool.wait_ready()
         self._pool.attach(loop, self._take)
+        self._loop = loop
         return _counted(self._pool.said())
 
     @contextlib.contextmanager
@@ -113,8 +120,23 @@ class Rewards:
         What is not ``training`` is measured alike at all times: its programs get the longest
         timeout, and theirs change no timeout.
         """
-        requests = [self._request(attempt, rows[attempt.prompt], training) for attempt in attempts]
-        self._pool.submit(requests, group=self._pool.needs_group)
+        seen = self._environment.note(attempts)
+        if alone := [attempt for attempt in attempts if attempt not in seen]:
+            self._give(alone)
+        requests = [self._request(attempt, rows[attempt.prompt], training) for attempt in seen]
+        if requests:
+            self._pool.submit(requests, group=self._pool.needs_group)
+
+    def _give(self, attempts: Sequence[Attempt]) -> None:
+        """Their rewards are known: they are told when the caller is done."""
+        assert self._loop is not None
+        if not self._ready:
+            self._loop.call_soon(self._tell)
+        self._ready += attempts
+
+    def _tell(self) -> None:
+        ready, self._ready = self._ready, []
+        self._listener(self._environment.alone(ready))
 
     def _request(self, attempt: Attempt, row: Row, training: bool) -> GradeRequest:
         assert attempt.output is not None
@@ -132,6 +154,7 @@ class Rewards:
             ),
             source=row.id,
             state=self._state,
+            messages=() if attempt.conversation is None else attempt.conversation.messages,
         )
 
     def _count_tests(self, row: Row) -> int:
@@ -149,7 +172,7 @@ class Rewards:
             prompt = self._observed.pop(grade.attempt, None)
             if prompt is not None:
                 self.recall(prompt, grade)
-        self._listener(grades)
+        self._listener([self._environment.add(grade) for grade in grades])
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:
         """Learn from a grade: one that has just come, or that of an interrupted step."""
@@ -160,11 +183,13 @@ class Rewards:
     def cancel(self, attempt: AttemptId) -> None:
         """Forget an attempt; its result, if it comes, is dropped and its program is stopped."""
         self._observed.pop(attempt, None)
+        self._environment.forget(attempt)
+        self._ready = [each for each in self._ready if each.id != attempt]
         self._pool.cancel([attempt])
 
     def pending(self) -> dict[AttemptId, float]:
         """What is being waited for, and for how many seconds."""
-        return self._pool.pending()
+        return self._pool.pending() | {attempt.id: 0.0 for attempt in self._ready}
 
     def end_step(self) -> list[str]:
         """A step is over; returns what failed in it and was mended."""
@@ -220,7 +245,7 @@ def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
     """Raise ``ValueError`` where rows and rewards do not fit: a domain without a reward, a reward
     for a domain that no row has, answers to compare with or programs to run on rows without."""
     domains = {row.domain: row for row in rows}
-    for domain in domains:
+    for domain in domains if rewards else ():
         if not any(reward.applies(domain) for reward in rewards):
             raise ValueError(
                 f"rewards: none is for the rows of domain '{domain}': "

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,9 +21,10 @@ from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.attempts import DECODING
+from rollpacker.runtime.attempts import GENERATING
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.decoding import Decoding
+from rollpacker.runtime.episodes import Answered, Episodes
 from rollpacker.runtime.faults import WorkerError
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.grading import Grading
@@ -53,6 +55,7 @@ class Rollout:
             interrupted.
         clock: seconds since the run began.
         phases: gives nodes to sum gradients on when the rollout is over; None: its own.
+        episodes: the attempts' environments; None where they have none.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class Rollout:
         graded: GradedLog,
         clock: Clock,
         phases: Phases | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
+        self._episodes = episodes
         self._workers = workers
         self._problems = problems
         self._rewards = rewards
@@ -90,6 +95,7 @@ class Rollout:
             config.seed,
             lockstep=self._lockstep,
             hints=Hints() if policy.speculates else None,
+            episodes=episodes,
             post=self._pump.post,
             clock=clock,
         )
@@ -107,6 +113,8 @@ class Rollout:
             do.DrawPrompts: self._draw,
             do.BeginRound: self._begin_round,
             do.StartAttempt: self._decoding.start,
+            do.StepEnvironment: self._decoding.step_environment,
+            do.ContinueAttempt: self._decoding.go_on,
             do.AbortAttempt: self._abort,
             do.MigrateAttempts: self._decoding.migrate,
             do.FormEngine: self._decoding.form,
@@ -153,7 +161,10 @@ class Rollout:
             self._hear_of_loss,
         )
         grades = self._rewards.listen(self._guarded(self._take_grades))
-        with self._workers.listen(listener), grades:
+        episodes = contextlib.nullcontext()
+        if self._episodes is not None:
+            episodes = self._episodes.listen(self._guarded(self._take_answers))
+        with self._workers.listen(listener), grades, episodes:
             yield
 
     async def generate(self) -> None:
@@ -176,7 +187,8 @@ class Rollout:
     async def publish(self) -> None:
         """Bring the new weights to the engines."""
         await self._published
-        self.record.faults[:0] = self._rewards.end_step()
+        said = [] if self._episodes is None else self._episodes.said()
+        self.record.faults[:0] = [*self._rewards.end_step(), *said]
         self.record.end_s = self._clock()
 
     def end_epoch(self, epoch: int) -> None:
@@ -228,7 +240,7 @@ class Rollout:
 
     def _abort(self, decision: do.AbortAttempt) -> None:
         attempt = self.record.attempts[decision.attempt]
-        if attempt.stage in DECODING:
+        if attempt.stage in GENERATING:
             self._decoding.abort(attempt)
         else:
             self._rewards.cancel(attempt.id)
@@ -336,9 +348,16 @@ class Rollout:
         self._grading.take(grades)
         self._settle()
 
+    def _take_answers(self, answers: Sequence[Answered]) -> None:
+        self._decoding.answered(answers)
+        self._settle()
+
     def _settle(self) -> None:
-        """In lockstep, decoding goes on when all that finished is graded, in a fixed order."""
-        if self._lockstep and self._grading.settle():
+        """In lockstep, decoding goes on when environments have answered all turns and all that
+        finished is graded, in a fixed order."""
+        if not self._lockstep or not (self._episodes is None or self._episodes.settle()):
+            return
+        if self._grading.settle():
             self._decoding.proceed()
 
     def _hear_of_loss(self, loss: Loss) -> None:

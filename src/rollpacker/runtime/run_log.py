@@ -18,7 +18,9 @@ from rollpacker.core.types import Group, ReplicaId
 from rollpacker.policy.fleet import Fleet
 from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.reward.functions import reward_names
+from rollpacker.runtime import environment_reward
 from rollpacker.runtime.durable import AppendFile, cut_jsonl, replace_file
+from rollpacker.runtime.environment_metrics import environment_metrics
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.grading import logged_metrics
 from rollpacker.runtime.metrics import (
@@ -87,8 +89,9 @@ class RunLog:
             config.samples,
             last_step=last_step,
             say=progress.note,
-            rewards=reward_names(config.rewards),
+            rewards=_reward_names(config),
             programs=self._programs,
+            turns=config.environment is not None,
         )
         self._metrics = MetricsLog(
             folder, last_step=last_step, trackers=trackers, say=progress.note
@@ -152,6 +155,7 @@ class RunLog:
         metrics["grading/resampled"] = record.resampled()
         graded = record.attempts.values() if self._programs else ()
         metrics |= program_metrics(graded)
+        metrics |= environment_metrics(record.kept)
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()}
         metrics |= {f"speculation/{name}": value for name, value in record.drafts().items()}
         metrics["start_s"] = record.start_s
@@ -195,6 +199,7 @@ class RunLog:
                 completion=self._texts.completion(attempt) if self._kept.texts else None,
                 completion_ids=None if output is None else output.tokens,
                 program=next(iter(attempt.runs.values()), None),
+                conversation=attempt.conversation,
             )
             self._samples.add(row)
         self._samples.end_step()
@@ -241,6 +246,11 @@ class RunLog:
                 stack.callback(part.close)
             self._writer.shutdown()
             self._written.result()
+
+
+def _reward_names(config: RunConfig) -> list[str]:
+    own = [] if config.environment is None else [environment_reward.NAME]
+    return [*reward_names(config.rewards), *own]
 
 
 def _places(fleet: Fleet, replica: ReplicaId) -> list[tuple[int, dict[str, Any]]]:

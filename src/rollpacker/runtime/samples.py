@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from rollpacker.config import SamplesConfig
 from rollpacker.core import sample_columns
+from rollpacker.core.codec import dumps
 from rollpacker.core.types import AttemptId, EngineId, FinishReason, PromptId, RoundKind
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime import sample_table as table
+from rollpacker.runtime.conversation import Conversation
 from rollpacker.runtime.durable import replace_file
 
 State = Literal["kept", "aborted", "dropped", "failed"]
@@ -62,6 +64,7 @@ class Row:
     completion: str | None = None
     completion_ids: NDArray[np.int32] | None = None
     program: CodeRun | None = None
+    conversation: Conversation | None = None
 
     def numbers(self) -> tuple[object, ...]:
         """Values of ``NUMBERS`` and ``VERDICTS``."""
@@ -97,6 +100,7 @@ class SampleLog:
             damaged file is moved aside, and when the table reaches its size limit.
         rewards: names of the reward functions, each of which gets a column.
         programs: whether a reward runs programs: then there are ``PROGRAM``'s columns.
+        turns: whether an environment takes part: then there are those of ``TURNS``.
         flush_s: longest time, seconds, that rows of finished steps wait in memory.
     """
 
@@ -109,6 +113,7 @@ class SampleLog:
         say: Callable[[str], None],
         rewards: Sequence[str] = (),
         programs: bool = False,
+        turns: bool = False,
         flush_s: float = 10.0,
     ) -> None:
         config = config or SamplesConfig()
@@ -118,6 +123,7 @@ class SampleLog:
         self._limit = int(config.max_gb * _GB)
         self._rewards = tuple(rewards)
         self._programs = programs
+        self._turns = turns
         self._schema = self._columns()
         self._rows: list[tuple[object, ...]] = []
         self._extras: list[Mapping[str, str]] = []
@@ -137,6 +143,7 @@ class SampleLog:
             **(sample_columns.TEXTS if self._texts else {}),
             **(sample_columns.TOKEN_IDS if self._token_ids else {}),
             **(sample_columns.PROGRAM if self._programs else {}),
+            **(sample_columns.TURNS if self._turns else {}),
         }
 
     def add(self, row: Row) -> None:
@@ -155,6 +162,8 @@ class SampleLog:
             self._bytes += 0 if ids is None else ids.nbytes
         if self._programs:
             values += _program(row.program)
+        if self._turns:
+            values += _turns(row.conversation, self._texts)
         self._rows.append(values)
         self._extras.append(row.extra)
         if self._bytes >= _FLUSH_BYTES:
@@ -236,3 +245,17 @@ def _program(run: CodeRun | None) -> tuple[object, ...]:
     if run is None:
         return (None,) * len(sample_columns.PROGRAM)
     return run.verdict, list(run.tests), list(run.cpu_s), run.level, run.forgeable
+
+
+def _turns(conversation: Conversation | None, texts: bool) -> tuple[object, ...]:
+    if conversation is None:
+        return (None,) * len(sample_columns.TURNS)
+    turns = conversation.turns
+    return (
+        [turn.sampled for turn in turns],
+        [turn.added for turn in turns],
+        [turn.wait_s for turn in turns],
+        conversation.calls,
+        conversation.failed_calls,
+        dumps(conversation.messages).decode() if texts and conversation.messages else None,
+    )

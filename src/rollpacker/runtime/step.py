@@ -132,6 +132,7 @@ class StepRecord:
             "steps": max((w.decode_steps for w in work), default=0),
             "generated_tokens": sum(w.generated_tokens for w in work),
             "prefill_tokens": sum(w.prefill_tokens for w in work),
+            "cached_tokens": sum(w.cached_tokens for w in work),
             "preemptions": sum(w.preemptions for w in work),
         }
 

@@ -32,13 +32,13 @@ class Updates:
     Args:
         workers: the replicas.
         algorithm: gives advantages.
-        max_length: longest response in tokens (reward shaping, constant normalisers).
+        max_length: most sampled tokens of a response (reward shaping, constant normalisers).
         clock: the run's.
         full_softmax: the sampler's log-probabilities are those that the trainer would compute;
             otherwise they are computed again before the step's first update, for the groups of
             its later ones.
         mask_truncated: responses that were cut off are left out of the loss.
-        weigh: weights of the kept responses, by length, that undo censoring; None for none.
+        weigh: weights of the kept responses, by sampled tokens, that undo censoring; None for none.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Updates:
         samples = tuple(attempt.sample() for attempt in attempts)
         rewarded = self._algorithm.reward(
             np.array([sample.reward for sample in samples], np.float64),
-            np.array([len(sample.tokens) for sample in samples], np.int64),
+            np.array([sample.sampled for sample in samples], np.int64),
             self._max_length,
             np.array([self._mask_truncated and s.finish_reason == "length" for s in samples]),
         )
@@ -128,7 +128,7 @@ class Updates:
         if self._algorithm.needs_batch and groups:
             scaled = self._algorithm.batch_advantages(list(self._rewarded.values()))
         if self._weigh is not None and groups:
-            lengths = [len(sample.tokens) for group in groups for sample in group.samples]
+            lengths = [sample.sampled for group in groups for sample in group.samples]
             weights = np.array(self._weigh(lengths), np.float32)
             ends = np.cumsum([len(group.samples) for group in groups])[:-1]
             parts = np.split(weights, ends)
@@ -256,7 +256,10 @@ class Updates:
 def share_out(
     groups: Sequence[Group], replicas: Sequence[ReplicaId]
 ) -> dict[ReplicaId, list[Group]]:
-    """Groups for each replica, alike in tokens: the longest first, to whom has the least."""
+    """Groups for each replica, alike in tokens: the longest first, to whom has the least.
+
+    An environment's tokens count too: they are run.
+    """
     load = {replica: 0 for replica in replicas}
     shares: dict[ReplicaId, list[Group]] = {}
     for tokens, place in sorted(

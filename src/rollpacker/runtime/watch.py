@@ -65,11 +65,18 @@ class Watch:
             self._progress.waiting("; ".join(filter(None, waiting)) or None)
 
 
+_DOING = (
+    (DECODING, "response"),
+    ((Stage.ACTING,), "environment"),
+    ((Stage.GRADING,), "reward"),
+)
+
+
 def pending(record: StepRecord) -> str:
     """What a step is waiting for, in words: the oldest of each kind by name."""
     attempts = list(record.attempts.values())
     parts: list[str] = []
-    for stages, doing in ((DECODING, "response"), ((Stage.GRADING,), "reward")):
+    for stages, doing in _DOING:
         waiting = [attempt for attempt in attempts if attempt.stage in stages]
         if waiting:
             first = min(waiting, key=lambda attempt: attempt.id)

@@ -11,7 +11,11 @@ from rollpacker.sim.sequences import Request
 
 
 class Turn(NamedTuple):
-    """``tokens`` to generate; then tools answer for ``tool_s`` and put ``added`` tokens in."""
+    """``tokens`` to generate; then tools answer for ``tool_s`` and put ``added`` tokens in.
+
+    A first turn without tokens is the time that an environment takes to begin. Where the last one
+    has a ``tool_s``, the response ends when its environment has heard of it.
+    """
 
     tokens: int
     tool_s: float = 0.0
@@ -38,14 +42,14 @@ def recorded_turns(response: Response) -> Turns:
 
 
 def at_most(turns: Turns, tokens: int) -> Turns:
-    """The response cut off after so many tokens."""
+    """The response cut off after so many tokens; what hears of its end hears of that."""
     if len(turns) == 1 and turns[0].tokens <= tokens:
         return turns
     kept: list[Turn] = []
     left = tokens
     for turn in turns:
         if turn.tokens >= left:
-            return (*kept, Turn(left))
+            return (*kept, Turn(left, turns[-1].tool_s))
         kept.append(turn)
         left -= turn.tokens
     return tuple(kept)
@@ -59,7 +63,7 @@ class Course:
         attempt: its id.
         group: of its prompt.
         prompt_tokens: of its prompt.
-        turns: all of them, at least one.
+        turns: all of them, at least one that generates.
     """
 
     attempt: AttemptId
@@ -74,8 +78,6 @@ class Course:
     """Put in by tools so far."""
     generated: int = 0
     """Of this turn, when it comes to an engine."""
-    resume_at: float = 0.0
-    """When the tools have answered that this turn waits for."""
     _place: int = 0
 
     def __post_init__(self) -> None:
@@ -92,6 +94,25 @@ class Course:
         """Generated and put in by tools so far, without the prompt."""
         return self.tokens + self.added
 
+    @property
+    def opens(self) -> bool:
+        """Whether its environment has to begin before it can."""
+        return not self._place and not self.turns[0].tokens
+
+    @property
+    def turn(self) -> Turn:
+        """The one in progress."""
+        return self.turns[self._place]
+
+    @property
+    def number(self) -> int:
+        """Of this turn, from 0; -1 while its environment begins."""
+        return self._place if self.turns[0].tokens else self._place - 1
+
+    @property
+    def _last(self) -> bool:
+        return self._place + 1 == len(self.turns)
+
     def request(self) -> Request:
         """What is left of this turn."""
         return Request(
@@ -101,17 +122,20 @@ class Course:
             self.turns[self._place].tokens,
             self.generated,
             self.before + self.added,
-            self._place + 1 < len(self.turns),
+            not self._last,
         )
 
-    def end_turn(self, now: float) -> bool:
-        """This turn is over; whether another one follows."""
-        if self._place + 1 == len(self.turns):
-            return False
+    def end_turn(self) -> bool:
+        """This turn has been generated; whether tools are next."""
         turn = self.turns[self._place]
-        self._place += 1
         self.before += turn.tokens
-        self.added += turn.added
         self.generated = 0
-        self.resume_at = now + turn.tool_s
+        return not self._last or turn.tool_s > 0.0
+
+    def answer(self) -> bool:
+        """The tools of this turn have answered; whether another turn follows."""
+        if self._last:
+            return False
+        self.added += self.turns[self._place].added
+        self._place += 1
         return True

@@ -22,6 +22,9 @@ class Attempt:
     course: Course
     reward: float = 0.0
     decoding: bool = True
+    """An engine has it, or will."""
+    acting: bool = False
+    """Its environment is at work."""
     stopping: bool = False
     target: EngineId | None = None
     """Where a migrating attempt goes."""

@@ -46,8 +46,8 @@ class SimWorker:
     """Decodes while it has attempts, accumulates gradients while it has none.
 
     What it is told during a decode step takes effect at that step's end, during a gradient task
-    after it, and while its engine is being formed when that is done. Attempts that wait for tools
-    are held, but not by the engine.
+    after it, and while its engine is being formed when that is done. Of attempts that wait for
+    tools it only knows that they do.
 
     Args:
         id: its number among the workers.
@@ -56,9 +56,8 @@ class SimWorker:
         devices: that the engine runs on.
         max_running: most sequences decoded together.
         tool_kv: what becomes of KV during tool calls.
-        on_ended: takes attempts that finished in a step, and those stopped at its end with
+        on_ended: takes attempts whose turn ended in a step, and those stopped at its end with
             their tokens.
-        on_turn: told that a turn has ended or begun: it must settle when this instant is over.
         on_accumulated: takes a finished task.
     """
 
@@ -72,7 +71,6 @@ class SimWorker:
         max_running: int,
         tool_kv: ToolKv = "cached",
         on_ended: Callable[[int, Sequence[AttemptId], Mapping[AttemptId, int]], None],
-        on_turn: Callable[[int], None],
         on_accumulated: Callable[[int, Task], None],
     ) -> None:
         self.id = id
@@ -80,10 +78,9 @@ class SimWorker:
         self._max_running = max_running
         self._tool_kv: ToolKv = tool_kv
         self._on_ended = on_ended
-        self._on_turn = on_turn
         self._on_accumulated = on_accumulated
         self._attempts: dict[AttemptId, Course] = {}
-        self._at_tools: dict[AttemptId, Course] = {}
+        self._at_tools: set[AttemptId] = set()
         self._quiet_since: float | None = None
         self._stopping: list[AttemptId] = []
         self._stop_at = math.inf
@@ -106,13 +103,13 @@ class SimWorker:
 
     @property
     def held(self) -> int:
-        """Attempts that it decodes, or that wait for it or for their tools."""
+        """Attempts that it decodes, or that wait for it."""
         return len(self._attempts)
 
     @property
     def decoding(self) -> bool:
         """Whether its engine has something to do."""
-        return len(self._attempts) > len(self._at_tools)
+        return bool(self._attempts)
 
     @property
     def busy(self) -> bool:
@@ -132,6 +129,7 @@ class SimWorker:
         """Another engine, on so many devices; nothing may be held."""
         assert not self._attempts, "attempts are moved before their engine changes"
         self._note_work()
+        self._count_quiet()
         self._costs, self.devices = costs, devices
         self._decoder, self._told = self._engine(), NO_DRAFTS
         self._due = None
@@ -170,32 +168,26 @@ class SimWorker:
             self._inbox.append(lambda: self.submit(course))
             return
         self._attempts[course.attempt] = course
-        self._go_on(course)
+        self._decoder.submit(self._agenda.now, course.request())
+        self._count_quiet()
 
-    def _go_on(self, course: Course) -> None:
-        """With this turn, when its tools have answered."""
-        if course.resume_at <= self._agenda.now:
-            self._decoder.submit(self._agenda.now, course.request())
-        else:
-            self._at_tools[course.attempt] = course
-            self._agenda.at(course.resume_at, lambda: self._answer(course))
-        if self._at_tools or self._quiet_since is not None:
-            self._count_quiet()
+    def wait(self, attempt: AttemptId) -> None:
+        """An attempt of this engine waits for its tools."""
+        self._at_tools.add(attempt)
+        self._count_quiet()
 
-    def _answer(self, course: Course) -> None:
-        """Tools have answered."""
-        if self._at_tools.get(course.attempt) is course and course.resume_at <= self._agenda.now:
-            del self._at_tools[course.attempt]
-            self._go_on(course)
-            self._on_turn(self.id)
+    def leave(self, attempt: AttemptId) -> None:
+        """It does not any more."""
+        self._at_tools.remove(attempt)
+        self._count_quiet()
 
     def _count_quiet(self) -> None:
-        """Keep the time in which all that is held waits for tools."""
+        """Keep the time in which it could decode, and all that it has waits for tools."""
         now = self._agenda.now
         if self._quiet_since is not None:
             self._work.tool_wait_s += (now - self._quiet_since) * self.devices
             self._quiet_since = None
-        if self._at_tools and not self.decoding:
+        if self._at_tools and not self._attempts and not self.training:
             self._quiet_since = now
 
     def stop(self, attempts: Sequence[AttemptId]) -> None:
@@ -234,25 +226,14 @@ class SimWorker:
             return
         self._due = None
         over = [AttemptId(a) for a, _ in self._decoder.advance(self._agenda.now)]
-        done = [attempt for attempt in over if self._end_turn(attempt)]
+        for attempt in over:
+            del self._attempts[attempt]
         stopped = self._stop_due()
-        if done or stopped:
-            self._on_ended(self.id, done, stopped)
-        elif over:
-            self._on_turn(self.id)
+        if over or stopped:
+            self._count_quiet()
+            self._on_ended(self.id, over, stopped)
         else:
             self.settle()
-
-    def _end_turn(self, attempt: AttemptId) -> bool:
-        """Whether that was its last."""
-        course = self._attempts[attempt]
-        if course.end_turn(self._agenda.now):
-            self._go_on(course)
-            return False
-        del self._attempts[attempt]
-        if self._at_tools:
-            self._count_quiet()
-        return True
 
     def _stop_due(self) -> dict[AttemptId, int]:
         """Stop what is to stop now; tokens by attempt."""
@@ -261,15 +242,12 @@ class SimWorker:
         ours = [attempt for attempt in self._stopping if attempt in self._attempts]
         self._stopping = []
         left = self._decoder.abort(self._agenda.now, ours)
-        return {attempt: self._drop(attempt, left.get(attempt, 0)) for attempt in ours}
+        return {attempt: self._drop(attempt, left[attempt]) for attempt in ours}
 
     def _drop(self, attempt: AttemptId, generated: int) -> int:
         """An attempt goes, with so many tokens of its turn; its tokens of all turns."""
         course = self._attempts.pop(attempt)
         course.generated = generated
-        if self._at_tools:
-            self._at_tools.pop(attempt, None)
-            self._count_quiet()
         return course.before + generated
 
     def accumulate(self, task: Task, not_before: float = 0.0) -> None:
@@ -285,6 +263,7 @@ class SimWorker:
             return
         task = self._tasks.popleft()
         self.training = True
+        self._count_quiet()
         self._work.train_s += task.seconds
         self._trained_at = self._agenda.now + task.seconds
         self._agenda.at(self._trained_at, lambda: self._trained(task))
@@ -295,6 +274,7 @@ class SimWorker:
             return
         self._on_accumulated(self.id, task)
         self.training = False
+        self._count_quiet()
         self._open()
 
     def pressure(self) -> tuple[int, float]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
-from rollpacker.core.types import AttemptId, EngineId, GroupPart, RoundKind
+from rollpacker.core.types import AttemptId, GroupPart, RoundKind
 from rollpacker.policy.reward_timeouts import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.ahead import Rule
 from rollpacker.sim.course import Course, at_most
+from rollpacker.sim.decoding import Decoding
 from rollpacker.sim.grading import Grading
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult
@@ -61,6 +62,15 @@ class World:
             replica: self._engines[beside[0]] if beside else self._hire()
             for replica, beside in costs.fleet.beside.items()
         }
+        self._decoding = Decoding(
+            self._agenda,
+            self._engines,
+            costs=costs,
+            cap=cap,
+            touch=self._touch,
+            post=self._pump.post,
+            settle=self._post,
+        )
         self._grading = Grading(
             self._agenda,
             costs.rewards,
@@ -71,9 +81,7 @@ class World:
         )
         self._now = Step(number=-1, start_s=0.0)
         self._touched: set[int] = set()
-        self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
         self._settling = False
-        self._forming: dict[EngineId, tuple[EngineId, ...]] = {}
         self._true = Counter[str]()
         self._kept = Counter[str]()
 
@@ -86,7 +94,6 @@ class World:
             devices=self._costs.fleet.tp,
             max_running=self._costs.max_running,
             tool_kv=self._costs.tool_kv,
-            on_turn=self._turned,
             on_ended=self._ended,
             on_accumulated=self._accumulated,
         )
@@ -104,6 +111,7 @@ class World:
     def run_step(self, number: int) -> StepResult:
         """One synchronous step, from the weights' arrival to the next ones."""
         self._now = step = Step(number=number, start_s=self._agenda.now)
+        self._decoding.begin(step)
         for worker in self._workers:
             worker.begin_step(self._engine, self._costs.fleet.tp)
         self._agenda.after(self._costs.sync_s + self._costs.start_s, self._begin_rollout)
@@ -149,9 +157,7 @@ class World:
         for decision in decisions:
             if not isinstance(decision, do.DeferPrompt):
                 self._PERFORM[type(decision)](self, decision)
-        stopping, self._stopping = self._stopping, defaultdict(list)
-        for engine, attempts in stopping.items():
-            self._touch(self._engines[engine]).stop(attempts)
+        self._decoding.send()
 
     def _begin_round(self, decision: do.BeginRound) -> None:
         self._now.kind = decision.round
@@ -167,22 +173,26 @@ class World:
         if self._now.kind is not RoundKind.LONG:
             self._true["samples"] += 1
             self._true["tokens"] += course.tokens
-        self._now.attempts[decision.attempt] = Attempt(
+        attempt = self._now.attempts[decision.attempt] = Attempt(
             decision.prompt,
             decision.index,
             decision.engine,
             course,
             reward=self._workload.reward(self._now.number, decision.prompt, decision.index),
         )
-        self._touch(self._engines[decision.engine]).submit(course)
+        self._decoding.start(attempt)
+
+    def _step_environment(self, decision: do.StepEnvironment) -> None:
+        self._decoding.step_environment(decision)
+
+    def _go_on(self, decision: do.ContinueAttempt) -> None:
+        self._decoding.go_on(decision)
 
     def _abort(self, decision: do.AbortAttempt) -> None:
         attempt = decision.attempt
         known = self._now.attempts[attempt]
-        if known.decoding:
-            if known.target is None:
-                self._stopping[known.engine].append(attempt)
-            known.stopping, known.target = True, None
+        if known.decoding or known.acting:
+            self._decoding.abort(known)
             return
         self._grading.cancel(attempt)
         self._pump.post(ev.AttemptAborted(attempt=attempt, tokens=known.course.tokens))
@@ -248,30 +258,10 @@ class World:
         )
 
     def _regroup(self, decision: do.FormEngine) -> None:
-        """The engine is there when all that its members decode has stopped."""
-        self._forming[decision.engine] = decision.members
-        self._form()
-        if decision.engine in self._forming:
-            self._engines[decision.engine].form()
-
-    def _form(self) -> None:
-        """Form the engines whose members are all idle."""
-        for lead, members in list(self._forming.items()):
-            others = [member for member in members if member != lead]
-            if self._engines[lead].held or not all(self._engines[m].idle for m in others):
-                continue
-            del self._forming[lead]
-            devices = len(members) * self._costs.fleet.tp
-            self._touch(self._engines[lead]).set_engine(self._costs.engine(devices), devices)
-            self._pump.post(ev.EngineFormed(engine=lead))
+        self._decoding.form(decision)
 
     def _migrate(self, decision: do.MigrateAttempts) -> None:
-        for attempt in decision.attempts:
-            known = self._now.attempts[attempt]
-            if known.decoding and not known.stopping:
-                if known.target is None:
-                    self._stopping[known.engine].append(attempt)
-                known.target = decision.target
+        self._decoding.migrate(decision)
 
     def _speculate(self, decision: do.Speculate) -> None:
         rule = Rule(
@@ -298,6 +288,7 @@ class World:
         do.AccumulateGradients: _accumulate,
         do.ApplyUpdate: _apply,
         do.BeginRound: _begin_round,
+        do.ContinueAttempt: _go_on,
         do.DrawPrompts: _draw,
         do.DropGroup: _drop,
         do.FinishRollout: _end_rollout,
@@ -307,6 +298,7 @@ class World:
         do.FormEngine: _regroup,
         do.Speculate: _speculate,
         do.StartAttempt: _start,
+        do.StepEnvironment: _step_environment,
     }
 
     # What happened ----------------------------------------------------------------------------
@@ -314,49 +306,13 @@ class World:
     def _ended(
         self, worker: int, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]
     ) -> None:
-        """A decode step has ended, and with it these attempts."""
+        """A decode step has ended, and with it turns of these attempts."""
         self._touched.add(worker)
-        self._pump.post(*map(self._finish, done))
-        if stopped:
-            self._pump.post(*(self._stop(attempt, tokens) for attempt, tokens in stopped.items()))
+        self._decoding.ended(done, stopped)
         if (driver := self._costs.driver) is not None:
             self._take_core((len(done) + len(stopped)) * driver.ended_s)
-        if self._forming:
-            self._form()
+        self._decoding.form_idle()
         self._post()
-
-    def _turned(self, worker: int) -> None:
-        """A turn of an attempt has ended, or tools have answered."""
-        self._touched.add(worker)
-        self._post()
-
-    def _finish(self, attempt: AttemptId) -> ev.Event:
-        known = self._now.attempts[attempt]
-        known.decoding, known.target = False, None
-        self._now.last_end_s = self._agenda.now
-        tokens = known.course.tokens
-        if known.stopping:
-            return ev.AttemptAborted(attempt=attempt, tokens=tokens)
-        # Of all that the engine has decoded since it last finished one.
-        drafts = self._engines[known.engine].drafts()
-        return ev.AttemptFinished(
-            attempt=attempt,
-            tokens=tokens,
-            finish_reason="length" if tokens >= self._cap else "stop",
-            verifications=drafts.verifications,
-            drafted=drafts.drafted,
-            accepted=drafts.accepted,
-        )
-
-    def _stop(self, attempt: AttemptId, tokens: int) -> ev.Event:
-        """An attempt has left its engine: it is over, or goes on elsewhere."""
-        known = self._now.attempts[attempt]
-        if known.target is None:
-            known.decoding = False
-            return ev.AttemptAborted(attempt=attempt, tokens=tokens)
-        known.engine, known.target = known.target, None
-        self._touch(self._engines[known.engine]).submit(known.course)
-        return ev.AttemptMigrated(attempt=attempt, engine=known.engine, tokens=tokens)
 
     def _graded(self, attempt: AttemptId) -> None:
         reward = self._now.attempts[attempt].reward

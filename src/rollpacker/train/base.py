@@ -24,7 +24,7 @@ class Partial:
 
     Args:
         normaliser: what the loss is divided by in the end (tokens, sequences, ...).
-        tokens: response tokens of the loss.
+        tokens: sampled tokens of the loss.
         samples: responses.
         sums: numerators of the metrics by name (``loss``, ``clip_low``, ``clip_high``, ``kl`` and
             those of ``TRAINED``).

@@ -34,7 +34,7 @@ def response_logprobs(
     recompute: bool,
     run: RunLayer | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies of the response tokens, as ``loss.token_logprobs``.
+    """Log-probabilities and entropies of the sampled tokens, as ``loss.token_logprobs``.
 
     ``recompute`` and ``run`` are those of ``hidden_states``.
     """
@@ -49,7 +49,7 @@ def hidden_states(
     recompute: bool = False,
     run: RunLayer | None = None,
 ) -> torch.Tensor:
-    """Hidden states from which the response tokens are predicted, shape (T, H).
+    """Hidden states from which the sampled tokens are predicted, shape (T, H).
 
     ``recompute`` keeps only each layer's input for the backward pass; ``run`` is what runs a
     layer (``run_layer``).

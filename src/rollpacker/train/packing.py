@@ -3,13 +3,15 @@
 A micro-batch is a flat run of tokens. Only attention sees rectangles: it gathers rows from the
 flat tokens and scatters its output back. ``padded`` gives every response a row with its own
 copy of the prompt; ``prompt_shared`` runs a prompt once, causally, and lets the rows of its
-responses attend to the prompt's keys.
+responses attend to the prompt's keys. What an environment put into a response is run like the
+rest, but nothing is predicted there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -21,9 +23,10 @@ from rollpacker.core.types import Sample
 Packing = Literal["auto", "padded", "prompt_shared"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Item:
-    """One response to train on; ``group`` numbers the samples that share its prompt."""
+    """One response to train on, with a sampled token at least; ``group`` numbers the samples that
+    share its prompt."""
 
     sample: Sample
     advantage: float
@@ -34,10 +37,24 @@ class Item:
         """Prompt tokens."""
         return len(self.sample.prompt_tokens)
 
+    @cached_property
+    def trained(self) -> NDArray[np.int64]:
+        """Places of the sampled tokens in the response, ascending, shape (T,)."""
+        sample = self.sample
+        if sample.loss_mask is None:
+            return np.arange(len(sample.tokens))
+        return np.flatnonzero(sample.loss_mask)
+
     @property
     def inputs(self) -> int:
-        """Response tokens that are run: nothing is predicted from the last one."""
-        return len(self.sample.tokens) - 1
+        """Response tokens that are run: nothing is predicted from the last sampled one on."""
+        return int(self.trained[-1])
+
+    def spread(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Values of the sampled tokens, over the whole response: 0 at the others."""
+        whole = np.zeros(len(self.sample.tokens), np.float32)
+        whole[self.trained] = values
+        return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,10 +97,10 @@ class MicroBatch:
         positions: their positions, shape (N,).
         causal: rows of whole sequences, or of prompts only when there is a ``prefix``.
         prefix: rows of responses, in ``prompt_shared`` packing.
-        sources: flat index from which each response token is predicted, shape (T,).
-        targets: response tokens, responses one after the other, shape (T,), int64.
+        sources: flat index from which each sampled token is predicted, shape (T,).
+        targets: sampled tokens, responses one after the other, shape (T,), int64.
         owner: response of each target, shape (T,), int64.
-        lengths: tokens of each response, shape (S,), int64.
+        lengths: sampled tokens of each response, shape (S,), int64, at least 1.
         advantages: of each response, shape (S,), float32.
         sampler_logprobs: of ``targets``, shape (T,), float32.
         old_logprobs: of the weights that sampled, shape (T,); None: those being trained.
@@ -202,14 +219,14 @@ def _shared_cost(batch: list[Item], costs: Costs) -> float:
 def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBatch:
     """The tensors of one micro-batch."""
     layout = _shared_layout(batch) if shared else _padded_layout(batch)
-    lengths = np.array([len(i.sample.tokens) for i in batch])
+    lengths = np.array([len(i.trained) for i in batch])
 
     def put(array: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
-    targets = np.concatenate([i.sample.tokens for i in batch]).astype(np.int64)
-    logprobs = np.concatenate([i.sample.logprobs for i in batch]).astype(np.float32)
-    old = [i.sample.old_logprobs for i in batch if i.sample.old_logprobs is not None]
+    targets = np.concatenate([i.sample.tokens[i.trained] for i in batch]).astype(np.int64)
+    logprobs = np.concatenate([i.sample.logprobs[i.trained] for i in batch]).astype(np.float32)
+    old = [i.sample.old_logprobs[i.trained] for i in batch if i.sample.old_logprobs is not None]
     assert len(old) in (0, len(batch)), "responses of one update are all old or all new"
     prefix = layout.prefix
     return MicroBatch(
@@ -254,9 +271,9 @@ def _padded_layout(batch: Sequence[Item]) -> _Layout:
     lengths = prompts + inputs
     starts = _starts(lengths)
     gather, inside = _rows(starts, lengths)
-    pieces = [p for i in batch for p in (i.sample.prompt_tokens, i.sample.tokens[:-1])]
+    pieces = [p for i in batch for p in (i.sample.prompt_tokens, i.sample.tokens[: i.inputs])]
     first = starts + prompts - 1
-    sources = np.concatenate([np.arange(f, f + n + 1) for f, n in zip(first, inputs, strict=True)])
+    sources = np.concatenate([f + i.trained for f, i in zip(first, batch, strict=True)])
     return _Layout(
         tokens=np.concatenate(pieces).astype(np.int64),
         positions=np.nonzero(inside)[1],
@@ -287,11 +304,11 @@ def _shared_layout(batch: Sequence[Item]) -> _Layout:
     causal = np.broadcast_to(np.tri(longest, dtype=bool), (len(batch), longest, longest))
     last = prompt_starts[row] + own - 1
     sources = [
-        np.concatenate(([p], np.arange(s, s + n)))
-        for p, s, n in zip(last, starts, inputs, strict=True)
+        np.where(i.trained == 0, p, s + i.trained - 1)
+        for i, p, s in zip(batch, last, starts, strict=True)
     ]
     pieces = [i.sample.prompt_tokens for i in prompt_items]
-    pieces += [i.sample.tokens[:-1] for i in batch]
+    pieces += [i.sample.tokens[: i.inputs] for i in batch]
     positions = [np.nonzero(inside)[1], np.nonzero(real)[1] + np.repeat(own, inputs)]
     return _Layout(
         tokens=np.concatenate(pieces).astype(np.int64),

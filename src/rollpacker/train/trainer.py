@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SUMS = ("loss", "clip_low", "clip_high", "kl", *TRAINED)
 _RUN = "tokens_run"
-"""Response tokens that were run: those of samples without a gradient are left out."""
+"""Sampled tokens of what was run: those of samples without a gradient are left out."""
 
 
 class Trainer(ABC):
@@ -133,10 +133,11 @@ class Trainer(ABC):
         """Add the groups' un-normalised gradients to this replica's sum.
 
         Samples with advantage 0 are not run unless there is a KL term, but count in the
-        normaliser; of masked ones only the response counts, not its tokens.
+        normaliser; of masked ones only the response counts, not its tokens. Tokens that were not
+        sampled never count.
         """
         samples = [sample for group in groups for sample in group.samples]
-        tokens = sum(len(sample.tokens) for sample in samples if not self._masked(sample))
+        tokens = sum(sample.sampled for sample in samples if not self._masked(sample))
         normaliser = self.algorithm.normaliser(tokens, len(samples), self._max_length)
         run = self._with_gradient(groups)
         sums = self._run(run) if run else {}
@@ -148,12 +149,13 @@ class Trainer(ABC):
     def score(self, groups: Sequence[Group]) -> dict[SampleId, NDArray[np.float32]]:
         """Log-probabilities of the responses that have a gradient, under the weights in place.
 
-        By prompt and sample index, shape (T,), nats, of the whole softmax.
+        By prompt and sample index, shape (T,), nats, of the whole softmax; 0 for tokens that were
+        not sampled.
         """
         items = self._with_gradient(groups)
         if not items:
             return {}
-        lengths = [len(item.sample.tokens) for item in items]
+        lengths = [len(item.trained) for item in items]
         found = torch.zeros(sum(lengths), device=self._optimizer.sums.device)
         parts = dict(zip(map(id, items), found.split(lengths), strict=True))
         for share in self._shares(items):
@@ -164,15 +166,16 @@ class Trainer(ABC):
                 for item, values in zip(share.items, each, strict=True):
                     parts[id(item)].copy_(values)
         scores = np.split(self._members.sum(found).cpu().numpy(), np.cumsum(lengths)[:-1])
-        samples = [(item.sample.prompt, item.sample.index) for item in items]
-        return {sample: v.copy() for sample, v in zip(samples, scores, strict=True)}
+        named = zip(items, scores, strict=True)
+        return {(i.sample.prompt, i.sample.index): i.spread(values) for i, values in named}
 
     def _with_gradient(self, groups: Sequence[Group]) -> list[Item]:
         return [
             Item(sample, float(advantage), number)
             for number, group in enumerate(groups)
             for sample, advantage in zip(group.samples, group.advantages, strict=True)
-            if (advantage != 0.0 or self._config.beta > 0) and not self._masked(sample)
+            if (advantage != 0.0 or self._config.beta > 0)
+            if sample.sampled and not self._masked(sample)
         ]
 
     def _shares(self, items: list[Item]) -> list[Share]:
@@ -195,7 +198,7 @@ class Trainer(ABC):
             found = self._backward(share.batch, reference, float(share.counts))
             sums += found if share.counts else 0.0
         result = dict(zip(_SUMS, self._members.sum(sums).tolist(), strict=True))
-        return result | {_RUN: float(sum(len(i.sample.tokens) for i in items))}
+        return result | {_RUN: float(sum(len(i.trained) for i in items))}
 
     def _backward(
         self, batch: MicroBatch, reference: torch.Tensor | None, weight: float

@@ -9,12 +9,19 @@ from rollpacker.engine.mini.runner import Ints
 
 
 class Blocks:
-    """Free list of KV blocks. A block is free when nothing refers to it."""
+    """Free list of KV blocks. A block is free when nothing refers to it.
+
+    Attributes:
+        count: of all blocks.
+        spare: blocks that nothing but parked references hold.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.spare = 0
         self._free = list(range(count - 1, -1, -1))
         self._references = [0] * count
+        self._parked = [0] * count
 
     @property
     def free(self) -> int:
@@ -32,7 +39,7 @@ class Blocks:
     def share(self, blocks: list[int]) -> list[int]:
         """Refer to blocks that are in use once more."""
         for block in blocks:
-            assert self._references[block] > 0
+            assert not self._only_parked(block)
             self._references[block] += 1
         return list(blocks)
 
@@ -42,6 +49,28 @@ class Blocks:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free.append(block)
+            else:
+                self.spare += self._only_parked(block)
+
+    def park(self, blocks: list[int]) -> None:
+        """One reference to each may be given up at any time from now on."""
+        for block in blocks:
+            assert not self._only_parked(block)
+            self._parked[block] += 1
+            self.spare += self._only_parked(block)
+
+    def unpark(self, blocks: list[int]) -> None:
+        """These references are like others again."""
+        for block in blocks:
+            self.spare -= self._only_parked(block)
+            self._parked[block] -= 1
+
+    def idle(self, blocks: list[int]) -> int:
+        """How many of these nothing but parked references hold."""
+        return sum(map(self._only_parked, blocks))
+
+    def _only_parked(self, block: int) -> bool:
+        return self._references[block] == self._parked[block]
 
 
 @dataclass(slots=True, eq=False)

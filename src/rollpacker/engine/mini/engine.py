@@ -187,6 +187,8 @@ class MiniEngine:
         """Remove attempts and return their partial outputs; unknown ids are ignored."""
         held = self._scheduler.held
         known = [held[a] for a in attempts if a in held]
+        for attempt in attempts:
+            self._scheduler.parked.drop(attempt)
         return [self._finish(sequence, "abort") for sequence in known]
 
     def load_weights(
@@ -198,6 +200,7 @@ class MiniEngine:
         """
         if self.busy():
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
+        self._scheduler.parked.clear()
         if weights is not None:
             copy_weights(self._model, weights)
         self._runner.refresh(force=True)
@@ -207,6 +210,7 @@ class MiniEngine:
     def sleep(self) -> None:
         """Give the KV cache's memory back; nothing may be held."""
         assert not self.busy()
+        self._scheduler.parked.clear()
         self._runner.release()
 
     def wake(self) -> None:
@@ -226,11 +230,12 @@ class MiniEngine:
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.waiting,
-            kv_used=1.0 - self._blocks.free / self._blocks.count,
+            kv_used=1.0 - (self._blocks.free + self._blocks.spare) / self._blocks.count,
             preemptions=self._scheduler.preemptions,
             steps=self._steps,
             generated_tokens=self._generated,
             prefill_tokens=self._prefilled,
+            cached_tokens=self._scheduler.cached,
         )
 
     def _check(self, request: Request) -> None:
@@ -350,7 +355,7 @@ class MiniEngine:
     def _finish(self, sequence: Held, reason: FinishReason) -> Output:
         if sequence.slot >= 0:
             self._speculator.ended(sequence)
-        tokens, logprobs = self._scheduler.remove(sequence)
+        tokens, logprobs = self._scheduler.remove(sequence, stopped=reason == "stop")
         return Output(
             attempt=sequence.request.attempt,
             tokens=tokens,

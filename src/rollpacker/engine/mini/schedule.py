@@ -10,6 +10,7 @@ import numpy as np
 from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, PromptId
 from rollpacker.engine.base import Request
 from rollpacker.engine.mini.blocks import Blocks, Prefix
+from rollpacker.engine.mini.parked import Parked, Turn
 from rollpacker.engine.mini.runner import Floats, Ints
 from rollpacker.engine.mini.slots import Slots
 from rollpacker.engine.stops import StopWatcher
@@ -28,6 +29,10 @@ class Held:
     blocks: list[int] = field(default_factory=list[int])
     drafts: Drafted = NO_DRAFTS
 
+    def may_return(self) -> bool:
+        """Whether its attempt may go on behind these tokens."""
+        return self.request.stays and len(self.tokens) < self.request.params.max_tokens
+
 
 @dataclass(slots=True, eq=False)
 class Admission:
@@ -45,13 +50,17 @@ class Admission:
 class Scheduler:
     """First come, first served, as far as slots and blocks go.
 
-    A running sequence that finds no block for its next token takes that of a cached prefix, else
-    the latest admitted sequence is thrown out, and recomputed when there is room again.
+    A running sequence that finds no block for its next token takes one of a turn that is over, then
+    that of a cached prefix, which serves many; else the latest admitted sequence is thrown out, and
+    recomputed when there is room again. Waiting sequences are admitted in the place of turns that
+    are over too, but only where that makes them fit.
 
     Attributes:
         held: everything that is neither finished nor aborted.
         running: sequences by slot, in order of admission.
+        parked: turns that are over, of attempts that may go on.
         preemptions: sequences thrown out, since the beginning.
+        cached: tokens of requests that did not have to be run, since their last turn was parked.
     """
 
     def __init__(self, slots: Slots, blocks: Blocks, block_size: int) -> None:
@@ -64,7 +73,8 @@ class Scheduler:
         self._prefixes: dict[PromptId, Prefix] = {}
         self.held: dict[AttemptId, Held] = {}
         self.running: dict[int, Held] = {}
-        self.preemptions = 0
+        self.parked = Parked(blocks)
+        self.preemptions = self.cached = 0
 
     @property
     def waiting(self) -> int:
@@ -88,15 +98,21 @@ class Scheduler:
         sequence = Held(request, prefix, request.generated, request.logprobs, watcher)
         self.held[request.attempt] = sequence
         self._waiting.append(sequence)
+        self.parked.come_back(request)
 
     def schedule(self) -> tuple[Ints, list[Admission]]:
         """A step: the slots that decode a token, given room first, and who joins."""
         return self._grow(), self._admit()
 
-    def remove(self, sequence: Held) -> tuple[Ints, Floats]:
-        """Let go of a sequence; its response tokens and logprobs."""
+    def remove(self, sequence: Held, *, stopped: bool = False) -> tuple[Ints, Floats]:
+        """Let go of a sequence; its response tokens and logprobs.
+
+        One that has ``stopped`` is parked where another turn may follow.
+        """
         if sequence.slot >= 0:
             self._save(sequence)
+            if stopped and sequence.may_return():
+                self._park(sequence)
             self._leave(sequence)
         else:
             self._waiting.remove(sequence)
@@ -133,7 +149,7 @@ class Scheduler:
     def _make_room(self, sequence: Held) -> bool:
         """Free a block, preempting the latest admitted; whether ``sequence`` still runs."""
         while not self._blocks.free:
-            if not self._evict():
+            if not (self.parked.evict(sequence.request.attempt) or self._evict()):
                 self._preempt(next(reversed(self.running.values())))
         return sequence.slot >= 0
 
@@ -156,6 +172,13 @@ class Scheduler:
         """What a slot has made of its sequence."""
         sequence.tokens, sequence.logprobs = self._slots.response(sequence.slot)
         sequence.drafts = Drafted(*self._slots.drafts[sequence.slot].tolist())
+
+    def _park(self, sequence: Held) -> None:
+        """Keep the blocks of what has KV; the last token has none yet."""
+        prompt, tokens = sequence.request.prompt, sequence.tokens
+        kept = -(-(len(prompt) + len(tokens) - 1) // self._size)
+        self.parked.put(sequence.request.attempt, Turn(prompt, tokens, sequence.blocks[:kept]))
+        sequence.blocks = sequence.blocks[kept:]
 
     def _leave(self, sequence: Held) -> None:
         """Free a running sequence's slot and blocks."""
@@ -191,14 +214,16 @@ class Scheduler:
         prefix, size = sequence.prefix, self._size
         length = len(prefix.prompt) + len(sequence.tokens)
         fresh = len(sequence.tokens) == 0
-        shared = len(prefix.blocks)
-        # Each running sequence may want a block soon: admitting into those would only preempt.
-        if -(-length // size) - shared > self._blocks.free - len(self.running):
+        turn = self.parked.find(sequence.request.attempt)
+        own = prefix.blocks if turn is None else turn.blocks
+        missing = -(-length // size) - len(own)
+        if not self._clear(missing, sequence.request.attempt, own):
             return None
         slot = sequence.slot = self._free_slots.pop()
         self.running[slot] = sequence
-        self._give(sequence, self._blocks.share(prefix.blocks))
-        self._give(sequence, self._blocks.take(-(-length // size) - shared))
+        start = len(own) * size if turn is None else turn.known
+        self._give(sequence, self._found(sequence, turn))
+        self._give(sequence, self._blocks.take(missing))
         self._slots.fill(
             slot, sequence.request, sequence.tokens, sequence.logprobs, sequence.drafts
         )
@@ -207,7 +232,25 @@ class Scheduler:
         leads = not prefix.cached and prefix.members > 1
         if leads:
             self._cache(sequence, fresh)
-        return Admission(sequence, shared * size, leads=leads and fresh)
+        return Admission(sequence, start, leads=leads and fresh)
+
+    def _clear(self, missing: int, attempt: AttemptId, own: list[int]) -> bool:
+        """Free as many blocks, in the place of turns that are over, if these will do; an attempt's
+        ``own`` blocks stay."""
+        # Each running sequence may want a block soon: admitting into those would only preempt.
+        spare = self._blocks.spare - self._blocks.idle(own) - len(self.running)
+        if missing > self._blocks.free + spare:
+            return False
+        while missing > self._blocks.free:
+            self.parked.evict(attempt)
+        return True
+
+    def _found(self, sequence: Held, turn: Turn | None) -> list[int]:
+        """The blocks that a sequence begins with: those of its last turn, or of its prefix."""
+        if turn is None:
+            return self._blocks.share(sequence.prefix.blocks)
+        self.cached += turn.known
+        return self.parked.take(sequence.request.attempt).blocks
 
     def _cache(self, sequence: Held, fresh: bool) -> None:
         """Let the group share this sequence's prompt blocks, and a copy of their tail."""

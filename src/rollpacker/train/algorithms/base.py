@@ -17,13 +17,13 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
-    """The response tokens of a micro-batch, responses one after the other, without padding.
+    """The sampled tokens of a micro-batch, responses one after the other, without padding.
 
     Args:
         logprobs: of the weights being trained, shape (N,), differentiable.
         old: of the weights that sampled them, shape (N,).
         advantages: of each response, shape (S,).
-        lengths: tokens of each response, shape (S,), int64.
+        lengths: sampled tokens of each response, shape (S,), int64, at least 1.
         owner: the response of each token, shape (N,), int64.
     """
 
@@ -44,7 +44,7 @@ class Rewarded:
 
     Args:
         rewards: shaped by the algorithm, float64; nan where no reward function applies.
-        tokens: that count in the loss, int64.
+        tokens: that count in the loss, int64: sampled ones.
         advantages: of the group by itself; 0 where there is no reward.
     """
 
@@ -93,7 +93,7 @@ class Algorithm:
 
         Args:
             rewards: shape (G,).
-            lengths: tokens of the responses, shape (G,).
+            lengths: sampled tokens of the responses, shape (G,).
             max_length: the cap, tokens.
             masked: which responses are left out of the loss, shape (G,); their rewards count.
         """
@@ -138,7 +138,7 @@ class Algorithm:
         return torch.ones(len(lengths), device=lengths.device)
 
     def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
-        """What some samples with ``tokens`` response tokens add to the divisor.
+        """What some samples with ``tokens`` sampled tokens add to the divisor.
 
         Tokens, or responses where each has one ratio.
         """

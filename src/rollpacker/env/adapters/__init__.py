@@ -1,0 +1,1 @@
+"""Environments made for other trainers, one file for each kind; imported where one is used."""

@@ -1,0 +1,115 @@
+"""OpenAI's chat API on this machine, for the programs of one process: a server, many sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rollpacker.env.agent.connection import Connection
+from rollpacker.env.agent.http import RefusedError, Request, Response
+from rollpacker.env.agent.replies import completion, models
+from rollpacker.env.agent.session import Session
+
+_HOST = "127.0.0.1"
+_BACKLOG = 1024
+_CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
+_RETRIES = "x-stainless-retry-count"
+"""What OpenAI's clients count in."""
+
+
+class Endpoint:
+    """The server. A session is found by its key, a secret that only its program has."""
+
+    def __init__(self) -> None:
+        self._server: asyncio.Server | None = None
+        self._sessions: dict[str, Session] = {}
+        self._connections: set[Connection] = set()
+
+    async def open(self) -> None:
+        """Listen, on a port that is free."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self._handle, self._connections), _HOST, 0, backlog=_BACKLOG
+        )
+
+    @property
+    def url(self) -> str:
+        """What clients call the base URL."""
+        assert self._server is not None
+        return f"http://{_HOST}:{self._server.sockets[0].getsockname()[1]}/v1"
+
+    def begin(self) -> tuple[str, Session]:
+        """A new session and its key."""
+        key, session = f"sk-{secrets.token_hex(24)}", Session()
+        self._sessions[key] = session
+        return key, session
+
+    def end(self, key: str) -> None:
+        """Forget a session: its program is gone."""
+        self._sessions.pop(key, None)
+
+    async def close(self) -> None:
+        """Listen no more, and close all connections."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in tuple(self._connections):
+            connection.abort()
+        await self._server.wait_closed()
+
+    async def _handle(self, request: Request) -> Response:
+        try:
+            return await self._served(request)
+        except RefusedError as error:
+            return error.response()
+
+    async def _served(self, request: Request) -> Response:
+        session = self._session(request.headers.get("authorization", ""))
+        if request.path == _CHAT:
+            _check_method(request, "POST")
+            again = request.headers.get(_RETRIES, "0") != "0"
+            return await _chat(session, _body(request.body), again=again)
+        if request.path == _MODELS or request.path.startswith(f"{_MODELS}/"):
+            _check_method(request, "GET")
+            return models(request.path.removeprefix(_MODELS).removeprefix("/"))
+        raise RefusedError(404, f"{request.path:.80} is not served: ask {_CHAT}", "not_found")
+
+    def _session(self, authorization: str) -> Session:
+        scheme, _, key = authorization.partition(" ")
+        session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+        if session is None:
+            raise RefusedError(
+                401, "unknown key: use the one in OPENAI_API_KEY as it is", "invalid_api_key"
+            )
+        return session
+
+
+async def _chat(session: Session, body: Mapping[str, Any], *, again: bool) -> Response:
+    asked = session.ask(body, again=again)
+    try:
+        reply = await asyncio.shield(asked.reply)
+    except asyncio.CancelledError:
+        asked.heard = False
+        raise
+    if isinstance(reply, RefusedError):
+        raise reply
+    return completion(reply, body)
+
+
+def _body(text: bytes) -> Mapping[str, Any]:
+    try:
+        body = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise RefusedError(400, f"the body is no JSON: {error}", "malformed") from None
+    if not isinstance(body, dict):
+        raise RefusedError(400, "the body is no JSON object", "malformed")
+    return body
+
+
+def _check_method(request: Request, method: str) -> None:
+    if request.method != method:
+        raise RefusedError(405, f"{request.path} is for {method}", "method_not_allowed")

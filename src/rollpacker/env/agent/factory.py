@@ -1,0 +1,71 @@
+"""What a process of environments of ``kind: agent`` has: a server and a program."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollpacker.config import EnvironmentConfig
+from rollpacker.env.agent.endpoint import Endpoint
+from rollpacker.env.agent.environment import AgentEnvironment
+from rollpacker.env.agent.reaper import Reaper
+
+
+class AgentFactory:
+    """Programs that speak OpenAI's chat API with the model, one for each episode.
+
+    The program finds the row as one line of JSON in its standard input, and the model by
+    ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. The messages and tools of its first request are the
+    prompt; a later one holds the whole conversation and new messages. What it prints last,
+    ``{"reward": 1.0}`` or a number, is the episode's reward; other numbers there are averaged.
+
+    The run says how the model samples: ``temperature``, ``max_tokens``, ``stop``, ``seed``,
+    ``tool_choice``, ``response_format`` and the like of a request change nothing. Tokens are not
+    counted for it: ``usage`` is zero.
+
+    Args:
+        config: whose ``path`` is the program and its arguments.
+
+    Raises ``ValueError`` where there is no such program.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._argv = _argv(config.path)
+        script = next((each for each in config.path if each.endswith(".py")), config.path[0])
+        self._name = Path(script).name
+        self._endpoint = Endpoint()
+        self._reaper: Reaper | None = None
+
+    async def open(self) -> None:
+        """Start the server."""
+        self._reaper = Reaper()
+        await self._endpoint.open()
+
+    def make(self) -> AgentEnvironment:
+        """An episode; its program starts with ``reset``."""
+        assert self._reaper is not None
+        return AgentEnvironment(
+            self._argv, self._name, endpoint=self._endpoint, reaper=self._reaper
+        )
+
+    async def close(self) -> None:
+        """Stop the server, and what is left of the programs."""
+        await self._endpoint.close()
+        if self._reaper is not None:
+            self._reaper.close()
+
+
+def _argv(path: Sequence[str]) -> list[str]:
+    """The program and its arguments; a Python file runs as this process does."""
+    program = str(Path(path[0]).expanduser()) if path[0].startswith("~") else path[0]
+    script = program.endswith(".py")
+    if not (Path(program).is_file() if script else shutil.which(program)):
+        together = len(path) == 1 and " " in program
+        hint = ": give it and its arguments as a list, [program, argument]" if together else ""
+        raise ValueError(f"environment.path: there is no program '{program}'{hint}")
+    return [sys.executable, program, *path[1:]] if script else [program, *path[1:]]

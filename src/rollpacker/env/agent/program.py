@@ -1,0 +1,141 @@
+"""One run of a program: started, read from, ended with all that it has started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rollpacker.children import kill_child
+from rollpacker.env.agent.reaper import Reaper
+from rollpacker.env.agent.tail import Tail
+
+_SOONEST_LOOK_S = 0.001
+_LATEST_LOOK_S = 0.25
+"""Between two looks whether it is over: when its output ends it mostly is."""
+_OUTPUT_S = 0.5
+"""For which the output of a dead program is read on, where others hold it open."""
+_TERM_S = 0.5
+"""From SIGTERM to SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a program ended.
+
+    Args:
+        code: it exited with; negative: the signal that killed it.
+        how: in words, such as "exited with code 1".
+        stdout: the end of what it wrote there,
+        stderr: and there.
+    """
+
+    code: int
+    how: str
+    stdout: bytes
+    stderr: bytes
+
+
+class Program:
+    """A program in a process group of its own.
+
+    Args:
+        argv: the program and its arguments.
+        stdin: all that it can read there.
+        environment: variables beside those of this process.
+        reaper: ends it if this process cannot.
+
+    Attributes:
+        ended: how, once it is over and nothing of it is left.
+
+    Made in an event loop. Raises ``OSError`` where it cannot be started.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes,
+        environment: Mapping[str, str],
+        reaper: Reaper,
+    ) -> None:
+        with tempfile.TemporaryFile() as file:  # not a pipe, which would have to be fed
+            file.write(stdin)
+            file.seek(0)
+            self._popen = subprocess.Popen(
+                argv,
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        self._reaper = reaper
+        self._reaper.watch(self._popen.pid)
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self._out = Tail(self._popen.stdout)
+        self._err = Tail(self._popen.stderr)
+        self.ended = asyncio.get_running_loop().create_task(self._live())
+
+    async def stop(self, patience: float) -> None:
+        """End it: it may do so itself for so many seconds, then it is told to, then killed."""
+        try:
+            if not await self._over(patience):
+                self._signal(signal.SIGTERM)
+                await self._over(_TERM_S)
+        finally:
+            self._signal(signal.SIGKILL)
+        await self._over(None)
+
+    async def _over(self, seconds: float | None) -> bool:
+        await asyncio.wait({self.ended}, timeout=seconds)
+        return self.ended.done()
+
+    async def _live(self) -> Ending:
+        try:
+            await self._exit()
+        finally:
+            # Not reaped before: until then its number is not another's.
+            how = kill_child(self._popen)
+            self._reaper.forget(self._popen.pid)
+            try:
+                await self._outputs_end(_OUTPUT_S)
+            finally:
+                self._out.close()
+                self._err.close()
+        code = self._popen.returncode
+        return Ending(code=code, how=how, stdout=self._out.text, stderr=self._err.text)
+
+    async def _exit(self) -> None:
+        pid = self._popen.pid
+        while not _has_exited(pid) and not await self._outputs_end(_LATEST_LOOK_S):
+            pass
+        pause = _SOONEST_LOOK_S
+        while not _has_exited(pid):
+            await asyncio.sleep(pause)
+            pause = min(2.0 * pause, _LATEST_LOOK_S)
+
+    async def _outputs_end(self, seconds: float) -> bool:
+        """Whether they do within this time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._out.ended.wait()
+                await self._err.ended.wait()
+                return True
+        return False
+
+    def _signal(self, number: int) -> None:
+        if self._popen.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, number)
+
+
+def _has_exited(pid: int) -> bool:
+    """Whether a child has, which is not reaped by this."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

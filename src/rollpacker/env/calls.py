@@ -1,0 +1,189 @@
+"""Tool calls in a model's text: parsed, never run, and never a reason to raise."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Format = Literal["hermes", "llama3"]
+FORMATS: tuple[Format, ...] = ("hermes", "llama3")
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_END_OF_REASONING = "</think>"
+_PYTHON_TAG = "<|python_tag|>"
+_TAG = re.compile(f"{_OPEN}|{_CLOSE}")
+_LLAMA3 = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function")')
+"""How JSON begins that is meant as a call, if it has arguments too; it may not be well-formed."""
+_ARGUMENTS = ("arguments", "parameters")
+_BETWEEN = re.compile(r"[\s;]*")
+_SPACE = re.compile(r"\s*")
+_LONGEST = 100
+_decode = json.JSONDecoder().raw_decode
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call.
+
+    Args:
+        name: of the tool; one that does not exist is found out by whoever runs it.
+        arguments: by name.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall:
+    """What was meant as a call and is none; ``error`` is one line for the model."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A reply.
+
+    Args:
+        content: the text without its calls.
+        calls: in the order of the text.
+    """
+
+    content: str
+    calls: tuple[Call | BadCall, ...] = ()
+
+
+def parse(text: str, call_format: Format) -> Parsed:
+    """The content and the calls of a reply. Whatever the text is, this does not raise.
+
+    What is inside ``<think>`` is reasoning: calls in it are not meant.
+    """
+    if "<think>" in text and _END_OF_REASONING not in text:
+        return Parsed(text)
+    start = text.find(_END_OF_REASONING) + len(_END_OF_REASONING)
+    start = start if _END_OF_REASONING in text else 0
+    return _hermes(text, start) if call_format == "hermes" else _llama3(text, start)
+
+
+def written(call: Call, call_format: Format) -> str:
+    """A call as a model writes it."""
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    name = json.dumps(call.name, ensure_ascii=False)
+    if call_format == "hermes":
+        return f'{_OPEN}\n{{"name": {name}, "arguments": {arguments}}}\n{_CLOSE}'
+    return f'{{"name": {name}, "parameters": {arguments}}}'
+
+
+def _hermes(text: str, start: int) -> Parsed:
+    calls: list[Call | BadCall] = []
+    rest = [text[:start]]
+    while (opening := text.find(_OPEN, start)) >= 0:
+        rest.append(text[start:opening])
+        call, start = _tagged(text, opening + len(_OPEN))
+        calls.append(call)
+    if not calls:
+        return Parsed(text)
+    rest.append(text[start:])
+    return Parsed("".join(rest).strip(), tuple(calls))
+
+
+def _tagged(text: str, start: int) -> tuple[Call | BadCall, int]:
+    """The call behind a tag, and where it ends; one that is not closed ends with its JSON."""
+    read = _read(text, start)
+    if isinstance(read, BadCall):
+        return read, _next(text, start)
+    value, end = read
+    behind = _skip(text, end)
+    if text.startswith(_CLOSE, behind):
+        return _call(value), behind + len(_CLOSE)
+    if behind == len(text) or text.startswith(_OPEN, behind):
+        return _call(value), behind
+    return BadCall("there is more than one JSON object in the call"), _next(text, end)
+
+
+def _next(text: str, start: int) -> int:
+    """Where text goes on behind a call that was not understood."""
+    tag = _TAG.search(text, start)
+    if tag is None:
+        return len(text)
+    return tag.end() if tag[0] == _CLOSE else tag.start()
+
+
+def _llama3(text: str, start: int) -> Parsed:
+    begin = _skip(text, start)
+    tagged = text.startswith(_PYTHON_TAG, begin)
+    begin += len(_PYTHON_TAG) if tagged else 0
+    if not tagged and not _meant(text, begin):
+        return Parsed(text)
+    return Parsed(text[:start], tuple(_objects(text, begin)))
+
+
+def _meant(text: str, start: int) -> bool:
+    """Whether JSON alone is a call, and no answer in JSON."""
+    if not _LLAMA3.match(text, start):
+        return False
+    read = _read(text, start)
+    said = text if isinstance(read, BadCall) else read[0]
+    return any(f'"{key}"' in said if said is text else key in said for key in _ARGUMENTS)
+
+
+def _objects(text: str, start: int) -> Iterator[Call | BadCall]:
+    """JSON objects one behind the other; the first that is none ends them."""
+    while True:
+        read = _read(text, start)
+        if isinstance(read, BadCall):
+            yield read
+            return
+        value, end = read
+        yield _call(value)
+        start = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
+        if start == len(text):
+            return
+
+
+def _read(text: str, start: int) -> tuple[Any, int] | BadCall:
+    start = _skip(text, start)
+    try:
+        return _decode(text, start)
+    except json.JSONDecodeError as error:
+        return BadCall(f"the call is no valid JSON: {error.msg} at character {error.pos - start}")
+    except (ValueError, RecursionError):
+        return BadCall("the call is no valid JSON: a number is too long, or it is nested too deep")
+
+
+def _skip(text: str, start: int) -> int:
+    return _SPACE.match(text, start).end()  # type: ignore[union-attr]
+
+
+def _call(value: Any) -> Call | BadCall:
+    if not isinstance(value, dict):
+        return BadCall(f"the call must be a JSON object with a name, not {_kind(value)}")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return BadCall('the call has no "name"')
+    arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
+    if isinstance(arguments, str):  # some models write the object as text
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return BadCall(f"the arguments of {short(name)} must be a JSON object, not text")
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return BadCall(f"the arguments of {short(name)} must be a JSON object")
+    return Call(name, arguments)
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def short(text: str) -> str:
+    """A name of the model's own, fit to be shown: it may be long, or half a character."""
+    whole = text.encode("utf-8", "replace").decode()
+    return repr(whole if len(whole) <= _LONGEST else whole[:_LONGEST] + "...")

@@ -1,0 +1,110 @@
+"""The tool ``python``: runs the model's code in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+from rollpacker.env.base import EpisodeError
+from rollpacker.sandbox import Limits, Sandbox, SandboxUnavailableError, StdinTest
+from rollpacker.sandbox.decode import BadResultError, read_report
+from rollpacker.sandbox.execution import Execution, Stop
+from rollpacker.sandbox.grade import encode_job
+
+_MOST_AT_ONCE = 16
+_SHARE = 12.0
+"""A program's CPU seconds are this part of the time in which an environment must answer: it may
+stretch to ten times as much on a busy machine, and is then stopped before the episode is."""
+_LONGEST = 8000
+"""Characters of output that the model is shown."""
+_ATTEMPTS = 2
+_ENDS = {
+    "tle_cpu": "the program ran too long and was stopped",
+    "tle_idle": "the program waited too long and was stopped",
+}
+
+
+class Interpreter(Sandbox):
+    """A sandbox that gives what a program writes, rather than a verdict on it."""
+
+    def output(self, program: str, timeout_s: float, stop: Stop) -> str:
+        """What a program wrote, and how it failed if it did.
+
+        Raises ``SandboxUnavailableError``, and ``StoppedError`` when ``stop`` says so.
+        """
+        job, stdin = encode_job(program, StdinTest(stdin="", stdout=""))
+        for _ in range(_ATTEMPTS):
+            execution = self._execute(job, stdin, timeout_s, stop)
+            if execution is not None and execution.end not in ("starved", "no_start"):
+                return shown(execution)
+        raise SandboxUnavailableError("the sandbox did not run the program")
+
+
+class CodeTool:
+    """Runs programs for one process; they are not told of each other.
+
+    Args:
+        step_timeout_s: in which an environment must answer.
+
+    Raises ``ValueError`` when the sandbox does not work on this machine.
+    """
+
+    def __init__(self, step_timeout_s: float) -> None:
+        self._cpu_s = step_timeout_s / _SHARE
+        try:
+            self._interpreter = Interpreter(
+                zygotes=min(_MOST_AT_ONCE, os.cpu_count() or 1),
+                limits=Limits(idle_s=9 * self._cpu_s),
+            )
+        except SandboxUnavailableError as error:
+            raise ValueError(f"environment.path: tool 'python': {error}") from error
+
+    async def python(self, code: str) -> str:
+        """Run Python code and return what it prints. Nothing is kept from one call to the next.
+
+        Args:
+            code: a complete program.
+        """
+        stopped = threading.Event()
+        output = self._interpreter.output
+        try:
+            return await asyncio.to_thread(output, code, self._cpu_s, stopped.is_set)
+        except SandboxUnavailableError as error:
+            raise EpisodeError(f"tool 'python': {error}") from error
+        finally:
+            stopped.set()  # nobody waits for it any more
+
+    def close(self) -> None:
+        """End the sandbox and what runs in it."""
+        self._interpreter.close()
+
+
+def shown(execution: Execution) -> str:
+    """An execution as the model is shown it: what was written, cut in its middle, and the error."""
+    parts = [_decoded(execution.stdout), _decoded(execution.stderr), _error(execution)]
+    if execution.flooded:
+        parts.append("Error: the output was too long and was cut")
+    return "\n".join(part for part in parts if part) or "(no output)"
+
+
+def _decoded(output: bytes) -> str:
+    text = output.decode("utf-8", "replace").rstrip("\n")
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
+
+
+def _error(execution: Execution) -> str:
+    if execution.end in _ENDS:
+        return f"Error: {_ENDS[execution.end]}"
+    if execution.end == "signal":
+        return f"Error: the program was killed by signal {execution.code}"
+    if execution.code == 0:
+        return ""
+    try:
+        error = read_report(execution.result).get("error")
+    except BadResultError:
+        error = None
+    return f"Error: {error}" if error else f"Error: exit status {execution.code}"

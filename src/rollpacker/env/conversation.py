@@ -1,0 +1,85 @@
+"""A model's reply as a chat message, and what environments read in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from rollpacker.env.base import Message
+from rollpacker.env.calls import BadCall, Call, Parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call that a reply made; ``key`` is its id, None where it has none."""
+
+    call: Call | BadCall
+    key: str | None = None
+
+
+def to_message(parsed: Parsed, text: str) -> Message:
+    """The assistant's message, as OpenAI's API has it.
+
+    Where it has calls, ``text`` is the whole of what was said. Those that were not understood are
+    in ``bad_calls``, with their places among all calls of the reply.
+    """
+    message: Message = {"role": "assistant", "content": parsed.content}
+    if not parsed.calls:
+        return message
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=3).hexdigest()
+    good, bad = [], []
+    for place, call in enumerate(parsed.calls):
+        # Nine letters and digits, which some templates insist on.
+        key = f"{digest}{place % 1000:03}"
+        if isinstance(call, BadCall):
+            bad.append({"place": place, "error": call.error, "id": key})
+        else:
+            good.append(_openai(call, key))
+    found = {"tool_calls": good, "bad_calls": bad, "text": text}
+    return message | {key: value for key, value in found.items() if value}
+
+
+def _openai(call: Call, key: str) -> dict[str, Any]:
+    name = call.name.encode("utf-8", "replace").decode()
+    function = {"name": name, "arguments": json.dumps(call.arguments)}
+    return {"id": key, "type": "function", "function": function}
+
+
+def calls_of(message: Message) -> list[Asked]:
+    """The calls of a reply, in its order."""
+    asked = [_asked(each) for each in message.get("tool_calls") or ()]
+    for bad in message.get("bad_calls") or ():
+        asked.insert(bad["place"], Asked(BadCall(bad["error"]), bad.get("id")))
+    return asked
+
+
+def _asked(call: Mapping[str, Any]) -> Asked:
+    function = call["function"]
+    return Asked(Call(function["name"], arguments_of(function)), call.get("id"))
+
+
+def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a message's call: an object, or JSON text of one."""
+    arguments = function.get("arguments") or {}
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
+
+
+def said(message: Message) -> str:
+    """All that the model said, its calls included, as it wrote them."""
+    return str(message.get("text") or message.get("content") or "")
+
+
+def whole(text: str) -> str:
+    """Text that can be written and tokenised: half a character becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def with_text(prompt: Sequence[Message], text: str) -> list[Message]:
+    """A prompt with text behind its last message, which is the user's where it has one."""
+    if not prompt or prompt[-1].get("role") != "user":
+        return [*prompt, {"role": "user", "content": text}]
+    last = prompt[-1]
+    return [*prompt[:-1], {**last, "content": f"{last.get('content') or ''}{text}"}]

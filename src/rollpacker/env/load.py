@@ -1,0 +1,165 @@
+"""What ``environment`` names, loaded: the only place where it is imported."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollpacker.config import EnvironmentConfig
+from rollpacker.env.adapters.kinds import Kind, kind_of
+from rollpacker.env.base import EpisodeError, Factory
+from rollpacker.env.tools import KEY, ToolsFactory
+from rollpacker.errors import told
+from rollpacker.find import Parameters, find
+
+OPTIONS = "environment.options"
+_LATE: tuple[Kind, ...] = ("ours", "gym", "openenv")
+"""Kinds that an async function may make: what prompts look like does not depend on them."""
+_SHARED: tuple[Kind, ...] = ("skyrl", "verifiers")
+"""Kinds of which none is made for an episode before its row is known, or at all."""
+_EXTRAS = "extras"
+"""The row, as skyrl-gym's environments take it."""
+
+
+def load(config: EnvironmentConfig) -> Factory:
+    """The factory of a run's environments. Raises ``ValueError`` where there is none."""
+    match config.kind:
+        case "tools":
+            return ToolsFactory(config)
+        case "python":
+            return PythonFactory(config)
+        case "agent":
+            from rollpacker.env.agent.factory import AgentFactory
+
+            return AgentFactory(config)
+
+
+class PythonFactory:
+    """Makes episodes with the class or function of ``environment.path``, ours or another
+    trainer's.
+
+    A function is called once to see what it makes, unless it is async or makes skyrl-gym's, which
+    are made of a row. An environment of verifiers serves all episodes.
+
+    Raises ``ValueError`` where it is none that is known, or does not take its options.
+    """
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        (self._path,) = config.path
+        target = find(self._path, KEY)
+        self._options = config.options
+        parameters = Parameters(self._path, target, KEY, OPTIONS)
+        parameters.check_options(self._options)
+        parameters.check_given((*self._options, _EXTRAS))
+        self._target = target
+        self._alone = asyncio.Lock()
+        self._spare: list[Any] = []
+        self.tools: Sequence[Mapping[str, Any]] = ()
+        """JSON schemas of its tools; none where it has none of its own."""
+        self._kind: Kind | None = self._kind_of(target)
+        self._extras = self._kind == "skyrl" and parameters.take(_EXTRAS)
+        if self._kind is not None:
+            self._look_at(self._kind)
+
+    def _kind_of(self, target: Callable[..., Any]) -> Kind | None:
+        """None where it is seen only when one is made."""
+        if inspect.isclass(target):
+            return self._known(kind_of(target))
+        names = inspect.signature(target).parameters
+        if _EXTRAS in names or str(target.__module__).startswith("skyrl_gym."):
+            return "skyrl"
+        if inspect.iscoroutinefunction(target):
+            return None
+        self._spare.append(self._made())
+        return self._known(kind_of(self._spare[0]))
+
+    def _known(self, kind: Kind | None) -> Kind:
+        if kind is None:
+            raise ValueError(
+                f"{KEY}: '{self._path}' is no environment: it has neither reset(row) and "
+                "step(reply), nor the methods of TRL's, OpenEnv's, skyrl-gym's, gem's or verifiers'"
+            )
+        return kind
+
+    def _look_at(self, kind: Kind) -> None:
+        """Find the tools of kinds that have some."""
+        if kind == "verifiers":
+            from rollpacker.env.adapters import verifiers
+
+            self._spare = self._spare or [self._made()]
+            self.tools = verifiers.schemas(self._spare[0])
+        elif kind == "trl":
+            from rollpacker.env.adapters import trl
+
+            made = type(self._spare[0]) if self._spare else self._target
+            assert inspect.isclass(made)
+            self.tools = trl.schemas(made, f"{KEY}: '{self._path}'")
+
+    def _made(self) -> Any:
+        try:
+            return self._target(**self._options)
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"{KEY}: '{self._path}' cannot be made: {told(error)}") from error
+
+    async def open(self) -> None:
+        """Nothing is begun."""
+
+    def make(self) -> Any:
+        """For one episode; awaitable where the function is async."""
+        if self._kind is None:
+            return self._made_async()
+        instance = None if self._kind in _SHARED else self._one()
+        return self._adapted(self._kind, instance)
+
+    def _one(self) -> Any:
+        try:
+            return self._spare.pop()
+        except IndexError:  # as other threads may have taken it
+            pass
+        try:
+            return self._made()
+        except ValueError as error:
+            raise EpisodeError(str(error)) from error
+
+    async def _made_async(self) -> Any:
+        instance = await self._target(**self._options)
+        kind = kind_of(instance)
+        if kind is None or kind not in _LATE:
+            raise EpisodeError(
+                f"{KEY}: '{self._path}' is async and makes a {type(instance).__name__}: it must "
+                "make an environment without tools of its own; others need a plain function"
+            )
+        return self._adapted(kind, instance)
+
+    def _adapted(self, kind: Kind, instance: Any) -> Any:
+        match kind:
+            case "ours":
+                return instance
+            case "trl":
+                from rollpacker.env.adapters.trl import TrlEnvironment
+
+                return TrlEnvironment(instance, self.tools)
+            case "gym":
+                from rollpacker.env.adapters.gym import GymEnvironment
+
+                return GymEnvironment(instance, self._alone)
+            case "openenv":
+                from rollpacker.env.adapters.openenv import OpenenvEnvironment
+
+                return OpenenvEnvironment(instance)
+            case "skyrl":
+                from rollpacker.env.adapters.skyrl import SkyrlEnvironment
+
+                return SkyrlEnvironment(self._skyrl, self._extras)
+            case "verifiers":
+                from rollpacker.env.adapters.verifiers import VerifiersEnvironment
+
+                return VerifiersEnvironment(self._spare[0])
+
+    def _skyrl(self, **extras: Any) -> Any:
+        return self._target(**self._options, **extras)
+
+    async def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,311 @@
+"""Environments in processes that may hang, crash or be killed without harm to other episodes.
+
+The pool belongs to one event loop (or to a caller that waits). Each episode is in one process, with
+many others. One that raises or takes too long fails alone. One that takes its process down takes
+others along: these are told to be blameless, and where it is not clear whose fault it was, each
+that may have done it begins again in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollpacker.config import EnvironmentConfig
+from rollpacker.env.messages import Answer, Begin, Close, Fatal, Ready, Report, Step
+from rollpacker.env.process import Member, start
+
+_CHECK_S = 0.25
+_GRACE_S = 2.0
+"""Beyond its own limit, in which a process answers that an environment timed out."""
+_START_S = 120.0
+_STARTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer; ``blameless``: its error is another episode's."""
+
+    answer: Answer
+    blameless: bool = False
+
+
+Take = Callable[[Sequence[Reply]], None]
+
+
+class EnvironmentPool:
+    """The processes of environments of one run.
+
+    Args:
+        config: of the environment.
+        tokenizer: the model's; goes to the processes.
+        template: arguments of the chat template.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        tokenizer: Any,
+        template: Mapping[str, Any],
+    ) -> None:
+        self._config = config
+        self._tokenizer = pickle.dumps(tokenizer)
+        self._template = dict(template)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._take: Take = lambda _replies: None
+        self._checking: asyncio.TimerHandle | None = None
+        self._at: dict[int, Member] = {}
+        self._keys: dict[int, Hashable] = {}
+        self._suspects: set[Hashable] = set()
+        self._queue: deque[tuple[Begin, Hashable]] = deque()
+        self._said: list[str] = []
+        self._failed_starts = 0
+        self._loaded = False
+        self.broken: str | None = None
+        """Why no episode can begin any more."""
+        self.tools: list[dict[str, Any]] = []
+        """JSON schemas of the tools that every prompt has."""
+        self._members = [self._start() for _ in range(config.processes)]
+
+    # What the driver calls ---------------------------------------------------------------------
+
+    def wait_ready(self) -> None:
+        """Wait until every process has loaded the environment. Raises ``ValueError``."""
+        while self.broken is None and not all(member.ready for member in self._members):
+            channels = [member.channel for member in self._members]
+            writing = [channel for channel in channels if channel.unsent]
+            select.select(channels, writing, [], _CHECK_S)
+            for channel in writing:
+                channel.flush()
+            self._check()
+        if self.broken is not None:
+            raise ValueError(self.broken)
+
+    def attach(self, loop: asyncio.AbstractEventLoop, take: Take) -> None:
+        """Read answers in this loop, and hand them to ``take``."""
+        self._loop, self._take = loop, take
+        for member in self._members:
+            self._listen(member)
+
+    def begin(self, command: Begin, key: Hashable) -> None:
+        """Begin an episode; ``key`` stays the same where it begins again. Never waits."""
+        self._queue.append((command, key))
+        self._dispatch()
+
+    def step(self, command: Step) -> None:
+        """The model has replied. Never waits."""
+        member = self._at.get(command.episode)
+        if member is None:
+            lost = Answer(episode=command.episode, error="its process was lost")
+            assert self._loop is not None
+            self._loop.call_soon(self._take, [Reply(lost, blameless=True)])
+            return
+        member.episodes[command.episode] = time.monotonic()
+        self._tell(member, command)
+        self._check_later()
+
+    def close_episode(self, episode: int) -> None:
+        """It is given up: nothing comes of it. Unknown ones are ignored."""
+        member = self._at.get(episode)
+        if member is None:
+            self._queue = deque(each for each in self._queue if each[0].episode != episode)
+            return
+        self._tell(member, Close(episode))
+        self._forget(episode)
+        self._dispatch()
+
+    def said(self) -> list[str]:
+        """What the user should know and was not told yet."""
+        said, self._said = self._said, []
+        return said
+
+    def close(self) -> None:
+        """End all processes."""
+        if self._checking is not None:
+            self._checking.cancel()
+        for member in self._members:
+            self._unlisten(member)
+            member.kill()
+        self._members = []
+
+    # Episodes ----------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        most = self._config.concurrency
+        queue, self._queue = self._queue, deque()
+        while queue and not (most and len(self._at) >= most):
+            command, key = queue.popleft()
+            member = self._place(key)
+            if member is None:
+                self._queue.append((command, key))
+                continue
+            self._at[command.episode], self._keys[command.episode] = member, key
+            member.episodes[command.episode] = time.monotonic()
+            self._tell(member, command)
+        self._queue.extend(queue)
+        if self._at or self._queue:
+            self._check_later()
+
+    def _place(self, key: Hashable) -> Member | None:
+        """Where an episode may go now."""
+        ready = [member for member in self._members if member.ready and not member.leaving]
+        if key not in self._suspects:
+            shared = [member for member in ready if not member.alone]
+            return min(shared, key=lambda member: len(member.episodes), default=None)
+        for member in ready:
+            if member.alone and not member.episodes:
+                return member
+        if not any(member.alone and not member.ready for member in self._members):
+            self._members.append(self._start(alone=True))
+        return None
+
+    def _forget(self, episode: int) -> None:
+        member = self._at.pop(episode, None)
+        self._keys.pop(episode, None)
+        if member is not None:
+            member.episodes.pop(episode, None)
+            if not member.episodes and (member.leaving or member.alone):
+                self._retire(member)
+
+    def _retire(self, member: Member) -> None:
+        """A process that is not wanted any more."""
+        if member in self._members:
+            self._members.remove(member)
+            self._unlisten(member)
+            member.kill()
+
+    # What the processes say --------------------------------------------------------------------
+
+    def _read(self, member: Member) -> list[Reply]:
+        reports, gone = member.hear()
+        replies = [reply for report in reports for reply in self._heard(member, report)]
+        if gone is not None and member in self._members:
+            replies += self._replace(member, gone)
+        return replies
+
+    def _heard(self, member: Member, report: Report) -> list[Reply]:
+        match report:
+            case Ready():
+                member.ready = self._loaded = True
+                self._failed_starts = 0
+                self.tools = report.tools
+                self._said += [line for line in report.warnings if line not in self._said]
+            case Fatal():
+                self.broken = f"environment: {report.error}"
+            case Answer() if self._at.get(report.episode) is member:
+                member.episodes[report.episode] = None
+                if report.over or report.error:
+                    self._suspects.discard(self._keys[report.episode])
+                    member.leaving = member.leaving or "timed out" in report.error
+                    self._forget(report.episode)
+                    self._fill()
+                return [Reply(report)]
+            case _:
+                pass
+        return []
+
+    def _replace(self, member: Member, why: str) -> list[Reply]:
+        """A process is gone, or must go. Who waits for an answer has none; who does not will know
+        when it steps."""
+        self._members.remove(member)
+        self._unlisten(member)
+        ended = member.kill()
+        error = f"its process {why or ended}"
+        if not member.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= _STARTS:
+                self.broken = f"environment: its processes do not start: the last {why or ended}"
+        acting = [episode for episode, since in member.episodes.items() if since is not None]
+        guilty = acting[0] if len(acting) == 1 else None
+        replies: list[Reply] = []
+        for episode in list(member.episodes):
+            if episode in acting:
+                answer = Answer(episode=episode, error=error)
+                replies.append(Reply(answer, blameless=episode != guilty))
+                if guilty is None:
+                    self._suspects.add(self._keys[episode])
+            self._at.pop(episode, None)
+            self._keys.pop(episode, None)
+        self._said.append(f"a process of environments {why or ended}")
+        self._fill()
+        return replies
+
+    def _fill(self) -> None:
+        """As many processes as there are to be, besides those that leave or are of one episode."""
+        staying = sum(not (member.leaving or member.alone) for member in self._members)
+        if self.broken is None:
+            self._members += [self._start() for _ in range(self._config.processes - staying)]
+
+    def _check(self) -> list[Reply]:
+        """Hear all of them, and end those that hang."""
+        replies: list[Reply] = []
+        for member in tuple(self._members):
+            replies += self._read(member)
+            if member not in self._members:
+                continue
+            now = time.monotonic()
+            if not member.ready:
+                if now - member.started > _START_S:
+                    replies += self._replace(member, f"did not start in {_START_S:g} s")
+                continue
+            limit = self._config.step_timeout_s + _GRACE_S
+            late = [s for s in member.episodes.values() if s is not None and now - s > limit]
+            if late:
+                text = f"hung for {limit:g} s (environment.step_timeout_s)"
+                replies += self._replace(member, text)
+        return replies
+
+    # Processes and the event loop --------------------------------------------------------------
+
+    def _start(self, alone: bool = False) -> Member:
+        member = start(self._config, self._tokenizer, self._template)
+        member.alone = alone
+        self._listen(member)
+        return member
+
+    def _listen(self, member: Member) -> None:
+        if self._loop is not None:
+            self._loop.add_reader(member.channel, self._on_readable, member)
+            self._flush_later(member)
+
+    def _unlisten(self, member: Member) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(member.channel)
+            self._loop.remove_writer(member.channel)
+
+    def _tell(self, member: Member, command: Begin | Step | Close) -> None:
+        member.tell(command)
+        self._flush_later(member)
+
+    def _flush_later(self, member: Member) -> None:
+        if self._loop is not None and member.channel.unsent:
+            self._loop.add_writer(member.channel, self._on_writable, member)
+
+    def _on_writable(self, member: Member) -> None:
+        assert self._loop is not None
+        if member.channel.flush():
+            self._loop.remove_writer(member.channel)
+
+    def _on_readable(self, member: Member) -> None:
+        self._deliver(self._read(member))
+
+    def _deliver(self, replies: Sequence[Reply]) -> None:
+        self._dispatch()
+        if replies or self.broken is not None:
+            self._take(replies)
+
+    def _check_later(self) -> None:
+        if self._loop is not None and self._checking is None:
+            self._checking = self._loop.call_later(_CHECK_S, self._on_check)
+
+    def _on_check(self) -> None:
+        self._checking = None
+        self._deliver(self._check())
+        if self._at or self._queue:
+            self._check_later()

@@ -1,0 +1,144 @@
+"""What a chat template does to earlier turns, found by comparing it with what was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.env.base import Message
+from rollpacker.env.calls import FORMATS, Call, written
+
+if TYPE_CHECKING:
+    from rollpacker.env.template import Template
+
+Tools = Sequence[Mapping[str, Any]]
+
+_QUESTION: Message = {"role": "user", "content": "How much is 2 + 3?"}
+_NEXT: Message = {"role": "user", "content": "And 4 + 4?"}
+_TEXT = "It is 5."
+_OPEN = "<think>"
+_REASONING = f"{_OPEN}\nAdd them.\n</think>\n\n"
+_SHOWN = 40
+_KEY = "000000000"
+_START = "environment: the chat template"
+_END = "the conversation is kept as it was sampled"
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A reply and what follows it.
+
+    Args:
+        what: of the conversation it is about, for the warning.
+        content: of the reply, as it was sampled.
+        call: that it makes behind it.
+        reasons: whether the content begins with reasoning.
+    """
+
+    what: str
+    content: str
+    call: bool = False
+    reasons: bool = False
+
+
+_PLAIN = _Turn("earlier replies", _TEXT)
+_THOUGHT = _Turn(
+    "the reasoning of earlier turns when a user message follows", _REASONING + _TEXT, reasons=True
+)
+_CALL = _Turn("calls of tools", "", call=True)
+_CALLS = (
+    _Turn("the reasoning of earlier turns when a tool answers", _REASONING, True, reasons=True),
+    _Turn("text beside calls of tools", _TEXT, call=True),
+)
+
+
+def differences(template: Template, tools: Tools) -> list[str]:
+    """One line for each way in which the template, rendering a conversation as a whole, would not
+    give what append-only rendering does, or has no place for tools."""
+    lines = _tool_lines(template, tools) if tools else []
+    changed = _changed(template, _PLAIN, tools)
+    if changed:
+        return [*lines, *changed]
+    lines += _token_lines(template, tools)
+    lines += _changed(template, _THOUGHT, tools)
+    if tools and template.writes_calls:
+        changed = _changed(template, _CALL, tools)
+        # Calls of Llama 3 stand alone.
+        turns = _CALLS[: 1 if template.call_format == "llama3" else None]
+        lines += changed or [line for turn in turns for line in _changed(template, turn, tools)]
+    return lines
+
+
+def _tool_lines(template: Template, tools: Tools) -> list[str]:
+    lines: list[str] = []
+    if str(tools[0]["function"]["name"]) not in template.render([_QUESTION], tools, goes_on=True):
+        lines.append(
+            "environment: the chat template has no place for tools: prompts must say which there "
+            "are and how to call them"
+        )
+    if template.guessed:
+        lines.append(
+            "environment: the chat template does not show how tools are called: calls are read as "
+            f"{template.call_format} (environment.call_format)"
+        )
+    if template.results == "user":
+        lines.append(
+            "environment: the chat template has no place for messages of role tool: what tools "
+            "answer comes as the user's, in <tool_response>"
+        )
+    return lines
+
+
+def _token_lines(template: Template, tools: Tools) -> list[str]:
+    """Whether text behind a reply has the tokens that it has inside of the whole."""
+    before = template.render([_QUESTION], tools, goes_on=True)
+    behind = template.behind([_NEXT], tools)
+    together = template.tokens(before + _TEXT + behind)
+    alone = template.tokens(behind)
+    if together[len(together) - len(alone) :] == alone:
+        return []
+    return [
+        "environment: the tokenizer splits what follows a reply in another way when it stands "
+        "alone: the conversation is tokenised piece by piece"
+    ]
+
+
+def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
+    """A line where the template, as a whole, gives something else than what was sampled."""
+    before = template.render([_QUESTION], tools, goes_on=True)
+    if turn.reasons and "</think>" in before[-_SHOWN:]:
+        return []  # the prompt says that there is none
+    content = turn.content
+    if turn.reasons and before.rstrip().endswith(_OPEN):
+        content = content.removeprefix(f"{_OPEN}\n")
+    said: Message = {"role": "assistant", "content": content}
+    follows, sampled = _NEXT, content
+    if turn.call:
+        call = Call(str(tools[0]["function"]["name"]), {"text": "2 + 3"})
+        said["tool_calls"] = [_openai(call)]
+        follows = {"role": "tool", "name": call.name, "content": "5", "tool_call_id": _KEY}
+        gap = "\n" if content and not turn.reasons else ""
+        sampled = content + gap + written(call, template.call_format or FORMATS[0])
+    try:
+        sampled = before + sampled + template.behind([follows], tools)
+        whole = template.render(template.fit([_QUESTION, said, follows]), tools, goes_on=True)
+    except Exception as error:  # templates are programs with errors of their own
+        reason = " ".join(str(error).split())
+        return [f"{_START} refuses {turn.what} ({reason}): {_END}"]
+    if _squeezed(whole) == _squeezed(sampled):
+        return []
+    pairs = enumerate(zip(whole, sampled, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(sampled)))
+    ours, theirs = sampled[same : same + _SHOWN], whole[same : same + _SHOWN]
+    return [f"{_START} changes {turn.what} ({ours!r} would become {theirs!r}): {_END}"]
+
+
+def _squeezed(text: str) -> str:
+    # White space beside calls differs wherever a model has its own way with it.
+    return "".join(text.split())
+
+
+def _openai(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": _KEY, "type": "function", "function": function}

@@ -1,0 +1,157 @@
+"""Kind ``tools``: functions that the model calls, until a reply calls none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollpacker.config import EnvironmentConfig
+from rollpacker.env.base import EpisodeError, Message, Turn
+from rollpacker.env.calling import call
+from rollpacker.env.calls import BadCall, Call, short
+from rollpacker.env.code_tool import CodeTool
+from rollpacker.env.conversation import Asked, calls_of, whole
+from rollpacker.env.schema import Schema, mistake, schema_of
+from rollpacker.errors import one_line
+from rollpacker.find import find
+
+KEY = "environment.path"
+BUILT_IN = "python"
+"""The tool that runs code in the sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that can be called.
+
+    Args:
+        function: plain or async; called by name of its arguments.
+        schema: JSON schema for the chat template.
+    """
+
+    function: Callable[..., Any]
+    schema: Schema
+
+    @property
+    def name(self) -> str:
+        """By which the model calls it."""
+        return self.schema["function"]["name"]
+
+
+def tools_of(functions: Sequence[Callable[..., Any]], where: str) -> dict[str, Tool]:
+    """Tools by their names. Raises ``ValueError`` that begins with ``where``."""
+    tools: dict[str, Tool] = {}
+    for function in functions:
+        tool = Tool(function, schema_of(function, where))
+        if tool.name in tools:
+            raise ValueError(f"{where}: two tools are named '{tool.name}'")
+        tools[tool.name] = tool
+    return tools
+
+
+async def answer(tools: Mapping[str, Tool], reply: Message) -> Turn:
+    """Run the calls of a reply in their order; one that fails tells the model why.
+
+    Without a call the episode is over.
+    """
+    asked = calls_of(reply)
+    messages: list[Message] = []
+    failed = 0
+    for each in asked:
+        text, error = await _result(tools, each.call)
+        failed += error
+        messages.append(_message(each, text))
+    return Turn(messages=messages, done=not asked, calls=len(asked), failed_calls=failed)
+
+
+async def _result(tools: Mapping[str, Tool], made: Call | BadCall) -> tuple[str, bool]:
+    """What a call gives, as text, and whether it failed."""
+    if isinstance(made, BadCall):
+        return f"Error: {made.error}", True
+    tool = tools.get(made.name)
+    if tool is None:
+        return f"Error: there is no tool {short(made.name)}: there is {', '.join(tools)}", True
+    wrong = mistake(tool.schema, made.arguments)
+    if wrong is not None:
+        return f"Error: {made.name}: {wrong}", True
+    try:
+        return _text(await call(tool.function, **made.arguments)), False
+    except EpisodeError:
+        raise
+    except Exception as error:  # the call's own, whatever it is
+        return f"Error: {one_line(error)}", True
+
+
+def _text(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def _message(asked: Asked, text: str) -> Message:
+    message: Message = {"role": "tool", "content": whole(text)}
+    if isinstance(asked.call, Call):
+        message["name"] = asked.call.name
+    if asked.key is not None:
+        message["tool_call_id"] = asked.key
+    return message
+
+
+class ToolsEnvironment:
+    """One episode with tools.
+
+    Args:
+        tools: by their names.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self._tools = tools
+
+    async def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:  # noqa: ARG002
+        """Nothing is added to the prompt: the chat template shows the tools."""
+        return ()
+
+    async def step(self, reply: Message) -> Turn:
+        """Run the calls of a reply."""
+        return await answer(self._tools, reply)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class ToolsFactory:
+    """Makes episodes with the tools of ``environment.path``.
+
+    Raises ``ValueError`` where a path names no function, or one that cannot be a tool.
+    """
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        # A sandbox is made before the user's modules are loaded: they may hold secrets.
+        self._code = CodeTool(config.step_timeout_s) if BUILT_IN in config.path else None
+        functions = [self._find(path) for path in config.path]
+        self._tools = tools_of(functions, KEY)
+        self.tools: Sequence[Mapping[str, Any]] = [tool.schema for tool in self._tools.values()]
+        """JSON schemas for the chat template."""
+
+    def _find(self, path: str) -> Callable[..., Any]:
+        if path == BUILT_IN:
+            assert self._code is not None
+            return self._code.python
+        if ":" not in path:
+            raise ValueError(
+                f"{KEY}: unknown tool '{path}': expected {BUILT_IN}, path/to/file.py:name or "
+                "package.module:name"
+            )
+        return find(path, KEY)
+
+    async def open(self) -> None:
+        """Nothing more is begun."""
+
+    def make(self) -> ToolsEnvironment:
+        """For one episode."""
+        return ToolsEnvironment(self._tools)
+
+    async def close(self) -> None:
+        """End the sandbox, if there is one."""
+        if self._code is not None:
+            self._code.close()

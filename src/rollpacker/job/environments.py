@@ -1,0 +1,83 @@
+"""A run's environments: their processes, and what they need of the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollpacker.config import RunConfig
+from rollpacker.env.pool import EnvironmentPool
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.episodes import Episodes
+from rollpacker.runtime.progress import Progress
+from rollpacker.train.card import Card
+
+
+class Environments:
+    """Those of a run, if it has any.
+
+    Args:
+        config: the run's.
+        card: of its model.
+        pool: their processes, ready; None where a response is one turn.
+    """
+
+    def __init__(self, config: RunConfig, card: Card, pool: EnvironmentPool | None) -> None:
+        self._config = config
+        self._card = card
+        self._pool = pool
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of the tools that every prompt has."""
+        return () if self._pool is None else self._pool.tools
+
+    def episodes(self, cap: int, clock: Clock) -> Episodes | None:
+        """The attempts' environments, heard in the loop that runs now.
+
+        ``cap``: most tokens that the model samples in all turns of a response.
+        """
+        if self._pool is None or self._config.environment is None:
+            return None
+        episodes = Episodes(
+            self._config.environment,
+            self._pool,
+            most=cap,
+            total=longest_response(self._config, cap),
+            context=self._card.context,
+            lockstep=self._config.deterministic,
+            clock=clock,
+        )
+        episodes.start(asyncio.get_running_loop())
+        return episodes
+
+    def close(self) -> None:
+        """End their processes."""
+        if self._pool is not None:
+            self._pool.close()
+
+
+def environments_of(config: RunConfig, card: Card, progress: Progress) -> Environments:
+    """Start their processes, and wait until they are ready.
+
+    Raises ``ValueError`` where the environment cannot be loaded, or the model has no chat template.
+    """
+    if config.environment is None:
+        return Environments(config, card, None)
+    pool = EnvironmentPool(config.environment, card.tokenizer, config.model.chat_template_kwargs)
+    try:
+        pool.wait_ready()
+    except BaseException:
+        pool.close()
+        raise
+    for line in pool.said():
+        progress.note(line)
+    return Environments(config, card, pool)
+
+
+def longest_response(config: RunConfig, cap: int) -> int:
+    """Tokens of the longest response, an environment's among them."""
+    if config.environment is None:
+        return cap
+    return config.environment.max_total_tokens or cap

@@ -1,0 +1,219 @@
+"""Attempts at their environments: begun, given the model's replies, given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
+
+from rollpacker.config import EnvironmentConfig
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.engine.base import Request, SamplingParams
+from rollpacker.env.messages import Answer, Begin, Step
+from rollpacker.env.pool import EnvironmentPool, Reply
+from rollpacker.runtime.attempts import Attempt, Stage
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.conversation import Conversation, lengthened
+from rollpacker.runtime.problems import Problems
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What became of an attempt at its environment.
+
+    Args:
+        attempt: whose tokens and conversation have it in.
+        tokens: that the environment put in.
+        seconds: that it was waited for.
+        error: why it failed; empty where it did not.
+        blameless: another episode's fault.
+    """
+
+    attempt: Attempt
+    tokens: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    blameless: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended as it should."""
+        conversation = self.attempt.conversation
+        return not self.error and conversation is not None and bool(conversation.over)
+
+
+Take = Callable[[Sequence[Answered]], None]
+
+
+class Episodes:
+    """The environments of a run's attempts.
+
+    Args:
+        config: of the environment.
+        pool: their processes.
+        most: most tokens that the model samples in all turns of a response, and
+        total: of the response, the environment's tokens included.
+        context: of the model.
+        lockstep: answers are told when all that were asked for are there, in a fixed order.
+        clock: seconds since the run began.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        pool: EnvironmentPool,
+        *,
+        most: int,
+        total: int,
+        context: int,
+        lockstep: bool,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._most = most
+        self._total = total
+        self._context = context
+        self._lockstep = lockstep
+        self._clock = clock
+        self._acting: dict[AttemptId, tuple[Attempt, float]] = {}
+        self._answers: list[Answered] = []
+        self._take: Take = lambda _answers: None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear the processes in this loop."""
+        self._pool.attach(loop, self._hear)
+
+    @contextlib.contextmanager
+    def listen(self, take: Take) -> Iterator[None]:
+        """Give answers to this one while the context lasts."""
+        before, self._take = self._take, take
+        try:
+            yield
+        finally:
+            for attempt, _ in list(self._acting.values()):
+                self.close(attempt)
+            self._take = before
+
+    # What is to be done ------------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt, problems: Problems) -> None:
+        """Begin an episode; never waits."""
+        assert problems.chat is not None
+        row = problems.rows[attempt.prompt]
+        attempt.conversation = Conversation()
+        self._wait_for(attempt)
+        command = Begin(
+            episode=attempt.id,
+            row=dict(row.columns),
+            prompt=problems.chat(row),
+            tools=list(row.tools),
+            room=self._context - self._total,
+        )
+        self._pool.begin(command, (attempt.prompt, attempt.index))
+
+    def step(self, attempt: Attempt) -> None:
+        """Give its environment the turn that has just ended; never waits."""
+        output, conversation = attempt.output, attempt.conversation
+        assert output is not None
+        assert conversation is not None
+        reply = np.ascontiguousarray(output.tokens[-conversation.turns[-1].sampled :], np.int32)
+        self._wait_for(attempt)
+        command = Step(
+            episode=attempt.id,
+            reply=reply.tobytes(),
+            left=self._total - len(output.tokens),
+            left_sampled=self._most - attempt.tokens,
+            cut=output.finish_reason == "length",
+        )
+        self._pool.step(command)
+
+    def _wait_for(self, attempt: Attempt) -> None:
+        attempt.stage = Stage.ACTING
+        self._acting[attempt.id] = attempt, self._clock()
+
+    def close(self, attempt: Attempt) -> None:
+        """Give an episode up, wherever it is."""
+        self._acting.pop(attempt.id, None)
+        self._pool.close_episode(attempt.id)
+
+    def request(self, request: Request, attempt: Attempt) -> Request:
+        """What asks an engine for an attempt's next turn."""
+        begun = attempt.begun
+        if begun is not None:
+            request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
+        params = self._params(attempt, request.params)
+        return replace(request, group=self._group(attempt), params=params, stays=True)
+
+    def _group(self, attempt: Attempt) -> PromptId:
+        """Whose prompt it has: its group's, unless its environment has put another there."""
+        conversation = attempt.conversation
+        if conversation is None or not conversation.changed:
+            return attempt.prompt
+        digest = blake2b(attempt.prompt_tokens.tobytes(), digest_size=8).hexdigest()
+        return PromptId(f"{attempt.prompt}#{digest}")
+
+    def _params(self, attempt: Attempt, params: SamplingParams) -> SamplingParams:
+        """How its next turn is sampled: as far as its tokens reach."""
+        known = 0 if attempt.begun is None else len(attempt.begun.tokens)
+        most = min(self._total, known + self._most - attempt.tokens)
+        return replace(params, max_tokens=most)
+
+    # What happened -----------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> str | None:
+        """Why no episode can begin any more."""
+        return self._pool.broken
+
+    def said(self) -> list[str]:
+        """What the user should know and was not told yet."""
+        return self._pool.said()
+
+    def settle(self) -> bool:
+        """Whether nobody acts; in lockstep, only then answers are told."""
+        while self._answers and not self._acting:
+            answers, self._answers = self._answers, []
+            self._take(sorted(answers, key=lambda answered: answered.attempt.id))
+        return not self._acting
+
+    def _hear(self, replies: Sequence[Reply]) -> None:
+        answers = [each for reply in replies if (each := self._answered(reply)) is not None]
+        if self._lockstep:
+            self._answers += answers
+            answers = []
+        self._take(answers)
+
+    def _answered(self, reply: Reply) -> Answered | None:
+        answer = reply.answer
+        known = self._acting.pop(AttemptId(answer.episode), None)
+        if known is None:
+            return None
+        attempt, since = known
+        seconds = self._clock() - since
+        if answer.error and (self._config.on_error == "retry" or reply.blameless):
+            return Answered(attempt, error=answer.error, blameless=reply.blameless)
+        self._enter(attempt, answer, seconds)
+        return Answered(attempt, len(answer.tokens) // 4, round(seconds, 6))
+
+    def _enter(self, attempt: Attempt, answer: Answer, seconds: float) -> None:
+        """An answer becomes a part of the attempt."""
+        conversation, output = attempt.conversation, attempt.output
+        assert conversation is not None
+        conversation.take(answer, seconds)
+        if answer.error:
+            conversation.over, conversation.failed = "stop", answer.error
+            conversation.rewards = [self._config.failed_reward]
+        if answer.prompt:
+            attempt.prompt_tokens = np.frombuffer(answer.prompt, np.int32)
+            conversation.changed = True
+        if output is None:
+            return
+        added = np.frombuffer(answer.tokens, np.int32)
+        if len(added):
+            conversation.add(len(output.tokens), len(added))
+        attempt.go_on(lengthened(output, added))

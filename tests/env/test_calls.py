@@ -1,0 +1,218 @@
+"""Tool calls in a model's text."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollpacker.env.base import Message
+from rollpacker.env.calls import FORMATS, BadCall, Call, Format, parse, written
+from rollpacker.env.conversation import calls_of, said, to_message
+
+ADD = Call("add", {"a": 2, "b": 3})
+HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+LLAMA3 = '{"name": "add", "parameters": {"a": 2, "b": 3}}'
+
+HERMES_TEXTS = {
+    "alone": (HERMES, ""),
+    "behind text": (f"I add.\n{HERMES}", "I add."),
+    "between texts": (f"I add.{HERMES} Then I wait.", "I add. Then I wait."),
+    "without space": ('<tool_call>{"name":"add","arguments":{"a":2,"b":3}}</tool_call>', ""),
+    "with much space": ('<tool_call> \n\t{ "name" : "add",\n"arguments":{"a":2,"b":3} } \n', ""),
+    "not closed": (HERMES.removesuffix("</tool_call>"), ""),
+    "as Llama names it": (f"<tool_call>{LLAMA3}</tool_call>", ""),
+    "arguments as text": (
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 2, \\"b\\": 3}"}</tool_call>',
+        "",
+    ),
+    "behind reasoning": (f"<think>\nAdd.\n</think>\n\n{HERMES}", "<think>\nAdd.\n</think>"),
+    "behind the end of reasoning": (f"Add.\n</think>\n{HERMES}", "Add.\n</think>"),
+}
+
+
+@pytest.mark.parametrize("case", HERMES_TEXTS)
+def test_hermes_calls(case: str) -> None:
+    text, content = HERMES_TEXTS[case]
+    parsed = parse(text, "hermes")
+    assert parsed.calls == (ADD,)
+    assert parsed.content == content
+
+
+LLAMA3_TEXTS = {
+    "alone": (LLAMA3, ""),
+    "with the tag": (f"<|python_tag|>{LLAMA3}", ""),
+    "with space": (f"\n {LLAMA3} \n", ""),
+    "as Hermes names it": ('{"name": "add", "arguments": {"a": 2, "b": 3}}', ""),
+    "with its type": (
+        '{"type": "function", "name": "add", "parameters": {"a": 2, "b": 3}}',
+        "",
+    ),
+    "behind reasoning": (f"<think>Add.</think>{LLAMA3}", "<think>Add.</think>"),
+}
+
+
+@pytest.mark.parametrize("case", LLAMA3_TEXTS)
+def test_llama3_calls(case: str) -> None:
+    text, content = LLAMA3_TEXTS[case]
+    parsed = parse(text, "llama3")
+    assert parsed.calls == (ADD,)
+    assert parsed.content == content
+
+
+@pytest.mark.parametrize("between", ["; ", "\n", " ;\n", ""])
+def test_several_llama3_calls(between: str) -> None:
+    second = '{"name": "take", "parameters": {}}'
+    parsed = parse(f"{LLAMA3}{between}{second}", "llama3")
+    assert parsed.calls == (ADD, Call("take", {}))
+
+
+def test_several_hermes_calls_keep_their_order() -> None:
+    second = '<tool_call>{"name": "take"}</tool_call>'
+    assert parse(f"{HERMES}\n{second}{HERMES}", "hermes").calls == (ADD, Call("take", {}), ADD)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is 5.",
+        "",
+        '{"answer": 5}',
+        '{"name": "Ada", "age": 36}',
+        '{"name": "Ada"',
+        f"Like this: {LLAMA3}",
+        "<think>\n" + HERMES,
+        "<think>\n" + LLAMA3,
+        f"<think>{HERMES}</think>It is 5.",
+    ],
+)
+def test_what_is_no_call(form: Format, text: str) -> None:
+    parsed = parse(text, form)
+    assert parsed.calls == ()
+    assert parsed.content == text
+
+
+BAD = {
+    '{"name": "add", "arguments": {"a": 2}': "no valid JSON",
+    '{"name": "add", "arguments": {"a": 2}} {"name": "add"}': "more than one JSON object",
+    '{"arguments": {"a": 2}}': 'has no "name"',
+    '{"name": 7, "arguments": {"a": 2}}': 'has no "name"',
+    '{"name": "add", "arguments": [2, 3]}': "arguments of 'add' must be a JSON object",
+    '{"name": "add", "arguments": "2, 3"}': "arguments of 'add' must be a JSON object, not text",
+    '["add", 2]': "not a list",
+    "add(2, 3)": "no valid JSON",
+    "": "no valid JSON",
+    '{"name": "add", "arguments": {"a": ' + "1" * 5000 + "}}": "a number is too long",
+    '{"name": "add", "arguments": ' + "[" * 100_000: "nested too deep",
+}
+
+
+@pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
+def test_malformed_hermes_calls_say_what_is_wrong(body: str) -> None:
+    parsed = parse(f"I try.<tool_call>{body}</tool_call>{HERMES}", "hermes")
+    bad, good = parsed.calls
+    assert isinstance(bad, BadCall)
+    assert BAD[body] in bad.error
+    assert "\n" not in bad.error
+    assert good == ADD
+    assert parsed.content == "I try."
+
+
+def test_a_call_that_is_not_closed_ends_where_the_next_begins() -> None:
+    assert parse('<tool_call>{"name": "add", ' + HERMES, "hermes").calls[1:] == (ADD,)
+    assert parse(HERMES.removesuffix("</tool_call>") + HERMES, "hermes").calls == (ADD, ADD)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "add", "parameters": {"a": 2,}', f"{LLAMA3} and then", "<|python_tag|>1 + 1 ="],
+)
+def test_malformed_llama3_calls_say_what_is_wrong(text: str) -> None:
+    assert isinstance(parse(text, "llama3").calls[-1], BadCall)
+
+
+def test_tags_inside_of_arguments_are_arguments() -> None:
+    call = Call("say", {"text": "</tool_call><tool_call>{}"})
+    assert parse(written(call, "hermes"), "hermes").calls == (call,)
+
+
+PIECES = st.sampled_from(
+    [
+        *["<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", HERMES, LLAMA3],
+        *[
+            '{"name": "',
+            '"arguments": {',
+            '"parameters": ',
+            "{",
+            "}",
+            "[",
+            "]",
+            '"',
+            "\\",
+            ":",
+            ",",
+        ],
+        *[";", "\n", " ", "\ud800", "\\ud800", "\x00", "1e999", "NaN", "-", "true", "null"],
+    ]
+)
+TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=30).map("".join)
+
+
+@given(TEXTS, st.sampled_from(FORMATS))
+def test_nothing_is_too_strange(text: str, form: Format) -> None:
+    parsed = parse(text, form)
+    message = to_message(parsed, text)
+    assert len(calls_of(message)) == len(parsed.calls)
+    for asked, call in zip(calls_of(message), parsed.calls, strict=True):
+        assert isinstance(asked.call, BadCall) is isinstance(call, BadCall)
+    json.dumps(message, ensure_ascii=False)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+CALLS = st.builds(Call, st.text(min_size=1), st.dictionaries(st.text(), JSON, max_size=3))
+
+
+@given(CALLS, st.sampled_from(FORMATS))
+def test_what_is_written_is_read_back(call: Call, form: Format) -> None:
+    parsed = parse(written(call, form), form)
+    assert parsed.calls == (call,)
+    message = to_message(parsed, written(call, form))
+    assert calls_of(message)[0].call == call
+    assert said(message) == written(call, form)
+
+
+@pytest.mark.parametrize(
+    "piece", ["<tool_call>", "<tool_call>{", '<tool_call>"', "<tool_call>[[[", "</tool_call>{"]
+)
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_work_grows_with_the_text_and_not_faster(
+    piece: str, form: Format, calls: Callable[[Callable[[], object]], int]
+) -> None:
+    once = calls(lambda: parse(piece * 100, form))
+    assert calls(lambda: parse(piece * 1000, form)) <= 11 * once
+
+
+def test_messages_have_ids_of_nine_characters_that_tell_calls_apart() -> None:
+    def message(text: str) -> Message:
+        return to_message(parse(text, "hermes"), text)
+
+    first = [call["id"] for call in message(HERMES * 2)["tool_calls"]]
+    assert len({*first}) == 2
+    assert {len(each) for each in first} == {9}
+    assert all(each.isalnum() for each in first)
+    assert first == [call["id"] for call in message(HERMES * 2)["tool_calls"]]
+    assert first[0] != message(HERMES)["tool_calls"][0]["id"]
+
+
+def test_calls_and_mistakes_keep_their_places() -> None:
+    text = (
+        f"<tool_call>1</tool_call>{HERMES}<tool_call>2</tool_call><tool_call>3</tool_call>{HERMES}"
+    )
+    found = [type(asked.call) for asked in calls_of(to_message(parse(text, "hermes"), text))]
+    assert found == [BadCall, Call, BadCall, BadCall, Call]

@@ -1,0 +1,252 @@
+"""What an environment put into a response is run, and not trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import clone, group_batch, make_model, mask, naive_logprobs, with_environment
+from gang import gradient, make_trainer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_algorithms import CONFIGS, plain_loss
+
+from rollpacker.config import GRPOConfig
+from rollpacker.train import packing
+from rollpacker.train.forward import response_logprobs
+from rollpacker.train.packing import Costs, Item
+
+PACKINGS = ("padded", "prompt_shared")
+CPU = torch.device("cpu")
+MODEL = make_model()
+GROUPS = group_batch(MODEL, GRPOConfig(), count=2, size=3, off=0.3, old=True)
+"""The second one has no advantages."""
+
+
+def _changed(groups, change):
+    """The groups with every sample changed."""
+    return [replace(g, samples=tuple(map(change, g.samples))) for g in groups]
+
+
+def _outcome(groups, **config):
+    """Gradient, sums and scores of some groups."""
+    trainer = make_trainer(MODEL, **config)
+    partial = trainer.accumulate(groups)
+    return gradient(trainer).clone(), partial, trainer.score(groups)
+
+
+def _assert_same(one, two):
+    """Bit for bit, but for the scores of tokens that were not sampled."""
+    assert torch.equal(one[0], two[0])
+    assert one[1] == two[1]
+    assert one[2].keys() == two[2].keys()
+    for sample, scores in one[2].items():
+        np.testing.assert_array_equal(scores, two[2][sample])
+
+
+@pytest.mark.parametrize("how", PACKINGS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_mask_of_all_tokens_is_none(how, name):
+    config = {"algorithm": CONFIGS[name], "packing": how, "beta": 0.1}
+    everything = _changed(GROUPS, lambda s: replace(s, loss_mask=np.ones(len(s.tokens), bool)))
+    _assert_same(_outcome(everything, **config), _outcome(GROUPS, **config))
+
+
+@pytest.mark.parametrize("how", PACKINGS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logprobs_of_what_was_put_in_never_matter(how, name):
+    def spoil(sample):
+        if sample.loss_mask is None:
+            return sample
+        both = {"logprobs": sample.logprobs, "old_logprobs": sample.old_logprobs}
+        values = {n: np.where(sample.loss_mask, v, np.float32("nan")) for n, v in both.items()}
+        return replace(sample, **values)
+
+    config = {"algorithm": CONFIGS[name], "packing": how, "beta": 0.1, "updates_per_step": 2}
+    groups = with_environment(GROUPS)
+    spoilt = _changed(groups, spoil)
+    assert any(np.isnan(s.logprobs).any() for g in spoilt for s in g.samples)
+    _assert_same(_outcome(spoilt, **config), _outcome(groups, **config))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_any_split_of_masked_groups_gives_the_gradient_of_the_batch(name):
+    groups = with_environment(group_batch(MODEL, CONFIGS[name], off=0.2, old=True))
+    config = {"algorithm": CONFIGS[name], "beta": 0.1, "updates_per_step": 2}
+    whole = make_trainer(MODEL, packing="padded", **config)
+    total = whole.accumulate(groups)
+    streamed = make_trainer(MODEL, packing="prompt_shared", **config)
+    parts = [streamed.accumulate([g]) for g in groups]
+    found = sum(parts[1:], start=parts[0])
+    difference = gradient(streamed) - gradient(whole)
+    assert difference.norm() < 1e-5 * gradient(whole).norm()
+    assert found.tokens == total.tokens == sum(s.sampled for g in groups for s in g.samples)
+    assert found.samples == total.samples == 20
+    assert found.normaliser == pytest.approx(total.normaliser, rel=1e-9)
+    for key, value in total.sums.items():
+        assert found.sums[key] == pytest.approx(value, rel=1e-4, abs=1e-3), key
+
+
+@pytest.mark.parametrize("how", PACKINGS)
+def test_metrics_are_means_over_sampled_tokens(how):
+    groups = with_environment(GROUPS)
+    trainer = make_trainer(MODEL, packing=how)
+    metrics = trainer.apply(trainer.accumulate(groups)).metrics
+    apart, ratios, entropies = [], [], []
+    for sample in groups[0].samples:  # the other group is not run
+        ids = torch.tensor(np.concatenate((sample.prompt_tokens, sample.tokens)))[None].long()
+        with torch.no_grad():
+            log_p = torch.log_softmax(MODEL(input_ids=ids).logits[0], -1)
+        log_p = log_p[len(sample.prompt_tokens) - 1 : -1].numpy()
+        own = log_p[np.arange(len(log_p)), sample.tokens] - sample.logprobs
+        chosen = slice(None) if sample.loss_mask is None else sample.loss_mask
+        apart.extend(abs(own[chosen]))
+        ratios.extend(np.exp(own[chosen]))
+        entropies.extend(-(np.exp(log_p) * log_p).sum(1)[chosen])
+    assert len(apart) == sum(s.sampled for s in groups[0].samples)
+    expected = {"abs_logprob_difference": apart, "ratio": ratios, "entropy": entropies}
+    for name, values in expected.items():
+        assert metrics[f"trained_tokens/{name}"] == pytest.approx(np.mean(values), rel=1e-4)
+
+
+@pytest.mark.parametrize("how", PACKINGS)
+def test_nothing_is_run_behind_the_last_sampled_token(how):
+    def cut(sample):
+        end = np.flatnonzero(sample.loss_mask)[-1] + 1
+        names = ("tokens", "logprobs", "old_logprobs", "loss_mask")
+        return replace(sample, **{name: getattr(sample, name)[:end] for name in names})
+
+    places = [np.arange(len(s.tokens)) for g in GROUPS for s in g.samples]
+    halves = iter([each < (len(each) + 1) // 2 for each in places])
+    groups = _changed(GROUPS, lambda s: mask(s, next(halves)))
+    short = _changed(groups, cut)
+    assert sum(len(s.tokens) for s in short[0].samples) < sum(map(len, places[:3]))
+    one, two = _outcome(groups, packing=how), _outcome(short, packing=how)
+    assert torch.equal(one[0], two[0])
+    assert one[1] == two[1]
+    for sample in short[0].samples:
+        scores = one[2][sample.prompt, sample.index]
+        own = two[2][sample.prompt, sample.index]
+        np.testing.assert_array_equal(scores[: len(own)], own)
+        assert not scores[len(own) :].any()
+    items = [Item(s, 1.0, 0) for s in groups[0].samples]
+    cells = sum(len(s.tokens) - 1 for s in short[0].samples)
+    prompts = len(items[0].sample.prompt_tokens) * (1 if how == "prompt_shared" else len(items))
+    built = packing.build(items, how == "prompt_shared", CPU)
+    assert len(built.tokens) == prompts + cells
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_responses_of_which_nothing_was_sampled_count_as_responses_only(name, beta):
+    def silence(sample):
+        return mask(sample, np.zeros(len(sample.tokens)))
+
+    config = {"algorithm": CONFIGS[name], "beta": beta}
+    groups = _changed(GROUPS, silence)
+    trainer = make_trainer(clone(MODEL), **config)
+    partial = trainer.accumulate(groups)
+    assert (partial.tokens, partial.samples, partial.sums) == (0, 6, {})
+    assert not gradient(trainer).any()
+    assert trainer.score(groups) == {}
+    update = trainer.apply(partial)
+    assert update.applied
+    assert not any(update.metrics.values())
+    # One beside others changes nothing but the divisor.
+    first = GROUPS[0]
+    among = replace(first, samples=(silence(first.samples[0]), *first.samples[1:]))
+    others = replace(first, samples=first.samples[1:], advantages=first.advantages[1:])
+    one, two = _outcome([among], **config), _outcome([others], **config)
+    _assert_same((one[0], one[1].sums, one[2]), (two[0], two[1].sums, two[2]))
+    assert (one[1].tokens, one[1].samples) == (two[1].tokens, 3)
+
+
+def test_scores_have_a_place_for_every_token_and_are_zero_where_none_was_sampled():
+    groups = with_environment(group_batch(MODEL, GRPOConfig()))
+    scores = make_trainer(MODEL).score(groups)
+    sampled = [s for g in groups[:-1] for s in g.samples if s.sampled]
+    assert len(scores) == len(sampled) < 16
+    for sample in sampled:
+        with torch.no_grad():
+            wanted = naive_logprobs(MODEL, sample.prompt_tokens, sample.tokens).numpy()
+        if sample.loss_mask is not None:
+            wanted = wanted * sample.loss_mask
+        found = scores[sample.prompt, sample.index]
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        if sample.loss_mask is not None:
+            assert not found[~sample.loss_mask].any()
+
+
+def _one_group(masks, prompt, seed):
+    """Responses to one prompt with these masks."""
+    rng = np.random.default_rng(seed)
+    begin = rng.integers(2, 23, prompt).astype(np.int32)
+    samples = []
+    for index, chosen in enumerate(masks):
+        logprobs = -rng.random(len(chosen)).astype(np.float32) - 2
+        sample = replace(
+            GROUPS[0].samples[0],
+            index=index,
+            prompt_tokens=begin,
+            tokens=rng.integers(1, 23, len(chosen)).astype(np.int32),
+            logprobs=logprobs,
+            old_logprobs=logprobs,
+        )
+        samples.append(mask(sample, chosen))
+    advantages = rng.standard_normal(len(masks)).astype(np.float32)
+    return replace(GROUPS[0], samples=tuple(samples), advantages=advantages)
+
+
+MASKS = st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=5)
+HALF = settings(max_examples=settings().max_examples // 2)
+BUDGETS = st.sampled_from([1, 20, 1000])
+
+
+@HALF
+@given(MASKS, st.integers(1, 6), BUDGETS, st.integers(0, 99))
+def test_any_mask_chooses_among_the_logprobs_of_whole_responses(masks, prompt, budget, seed):
+    group = _one_group(masks, prompt, seed)
+    items = [Item(s, 1.0, 0) for s in group.samples if s.sampled]
+    for how in PACKINGS:
+        plans, shared = packing.plan(items, budget, how, Costs(1.0, 1.0))
+        assert sorted(id(i) for plan in plans for i in plan) == sorted(map(id, items))
+        for plan in plans:
+            _check_batch(plan, packing.build(plan, shared, CPU))
+
+
+def _check_batch(plan, batch):
+    """Everything of a token is of a sampled one."""
+    with torch.no_grad():
+        found, _ = response_logprobs(MODEL, batch, 1.0, False)
+        whole = [naive_logprobs(MODEL, i.sample.prompt_tokens, i.sample.tokens) for i in plan]
+    chosen = [i.sample.loss_mask for i in plan]
+    expected = torch.cat([each[torch.from_numpy(m)] for each, m in zip(whole, chosen, strict=True)])
+    torch.testing.assert_close(found, expected, atol=4e-5, rtol=1e-5)
+    lengths = [int(m.sum()) for m in chosen]
+    assert batch.lengths.tolist() == lengths
+    assert batch.owner.tolist() == np.repeat(np.arange(len(plan)), lengths).tolist()
+    for name in ("sampler_logprobs", "old_logprobs"):
+        own = [getattr(i.sample, name.removeprefix("sampler_")) for i in plan]
+        own = np.concatenate([each[m] for each, m in zip(own, chosen, strict=True)])
+        assert getattr(batch, name).tolist() == own.tolist()
+
+
+@HALF
+@given(MASKS, st.sampled_from(sorted(CONFIGS)), st.sampled_from(PACKINGS), BUDGETS)
+def test_any_mask_gives_the_gradient_of_the_plain_formula(masks, name, how, budget):
+    group = _one_group(masks, prompt=3, seed=len(masks))
+    config = {"algorithm": CONFIGS[name], "updates_per_step": 2, "packing": how}
+    trainer = make_trainer(MODEL, micro_batch_tokens=budget, **config)
+    partial = trainer.accumulate([group])
+    found = gradient(trainer)
+    if not partial.tokens:
+        assert not found.any()
+        return
+    plain = clone(MODEL)
+    # Beside itself as the reference the KL term has no gradient.
+    plain_loss(name, CONFIGS[name], plain, plain, [group], 2).backward()
+    wanted = torch.cat([p.grad.flatten() for p in plain.parameters()])
+    assert (found / partial.normaliser - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9

@@ -33,7 +33,7 @@ class Habits:
         misread: answer with the tool's number, its last two digits swapped.
     """
 
-    at_once: float = 0.51
+    at_once: float = 0.55
     other: float = 0.15
     broken: float = 0.08
     unknown: float = 0.08

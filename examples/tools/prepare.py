@@ -1,6 +1,6 @@
 """Makes the model to start from: 0.2M parameters that have read conversations of a mixed crowd.
 
-It takes a minute of one core, once; train.yaml looks for it in the default folder.
+It takes two minutes of one core, once; train.yaml looks for it in the default folder.
 
     python examples/tools/prepare.py [FOLDER]
 """

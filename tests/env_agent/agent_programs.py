@@ -26,8 +26,8 @@ KEY = os.environ["OPENAI_API_KEY"]
 
 
 def begin(body, key=KEY, method="POST", path="/v1/chat/completions"):
-    """A connection on which a request was sent."""
-    data = json.dumps(body).encode()
+    """A connection on which a request was sent; text goes as it is."""
+    data = (body if isinstance(body, str) else json.dumps(body)).encode()
     sock = socket.create_connection((HOST, int(PORT)))
     head = f"{method} {path} HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer {key}\\r\\n"
     head += f"Connection: close\\r\\nContent-Length: {len(data)}\\r\\n\\r\\n"

@@ -184,6 +184,8 @@ def test_other_paths_and_keys(tmp_path: Path) -> None:
         assert post({}, key="sk-wrong", path="/v1/models")[0] == 401
         assert post({}, path="/v1/responses")[0] == 404
         assert post({}, method="GET")[0] == 405
+        assert post('{"messages": ' + 20_000 * "[" + 20_000 * "]" + "}")[0] == 400
+        assert post("no json")[0] == 400
         status, text = post({"messages": [user("a")]}, key="sk-wrong")
         assert "OPENAI_API_KEY" in json.loads(text)["error"]["message"]
         ask([user("b")])

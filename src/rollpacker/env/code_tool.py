@@ -19,6 +19,11 @@ stretch to ten times as much on a busy machine, and is then stopped before the e
 _LONGEST = 8000
 """Characters of output that the model is shown."""
 _ATTEMPTS = 2
+_ONE_STREAM = """import sys
+sys.stderr = sys.stdout
+exec(compile({!r}, "<program>", "exec", dont_inherit=True), globals())
+"""
+"""Errors that a program writes come where it writes them, as in a terminal."""
 _ENDS = {
     "tle_cpu": "the program ran too long and was stopped",
     "tle_idle": "the program waited too long and was stopped",
@@ -33,7 +38,7 @@ class Interpreter(Sandbox):
 
         Raises ``SandboxUnavailableError``, and ``StoppedError`` when ``stop`` says so.
         """
-        job, stdin = encode_job(program, StdinTest(stdin="", stdout=""))
+        job, stdin = encode_job(_ONE_STREAM.format(program), StdinTest(stdin="", stdout=""))
         for _ in range(_ATTEMPTS):
             execution = self._execute(job, stdin, timeout_s, stop)
             if execution is not None and execution.end not in ("starved", "no_start"):
@@ -82,7 +87,7 @@ class CodeTool:
 
 def shown(execution: Execution) -> str:
     """An execution as the model is shown it: what was written, cut in its middle, and the error."""
-    parts = [_decoded(execution.stdout), _decoded(execution.stderr), _error(execution)]
+    parts = [_decoded(execution.stdout), _error(execution)]
     if execution.flooded:
         parts.append("Error: the output was too long and was cut")
     return "\n".join(part for part in parts if part) or "(no output)"

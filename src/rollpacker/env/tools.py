@@ -57,13 +57,15 @@ async def answer(tools: Mapping[str, Tool], reply: Message) -> Turn:
     Without a call the episode is over.
     """
     asked = calls_of(reply)
+    if not asked:
+        return Turn(done=True)
     messages: list[Message] = []
     failed = 0
     for each in asked:
         text, error = await _result(tools, each.call)
         failed += error
         messages.append(_message(each, text))
-    return Turn(messages=messages, done=not asked, calls=len(asked), failed_calls=failed)
+    return Turn(messages=messages, calls=len(asked), failed_calls=failed)
 
 
 async def _result(tools: Mapping[str, Tool], made: Call | BadCall) -> tuple[str, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +48,8 @@ class GradeRequest:
     Args:
         attempt: what is graded.
         prompt: the prompt as the user gave it: text or chat messages.
-        completion: the decoded response, special tokens removed; a pool with a tokenizer has its
-            processes fill it in.
+        completion: the decoded response, special tokens removed, or what decodes it when it is
+            first asked for (``text``); a pool with a tokenizer has its processes fill it in.
         completion_ids: its token ids; a list where rewards see it.
         row: the columns of the data row (``answer`` and any others).
         domain: the row's task domain: which rewards apply.
@@ -62,7 +62,7 @@ class GradeRequest:
 
     attempt: AttemptId
     prompt: str | list[dict[str, str]]
-    completion: str = ""
+    completion: str | Callable[[], str] = ""
     completion_ids: Sequence[int]
     row: Mapping[str, Any]
     domain: str = "default"
@@ -70,6 +70,11 @@ class GradeRequest:
     source: str = ""
     state: TrainerState = START
     messages: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def text(self) -> str:
+        """The decoded response."""
+        return self.completion if isinstance(self.completion, str) else self.completion()
 
 
 NO_CODE = "no_code"

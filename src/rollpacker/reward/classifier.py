@@ -52,8 +52,8 @@ class Classifier:
 
     def _text(self, request: GradeRequest) -> str:
         if isinstance(request.prompt, str):
-            return request.prompt + request.completion
-        answer = {"role": "assistant", "content": request.completion}
+            return request.prompt + request.text
+        answer = {"role": "assistant", "content": request.text}
         return self._tokenizer.apply_chat_template([*request.prompt, answer], tokenize=False)
 
 

@@ -110,7 +110,7 @@ class CodeReward:
 
     def __call__(self, request: GradeRequest) -> Scored:
         """The score of one response. Raises ``GradingError`` when no fault of the program."""
-        program = last_program(request.completion)
+        program = last_program(request.text)
         if program is None:
             return Scored(score=0.0, run=self._run(NO_CODE))
         try:

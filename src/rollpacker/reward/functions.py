@@ -160,7 +160,7 @@ def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> S
     Parameters(function, Reward).check_options(options)
     score = Reward(**options)
     return lambda requests: [
-        _number(score(request.completion, request.row)) for request in requests
+        _number(score(request.text, request.row)) for request in requests
     ]
 
 
@@ -214,7 +214,7 @@ def _verl_values(request: GradeRequest) -> tuple[Any, str, Any, dict[str, Any]]:
     extra_info = {**info} if isinstance(info, Mapping) else {}
     turns = max(_TURNS, 1 + len(request.messages))
     extra_info |= {"num_turns": turns, "rollout_reward_scores": {}}
-    return row.get("data_source", "default"), request.completion, row.get("answer"), extra_info
+    return row.get("data_source", "default"), request.text, row.get("answer"), extra_info
 
 
 def _verl_score(result: Any) -> float | Scored | None:
@@ -261,7 +261,8 @@ def _trl(
         )
         values: dict[str, Any] = {n: [r.row.get(n) for r in requests] for n in names}
         values["prompts"] = [r.prompt for r in requests]
-        values["completions"] = [_completion(r) for r in requests]
+        if parameters.take("completions"):  # texts are decoded for who reads them
+            values["completions"] = [_completion(r) for r in requests]
         values["completion_ids"] = [r.completion_ids for r in requests]
         values["trainer_state"] = requests[0].state
         values["log_extra"] = notes.log_extra
@@ -278,8 +279,8 @@ def _completion(request: GradeRequest) -> str | list[Any]:
     if request.messages:
         return list(request.messages)
     if isinstance(request.prompt, str):
-        return request.completion
-    return [{"role": "assistant", "content": request.completion}]
+        return request.text
+    return [{"role": "assistant", "content": request.text}]
 
 
 _loop: asyncio.AbstractEventLoop | None = None

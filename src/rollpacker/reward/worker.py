@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from rollpacker.children import die_with
@@ -90,13 +91,18 @@ def _encode(scored: Sequence[float | Scored | None]) -> dict[str, Any]:
     return reply
 
 
+def _text(decode: Decode, ids: list[int]) -> Callable[[], str]:
+    """Decodes once, when the first function asks for it: one that reads token ids never does."""
+    return cache(lambda: decode(ids, skip_special_tokens=True))
+
+
 def _job(payload: bytes, decode: Decode | None) -> tuple[Sequence[int], list[GradeRequest]]:
     functions, requests = pickle.loads(memoryview(payload)[JOB.size :])
     return functions, [
         GradeRequest(
             attempt=AttemptId(attempt),
             prompt=prompt,
-            completion=decode(ids, skip_special_tokens=True) if decode else completion,
+            completion=_text(decode, ids) if decode else completion,
             completion_ids=ids,
             row=row,
             timeouts_s=timeouts,

@@ -66,6 +66,8 @@ class Endpoint:
             return await self._served(request)
         except RefusedError as error:
             return error.response()
+        except RecursionError:
+            return RefusedError(400, "the body is nested too deep", "malformed").response()
 
     async def _served(self, request: Request) -> Response:
         session = self._session(request.headers.get("authorization", ""))

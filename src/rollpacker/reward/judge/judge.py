@@ -145,7 +145,7 @@ class Judge:
         return {waiting.attempt: error for waiting in given_up}
 
     def _prompt(self, request: GradeRequest) -> list[int]:
-        completion = request.completion
+        completion = request.text
         if self._options.after is not None:
             completion = completion.rpartition(self._options.after)[2].strip()
         prompt = self._rendered(request, completion)

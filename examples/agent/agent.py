@@ -1,12 +1,14 @@
 """Answers a question with a calculator. A plain program of OpenAI's client; training runs it as is.
 
-It reads a row (``question``, ``answer``) and prints what its answer is worth.
+It reads a row (``question``, ``answer``) and prints what its answer is worth. Training may also
+call ``solve``, with no process for each response.
 """
 
 import json
 import re
 import sys
 
+import httpx
 from openai import OpenAI  # pyright: ignore[reportMissingImports]
 
 # As the model of examples/tools has read it.
@@ -38,9 +40,12 @@ def result(call) -> str:
         return f"Error: {type(error).__name__}: {error}"
 
 
-def main() -> None:
-    row = json.loads(sys.stdin.readline())
-    create, tools = OpenAI().chat.completions.create, [{"type": "function", "function": CALCULATE}]
+CONNECTIONS = httpx.Client(limits=httpx.Limits(max_connections=None))  # shared: dear to make
+
+
+def solve(row: dict, **client: str) -> dict:
+    create = OpenAI(**client, http_client=CONNECTIONS).chat.completions.create
+    tools = [{"type": "function", "function": CALCULATE}]
     messages = [{"role": "user", "content": row["question"]}]
     while True:
         reply = create(model="policy", messages=messages, tools=tools).choices[0].message
@@ -51,8 +56,8 @@ def main() -> None:
             tool = {"role": "tool", "tool_call_id": call.id}
             messages.append({**tool, "content": result(call)})
     right = reply.content == f"The answer is {row['answer']}."
-    print(json.dumps({"reward": float(right), "messages": len(messages)}))
+    return {"reward": float(right), "messages": len(messages)}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(solve(json.loads(sys.stdin.readline()))))

@@ -30,15 +30,13 @@ class Habits:
         broken: of the calls, those whose JSON is none.
         unknown: of the calls, those of a tool that there is not.
         again: call again after a mistake.
-        misread: answer with the tool's number, its last two digits swapped.
     """
 
-    at_once: float = 0.55
+    at_once: float = 0.56
     other: float = 0.15
     broken: float = 0.08
     unknown: float = 0.08
     again: float = 0.5
-    misread: float = 0.05
 
 
 def written(name: str, expression: str, *, broken: bool = False) -> str:
@@ -56,16 +54,16 @@ def sample(task: Task, rng: random.Random, habits: Habits) -> list[Message]:
     """A conversation as one of the authors would have it."""
     messages: list[Message] = [{"role": "user", "content": task.question}]
     if rng.random() < habits.at_once:
-        return [*messages, final(_estimate(task, rng))]
+        return [*messages, final(_estimate(task.answer))]
     for _ in range(_MOST_CALLS):
         call, result = _call(task, rng, habits)
         messages.append({"role": "assistant", "content": call})
         messages.append({"role": "tool", "content": result})
         if not result.startswith("Error"):
-            return [*messages, final(_read(result, rng, habits))]
+            return [*messages, final(result)]
         if rng.random() >= habits.again:
             break
-    return [*messages, final(_estimate(task, rng))]
+    return [*messages, final(_estimate(task.answer))]
 
 
 def _call(task: Task, rng: random.Random, habits: Habits) -> tuple[str, str]:
@@ -106,11 +104,6 @@ def _other(task: Task, rng: random.Random) -> Task:
     return replace(task, operators=tuple(operators))
 
 
-def _estimate(task: Task, rng: random.Random) -> int:
-    return round(task.answer * rng.uniform(0.8, 1.2))
-
-
-def _read(result: str, rng: random.Random, habits: Habits) -> str:
-    if rng.random() < habits.misread:
-        return result[:-2] + result[:-3:-1]
-    return result
+def _estimate(answer: int) -> int:
+    """With one digit that is not 0."""
+    return round(answer, 1 - len(str(abs(answer))))

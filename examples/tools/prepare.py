@@ -1,6 +1,6 @@
 """Makes the model to start from: 0.2M parameters that have read conversations of a mixed crowd.
 
-It takes two minutes of one core, once; train.yaml looks for it in the default folder.
+It takes a minute of one core, once; train.yaml looks for it in the default folder.
 
     python examples/tools/prepare.py [FOLDER]
 """
@@ -24,7 +24,7 @@ from transformers.utils import get_json_schema
 
 DEFAULT_FOLDER = Path("runs/tools-warm-start")
 SCHEMA: dict[str, Any] = get_json_schema(calculate)
-STEPS, BATCH, LEARNING_RATE = 1500, 24, 3e-3
+STEPS, BATCH, LEARNING_RATE = 1000, 24, 3e-3
 PAD, UNKNOWN, START, END = "<|endoftext|>", "<unk>", "<|im_start|>", "<|im_end|>"
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _CONTEXT = 512
@@ -110,7 +110,7 @@ def _loss(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, conversations: list[list[Message]]
 ) -> torch.Tensor:
     """Cross entropy of what the assistant says; not of what the tool answers."""
-    batch = tokenizer.apply_chat_template(
+    batch: Any = tokenizer.apply_chat_template(
         conversations,
         tools=[SCHEMA],
         padding=True,

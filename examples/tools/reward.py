@@ -33,15 +33,6 @@ def right(
     return [float(final_number(messages) == wanted) for messages, wanted in pairs]
 
 
-def right_calls(
-    completions: Sequence[Messages], answer: Sequence[str], **_columns: Any
-) -> list[float]:
-    """1 where the tool was called, and each call asked for the right thing; else 0."""
-    pairs = zip(completions, answer, strict=True)
-    found = (_calls(messages, wanted) for messages, wanted in pairs)
-    return [float(bool(calls) and all(calls)) for calls in found]
-
-
 def final_number(messages: Messages) -> str | None:
     """The last number that the model's last message says; None where that one has none, or calls
     a tool."""

@@ -1,4 +1,4 @@
-"""Arithmetic that is too much for a small model: three numbers of two digits, two of them multiplied.
+"""Arithmetic that is too much for a small model: three numbers of two digits, two multiplied.
 
 There are about 2.7 million questions; a quarter, by a hash, is held out.
 """

@@ -2,18 +2,16 @@
 
 import asyncio
 import enum
-import json
 import sys
 import threading
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tool_replies import call, reply
 
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.base import EpisodeError, Message, Turn
-from rollpacker.env.calls import parse
-from rollpacker.env.conversation import to_message
+from rollpacker.env.base import EpisodeError, Turn
 from rollpacker.env.schema import mistake, schema_of
 from rollpacker.env.tools import ToolsEnvironment, ToolsFactory, tools_of
 
@@ -56,15 +54,6 @@ def fail(how: str) -> Any:
 
 
 TOOLS = tools_of([add, wait, fail], "environment.path")
-
-
-def call(name: str, **arguments: Any) -> str:
-    body = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>{body}</tool_call>"
-
-
-def reply(text: str) -> Message:
-    return to_message(parse(text, "hermes"), text)
 
 
 def step(text: str) -> Turn:

@@ -25,12 +25,12 @@ HOST, PORT = os.environ["OPENAI_BASE_URL"].split("/")[2].split(":")
 KEY = os.environ["OPENAI_API_KEY"]
 
 
-def begin(body, key=KEY, method="POST", path="/v1/chat/completions"):
+def begin(body, key=KEY, method="POST", path="/v1/chat/completions", more=""):
     """A connection on which a request was sent; text goes as it is."""
     data = (body if isinstance(body, str) else json.dumps(body)).encode()
     sock = socket.create_connection((HOST, int(PORT)))
     head = f"{method} {path} HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer {key}\\r\\n"
-    head += f"Connection: close\\r\\nContent-Length: {len(data)}\\r\\n\\r\\n"
+    head += f"{more}Connection: close\\r\\nContent-Length: {len(data)}\\r\\n\\r\\n"
     sock.sendall(head.encode() + data)
     return sock
 

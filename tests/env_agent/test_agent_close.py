@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ import pytest
 from agent_programs import TIMEOUT_S, alive, descriptors, opened, reply, run, until, write
 
 from rollpacker.env.agent.environment import AgentEnvironment
+from rollpacker.env.agent.program import Program
+from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.base import Opening
 
 STUBBORN = """
     import signal, time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ask([user(str(os.getpid()))])
+    try:
+        ask([user(str(os.getpid()))])
+    except BaseException:
+        pass
     while True:
         time.sleep(1000)
 """
@@ -227,6 +233,40 @@ def test_two_hundred_episodes_leave_nothing(tmp_path: Path) -> None:
     assert psutil.Process().children(recursive=True) == []
 
 
+def test_a_reaper_ends_what_it_was_not_told_to_forget() -> None:
+    reaper = Reaper()
+    argv = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+    kept, forgotten = (subprocess.Popen(argv, start_new_session=True) for _ in range(2))
+    for each in (kept, forgotten):
+        reaper.watch(each.pid)
+    reaper.forget(forgotten.pid)
+    reaper.close()
+    assert kept.wait(TIMEOUT_S) == -9
+    assert forgotten.poll() is None
+    forgotten.kill()
+    forgotten.wait()
+
+
+def test_a_program_that_has_ended_is_off_the_list() -> None:
+    """Its number may be another's by then."""
+
+    class Listed(Reaper):
+        def __init__(self) -> None:
+            self.said: list[int] = []
+
+        def _say(self, number: int) -> None:
+            self.said.append(number)
+
+    async def ended() -> list[int]:
+        listed = Listed()
+        program = Program(["true"], stdin=b"", environment={}, reaper=listed)
+        await program.ended
+        return listed.said
+
+    watched, forgotten = asyncio.run(ended())
+    assert 0 < watched == -forgotten
+
+
 WORKER = """
 import asyncio, sys, time
 from rollpacker.config import EnvironmentConfig
@@ -256,4 +296,9 @@ def test_programs_end_when_the_process_of_environments_is_killed(tmp_path: Path)
     worker.wait()
     worker.stdout.close()
     assert len(children) == 4
-    asyncio.run(until(lambda: not any(alive(child.pid) for child in children)))
+    try:
+        asyncio.run(until(lambda: not any(alive(child.pid) for child in children)))
+    finally:
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()

@@ -128,6 +128,13 @@ def test_another_history_is_refused(index: int, changes: dict[str, Any]) -> None
     assert refused.value.status == 400
 
 
+@pytest.mark.parametrize("said", [{"tool_calls": CALLS}, {"content": "Since."}])
+def test_a_reply_may_not_be_left_out_as_a_whole(said: dict[str, Any]) -> None:
+    was, nothing = read([{"role": "assistant", **said}, {"role": "assistant"}, USER])[:2]
+    assert same(was, was)
+    assert not same(was, nothing)
+
+
 @pytest.mark.parametrize("kept", [1, 3])
 def test_a_history_that_is_shorter_or_as_long_is_refused(kept: int) -> None:
     with pytest.raises(RefusedError, match="neither be shortened nor branched"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_programs import alive, opened, reply, run, until, write
+from agent_programs import alive, descriptors, opened, reply, run, until, write
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.agent.environment import AgentEnvironment
@@ -148,6 +148,32 @@ def test_a_connection_that_was_lost_is_made_again(tmp_path: Path) -> None:
     assert run(write(tmp_path, program), talk) == Turn(done=True, reward=1.0)
 
 
+def test_clients_of_openai_say_that_they_ask_again(tmp_path: Path) -> None:
+    program = """
+        first = post({"messages": [user("a")]})
+        branch = post({"messages": [user("a")]})
+        again = post({"messages": [user("a")]}, more="X-Stainless-Retry-Count: 1\\r\\n")
+        texts = [json.loads(body)["choices"][0]["message"] for _, body in (first, again)]
+        reward(texts[0] == texts[1], branch=branch[0])
+    """
+
+    async def talk(environment: AgentEnvironment) -> Turn:
+        await environment.reset(ROW)
+        return await environment.step(reply("1"))
+
+    turn = run(write(tmp_path, program), talk)
+    assert (turn.reward, turn.metrics) == (1.0, {"branch": 400.0})
+
+
+def test_calls_are_not_counted_where_the_program_takes_none(tmp_path: Path) -> None:
+    async def talk(environment: AgentEnvironment) -> Turn:
+        await environment.reset(ROW)
+        return await environment.step(reply("", ("calculate", {}), bad=1))
+
+    turn = run(write(tmp_path, 'reward(len(ask([user("a")])["content"]) > 5)'), talk)
+    assert turn == Turn(done=True, reward=1.0)
+
+
 def test_streams_have_the_whole_reply_in_a_chunk(tmp_path: Path) -> None:
     program = """
         TOOL = {"type": "function", "function": {"name": "f"}}
@@ -285,9 +311,12 @@ def test_what_a_program_leaves_behind_ends_with_it_and_holds_nothing_up(tmp_path
     """
 
     async def talk(environment: AgentEnvironment) -> Turn:
+        before = descriptors()
         await environment.reset(ROW)
         turn = await environment.step(reply("1"))
         await until(lambda: not alive(int(turn.metrics["child"])))
+        await until(lambda: not environment._endpoint._connections)
+        assert descriptors() == before
         return turn
 
     turn = run(write(tmp_path, program), talk)

@@ -94,7 +94,7 @@ def test_gradients_count_as_work_and_the_rest_is_bubble():
     assert rows[1] == row(1, rollout_idle_s=3.5, step_idle_s=7.0, decode_s=4.0, gradient_s=3.0)
     measured = bubbles.worker_bubbles(samples, tasks, windows)
     fractions = bubbles.bubble_fractions(measured).row(0)
-    assert fractions == pytest.approx((3, 4.0 / 21.0, 8.0 / 28.0))
+    assert fractions == pytest.approx((3, 4.0 / 21.0, 8.0 / 28.0, 0.0))
 
 
 def _measured(samples, tasks, windows):
@@ -102,7 +102,8 @@ def _measured(samples, tasks, windows):
 
 
 def row(worker, **more):
-    return {"step": 3, "worker": worker, "rollout_s": 10.5, "step_s": 14.0} | more
+    same = {"rollout_s": 10.5, "rollout_tools_s": 0.0, "step_s": 14.0}
+    return {"step": 3, "worker": worker} | same | more
 
 
 @pytest.mark.parametrize("mode", ["off", "exact", "race"])

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 
 import polars as pl
-import pytest
 from report_runs import page_data
 
 from rollpacker.report import browser as module
 from rollpacker.report.run_report import write_report
 
-DRIVER, CHROMIUM = shutil.which("chromedriver"), shutil.which("chromium")
 EVIL = (
     "</script><script>document.title = 'pwned'</script>"
     "<img src=x onerror=\"document.title = 'pwned'\">&amp; \u2028 "
@@ -98,22 +95,6 @@ def test_a_run_without_texts_says_how_to_keep_them(made):
     page = write_report(made["off"])
     assert "responses" not in page_data(page)["browsers"]
     assert "samples.texts=true" in page.read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def chromium(tmp_path):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if DRIVER is None or CHROMIUM is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    folder = f"--user-data-dir={tmp_path / 'profile'}"
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", folder):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield made
-    made.quit()
 
 
 def test_in_a_browser_it_shows_orders_and_searches_and_runs_nothing(copy, chromium):

@@ -112,7 +112,9 @@ def write_wide_model(folder: Path) -> Path:
     return save_model(folder, tokenizer, 0, 256, tokenizer.eos_token_id, hidden=64)
 
 
-def write_byte_model(folder: Path, *, context: int = 1024, chat: bool = True) -> Path:
+def write_byte_model(
+    folder: Path, *, context: int = 1024, chat: bool = True, hidden: int = 32
+) -> Path:
     """A random model over all bytes, with a chat template; 24 of its tokens end a response."""
     letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spelled = {**{b: chr(b) for b in letters}}
@@ -129,7 +131,7 @@ def write_byte_model(folder: Path, *, context: int = 1024, chat: bool = True) ->
     )
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
-    return save_model(folder, tokenizer, 0, context, [2, *range(200, 223)])
+    return save_model(folder, tokenizer, 0, context, [2, *range(200, 223)], hidden)
 
 
 def save_model(

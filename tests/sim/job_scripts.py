@@ -65,4 +65,5 @@ def scripts(draw) -> Script:
         ordered=draw(st.booleans()),
         updates=draw(choice(1, 1, 2)),
         judge_slots=draw(choice(1, 3, 100)),
+        tools=draw(choice(False, False, True)),
     )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rollpacker.config import FakeEngineConfig, RolloutConfig
 from rollpacker.core.types import Prompt, PromptId, sampling_seed
 from rollpacker.data.source import PromptSource
@@ -35,6 +37,8 @@ class Script:
     ordered: bool = False
     updates: int = 1
     judge_slots: int = 4
+    tools: bool = False
+    """An environment takes part in every response."""
 
     def costs(self) -> WorldCosts:
         device = MeasuredDevice(
@@ -96,6 +100,21 @@ class Journal:
         self.lines.append((now, event, list(made)))
 
 
+def scripted_turns(script: Script, seed: int) -> Turns:
+    """The response that this seed gives, uncut; no turn ends exactly at the cap."""
+    tokens = scripted_length(script.engine(), seed)
+    if not script.tools:
+        return (Turn(tokens),)
+    rng = np.random.default_rng(seed)
+    inner = np.setdiff1d(np.arange(1, tokens), [script.cap])
+    count = int(rng.integers(0, min(3, len(inner)) + 1))
+    cuts = np.sort(rng.choice(inner, count, replace=False))
+    parts = np.diff([0, *cuts, tokens]).tolist()
+    waits = (rng.choice([0.013, 0.4, 3.0], count + 2) * rng.uniform(0.5, 1.5, count + 2)).tolist()
+    added = [*rng.integers(1, 40, count).tolist(), 0]
+    return (Turn(0, waits.pop()), *map(Turn, parts, waits, added))
+
+
 def scripted_reward(seed: int) -> float:
     """0 or 1: in some groups all are alike."""
     return float(seed >> 8 & 1)
@@ -116,8 +135,7 @@ class ScriptedWorkload:
 
     def __init__(self, script: Script) -> None:
         self.source = script.source()
-        self._seed = script.seed
-        self._engine = script.engine()
+        self._script = script
 
     def remaining(self):
         return self.source.remaining()
@@ -126,11 +144,11 @@ class ScriptedWorkload:
         return self.source.draw(counts)
 
     def turns(self, step, prompt, index) -> Turns:
-        seed = sampling_seed(self._seed, step, prompt, index)
-        return (Turn(scripted_length(self._engine, seed)),)
+        seed = sampling_seed(self._script.seed, step, prompt, index)
+        return scripted_turns(self._script, seed)
 
     def reward(self, step, prompt, index) -> float:
-        return scripted_reward(sampling_seed(self._seed, step, prompt, index))
+        return scripted_reward(sampling_seed(self._script.seed, step, prompt, index))
 
     def domain(self, prompt) -> str:
         return prompt.rstrip("0123456789")

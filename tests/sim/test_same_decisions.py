@@ -137,6 +137,30 @@ def test_one_worker() -> None:
     assert_same(script("race", workers=1))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_turns_with_an_environment(mode: str) -> None:
+    counts = decided(assert_same(script(mode, tools=True)))
+    assert counts["StepEnvironment"] > counts["StartAttempt"]
+    assert counts["ContinueAttempt"] > counts["StartAttempt"]
+
+
+def test_moving_a_tail_that_waits_for_its_environments() -> None:
+    streaming = {"consolidate_below": 10, "group_tokens": 64}
+    lines = assert_same(script("exact", streaming=streaming, workers=4, tools=True))
+    assert decided(lines)["MigrateAttempts"] > 8
+
+
+def test_aborting_what_waits_for_its_environment() -> None:
+    lines = assert_same(script("race", tools=True, steps=10))
+    waits = {}
+    for now, event, made in lines:
+        waits |= {d.attempt: now for d in made if isinstance(d, do.StepEnvironment)}
+        if isinstance(event, ev.EnvironmentReplied):
+            waits.pop(event.attempt, None)
+    ends = {e.attempt for _, e, _ in lines if isinstance(e, ev.AttemptAborted)}
+    assert len(ends & set(waits)) > 8
+
+
 @settings(max_examples=settings().max_examples // 6)
 @given(scripts())
 def test_any_job(script: Script) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 from scripted_job import Journal, Script, next_epoch, scripted_reward
+from virtual_episodes import TurnEngine, virtual_episodes
 
 from rollpacker import config
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, sampling_seed
 from rollpacker.data.base import Row
 from rollpacker.engine.base import SamplingParams
-from rollpacker.engine.fake import FakeEngine
 from rollpacker.policy.fleet import Fleet, by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
@@ -52,7 +52,7 @@ class VirtualWorker:
 
     def __init__(self, id_: EngineId, script: Script, agenda: Agenda, report, wake) -> None:
         self._wake = wake
-        self.engine = FakeEngine(script.engine(), concurrency=script.concurrency)
+        self.engine = TurnEngine(script)
         self._id, self._script, self._agenda, self._report = id_, script, agenda, report
         self._costs = script.costs()
         self._inbox: deque[msg.Command] = deque()
@@ -332,7 +332,7 @@ class Runtime:
         prompts = [p for members in source._prompts.values() for p in members]
         rows = [Row(id=p.id, prompt="", answer="", domain=p.domain, columns={}) for p in prompts]
         tokens = {p.id: np.zeros(p.tokens, np.int32) for p in prompts}
-        self.problems = Problems(rows, tokens, source)
+        self.problems = Problems(rows, tokens, source, chat=lambda row: [])
         self.policy = RolloutPolicy(script.settings())
         run = run_config(script)
         pool = VirtualPool(script, self.agenda)
@@ -348,6 +348,7 @@ class Runtime:
             journal=self.run.journal,
             graded=GradedLog(Path("never-begun"), say=print),
             clock=clock,
+            episodes=virtual_episodes(script, self.agenda, clock, lambda: self.rollout.record.step),
         )
 
     async def steps(self) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rollpacker.cli.output import Json, print_json, print_note, print_plain
+from rollpacker.report.conversations import Message, conversation, parsed, turns_of
 
 _RULE = "─" * 72
 _KEPT = "\n\t"
@@ -25,7 +26,10 @@ def samples(
     longest: Annotated[bool, typer.Option("--longest", help="Most tokens first.")] = False,
     random: Annotated[bool, typer.Option("--random", help="Drawn anew at each call.")] = False,
     grep: Annotated[
-        str | None, typer.Option(help="Only with this plain text in the response; case matters.")
+        str | None,
+        typer.Option(
+            help="Only with this plain text in the response or its conversation; case matters."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Most responses; 0 for all.")] = 10,
     as_json: Json = False,
@@ -43,7 +47,11 @@ def samples(
     order = given[0] if given else "newest"
     found = find(run, print_note, step=step, prompt=prompt, grep=grep, order=order, limit=limit)
     if as_json:
-        print_json({"samples": found.rows, "matching": found.matching})
+        rows = [
+            row | {"messages": parsed(row["messages"])} if "messages" in row else row
+            for row in found.rows
+        ]
+        print_json({"samples": rows, "matching": found.matching})
         return
     for row in found.rows:
         print_plain(_text(row))
@@ -58,6 +66,7 @@ def samples(
 
 def _text(row: dict[str, Any]) -> str:
     rewards = [f"{name} {_number(value)}" for name, value in row["rewards"].items()]
+    turns = turns_of(row)
     about = (
         f"step {row['step']}",
         f"prompt {visible(row['prompt'], kept='')}",
@@ -65,15 +74,28 @@ def _text(row: dict[str, Any]) -> str:
         f"reward {_number(row['reward'])}",
         *(rewards if len(rewards) > 1 else ()),
         f"{row['tokens']} tokens" + (", cut off" if row["truncated"] else ""),
+        *([turns] if turns else ()),
         row["state"],
     )
     logged = [f"{visible(name, kept='')}: {visible(text)}" for name, text in row["extra"].items()]
-    texts = [
-        f"[{label}]\n{visible(row[name])}"
-        for label, name in (("prompt", "prompt_text"), ("response", "completion"))
-        if row[name] is not None
-    ]
+    prompt, completion = row["prompt_text"], row["completion"]
+    texts = [] if prompt is None else [f"[prompt]\n{visible(prompt)}"]
+    messages = conversation(row)
+    if messages is not None:
+        texts += map(_said, messages)
+    elif completion is not None:
+        texts.append(f"[response]\n{visible(completion)}")
     return "\n".join([_RULE, " · ".join(about), *logged, *texts, ""])
+
+
+def _said(message: Message) -> str:
+    head = " ".join(visible(part, kept="") for part in (message.role, message.name) if part)
+    turn = f" turn {message.turn}: {message.about}" if message.turn else ""
+    lines = [f"[{head}]{turn}", *([visible(message.content)] if message.content else ())]
+    for call in message.calls:
+        lines.append(f"-> {visible(call.name, kept='')} {visible(call.arguments)}")
+    lines += [f"-> not understood: {visible(error)}" for error in message.errors]
+    return "\n".join(lines)
 
 
 def _number(value: float | None) -> str:

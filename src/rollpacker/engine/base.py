@@ -107,6 +107,8 @@ class Request:
         stays: another turn may follow: once it has stopped, its KV is kept while there is room,
             until the attempt comes again (with more in ``generated``), is aborted, or weights are
             loaded.
+        turn_start: tokens of ``generated`` that are of earlier turns: stop strings are looked for
+            behind them.
     """
 
     attempt: AttemptId
@@ -118,6 +120,7 @@ class Request:
     logprobs: NDArray[np.float32] = field(default_factory=lambda: _LOGPROBS)
     hints: Sequence[NDArray[np.int32]] = ()
     stays: bool = False
+    turn_start: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

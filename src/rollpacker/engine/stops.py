@@ -16,15 +16,20 @@ class StopWatcher:
     Tokens are decoded in windows: a window is closed when its text ends on a whole character and
     is longer than any stop string, so each token is decoded a bounded number of times.
 
+    Args:
+        tokenizer: decodes.
+        stop: the strings.
+        start: tokens at the response's beginning that are not looked at (``Request.turn_start``).
+
     Attributes:
         seen: tokens that it has looked at.
     """
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...], start: int = 0) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
         self._longest = max(len(s) for s in stop)
-        self._start = 0
+        self._start = start
         self._read = 0
         self.seen = 0
 

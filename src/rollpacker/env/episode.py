@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,9 +19,13 @@ from rollpacker.env.base import EpisodeError, Factory, Message, Opening, Turn
 from rollpacker.env.calling import call
 from rollpacker.env.messages import Answer, Begin, Step
 from rollpacker.env.template import Template
-from rollpacker.errors import told
+from rollpacker.errors import one_line, told
 
+TIMED_OUT = "timed out after"
+"""How such an error begins."""
 _CLOSING_S = 5.0
+_PATIENCE_S = 1.0
+"""In which a closing environment is waited for; then it goes on beside the others."""
 _CHARACTERS = 64
 """Of a token at most, about: longer messages are not even encoded."""
 
@@ -45,6 +52,7 @@ class Episode:
         self._messages: list[Message] = []
         self._turns = 0
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def begin(self) -> Answer:
         """Make the environment, and begin. Never raises."""
@@ -58,14 +66,16 @@ class Episode:
         """What goes wrong is this episode's own."""
         start = time.perf_counter()
         limit = self._config.step_timeout_s
+        scope = asyncio.timeout(limit)
         try:
-            answer: Answer = await asyncio.wait_for(work(), limit)
-        except TimeoutError:
-            answer = self._failed(f"timed out after {limit:g} s (environment.step_timeout_s)")
-        except EpisodeError as error:
-            answer = self._failed(str(error))
-        except Exception as error:  # whatever a user's environment raises
-            answer = self._failed(told(error))
+            async with scope:
+                answer: Answer = await work()
+        except BaseException as error:  # whatever a user's environment raises
+            if _not_theirs(error):
+                raise
+            late = isinstance(error, TimeoutError) and scope.expired()
+            own = f"{TIMED_OUT} {limit:g} s (environment.step_timeout_s)"
+            answer = self._failed(own if late else told(error))
         if answer.over or answer.error:
             await self.close()
         return _timed(answer, time.perf_counter() - start)
@@ -75,7 +85,9 @@ class Episode:
 
     async def _begin(self) -> Answer:
         begin = self._command
-        self._environment = await call(self._factory.make)
+        making = asyncio.ensure_future(call(self._factory.make))
+        making.add_done_callback(self._made)
+        await asyncio.shield(making)
         opening = _opening(await call(self._environment.reset, begin.row))
         self._tools += opening.tools
         self._messages += opening.messages
@@ -90,11 +102,22 @@ class Episode:
             reward=opening.reward,
         )
 
+    def _made(self, making: asyncio.Future[Any]) -> None:
+        """There is an environment; it may have been given up meanwhile."""
+        if making.cancelled() or making.exception() is not None:
+            return
+        self._environment = making.result()
+        if self._closed:
+            self._closing = asyncio.create_task(_end(self._environment))
+
     def _prompt(self, messages: Sequence[Message]) -> bytes:
-        tokens = self._template.prompt(messages, self._tools)
-        if len(tokens) > self._command.room:
+        room = self._command.room
+        long = not _may_fit(messages, room)
+        tokens = [] if long else self._template.prompt(messages, self._tools)
+        if long or len(tokens) > room:
+            count = f"more than {room}" if long else len(tokens)
             raise EpisodeError(
-                f"reset leads to a prompt of {len(tokens)} tokens, and {self._command.room} leave "
+                f"reset leads to a prompt of {count} tokens, and {room} leave "
                 "room for a response: lower rollout.max_completion_length or "
                 "environment.max_total_tokens"
             )
@@ -110,11 +133,13 @@ class Episode:
         turn = _turn(await call(self._environment.step, reply.message))
         if turn.done:
             return await self._last(turn, "stop")
+        if not _may_fit(turn.messages, command.left):
+            return await self._last(turn, "length")
         self._messages += turn.messages
         if self._turns >= self._config.max_turns or command.left_sampled <= 0:
             return await self._last(turn, "length")
-        tokens = self._delta(ids, turn.messages, command.left)
-        if tokens is None:
+        tokens = self._template.delta(ids, turn.messages, self._tools)
+        if len(tokens) >= command.left:  # no room for another reply
             return await self._last(turn, "length")
         return self._answer(turn, tokens=_packed(tokens))
 
@@ -135,23 +160,34 @@ class Episode:
             **more,
         )
 
-    def _delta(self, reply: list[int], messages: Sequence[Message], left: int) -> list[int] | None:
-        """Tokens of what comes behind a reply; None where they leave no room for another."""
-        characters = sum(len(str(message.get("content") or "")) for message in messages)
-        if characters > _CHARACTERS * left:
-            return None
-        tokens = self._template.delta(reply, messages, self._tools)
-        return tokens if len(tokens) < left else None
-
     async def close(self) -> None:
         """End the environment, whatever it is at. Never raises, and never waits long."""
-        if self._closed or self._environment is None:
+        if self._closed:
             return
         self._closed = True
-        close = getattr(self._environment, "close", None)
-        if close is not None:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(call(close), _CLOSING_S)
+        if self._environment is not None:
+            self._closing = asyncio.create_task(_end(self._environment))
+            await asyncio.wait([self._closing], timeout=_PATIENCE_S)
+
+
+async def _end(environment: Any) -> None:
+    close = getattr(environment, "close", None)
+    if close is not None:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(call(close), _CLOSING_S)
+
+
+def _not_theirs(error: BaseException) -> bool:
+    """Whether the episode itself is to stop, rather than its environment has failed."""
+    task = asyncio.current_task()
+    stopped = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+    return bool(stopped) or isinstance(error, GeneratorExit)
+
+
+def _may_fit(messages: Sequence[Message], tokens: int) -> bool:
+    """Whether messages may have no more tokens than that."""
+    characters = sum(len(str(message.get("content") or "")) for message in messages)
+    return characters <= _CHARACTERS * tokens
 
 
 def _opening(said: Any) -> Opening:
@@ -162,39 +198,81 @@ def _opening(said: Any) -> Opening:
     else:
         opening = Opening(messages=said)
     _check_messages(opening.messages, "reset")
-    return opening
+    return replace(opening, reward=_reward(opening.reward, "reset"))
 
 
 def _turn(said: Any) -> Turn:
     if not isinstance(said, Turn):
         raise EpisodeError(f"step returned {type(said).__name__}, not a Turn")
-    if said.reward is not None and not isinstance(said.reward, int | float):
-        raise EpisodeError(f"step gave a reward of {type(said.reward).__name__}, not a number")
     if not said.done and not said.messages:
         raise EpisodeError("step returned no messages, and is not done")
     _check_messages(said.messages, "step")
-    return said
+    return replace(
+        said,
+        reward=_reward(said.reward, "step"),
+        calls=_count(said.calls, "calls"),
+        failed_calls=_count(said.failed_calls, "failed_calls"),
+        metrics=_metrics(said.metrics),
+    )
+
+
+def _reward(given: Any, where: str) -> float | None:
+    if given is None:
+        return None
+    reward = _number(given, f"{where} gave a reward")
+    if not math.isfinite(reward):
+        raise EpisodeError(f"{where} gave a reward of {reward}")
+    return reward
+
+
+def _metrics(given: Any) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        raise EpisodeError(f"step gave metrics of {type(given).__name__}, not numbers by name")
+    return {
+        str(name): _number(value, f"step gave a metric {name!r:.80}")
+        for name, value in given.items()
+    }
+
+
+def _number(given: Any, what: str) -> float:
+    """Also of numpy's kinds, and others'."""
+    if not hasattr(given, "__float__"):
+        raise EpisodeError(f"{what} of {type(given).__name__}, not a number")
+    return float(given)
+
+
+def _count(given: Any, what: str) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        kind = type(given).__name__
+        raise EpisodeError(f"step gave {what} of {kind}, not a whole number") from None
 
 
 def _check_messages(messages: Any, where: str) -> None:
+    """They are written for the driver, which reads nothing else."""
     if isinstance(messages, str | bytes | dict) or not isinstance(messages, Sequence):
         raise EpisodeError(f"{where} returned {type(messages).__name__}, not a list of messages")
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EpisodeError(f"{where} returned a message without a role: {message!r:.80}")
+        if odd := [key for key in message if not isinstance(key, str)]:
+            raise EpisodeError(f"{where} returned a message with a key that is no text: {odd[0]!r}")
+        try:
+            msgspec.msgpack.encode(message)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            why = one_line(error)
+            raise EpisodeError(
+                f"{where} returned a message that cannot be passed on: {why}"
+            ) from error
 
 
 def _with_reward(turn: Turn, more: Any) -> Turn:
     if more is None:
         return turn
-    return Turn(
-        messages=turn.messages,
-        reward=float(more) + (turn.reward or 0.0),
-        done=turn.done,
-        calls=turn.calls,
-        failed_calls=turn.failed_calls,
-        metrics=turn.metrics,
-    )
+    gained = _reward(more, "final_reward")
+    assert gained is not None
+    return replace(turn, reward=gained + (turn.reward or 0.0))
 
 
 def _timed(answer: Answer, seconds: float) -> Answer:

@@ -12,14 +12,15 @@ import msgspec
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Begin an episode. ``prompt``: the row's chat messages; ``room``: most tokens of a prompt in
-    its place."""
+    """Begin an episode. ``prompt``: the row's chat messages; ``template``: its own arguments of the
+    chat template; ``room``: most tokens of a prompt in its place."""
 
     episode: int
     row: Any
     prompt: Any
     tools: Any
     room: int
+    template: dict[str, Any] = {}
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):

@@ -3,7 +3,8 @@
 The pool belongs to one event loop (or to a caller that waits). Each episode is in one process, with
 many others. One that raises or takes too long fails alone. One that takes its process down takes
 others along: these are told to be blameless, and where it is not clear whose fault it was, each
-that may have done it begins again in a process of its own.
+that may have done it begins again in a process of its own. Of such processes there are as many at a
+time as of the others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.config import EnvironmentConfig
+from rollpacker.env.episode import TIMED_OUT
 from rollpacker.env.messages import Answer, Begin, Close, Fatal, Ready, Report, Step
 from rollpacker.env.process import Member, start
 
@@ -63,6 +65,7 @@ class EnvironmentPool:
         self._at: dict[int, Member] = {}
         self._keys: dict[int, Hashable] = {}
         self._suspects: set[Hashable] = set()
+        self._lost: dict[int, Reply] = {}
         self._queue: deque[tuple[Begin, Hashable]] = deque()
         self._said: list[str] = []
         self._failed_starts = 0
@@ -102,9 +105,10 @@ class EnvironmentPool:
         """The model has replied. Never waits."""
         member = self._at.get(command.episode)
         if member is None:
-            lost = Answer(episode=command.episode, error="its process was lost")
-            assert self._loop is not None
-            self._loop.call_soon(self._take, [Reply(lost, blameless=True)])
+            lost = self._lost.pop(command.episode, None)
+            if lost is not None:
+                assert self._loop is not None
+                self._loop.call_soon(self._take, [lost])
             return
         member.episodes[command.episode] = time.monotonic()
         self._tell(member, command)
@@ -114,8 +118,10 @@ class EnvironmentPool:
         """It is given up: nothing comes of it. Unknown ones are ignored."""
         member = self._at.get(episode)
         if member is None:
+            self._lost.pop(episode, None)
             self._queue = deque(each for each in self._queue if each[0].episode != episode)
             return
+        member.abandoned = member.abandoned or member.episodes[episode] is not None
         self._tell(member, Close(episode))
         self._forget(episode)
         self._dispatch()
@@ -161,7 +167,8 @@ class EnvironmentPool:
         for member in ready:
             if member.alone and not member.episodes:
                 return member
-        if not any(member.alone and not member.ready for member in self._members):
+        alone = sum(member.alone for member in self._members)
+        if self.broken is None and alone < self._config.processes:
             self._members.append(self._start(alone=True))
         return None
 
@@ -197,12 +204,13 @@ class EnvironmentPool:
                 self.tools = report.tools
                 self._said += [line for line in report.warnings if line not in self._said]
             case Fatal():
-                self.broken = f"environment: {report.error}"
+                said = report.error
+                self.broken = said if said.startswith("environment") else f"environment: {said}"
             case Answer() if self._at.get(report.episode) is member:
                 member.episodes[report.episode] = None
                 if report.over or report.error:
                     self._suspects.discard(self._keys[report.episode])
-                    member.leaving = member.leaving or "timed out" in report.error
+                    member.leaving = member.leaving or report.error.startswith(TIMED_OUT)
                     self._forget(report.episode)
                     self._fill()
                 return [Reply(report)]
@@ -221,19 +229,28 @@ class EnvironmentPool:
             self._failed_starts += 1
             if self._failed_starts >= _STARTS:
                 self.broken = f"environment: its processes do not start: the last {why or ended}"
-        acting = [episode for episode, since in member.episodes.items() if since is not None]
-        guilty = acting[0] if len(acting) == 1 else None
-        replies: list[Reply] = []
-        for episode in list(member.episodes):
-            if episode in acting:
-                answer = Answer(episode=episode, error=error)
-                replies.append(Reply(answer, blameless=episode != guilty))
-                if guilty is None:
-                    self._suspects.add(self._keys[episode])
-            self._at.pop(episode, None)
-            self._keys.pop(episode, None)
+        replies = self._lose(member, error)
         self._said.append(f"a process of environments {why or ended}")
         self._fill()
+        return replies
+
+    def _lose(self, member: Member, error: str) -> list[Reply]:
+        """Its episodes are gone. Who acted may have done it; if nobody did, any of them."""
+        acting = [episode for episode, since in member.episodes.items() if since is not None]
+        suspects = acting or list(member.episodes)
+        clear = len(suspects) == 1 and (member.alone or bool(acting)) and not member.abandoned
+        replies: list[Reply] = []
+        for episode in list(member.episodes):
+            guilty = clear and episode in suspects
+            reply = Reply(Answer(episode=episode, error=error), blameless=not guilty)
+            if episode in suspects and not guilty:
+                self._suspects.add(self._keys[episode])
+            if episode in acting:
+                replies.append(reply)
+            else:
+                self._lost[episode] = reply
+            self._at.pop(episode, None)
+            self._keys.pop(episode, None)
         return replies
 
     def _fill(self) -> None:

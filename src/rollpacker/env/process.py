@@ -35,6 +35,7 @@ class Member:
         ready: whether its environment is loaded.
         leaving: it takes no more episodes, since something in it hangs.
         alone: it is for one episode, which may have brought its process down before.
+        abandoned: an episode was given up while it acted, and what it is at is not known.
     """
 
     popen: subprocess.Popen[bytes]
@@ -44,6 +45,7 @@ class Member:
     ready: bool = False
     leaving: bool = False
     alone: bool = False
+    abandoned: bool = False
 
     def tell(self, command: Command) -> None:
         """Write a command; with ``channel.unsent``, ``flush`` must follow."""
@@ -51,6 +53,8 @@ class Member:
 
     def hear(self) -> tuple[list[Report], str | None]:
         """What it has said, and why it must go if it must. Never raises."""
+        # A child of its own may hold the other end, so the socket alone does not tell.
+        dead = self.popen.poll() is not None
         frames, state = self.channel.receive()
         reports: list[Report] = []
         try:
@@ -59,7 +63,7 @@ class Member:
             return reports, f"wrote nonsense ({error})"
         if state is State.BROKEN:
             return reports, f"wrote more than {LARGEST >> 20} MiB at once"
-        return reports, "" if state is State.CLOSED else None
+        return reports, "" if dead or state is State.CLOSED else None
 
     def kill(self) -> str:
         """End it with what it started, and say how it ended."""

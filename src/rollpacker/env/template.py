@@ -74,6 +74,7 @@ class Template:
             )
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs)
+        self._variants: dict[str, Template] = {}
         self._tails: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         special = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
         self._special_ids = frozenset(tokenizer.all_special_ids)
@@ -92,6 +93,17 @@ class Template:
         """Of the model's calls; None where the template writes them in one that is unknown."""
 
     # What the process of environments calls --------------------------------------------------
+
+    def variant(self, kwargs: Mapping[str, Any]) -> Template:
+        """The same with more arguments of the template, those of a row."""
+        if not kwargs:
+            return self
+        key = repr(sorted(kwargs.items()))
+        if key not in self._variants:
+            form = self.call_format or "auto"
+            more = Template(self._tokenizer, {**self._kwargs, **kwargs}, call_format=form)
+            self._variants[key] = more
+        return self._variants[key]
 
     def check(self, tools: Tools) -> list[str]:
         """What the user should know about the template, one line each.

@@ -107,8 +107,6 @@ def _token_lines(template: Template, tools: Tools) -> list[str]:
 def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
     """A line where the template, as a whole, gives something else than what was sampled."""
     before = template.render([_QUESTION], tools, goes_on=True)
-    if turn.reasons and "</think>" in before[-_SHOWN:]:
-        return []  # the prompt says that there is none
     content = turn.content
     if turn.reasons and before.rstrip().endswith(_OPEN):
         content = content.removeprefix(f"{_OPEN}\n")

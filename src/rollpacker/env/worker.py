@@ -21,6 +21,7 @@ from rollpacker.env.base import Factory
 from rollpacker.env.episode import Episode
 from rollpacker.env.load import load
 from rollpacker.env.messages import Answer, Begin, Close, Command, Fatal, Ready, Step
+from rollpacker.env.process import LARGEST
 from rollpacker.env.template import Template
 from rollpacker.errors import told
 from rollpacker.frames import HEADER, frame
@@ -106,7 +107,8 @@ class Host:
         """Begin what a command asks for; never waits."""
         match command:
             case Begin():
-                episode = Episode(self._config, self._factory, self._template, command)
+                template = self._template.variant(command.template)
+                episode = Episode(self._config, self._factory, template, command)
                 self._episodes[command.episode] = episode
                 self._start(command.episode, episode.begin())
             case Step():
@@ -122,7 +124,7 @@ class Host:
 
     async def _answer(self, number: int, work: Any) -> None:
         answer: Answer = await work
-        self._writer.write(frame(_encode(answer)))
+        self._writer.write(frame(_encoded(answer)))
         if answer.over or answer.error:
             self._episodes.pop(number, None)
             self._tasks.pop(number, None)
@@ -137,3 +139,12 @@ class Host:
             closing = asyncio.create_task(episode.close())
             self._tasks[-1 - number] = closing
             closing.add_done_callback(lambda _: self._tasks.pop(-1 - number, None))
+
+
+def _encoded(answer: Answer) -> bytes:
+    """An answer of a size that the driver reads."""
+    data = _encode(answer)
+    if len(data) <= LARGEST:
+        return data
+    size = f"its conversation has {len(data) >> 20} MiB, more than {LARGEST >> 20}"
+    return _encode(Answer(episode=answer.episode, error=answer.error or size))

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from rollpacker.core import sample_columns as schema
+from rollpacker.report.conversations import Message, conversation, turns_of
 from rollpacker.report.page import Section, count, embed
 from rollpacker.report.responses import load
 
@@ -16,7 +17,9 @@ MOST_BYTES = 10_000_000
 PER_KIND = 8
 """Responses of a step in each of the four lists."""
 LONGEST = 20_000
-"""Characters of a text; of a longer one the middle is left out."""
+"""Characters of a text; of a longer one the middle is left out. The messages of a conversation
+share them, but each may have ``_SHORTEST``."""
+_SHORTEST = 1_000
 KINDS = ("best", "worst", "longest", "random")
 _GOLDEN = 0.6180339887498949
 
@@ -96,13 +99,26 @@ def _within(run: Path, chosen: pl.DataFrame) -> tuple[list[list[Any]], list[str]
 
 
 def _row(found: dict[str, Any], prompt: int, places: tuple[int | None, ...]) -> list[Any]:
+    """What ``browser.js`` reads by its place; a conversation stands in place of the text."""
     names = ("step", "prompt", "sample_index", "reward", "tokens", "state", "finish_reason")
-    rewards = list(found["rewards"].values())
-    return [*(found[name] for name in names), rewards, places, prompt, _cut(found["completion"])]
+    row = [*(found[name] for name in names), list(found["rewards"].values()), places, prompt]
+    turns, messages = turns_of(found), conversation(found)
+    if messages is None:
+        row.append(_cut(found["completion"]))
+        return [*row, turns, None] if turns else row
+    longest = max(LONGEST // len(messages), _SHORTEST)
+    return [*row, "", turns, [_said(message, longest) for message in messages]]
 
 
-def _cut(text: str) -> str:
-    if len(text) <= LONGEST:
+def _said(message: Message, longest: int) -> list[Any]:
+    about = f"turn {message.turn}: {message.about}" if message.turn else ""
+    calls = [(call.name, _cut(call.arguments, longest)) for call in message.calls]
+    content = _cut(message.content, longest)
+    return [message.role, message.name, about, content, calls, message.errors]
+
+
+def _cut(text: str, longest: int = LONGEST) -> str:
+    if len(text) <= longest:
         return text
-    left_out = f"\n[... {len(text) - LONGEST:,} characters are left out here ...]\n"
-    return text[: LONGEST // 2] + left_out + text[-LONGEST // 2 :]
+    left_out = f"\n[... {len(text) - longest:,} characters are left out here ...]\n"
+    return text[: longest // 2] + left_out + text[-longest // 2 :]

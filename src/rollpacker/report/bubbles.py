@@ -116,6 +116,36 @@ def _cut(
     return [stay for stay in stays if stay[2] > stay[1]] or [(route[-1][1], start, end)]
 
 
+def split(stays: pl.DataFrame, waits: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The parts of stays in which attempts decode, and those in which they wait for environments.
+
+    Args:
+        stays: of ``segments``; more columns come along.
+        waits: columns ``step, attempt, start_s, end_s``: in the order of time and disjoint for each
+            attempt; without an end, to that of the attempt.
+    """
+    if waits.is_empty():
+        return stays, stays.clear()
+    names, rows = stays.columns, stays.with_row_index("stay")
+    found = rows.join(waits, on=["step", "attempt"], suffix="_w", maintain_order="left_right")
+    waiting = found.with_columns(
+        start_s=pl.max_horizontal("start_s", "start_s_w"),
+        end_s=pl.min_horizontal("end_s", "end_s_w"),
+    ).filter(pl.col("end_s") > pl.col("start_s"))
+    of_stay = waiting.group_by("stay", maintain_order=True).agg(begun="start_s", over="end_s")
+    cut = rows.join(of_stay, on="stay", how="left", maintain_order="left")
+    none = pl.lit([], pl.List(pl.Float64))
+    decoding = (
+        cut.with_columns(
+            start_s=pl.concat_list("start_s", pl.col("over").fill_null(none)),
+            end_s=pl.concat_list(pl.col("begun").fill_null(none), "end_s"),
+        )
+        .explode("start_s", "end_s")
+        .filter((pl.col("end_s") > pl.col("start_s")) | pl.col("begun").is_null())
+    )
+    return decoding.select(names), waiting.select(names)
+
+
 def step_windows(
     samples: pl.DataFrame,
     tasks: pl.DataFrame,
@@ -152,34 +182,41 @@ def worker_bubbles(
     tasks: pl.DataFrame,
     windows: dict[int, tuple[float, float, float]],
     devices: Callable[[int], int] = lambda _worker: 1,
+    waiting: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Busy and idle seconds of every worker in each step that it took part in.
 
-    A worker is busy while it decodes at least one attempt or runs a gradient task.
+    A worker is busy while it decodes at least one attempt or runs a gradient task. It is idle by
+    tools while all attempts that it holds wait for their environments.
 
     Args:
-        stays: of ``segments``.
+        stays: in which attempts decode: of ``segments``, or the first of ``split``.
         tasks: columns ``step, worker, start_s, end_s``.
         windows: of ``step_windows``.
         devices: of a worker: its seconds count for each of them.
+        waiting: the second of ``split``; None: there are no environments.
 
     Returns:
-        Columns ``step, worker, rollout_s, rollout_idle_s, step_s, step_idle_s, decode_s,
-        gradient_s``; ``rollout_s`` and ``step_s`` are the lengths of the windows.
+        Columns ``step, worker, rollout_s, rollout_idle_s, rollout_tools_s, step_s, step_idle_s,
+        decode_s, gradient_s``; ``rollout_s`` and ``step_s`` are the lengths of the windows,
+        ``rollout_tools_s`` is the part of ``rollout_idle_s`` that is by tools.
     """
     decoding, training = _by_worker(stays), _by_worker(tasks)
+    holding = {} if waiting is None else _by_worker(waiting)
     rows: list[tuple[float, ...]] = []
-    for step, worker in sorted({*decoding, *training}):
+    for step, worker in sorted({*decoding, *training, *holding}):
         if step not in windows:
             continue
         start, rollout_end, end = windows[step]
         decode, train = decoding.get((step, worker), []), training.get((step, worker), [])
         busy = [*decode, *train]
-        in_rollout = (rollout_end - start, idle_s(busy, start, rollout_end))
+        idle = idle_s(busy, start, rollout_end)
+        tools = idle - idle_s([*busy, *holding.get((step, worker), [])], start, rollout_end)
         in_step = (end - start, idle_s(busy, start, end))
-        times = (*in_rollout, *in_step, _covered(decode), _covered(train))
+        times = (rollout_end - start, idle, tools, *in_step, _covered(decode), _covered(train))
         rows.append((step, worker, *(devices(worker) * seconds for seconds in times)))
-    names = ["rollout_s", "rollout_idle_s", "step_s", "step_idle_s", "decode_s", "gradient_s"]
+    names = ["rollout_s", "rollout_idle_s", "rollout_tools_s", "step_s", "step_idle_s", "decode_s"]
+    names += ["gradient_s"]
     schema = {"step": pl.Int64, "worker": pl.Int64} | dict.fromkeys(names, pl.Float64)
     return pl.DataFrame(rows, schema=schema, orient="row")
 
@@ -189,12 +226,14 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def bubble_fractions(bubbles: pl.DataFrame) -> pl.DataFrame:
-    """Idle shares by step: columns ``step, rollout_fraction, step_fraction``, each 0 to 1."""
+    """Idle shares by step: columns ``step, rollout_fraction, step_fraction, tools_fraction`` (that
+    by tools, of the rollout), each 0 to 1."""
     sums = bubbles.group_by("step").agg(pl.exclude("worker").sum()).sort("step")
     return sums.select(
         "step",
         (pl.col("rollout_idle_s") / pl.col("rollout_s")).fill_nan(0.0).alias("rollout_fraction"),
         (pl.col("step_idle_s") / pl.col("step_s")).fill_nan(0.0).alias("step_fraction"),
+        (pl.col("rollout_tools_s") / pl.col("rollout_s")).fill_nan(0.0).alias("tools_fraction"),
     )
 
 

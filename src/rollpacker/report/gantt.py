@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
 
 from rollpacker.report import bubbles
 from rollpacker.report.run_folder import RunFolder
+from rollpacker.runtime.bubble import Span
 
 MAX_BARS = 24_000
 """Bars in one page; steps beyond it are left out evenly."""
@@ -17,6 +20,7 @@ MAX_WORKERS = 16
 """Workers drawn; beyond it the first ones, a quarter of them replicas where those are separate."""
 STATES = ("kept", "aborted", "dropped", "failed", "moved")
 """What became of a response; ``moved``: kept, and decoded here after a migration."""
+_TIMES = ("start_s", "end_s")
 
 
 class Gantt:
@@ -26,16 +30,20 @@ class Gantt:
         self.run = run
         self.windows = bubbles.step_windows(run.samples, run.tasks, run.rounds, run.metrics)
         self.stays = bubbles.segments(run.samples, run.moves, run.formed)
+        decoding, waiting = bubbles.split(self.stays, run.waits)
         self.bubbles = bubbles.worker_bubbles(
-            self.stays, run.tasks, self.windows, lambda worker: run.place(worker).devices
+            decoding, run.tasks, self.windows, lambda worker: run.place(worker).devices, waiting
         )
         fractions = bubbles.bubble_fractions(self.bubbles)
         self.shares: dict[int, tuple[float, float]] = {
-            step: (rollout, whole) for step, rollout, whole in fractions.iter_rows()
+            step: (rollout, whole) for step, rollout, whole, _ in fractions.iter_rows()
         }
         """Idle shares by step: of the rollout, and of the whole step."""
+        self.tools: dict[int, float] = dict(fractions.select("step", "tools_fraction").iter_rows())
+        """The part of the rollout's in which all that an engine held waited for environments."""
         self.workers: list[int] = self.bubbles["worker"].unique().sort().to_list()
         self._stays = self.stays.partition_by("step", as_dict=True)
+        self._bars: Counter[int] = Counter(decoding["step"]) + Counter(waiting["step"])
         self._samples = run.samples.partition_by("step", as_dict=True)
         self._tasks = run.tasks.partition_by("step", as_dict=True)
 
@@ -48,7 +56,7 @@ class Gantt:
     def chosen(self) -> list[int]:
         """Steps to draw: the marked ones and as many others, evenly, as ``MAX_BARS`` allows."""
         always = set(self.marked().values())
-        counts = {s: min(len(self._stays[(s,)]), MAX_BARS_PER_STEP) for s in self.windows}
+        counts = {s: min(self._bars[s], MAX_BARS_PER_STEP) for s in self.windows}
         others = [step for step in sorted(self.windows) if step not in always]
         left = MAX_BARS - sum(counts[step] for step in always)
         mean = max(1.0, sum(counts[step] for step in others) / max(1, len(others)))
@@ -69,15 +77,18 @@ class Gantt:
 
         Returns:
             ``step, kind, end, rollout_end, bubble`` (idle share of the step), ``rollout_bubble``
-            (of its rollout), ``prompts`` (their ids), ``workers``: each with ``kind``,
-            ``worker`` (its number), ``lanes, task_lanes, bubble`` (of the rollout)``, idle``
-            (pairs), ``attempts`` (lane, start, end, index into ``STATES``, tokens, reward, index
-            into ``prompts``, sample index) and ``tasks`` (lane, start, end, kind, prompts);
-            ``drawn`` and ``attempts_total`` count stays on workers, ``workers_total`` workers.
+            (of its rollout), ``tools_bubble`` (the part of this that is by tools), ``prompts``
+            (their ids), ``workers``: each with ``kind``, ``worker`` (its number), ``lanes,
+            task_lanes, bubble`` (of the rollout)``, idle`` and ``tools`` (pairs: it had nothing,
+            all that it had waited for environments), ``attempts`` (lane, start, end, index into
+            ``STATES``, tokens, reward, index into ``prompts``, sample index; one for each turn),
+            ``waits`` (for environments: lane, start, end, index into ``prompts``, sample index)
+            and ``tasks`` (lane, start, end, kind, prompts); ``drawn`` and ``attempts_total`` count
+            stays on workers, ``workers_total`` workers.
         """
         start, rollout_end, end = self.windows[step]
         stays, prompts = self._described(step)
-        every = -(-len(stays) // MAX_BARS_PER_STEP)
+        every = -(-self._bars[step] // MAX_BARS_PER_STEP)
         tasks = self._tasks.get((step,), self.run.tasks.clear())
         rows = [self._worker(step, worker, stays, tasks, every) for worker in self._drawn()]
         rollout_bubble, bubble = self.shares[step]
@@ -88,10 +99,11 @@ class Gantt:
             "rollout_end": _ms(rollout_end - start),
             "bubble": round(bubble, 4),
             "rollout_bubble": round(rollout_bubble, 4),
+            "tools_bubble": round(self.tools[step], 4),
             "prompts": prompts,
+            "drawn": sum(row.pop("drawn") for row in rows),
             "workers": rows,
             "workers_total": len(self.workers),
-            "drawn": sum(len(row["attempts"]) for row in rows),
             "attempts_total": len(stays),
         }
 
@@ -120,32 +132,50 @@ class Gantt:
         place = self.run.place(worker)
         mine = stays.filter(pl.col("worker") == worker)
         work = tasks.filter(pl.col("worker") == worker)
-        spans = list(zip(mine["start_s"], mine["end_s"], strict=True))
-        work_spans = list(zip(work["start_s"], work["end_s"], strict=True))
-        attempt_lanes, task_lanes = bubbles.lanes(spans), bubbles.lanes(work_spans)
-        busy = bubbles.union([*spans, *work_spans])
-        idle, in_rollout = (bubbles.gaps(busy, start, to) for to in (end, rollout_end))
-        columns = ("start_s", "end_s", "state", "tokens", "reward", "prompt", "sample_index")
-        attempts, task_rows = (
-            [
-                (lane, _ms(a - start), _ms(b - start), *rest)
-                for lane, (a, b, *rest) in zip(lanes, rows.iter_rows(), strict=True)
-            ]
-            for lanes, rows in (
-                (attempt_lanes, mine.select(columns)),
-                (task_lanes, work.select("start_s", "end_s", "kind", "prompts")),
-            )
+        lanes, task_lanes = bubbles.lanes(_spans(mine)), bubbles.lanes(_spans(work))
+        held = mine.with_columns(lane=pl.Series(lanes, dtype=pl.Int64))
+        drawn = held.filter(pl.col("lane") % every == 0)
+        decoding, waiting = bubbles.split(held, self.run.waits)
+        busy = bubbles.union([*_spans(decoding), *_spans(work)])
+        empty, tools = _causes(busy, _spans(waiting), start, end)
+        in_rollout = bubbles.gaps(busy, start, rollout_end)
+        about = ("state", "tokens", "reward", "prompt", "sample_index")
+        attempts, waits = (
+            _rows(part.filter(pl.col("lane") % every == 0).select("lane", *_TIMES, *more), start)
+            for part, more in ((decoding, about), (waiting, about[-2:]))
         )
+        work = work.with_columns(lane=pl.Series(task_lanes, dtype=pl.Int64))
         return {
             "kind": place.kind,
             "worker": place.number,
-            "lanes": max(attempt_lanes, default=0) + 1,
+            "lanes": max(lanes, default=0) + 1,
             "task_lanes": max(task_lanes, default=0) + 1,
             "bubble": round(bubbles.total(in_rollout) / max(rollout_end - start, 1e-9), 4),
-            "idle": [(_ms(a - start), _ms(b - start)) for a, b in idle.tolist()],
-            "attempts": [row for row in attempts if row[0] % every == 0],
-            "tasks": task_rows,
+            "idle": [(_ms(a - start), _ms(b - start)) for a, b in empty.tolist()],
+            "tools": [(_ms(a - start), _ms(b - start)) for a, b in tools.tolist()],
+            "attempts": attempts,
+            "waits": waits,
+            "tasks": _rows(work.select("lane", *_TIMES, "kind", "prompts"), start),
+            "drawn": drawn.height,
         }
+
+
+def _causes(
+    busy: bubbles.Intervals, waiting: Sequence[Span], start: float, end: float
+) -> tuple[bubbles.Intervals, bubbles.Intervals]:
+    """What is idle of a worker's time: with nothing there, and with all that is there waiting."""
+    empty = bubbles.gaps(bubbles.union([*busy.tolist(), *waiting]), start, end)
+    tools = bubbles.gaps(bubbles.union([*busy.tolist(), *empty.tolist()]), start, end)
+    return empty, tools
+
+
+def _spans(frame: pl.DataFrame) -> list[Span]:
+    return list(zip(frame["start_s"], frame["end_s"], strict=True))
+
+
+def _rows(frame: pl.DataFrame, start: float) -> list[tuple[Any, ...]]:
+    """Bars for the page, from columns ``lane, start_s, end_s`` and others."""
+    return [(lane, _ms(a - start), _ms(b - start), *rest) for lane, a, b, *rest in frame.rows()]
 
 
 def _ms(seconds: float) -> float:

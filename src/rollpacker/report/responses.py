@@ -10,6 +10,7 @@ from typing import Any, Literal
 import polars as pl
 
 from rollpacker.core import sample_columns as schema
+from rollpacker.report.conversations import says
 from rollpacker.runtime import sample_table as table
 
 Order = Literal["newest", "best", "worst", "longest", "random"]
@@ -22,9 +23,16 @@ _SORTED: dict[Order, tuple[Sequence[str], Sequence[bool]]] = {
 """Columns to sort by, and which of them descend."""
 
 _SHOWN = ("attempt", "step", "prompt", "sample_index", "reward", "tokens", "state", "round_kind")
-_SHOWN += ("finish_reason", "truncated", "advantage", *schema.TEXTS, *schema.TOKEN_IDS)
+_SHOWN += (
+    "finish_reason",
+    "truncated",
+    "advantage",
+    *schema.TEXTS,
+    *schema.TOKEN_IDS,
+    *schema.TURNS,
+)
 _DIGITS = 6
-"""Of rewards, which are stored as 32-bit floats."""
+"""Of rewards and waits, which are stored as 32-bit floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +43,8 @@ class Found:
         rows: each with ``attempt, step, prompt`` (its id)``, sample_index, reward, rewards`` (by
             function, null where it does not apply)``, extra`` (what they have logged, by
             column)``, tokens, state, round_kind, finish_reason, truncated, advantage,
-            prompt_text, completion`` and, where kept, ``completion_ids``.
+            prompt_text, completion`` and, where kept, ``completion_ids``; where an environment
+            takes part, ``sample_columns.TURNS``.
         matching: how many fit the question; ``rows`` may be fewer.
         texts: whether any of them has its text.
     """
@@ -62,7 +71,8 @@ def find(
         say: told of damaged files, whose rows are left out.
         step: only of this step.
         prompt: only to this prompt, by its id.
-        grep: only with this text in the response: plain text, case matters.
+        grep: only with this text in the response, its conversation included: plain text, case
+            matters.
         order: ``best`` and ``worst`` leave out what has no reward.
         limit: most rows; 0 for all.
 
@@ -74,12 +84,11 @@ def find(
     wanted = [
         *([pl.col("step") == step] if step is not None else []),
         *([pl.col("prompt") == prompt] if prompt is not None else []),
-        *([pl.col("completion").str.contains(grep, literal=True)] if grep is not None else []),
         *([pl.col("reward").is_not_null()] if order in ("best", "worst") else []),
     ]
     keys = table.query(
         run,
-        lambda rows: rows.filter(*wanted).select(
+        lambda rows: _with_text(rows.filter(*wanted), grep).select(
             "attempt", "step", "reward", "tokens", text=pl.col("completion").is_not_null()
         ),
         say,
@@ -91,6 +100,19 @@ def find(
         ranked = keys.sort(by, descending=descending)
     chosen = ranked["attempt"].head(limit) if limit else ranked["attempt"]
     return Found(rows=load(run, chosen), matching=keys.height, texts=bool(keys["text"].any()))
+
+
+def _with_text(rows: pl.LazyFrame, grep: str | None) -> pl.LazyFrame:
+    """The rows that have this text in the response or in its conversation."""
+    if grep is None:
+        return rows
+    here = pl.col("completion").str.contains(grep, literal=True).fill_null(False)
+    if "messages" not in rows.collect_schema().names():
+        return rows.filter(here)
+    # It may be escaped there in more than one way, and the JSON has words of its own: it is read.
+    said = pl.when(~here).then(pl.col("messages"))
+    found = said.map_elements(lambda text: says(text, grep), return_dtype=pl.Boolean)
+    return rows.filter(here | found.fill_null(False))
 
 
 def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
@@ -111,6 +133,8 @@ def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
         extra = {c.removeprefix(schema.EXTRA): row[c] for c in logged if row[c] is not None}
         one = {name: row[name] for name in shown}
         one |= {name: _rounded(one[name]) for name in ("reward", "advantage")}
+        if one.get("wait_s") is not None:
+            one["wait_s"] = [_rounded(seconds) for seconds in one["wait_s"]]
         rows.append(one | {"rewards": rewards, "extra": extra})
     return rows
 

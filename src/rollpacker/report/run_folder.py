@@ -33,6 +33,12 @@ TASK_COLUMNS = {
 FORMED_COLUMNS = {"step": pl.Int64, "lead": pl.Int64, "worker": pl.Int64, "t": pl.Float64}
 MOVE_COLUMNS = {"attempt": pl.Int64, "step": pl.Int64, "worker": pl.Int64, "t": pl.Float64}
 ROUND_COLUMNS = {"step": pl.Int64, "start_s": pl.Float64, "rollout_end_s": pl.Float64}
+WAIT_COLUMNS = {
+    "attempt": pl.Int64,
+    "step": pl.Int64,
+    "start_s": pl.Float64,
+    "end_s": pl.Float64,
+}
 
 
 _Replicas = dict[int, tuple[int, int]]
@@ -75,6 +81,8 @@ class RunFolder:
         moves: start and migrations of the attempts that changed workers (``MOVE_COLUMNS``).
         formed: workers whose devices were put together (``FORMED_COLUMNS``).
         rounds: when each step's rollout began and ended (``ROUND_COLUMNS``).
+        waits: when attempts waited for their environment (``WAIT_COLUMNS``); the end is null where
+            the attempt ended with it.
         summary: ``summary.json``; empty while the run has not finished.
         places: who the workers of these tables are, where engines and replicas are separate:
             replicas are numbered on after the engines.
@@ -90,6 +98,7 @@ class RunFolder:
     moves: pl.DataFrame
     formed: pl.DataFrame
     rounds: pl.DataFrame
+    waits: pl.DataFrame
     summary: dict[str, Any]
     places: Mapping[int, Place] = field(default_factory=dict[int, Place])
 
@@ -109,7 +118,8 @@ def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> Run
     metrics = _read_metrics(path / "metrics.jsonl")
     samples = _read_samples(path, say)
     replicas, tasks = _read_tasks(path / "workers.jsonl")
-    reader = _read_journal(path / "journal.jsonl")
+    acts = config.get("environment") is not None
+    reader = _read_journal(path / "journal.jsonl", acts=acts)
     moves, formed, rounds = reader.tables()
     summary = _read_summary(path / "summary.json")
     steps = [line["step"] for line in metrics]
@@ -127,6 +137,7 @@ def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> Run
         moves=moves,
         formed=formed,
         rounds=rounds,
+        waits=reader.waited(),
         summary=summary,
         places=places,
     )
@@ -188,7 +199,7 @@ def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
 
 def _light(rows: pl.LazyFrame) -> pl.LazyFrame:
     """Everything but texts, in wide types: what is derived from them must not overflow."""
-    heavy = schema.TEXTS.keys() | schema.TOKEN_IDS.keys()
+    heavy = (*schema.TEXTS, *schema.TOKEN_IDS, "messages")
     return rows.select(pl.exclude(*heavy)).with_columns(
         pl.col(pl.Int32).cast(pl.Int64), pl.col(pl.Float32).cast(pl.Float64)
     )
@@ -245,14 +256,20 @@ def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFra
 
 
 class _JournalReader:
-    """Collects what the report needs; of a step that a crash repeated, the last try."""
+    """Collects what the report needs; of a step that a crash repeated, the last try.
 
-    def __init__(self) -> None:
+    Args:
+        acts: an environment takes part: an attempt waits for it from its start.
+    """
+
+    def __init__(self, *, acts: bool) -> None:
+        self.acts = acts
         self.step = -1
         self.routes: dict[int, list[tuple[int, int, int, float]]] = {}
         self.formed: dict[int, list[tuple[int, int, int, float]]] = {}
         self.rounds: dict[int, list[float | None]] = {}
         self.started: dict[int, int] = {}
+        self.waits: dict[int, list[tuple[int, int, float, float | None]]] = {}
 
     def take(self, line: dict[str, Any]) -> None:
         now, event = float(line["t"]), line["event"]
@@ -262,19 +279,42 @@ class _JournalReader:
             self.started[self.step] = 0
             self.formed[self.step] = []
         elif event["kind"] == "AttemptMigrated":
-            attempt = event["attempt"]
-            self.routes[attempt].append((attempt, self.step, event["engine"], now))
+            self._move(event["attempt"], event["engine"], now)
+        elif event["kind"] == "TurnFinished":
+            self._wait(event["attempt"], now)
         for decision in line["decisions"]:
-            if decision["kind"] == "StartAttempt":
-                attempt = decision["attempt"]
-                self.started[self.step] += 1
-                self.routes[attempt] = [(attempt, self.step, decision["engine"], now)]
-            elif decision["kind"] == "FormEngine":
-                lead = decision["engine"]
-                others = (member for member in decision["members"] if member != lead)
-                self.formed[self.step] += [(self.step, lead, other, now) for other in others]
-            elif decision["kind"] == "FinishRollout":
-                self.rounds[self.step][1] = now
+            self._follow(decision, now)
+
+    def _follow(self, decision: dict[str, Any], now: float) -> None:
+        if decision["kind"] == "StartAttempt":
+            attempt = decision["attempt"]
+            self.started[self.step] += 1
+            self.routes[attempt] = [(attempt, self.step, decision["engine"], now)]
+            self.waits.pop(attempt, None)
+            if self.acts:
+                self._wait(attempt, now)
+        elif decision["kind"] == "ContinueAttempt":
+            self._go_on(decision["attempt"], decision["engine"], now)
+        elif decision["kind"] == "FormEngine":
+            lead = decision["engine"]
+            others = (member for member in decision["members"] if member != lead)
+            self.formed[self.step] += [(self.step, lead, other, now) for other in others]
+        elif decision["kind"] == "FinishRollout":
+            self.rounds[self.step][1] = now
+
+    def _move(self, attempt: int, engine: int, now: float) -> None:
+        self.routes[attempt].append((attempt, self.step, engine, now))
+
+    def _wait(self, attempt: int, now: float) -> None:
+        """From now on an attempt waits for its environment, to its own end if it never goes on."""
+        self.waits.setdefault(attempt, []).append((attempt, self.step, now, None))
+
+    def _go_on(self, attempt: int, engine: int, now: float) -> None:
+        """It decodes again; what was to move it meanwhile may not have been heard yet."""
+        waits = self.waits[attempt]
+        waits[-1] = (*waits[-1][:3], now)
+        if self.routes[attempt][-1][2] != engine:
+            self._move(attempt, engine, now)
 
     def tables(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         """Moves, formations and rounds."""
@@ -287,9 +327,14 @@ class _JournalReader:
             pl.DataFrame(rounds, schema=ROUND_COLUMNS, orient="row"),
         )
 
+    def waited(self) -> pl.DataFrame:
+        """Waits, those of an attempt in the order of time."""
+        rows = [wait for waits in self.waits.values() for wait in waits]
+        return pl.DataFrame(rows, schema=WAIT_COLUMNS, orient="row")
 
-def _read_journal(path: Path) -> _JournalReader:
-    reader = _JournalReader()
+
+def _read_journal(path: Path, *, acts: bool) -> _JournalReader:
+    reader = _JournalReader(acts=acts)
     for where, line in _read_lines(path):
         if "meta" in line:
             continue

@@ -11,6 +11,7 @@ import polars as pl
 
 from rollpacker.report import figures, page
 from rollpacker.report.browser import browser_section
+from rollpacker.report.environments import environment_facts, environment_section
 from rollpacker.report.figures import number, present
 from rollpacker.report.gantt import Gantt
 from rollpacker.report.length_curves import LengthCurves, length_curves
@@ -38,7 +39,7 @@ def _page(run: RunFolder) -> Page:
     curves = length_curves(run.samples, config_value(run, "rollout", "max_completion_length"))
     lost = figures.lost_tokens(run.samples)
     facts = run_facts(run, gantt, curves, lost)
-    programs = program_section(run.samples)
+    more = [program_section(run.samples), environment_section(run, gantt, facts)]
     emulated = config_value(run, "devices", "emulate") is not None
     # Random tokens, and rewards that measure nothing, are not to look like a real run's.
     learned = [] if emulated else [_learning(run), browser_section(run.path, run.samples)]
@@ -55,7 +56,7 @@ def _page(run: RunFolder) -> Page:
             _gantt(gantt, facts),
             _lengths(curves, facts),
             _aborted(lost, facts),
-            *([programs] if programs else []),
+            *(section for section in more if section is not None),
             _steps(run, gantt),
             _config(run),
         ],
@@ -122,6 +123,7 @@ def run_facts(
         "drafted": int(sum(present(run.metrics, "speculation/drafted"))),
         "accepted": int(sum(present(run.metrics, "speculation/accepted"))),
         "last_tokens_per_verification": _drafted_last(run.metrics),
+        **environment_facts(run, gantt),
     }
 
 
@@ -177,7 +179,8 @@ def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
         Tile(
             "Bubble",
             share(facts["step_bubble"]),
-            f"idle time of {_counted(gantt)}, {share(facts['rollout_bubble'])} of the rollouts",
+            f"idle time of {_counted(gantt)}, {share(facts['rollout_bubble'])} of the rollouts"
+            + (f" ({share(facts['tools_bubble'])} by tools)" if "turns" in facts else ""),
         ),
         Tile("Kept / true length", plain(facts["kept_vs_true_len"]), "1 means no length bias"),
         Tile(
@@ -297,6 +300,13 @@ def _gantt(gantt: Gantt, facts: dict[str, Any]) -> Section:
         f"({seconds(facts['rollout_idle_s'])}) and {share(facts['step_bubble'])} of the steps'. "
         f"The long bars are the tail{tail}. The longest step is step {marked['longest']}."
     )
+    if "turns" in facts:
+        text += (
+            f" Of that idle time of rollouts {seconds(facts['tools_idle_s'])} "
+            f"({share(facts['tools_bubble'])}) is by tools and drawn in violet: all responses that "
+            "were there waited for their environments, which is hatched. In the rest, "
+            f"{seconds(facts['rollout_idle_s'] - facts['tools_idle_s'])}, there was no response."
+        )
     charts = [gantt.chart(step) for step in gantt.chosen()]
     if len(charts) < len(gantt.windows):
         text += f" {len(charts)} of {len(gantt.windows)} steps can be chosen."

@@ -3,7 +3,8 @@
 The format is the Trace Event Format of Chromium: metadata ``M``, complete ``X`` and counter ``C``
 events, times in microseconds. Processes are the run's steps, the workers (or engines and replicas,
 where they are separate) and the rewards; threads
-are decode slots and gradient lanes, so events of a thread nest or follow each other.
+are decode slots and gradient lanes, so events of a thread nest or follow each other: inside that of
+a response are its waits for its environment.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def trace_events(run: RunFolder) -> Iterator[Event]:
     workers = sorted(set(stays["worker"]) | set(run.tasks["worker"]))
     for worker in workers:
         yield from _process(_WORKERS + worker, run.place(worker).name)
-        yield from _decoding(_WORKERS + worker, stays.filter(pl.col("worker") == worker), run)
+        yield from _responses(_WORKERS + worker, stays.filter(pl.col("worker") == worker), run)
         yield from _tasks(_WORKERS + worker, run.tasks.filter(pl.col("worker") == worker))
     yield from _grading(run)
 
@@ -72,7 +73,7 @@ def _recent(run: RunFolder, limit: int) -> RunFolder:
         metrics=[line for line in run.metrics if line["step"] >= first],
         **{
             name: getattr(run, name).filter(pl.col("step") >= first)
-            for name in ("samples", "tasks", "moves", "formed", "rounds")
+            for name in ("samples", "tasks", "moves", "formed", "rounds", "waits")
         },
     )
 
@@ -123,32 +124,42 @@ def _spans(frame: pl.DataFrame) -> list[tuple[float, float]]:
     return list(zip(frame["start_s"], frame["end_s"], strict=True))
 
 
-def _decoding(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]:
+def _responses(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]:
+    """Responses on a worker, and how many of them it decodes."""
     columns = ("prompt", "sample_index", "tokens", "reward", "state", "finish_reason", "step")
     about = run.samples.select("attempt", *columns)
-    rows = stays.select("attempt", "start_s", "end_s").join(
+    slots = bubbles.lanes(_spans(stays))
+    held = stays.with_columns(slot=pl.Series(slots, dtype=pl.Int64))
+    decoding, waiting = bubbles.split(held, run.waits)
+    yield from _threads(pid, _SLOT, (f"slot {n}" for n in range(max(slots, default=-1) + 1)))
+    rows = held.select("slot", "attempt", "start_s", "end_s").join(
         about, on="attempt", how="left", maintain_order="left"
     )
-    slots = bubbles.lanes(_spans(rows))
-    yield from _threads(pid, _SLOT, (f"slot {n}" for n in range(max(slots, default=-1) + 1)))
-    for slot, (attempt, start, end, *values) in zip(slots, rows.iter_rows(), strict=True):
+    for slot, attempt, start, end, *values in rows.iter_rows():
         args = {"attempt": attempt} | dict(zip(columns, values, strict=True))
         name = f"{args['prompt']} #{args['sample_index']}"
         yield _complete(pid, _SLOT + slot, name, args["state"], start, end, args)
-    yield from _running(pid, _spans(rows))
+    for slot, attempt, start, end in waiting.select(rows.columns[:4]).iter_rows():
+        args = {"attempt": attempt}
+        yield _complete(pid, _SLOT + slot, "environment", "environment", start, end, args)
+    yield from _counted(pid, "running attempts", "running", _spans(decoding))
+    if not run.waits.is_empty():
+        yield from _counted(pid, "attempts at their environments", "waiting", _spans(waiting))
 
 
-def _running(pid: int, spans: Sequence[tuple[float, float]]) -> Iterator[Event]:
-    """How many attempts a worker decodes, at every change."""
+def _counted(
+    pid: int, name: str, series: str, spans: Sequence[tuple[float, float]]
+) -> Iterator[Event]:
+    """How many spans overlap, at every change."""
     changes: Counter[int] = Counter()
     for start, end in spans:
         changes[_us(start)] += 1
         changes[_us(end)] -= 1
-    place = {"ph": "C", "name": "running attempts", "pid": pid, "tid": 0}
-    running = 0
+    place = {"ph": "C", "name": name, "pid": pid, "tid": 0}
+    now = 0
     for at in sorted(changes):
-        running += changes[at]
-        yield place | {"ts": at, "args": {"running": running}}
+        now += changes[at]
+        yield place | {"ts": at, "args": {series: now}}
 
 
 def _tasks(pid: int, tasks: pl.DataFrame) -> Iterator[Event]:

@@ -80,6 +80,7 @@ class Episodes:
         self._context = context
         self._lockstep = lockstep
         self._clock = clock
+        self._live: set[AttemptId] = set()
         self._acting: dict[AttemptId, tuple[Attempt, float]] = {}
         self._answers: list[Answered] = []
         self._take: Take = lambda _answers: None
@@ -95,8 +96,10 @@ class Episodes:
         try:
             yield
         finally:
-            for attempt, _ in list(self._acting.values()):
-                self.close(attempt)
+            self._acting.clear()
+            self._answers.clear()
+            for attempt in list(self._live):
+                self._end(attempt)
             self._take = before
 
     # What is to be done ------------------------------------------------------------------------
@@ -106,12 +109,15 @@ class Episodes:
         assert problems.chat is not None
         row = problems.rows[attempt.prompt]
         attempt.conversation = Conversation()
+        self._live.add(attempt.id)
         self._wait_for(attempt)
+        chat = problems.chat(row)
         command = Begin(
             episode=attempt.id,
-            row=dict(row.columns),
-            prompt=problems.chat(row),
+            row={**row.columns, "prompt": chat},
+            prompt=chat,
             tools=list(row.tools),
+            template=dict(row.template_kwargs),
             room=self._context - self._total,
         )
         self._pool.begin(command, (attempt.prompt, attempt.index))
@@ -139,15 +145,26 @@ class Episodes:
     def close(self, attempt: Attempt) -> None:
         """Give an episode up, wherever it is."""
         self._acting.pop(attempt.id, None)
-        self._pool.close_episode(attempt.id)
+        self._end(attempt.id)
+
+    def _end(self, attempt: AttemptId) -> None:
+        if attempt in self._live:
+            self._live.discard(attempt)
+            self._pool.close_episode(attempt)
 
     def request(self, request: Request, attempt: Attempt) -> Request:
         """What asks an engine for an attempt's next turn."""
         begun = attempt.begun
         if begun is not None:
             request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
-        params = self._params(attempt, request.params)
-        return replace(request, group=self._group(attempt), params=params, stays=True)
+        added = [] if attempt.conversation is None else attempt.conversation.added
+        return replace(
+            request,
+            group=self._group(attempt),
+            params=self._params(attempt, request.params),
+            stays=True,
+            turn_start=added[-1][1] if added else 0,
+        )
 
     def _group(self, attempt: Attempt) -> PromptId:
         """Whose prompt it has: its group's, unless its environment has put another there."""
@@ -194,6 +211,8 @@ class Episodes:
         if known is None:
             return None
         attempt, since = known
+        if answer.over or answer.error:
+            self._live.discard(attempt.id)
         seconds = self._clock() - since
         if answer.error and (self._config.on_error == "retry" or reply.blameless):
             return Answered(attempt, error=answer.error, blameless=reply.blameless)

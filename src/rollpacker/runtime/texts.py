@@ -30,11 +30,15 @@ class Texts:
 
     def prompt(self, attempt: Attempt) -> str:
         """The prompt as the model saw it, special tokens included."""
+        if attempt.conversation is not None and attempt.conversation.changed:
+            return self._read(attempt)
         text = self._prompts.get(attempt.prompt)
         if text is None:
-            text = self._decode(attempt.prompt_tokens.tolist(), skip_special_tokens=False)
-            self._prompts[attempt.prompt] = text
+            text = self._prompts[attempt.prompt] = self._read(attempt)
         return text
+
+    def _read(self, attempt: Attempt) -> str:
+        return self._decode(attempt.prompt_tokens.tolist(), skip_special_tokens=False)
 
     def completion(self, attempt: Attempt) -> str | None:
         """The response, as the rewards were given it; None of an attempt that gave nothing back."""

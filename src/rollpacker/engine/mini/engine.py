@@ -151,7 +151,8 @@ class MiniEngine:
             self._check(request)
         for request in requests:
             stops = stops_of(request)
-            self._scheduler.add(request, StopWatcher(self._tokenizer, stops) if stops else None)
+            watcher = StopWatcher(self._tokenizer, stops, request.turn_start) if stops else None
+            self._scheduler.add(request, watcher)
             self._speculator.hear(request)
 
     def speculate(self, how: Speculation) -> None:

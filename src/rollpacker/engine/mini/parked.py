@@ -62,7 +62,7 @@ class Parked:
         self._away[attempt] = turn
 
     def come_back(self, request: Request) -> None:
-        """A request waits from now on: keep its attempt's turn for it, or drop one of other text."""
+        """A request waits: keep its attempt's turn for it, or drop that of another text."""
         turn = self._away.get(request.attempt)
         if turn is None:
             return

@@ -249,7 +249,7 @@ class VllmEngine:
             key=f"{request.attempt}/{self._submitted}",
             tokens=request.generated.tolist(),
             logprobs=request.logprobs.tolist(),
-            watcher=StopWatcher(self._tokenizer, stops) if stops else None,
+            watcher=StopWatcher(self._tokenizer, stops, request.turn_start) if stops else None,
         )
         sampling = SamplingParams(
             max_tokens=params.max_tokens - len(row.tokens),

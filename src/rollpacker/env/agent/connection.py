@@ -40,13 +40,8 @@ class Connection(asyncio.Protocol):
         except RefusedError as error:
             self._end(error.response())
 
-    def eof_received(self) -> bool:
-        """It has gone, though it may still have been waiting for a response."""
-        self._give_up()
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The connection is closed, by whomever."""
+        """It is closed, by whomever; the client may still have been waiting for a response."""
         self._give_up()
         self._others.discard(self)
 

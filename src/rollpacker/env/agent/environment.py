@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from rollpacker.env.agent.endpoint import Endpoint
+from rollpacker.env.agent.function import Function
 from rollpacker.env.agent.outcome import verdict
 from rollpacker.env.agent.program import Ending, Program
 from rollpacker.env.agent.reaper import Reaper
@@ -27,18 +28,26 @@ class AgentEnvironment:
         name: how the user calls it.
         endpoint: where it reaches the model.
         reaper: ends it if this process cannot.
+        function: called in the place of a program; None: there is one.
     """
 
     def __init__(
-        self, argv: Sequence[str], name: str, *, endpoint: Endpoint, reaper: Reaper
+        self,
+        argv: Sequence[str],
+        name: str,
+        *,
+        endpoint: Endpoint,
+        reaper: Reaper,
+        function: Callable[..., Any] | None = None,
     ) -> None:
         self._argv = argv
+        self._function = function
         self._name = name
         self._endpoint = endpoint
         self._reaper = reaper
         self._key = ""
         self._session: Session | None = None
-        self._program: Program | None = None
+        self._program: Program | Function | None = None
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
         """Start the program with the row, and wait for its first request.
@@ -47,15 +56,7 @@ class AgentEnvironment:
         anything.
         """
         self._key, self._session = self._endpoint.begin()
-        try:
-            self._program = Program(
-                self._argv,
-                stdin=msgspec.json.encode(row) + b"\n",
-                environment=_variables(self._endpoint.url, self._key),
-                reaper=self._reaper,
-            )
-        except OSError as error:
-            raise EpisodeError(f"{self._name} cannot be started: {error.strerror}") from None
+        self._program = self._started(row)
         self._program.ended.add_done_callback(lambda _: self._wake())
         news = await self._news()
         if isinstance(news, Asked):
@@ -65,6 +66,20 @@ class AgentEnvironment:
             f"{self._name} ended without a request to the model: it must use OPENAI_BASE_URL and "
             "OPENAI_API_KEY, as OpenAI's clients do by themselves"
         )
+
+    def _started(self, row: Mapping[str, Any]) -> Program | Function:
+        if self._function is not None:
+            url = self._endpoint.url
+            return Function(self._function, row, base_url=url, api_key=self._key)
+        try:
+            return Program(
+                self._argv,
+                stdin=msgspec.json.encode(row) + b"\n",
+                environment=_variables(self._endpoint.url, self._key),
+                reaper=self._reaper,
+            )
+        except OSError as error:
+            raise EpisodeError(f"{self._name} cannot be started: {error.strerror}") from None
 
     async def step(self, reply: Message) -> Turn:
         """Give the program the reply, and wait for its next request, or its end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.agent.endpoint import Endpoint
 from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.reaper import Reaper
+from rollpacker.find import find
 
 
 class AgentFactory:
@@ -21,6 +22,8 @@ class AgentFactory:
     ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. The messages and tools of its first request are the
     prompt; a later one holds the whole conversation and new messages. What it prints last,
     ``{"reward": 1.0}`` or a number, is the episode's reward; other numbers there are averaged.
+    A Python function in a program's place is called with the row, ``base_url`` and ``api_key``, and
+    returns what a program prints: no process is started for it.
 
     The run says how the model samples: ``temperature``, ``max_tokens``, ``stop``, ``seed``,
     ``tool_choice``, ``response_format`` and the like of a request change nothing. Tokens are not
@@ -35,7 +38,8 @@ class AgentFactory:
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        self._argv = _argv(config.path)
+        self._function = _function(config.path)
+        self._argv = [] if self._function is not None else _argv(config.path)
         script = next((each for each in config.path if each.endswith(".py")), config.path[0])
         self._name = Path(script).name
         self._endpoint = Endpoint()
@@ -50,7 +54,11 @@ class AgentFactory:
         """An episode; its program starts with ``reset``."""
         assert self._reaper is not None
         return AgentEnvironment(
-            self._argv, self._name, endpoint=self._endpoint, reaper=self._reaper
+            self._argv,
+            self._name,
+            endpoint=self._endpoint,
+            reaper=self._reaper,
+            function=self._function,
         )
 
     async def close(self) -> None:
@@ -58,6 +66,13 @@ class AgentFactory:
         await self._endpoint.close()
         if self._reaper is not None:
             self._reaper.close()
+
+
+def _function(path: Sequence[str]) -> Callable[..., Any] | None:
+    """What ``file.py:name`` or ``package.module:name`` names; None of a program."""
+    if len(path) != 1 or ":" not in path[0] or Path(path[0]).exists():
+        return None
+    return find(path[0], "environment.path")
 
 
 def _argv(path: Sequence[str]) -> list[str]:

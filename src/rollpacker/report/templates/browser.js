@@ -3,7 +3,9 @@
   const DATA = JSON.parse(document.getElementById("data").textContent).browsers;
   const PAGE = 12;
   const STEP = 0, ID = 1, INDEX = 2, REWARD = 3, TOKENS = 4, STATE = 5, FINISH = 6, REWARDS = 7,
-    PLACES = 8, PROMPT = 9, TEXT = 10;
+    PLACES = 8, PROMPT = 9, TEXT = 10, TURNS = 11, MESSAGES = 12;
+  const ROLE = 0, NAME = 1, TURN = 2, CONTENT = 3, CALLS = 4, ERRORS = 5;
+  const ROLES = ["system", "user", "assistant", "tool"];
 
   // What a model wrote gets into the page as text only, never as markup.
   function element(tag, className, text) {
@@ -25,8 +27,14 @@
     return select;
   }
 
-  function marked(text, wanted) {
-    const block = element("pre");
+  // All that a search looks at.
+  function texts(row) {
+    if (!row[MESSAGES]) return [row[TEXT]];
+    return row[MESSAGES].flatMap((m) => [m[NAME], m[CONTENT], ...m[CALLS].flat(), ...m[ERRORS]]);
+  }
+
+  function marked(text, wanted, tag = "pre") {
+    const block = element(tag);
     if (!wanted) {
       block.textContent = text;
       return block;
@@ -45,6 +53,27 @@
 
   const plain = (value) => (value === null ? "–" : String(Math.round(value * 1e4) / 1e4));
 
+  function said(message, wanted) {
+    const role = ROLES.includes(message[ROLE]) ? " " + message[ROLE] : "";
+    const made = element("div", "said" + role), about = element("div", "about");
+    about.append(element("b", "", message[ROLE]));
+    if (message[NAME]) about.append(marked(message[NAME], wanted, "span"));
+    if (message[TURN]) about.append(element("span", "", message[TURN]));
+    made.append(about);
+    if (message[CONTENT]) made.append(marked(message[CONTENT], wanted));
+    for (const [name, given] of message[CALLS]) {
+      const call = element("div", "call");
+      call.append("calls ", marked(name, wanted, "code"), marked(given, wanted));
+      made.append(call);
+    }
+    for (const error of message[ERRORS]) {
+      const bad = element("div", "call");
+      bad.append("a call that was not understood: ", marked(error, wanted, "span"));
+      made.append(bad);
+    }
+    return made;
+  }
+
   function card(row, data, wanted) {
     const made = element("div", "response"), about = element("div", "about");
     about.append(element("b", "", `reward ${plain(row[REWARD])}`));
@@ -54,10 +83,12 @@
     }
     const cutOff = row[FINISH] === "length" ? ", cut off" : "";
     for (const text of [`step ${row[STEP]}`, `prompt ${row[ID]}, response ${row[INDEX]}`,
-      `${row[TOKENS]} tokens${cutOff}`, row[STATE]]) about.append(element("span", "", text));
+      `${row[TOKENS]} tokens${cutOff}`, ...(row[TURNS] ? [row[TURNS]] : []), row[STATE]]) about.append(element("span", "", text));
     const prompt = element("details");
     prompt.append(element("summary", "", "prompt"), element("pre", "", data.prompts[row[PROMPT]]));
-    made.append(about, prompt, marked(row[TEXT], wanted));
+    made.append(about, prompt);
+    if (row[MESSAGES]) made.append(...row[MESSAGES].map((message) => said(message, wanted)));
+    else made.append(marked(row[TEXT], wanted));
     return made;
   }
 
@@ -88,7 +119,8 @@
     let shown = PAGE;
     function draw() {
       const wanted = search.value.toLowerCase(), place = data.kinds.indexOf(kind.value);
-      const fits = (row) => !wanted || row[TEXT].toLowerCase().includes(wanted);
+      const fits = (row) =>
+        !wanted || texts(row).some((text) => text.toLowerCase().includes(wanted));
       const here = data.rows.filter((row) => step.value === "all" || String(row[STEP]) === step.value);
       // A search looks through all that are here, whichever list they are of.
       const rows = here.filter((row) =>

@@ -6,6 +6,12 @@
     ["failed", "#b03a5b"], ["moved", "#8cb9e2"]];
   const TASKS = [["accumulate", "gradients", "#4b9b72"], ["apply", "update", "#8663a8"],
     ["sync", "weight sync", "#8d99ae"]];
+  // Of an environment: lighter than any response, and hatched.
+  const WAIT = { color: "rgba(126,107,158,.16)", line: { width: 0 },
+    pattern: { shape: "/", size: 5, solidity: 0.25, fgcolor: "rgba(126,107,158,.75)", fgopacity: 1,
+      bgcolor: "rgba(126,107,158,.16)" } };
+  const HATCHED = "repeating-linear-gradient(135deg, rgba(126,107,158,.75) 0 1px, " +
+    "rgba(126,107,158,.16) 1px 4px)";
 
   const GAP = 0.12;
 
@@ -57,6 +63,10 @@
     const traces = STATES.map(([name, color], i) =>
       bars(worker.attempts.filter((r) => r[3] === i), name, color, laneY,
         laneHeight * (worker.lanes > 60 ? 1 : 0.88), about));
+    const waits = bars(worker.waits, "environment", WAIT.color, laneY, laneHeight * 0.88, (r) =>
+      `${worker.kind} ${worker.worker} · waits for its environment<br>` +
+      `${escaped(prompts[r[3]])} response ${r[4]}<br>${time(r[1])} to ${time(r[2])}`);
+    traces.push({ ...waits, marker: WAIT });
     for (const [kind, name, color] of TASKS) {
       traces.push(bars(worker.tasks.filter((r) => r[3] === kind), name, color, taskY,
         taskHeight * 0.9, (r) => `${worker.kind} ${worker.worker} · ${name}` +
@@ -72,13 +82,15 @@
       const top = -i * (1 + GAP);
       ticks.push(top - 0.5);
       labels.push(`${worker.kind} ${worker.worker}<br>idle ${percent(worker.bubble)}`);
-      for (const [from, to] of worker.idle) {
-        if (to - from < 0.002 * chart.end) continue;
-        shapes.push({ type: "rect", x0: from, x1: to, y0: top - 0.98, y1: top, layer: "below",
-          fillcolor: colour("idle"), line: { width: 0.5, color: colour("idle-edge") } });
-        if (to - from > 0.06 * limit) {
-          annotations.push({ x: (from + to) / 2, y: top - 0.5, text: "idle", showarrow: false,
-            font: { size: 12, color: colour("soft") } });
+      for (const [cause, fill] of [["idle", "idle"], ["tools", "by-tools"]]) {
+        for (const [from, to] of worker[cause]) {
+          if (to - from < 0.002 * chart.end) continue;
+          shapes.push({ type: "rect", x0: from, x1: to, y0: top - 0.98, y1: top, layer: "below",
+            fillcolor: colour(fill), line: { width: 0.5, color: colour(fill + "-edge") } });
+          if (to - from > 0.06 * limit) {
+            annotations.push({ x: (from + to) / 2, y: top - 0.5, text: cause, showarrow: false,
+              font: { size: 12, color: colour("soft") } });
+          }
         }
       }
     });
@@ -112,11 +124,13 @@
     STATES.forEach(([name, color], i) => {
       if (seen((w) => w.attempts.some((r) => r[3] === i))) chips.push([name + " response", color]);
     });
+    if (seen((w) => w.waits.length)) chips.push(["waits for its environment", HATCHED]);
     for (const [kind, name, color] of TASKS) {
       if (seen((w) => w.tasks.some((r) => r[3] === kind))) chips.push([name, color]);
     }
     const together = seen((w) => w.kind === "worker");
     chips.push([together ? "worker idle (bubble)" : "idle (bubble)", "rgba(222,168,48,.6)"]);
+    if (seen((w) => w.tools.length)) chips.push(["idle by tools (bubble)", "rgba(126,107,158,.45)"]);
     return chips.map(([name, color]) => {
       const chip = element("span", "chip"), box = element("i");
       box.style.background = color;
@@ -130,7 +144,8 @@
       ? `; drawn: ${chart.drawn} of ${chart.attempts_total} responses, ` +
         `${chart.workers.length} of ${chart.workers_total} workers` : "";
     return ` ${chart.kind} round, ${time(chart.end)}, bubble ${percent(chart.bubble)} ` +
-      `(${percent(chart.rollout_bubble)} of the rollout)${thinned}`;
+      `(${percent(chart.rollout_bubble)} of the rollout` +
+      (chart.tools_bubble > 0 ? `, ${percent(chart.tools_bubble)} by tools` : "") + `)${thinned}`;
   }
 
   // One chart chosen by its step, or several under each other on one time axis.

@@ -1,0 +1,129 @@
+"""Drives a pool of environments as a run does, and sees that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from chat_models import make_tokenizer
+
+from rollpacker.config import EnvironmentConfig
+from rollpacker.env.messages import Begin, Step
+from rollpacker.env.pool import EnvironmentPool, Reply
+
+HERE = Path(__file__).parent
+TOKENIZER = make_tokenizer("qwen2_5")
+PROMPT = [{"role": "user", "content": "Go."}]
+PATIENCE_S = 120.0
+"""For what must happen."""
+
+
+class Driver:
+    """Begins episodes, gives them the model's replies, and takes answers.
+
+    Args:
+        pool: the processes; ready.
+    """
+
+    def __init__(self, pool: EnvironmentPool) -> None:
+        self.pool = pool
+        self._last = 0
+        self._answers: dict[int, asyncio.Queue[Reply]] = defaultdict(asyncio.Queue)
+        pool.attach(asyncio.get_running_loop(), self._take)
+
+    def _take(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            self._answers[reply.answer.episode].put_nowait(reply)
+
+    def begin(self, key: object = None, **row: Any) -> int:
+        """An episode; ``key`` is its own number if it has no other."""
+        self._last += 1
+        command = Begin(episode=self._last, row=row, prompt=PROMPT, tools=[], room=10_000)
+        self.pool.begin(command, key or self._last)
+        return self._last
+
+    def say(self, episode: int, text: str, left: int = 10_000) -> None:
+        """The model's reply."""
+        ids = TOKENIZER(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"]
+        reply = np.asarray(ids, np.int32).tobytes()
+        self.pool.step(Step(episode=episode, reply=reply, left=left, left_sampled=left))
+
+    async def answer(self, episode: int) -> Reply:
+        """What comes next of an episode."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._answers[episode].get()
+
+    async def begun(self, key: object = None, **row: Any) -> int:
+        """An episode whose environment waits for the model."""
+        episode = self.begin(key, **row)
+        reply = await self.answer(episode)
+        assert not reply.answer.error, reply.answer.error
+        return episode
+
+    async def told(self, episode: int, text: str) -> Reply:
+        """What an environment says to a reply."""
+        self.say(episode, text)
+        return await self.answer(episode)
+
+    def silent(self, episode: int) -> bool:
+        """Whether all that came of an episode was taken."""
+        return self._answers[episode].empty()
+
+    def processes(self) -> list[int]:
+        """Of the pool, oldest first."""
+        return [member.popen.pid for member in self.pool._members]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for something that must happen."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+def children() -> list[psutil.Process]:
+    """Processes of environments that this one has started, oldest first."""
+    mine = psutil.Process().children()
+    return sorted(
+        (child for child in mine if "env.worker" in " ".join(child.cmdline())),
+        key=lambda child: child.create_time(),
+    )
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def configured(path: str, **more: Any) -> EnvironmentConfig:
+    """An environment of a class or function of a file."""
+    return EnvironmentConfig.model_validate({"kind": "python", "path": path} | more)
+
+
+def pool_of(config: EnvironmentConfig) -> EnvironmentPool:
+    return EnvironmentPool(config, TOKENIZER, {})
+
+
+@asynccontextmanager
+async def opened(folder: Path, **more: Any) -> AsyncIterator[Driver]:
+    """A pool of ``unruly.py``, which writes what it does to a folder; nothing is left of it."""
+    path = f"{HERE / 'unruly.py'}:Unruly"
+    before = descriptors()
+    pool = pool_of(configured(path, options={"folder": str(folder)}, **more))
+    try:
+        pool.wait_ready()
+        yield Driver(pool)
+        processes = [p for c in children() for p in (c, *c.children(recursive=True))]
+    finally:
+        pool.close()
+    assert children() == []
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert not alive
+    assert descriptors() == before

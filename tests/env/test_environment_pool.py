@@ -1,0 +1,207 @@
+"""The processes of environments: who fails, whose fault it is, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool_driving import Driver, opened, until
+
+Talk = Callable[[Driver], Awaitable[None]]
+
+
+def run(folder: Path, talk: Talk, **config: Any) -> None:
+    async def whole() -> None:
+        async with opened(folder, **config) as driver:
+            await talk(driver)
+
+    asyncio.run(whole())
+
+
+async def ended(driver: Driver, episode: int) -> None:
+    """It goes on to its end."""
+    reply = await driver.told(episode, "end")
+    assert (reply.answer.over, reply.answer.reward) == ("stop", 1.0)
+
+
+ANSWERS = {
+    "go on": "",
+    "end": "",
+    "true": "",
+    "one": "",
+    "metric": "",
+    "raise": "KeyError: 'board'",
+    "raise timeout": "TimeoutError: the server timed out",
+    "raise more": "Stop: base",
+    "cancel": "CancelledError",
+    "nan": "step gave a reward of nan",
+    "text": "step gave a reward of str, not a number",
+    "odd metric": "step gave a metric 'a' of str, not a number",
+    "odd calls": "step gave calls of str, not a whole number",
+    "odd message": "step returned a message that cannot be passed on: TypeError",
+    "odd key": "step returned a message with a key that is no text: 1",
+    "huge": "",
+}
+"""What an environment does, and what is told of it; nothing where the episode does not fail."""
+REWARDS = {"end": 1.0, "true": 1.0, "one": 0.5}
+
+
+def test_each_fails_for_itself_alone(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        before = driver.processes()
+        episodes = {what: driver.begin() for what in ANSWERS}
+        for what, episode in episodes.items():
+            assert (await driver.answer(episode)).answer.error == ""
+            driver.say(episode, what)
+        for what, episode in episodes.items():
+            reply = await driver.answer(episode)
+            assert not reply.blameless
+            assert bool(reply.answer.error) == bool(ANSWERS[what]), (what, reply.answer.error)
+            assert ANSWERS[what] in reply.answer.error
+            assert reply.answer.reward == REWARDS.get(what)
+        await ended(driver, episodes["go on"])
+        await ended(driver, episodes["metric"])
+        assert driver.processes() == before
+
+    run(tmp_path, talk)
+
+
+def test_what_begins_with_too_much_or_an_error_fails(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        before = driver.processes()
+        for what, error in (("raise", "KeyError: 'board'"), ("huge", "reset leads to a prompt")):
+            reply = await driver.answer(driver.begin(reset=what))
+            assert error in reply.answer.error
+        assert driver.processes() == before
+
+    run(tmp_path, talk, step_timeout_s=20.0)
+
+
+@pytest.mark.parametrize("how", ["hang", "hang in a thread"])
+def test_a_process_in_which_one_hangs_ends_when_the_others_have(tmp_path: Path, how: str) -> None:
+    async def talk(driver: Driver) -> None:
+        (old,) = driver.processes()
+        bystander, culprit = await driver.begun(), await driver.begun(close="slow")
+        reply = await driver.told(culprit, how)
+        assert reply.answer.error == "timed out after 1 s (environment.step_timeout_s)"
+        assert not reply.blameless
+        assert (await driver.told(bystander, "go on")).answer.error == ""
+        assert old in driver.processes()
+        await ended(driver, await driver.begun())
+        assert len(driver.processes()) == 2, "new ones go elsewhere"
+        await ended(driver, bystander)
+        assert old not in driver.processes()
+
+    run(tmp_path, talk, step_timeout_s=1.0)
+
+
+def test_nothing_comes_of_what_is_given_up(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        acting = await driver.begun(name="acting")
+        waiting = await driver.begun(name="waiting")
+        driver.say(acting, "hang")
+        await until((tmp_path / "acting-acting").exists)
+        driver.pool.close_episode(acting)
+        driver.pool.close_episode(waiting)
+        driver.pool.close_episode(waiting)
+        beginning = driver.begin(name="beginning", reset="hang")
+        await until((tmp_path / "began-beginning").exists)
+        driver.pool.close_episode(beginning)
+        for name in ("acting", "waiting", "beginning"):
+            await until((tmp_path / f"closed-{name}").exists)
+        await ended(driver, await driver.begun())
+        assert all(map(driver.silent, (acting, waiting, beginning)))
+
+    run(tmp_path, talk)
+
+
+def test_no_more_at_a_time_than_is_allowed(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        episodes = [driver.begin(name=str(number)) for number in range(5)]
+        for episode in episodes[:2]:
+            await driver.answer(episode)
+        driver.pool.close_episode(episodes[2])
+        assert (await driver.told(episodes[1], "go on")).answer.error == ""
+        assert all(map(driver.silent, episodes[2:]))
+        await ended(driver, episodes[0])
+        assert (await driver.answer(episodes[3])).answer.error == ""
+        driver.pool.close_episode(episodes[1])
+        assert (await driver.answer(episodes[4])).answer.error == ""
+        assert not (tmp_path / "began-2").exists()
+        assert driver.silent(episodes[2])
+
+    run(tmp_path, talk, concurrency=2, processes=2)
+
+
+DEATHS = {
+    "exit": "its process exited with code 3",
+    "kill": "its process was killed by signal 9",
+    "nonsense": "its process wrote nonsense",
+    "flood": "its process wrote more than 64 MiB at once",
+    "fork and exit": "its process exited with code 3",
+}
+
+
+def test_who_takes_a_process_down_alone_is_charged_and_others_are_not(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        for how, error in DEATHS.items():
+            bystander, culprit = await driver.begun(), await driver.begun()
+            reply = await driver.told(culprit, how)
+            assert reply.answer.error.startswith(error), how
+            assert not reply.blameless
+            assert driver.silent(bystander)
+            reply = await driver.told(bystander, "go on")
+            assert reply.blameless
+            assert error in reply.answer.error
+        assert len(driver.processes()) == 1
+        assert len(driver.pool.said()) == len(DEATHS)
+        assert driver.pool.said() == []
+
+    run(tmp_path, talk)
+
+
+async def suspects(driver: Driver, first: str, second: str, error: str) -> None:
+    """Two act when their process ends; each begins again, and is alone with what it does."""
+    old = driver.processes()
+    episodes = [await driver.begun(key) for key in "ab"]
+    for episode, what in zip(episodes, (first, second), strict=True):
+        driver.say(episode, what)
+    replies = [await driver.answer(episode) for episode in episodes]
+    assert [reply.blameless for reply in replies] == [True, True]
+    assert all(error in reply.answer.error for reply in replies)
+    again = [await driver.begun(key) for key in "ab"]
+    alone = set(driver.processes()) - set(old)
+    assert len(alone) == 2 + len(old)
+    innocent, guilty = again if error else reversed(again)
+    driver.say(guilty, second)
+    await ended(driver, innocent)
+    reply = await driver.answer(guilty)
+    assert not reply.blameless
+    assert error in reply.answer.error
+    await ended(driver, await driver.begun("a"))
+    assert len(driver.processes()) == len(old)
+
+
+def test_of_several_that_act_each_begins_again_alone(tmp_path: Path) -> None:
+    run(tmp_path, lambda driver: suspects(driver, "hang", "exit", "exited with code 3"))
+
+
+def test_one_that_stops_the_others_too_is_found(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        lambda driver: suspects(driver, "hang", "block", "hung for 3 s"),
+        step_timeout_s=1.0,
+    )
+
+
+def test_one_that_does_not_listen_is_ended_with_its_process(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        reply = await driver.told(await driver.begun(), "hang deaf")
+        assert "hung for 3 s" in reply.answer.error
+        assert not reply.blameless
+        await ended(driver, await driver.begun())
+
+    run(tmp_path, talk, step_timeout_s=1.0)

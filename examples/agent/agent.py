@@ -8,7 +8,7 @@ import json
 import re
 import sys
 
-import httpx
+import httpx  # pyright: ignore[reportMissingImports]
 from openai import OpenAI  # pyright: ignore[reportMissingImports]
 
 # As the model of examples/tools has read it.

@@ -20,12 +20,13 @@ from corpus import NO_TOOL, TOOL, Habits, Message, sample
 from tasks import train_tasks
 from tools import REFUSED, calculate
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 
 DEFAULT_FOLDER = Path("runs/tools-warm-start")
 SCHEMA: dict[str, Any] = get_json_schema(calculate)
 STEPS, BATCH, LEARNING_RATE = 1000, 24, 3e-3
-PAD, UNKNOWN, START, END = "<|endoftext|>", "<unk>", "<|im_start|>", "<|im_end|>"
+PAD, END, START, UNKNOWN = "<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>"
+PAD_ID, END_ID = 0, 1
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _CONTEXT = 512
 _IGNORED = -100
@@ -44,7 +45,7 @@ _PIECES = (
 
 def build_tokenizer() -> Qwen2Tokenizer:
     """One token a character, and one for each piece; so is the turn that shows the tool."""
-    words = (PAD, UNKNOWN, START, END, *_CHARACTERS)
+    words = (PAD, END, START, UNKNOWN, *_CHARACTERS)
     tokenizer = Qwen2Tokenizer(
         vocab={word: index for index, word in enumerate(words)},
         merges=[],
@@ -62,12 +63,12 @@ def build_tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
-def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
+def build_model(vocabulary: int, seed: int) -> Qwen2ForCausalLM:
     """An untrained float32 model."""
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=len(tokenizer),
+            vocab_size=vocabulary,
             hidden_size=96,
             intermediate_size=256,
             num_hidden_layers=2,
@@ -77,15 +78,15 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
             tie_word_embeddings=True,
             initializer_range=0.08,
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=END_ID,
+            pad_token_id=PAD_ID,
         )
     )
 
 
 def train(tokenizer: Qwen2Tokenizer, seed: int, steps: int) -> Qwen2ForCausalLM:
     """A model that talks as the crowd does; the same seed gives the same weights."""
-    model = build_model(tokenizer, seed)
+    model = build_model(len(tokenizer), seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )

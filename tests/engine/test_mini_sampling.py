@@ -179,6 +179,14 @@ def test_watcher_finds_what_the_whole_text_holds(stop):
         assert found == expected
 
 
+def test_watcher_looks_behind_the_turns_before():
+    tokenizer = Letters()
+    tokens = np.array([0, 1, 2, 3, 0, 1, 2, 0], np.int32)
+    watcher = StopWatcher(tokenizer, ("abc",), start=2)
+    found = [n for n in range(3, len(tokens) + 1) if watcher.found(tokens[:n])]
+    assert found[0] == 7
+
+
 def watched_length(tokenizer, stop, tokens):
     watcher = StopWatcher(tokenizer, (stop,))
     array = np.array(tokens, np.int32)

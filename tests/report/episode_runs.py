@@ -123,8 +123,8 @@ def _journal(path: Path) -> None:
         (4.0, _moved(2)),
         # The reply has overtaken what tells of the move.
         (5.0, _replied(4, 0, 0)),
-        (5.0, _moved(4)),
         (5.0, _replied(1, 0, 0)),
+        (5.125, _moved(4)),
         (5.25, _turned(4, 1)),
         (5.25, _over(4)),
         (5.5, _turned(1, 1)),

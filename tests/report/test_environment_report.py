@@ -124,9 +124,9 @@ def test_the_chart_shows_turns_and_waits_in_one_lane(episodes):
     waits = [row[1:3] for row in first["waits"] if row[4] == 0]
     assert waits == [(0.0, 1.0), (3.0, 6.0), (8.0, 9.0)]
     moved = {(row[7], *row[1:3]) for row in first["attempts"] if row[3] == 4}
-    assert moved == {(2, 7.0, 10.0), (4, 5.0, 5.25)}, "and no later turn of those that stayed"
+    assert moved == {(2, 7.0, 10.0), (4, 5.0, 5.125), (4, 5.125, 5.25)}, "and no other's turns"
     assert {row[4]: row[1:3] for row in second["waits"] if row[4] == 3} == {3: (0.0, 0.5)}
-    assert (chart["drawn"], chart["attempts_total"]) == (7, 7)
+    assert (chart["drawn"], chart["attempts_total"]) == (8, 8)
 
 
 def test_a_chart_of_very_many_turns_has_every_second_lane(episodes, monkeypatch):
@@ -209,3 +209,4 @@ def test_a_timeline_of_the_last_steps_has_their_waits_only(episodes, tmp_path):
     text = path.read_text(encoding="utf-8")
     assert '"attempt":10' in text
     assert '"cat":"environment"' not in text
+    assert "attempts at their environments" not in text

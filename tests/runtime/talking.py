@@ -14,7 +14,7 @@ from rollpacker.env.base import Message, Turn
 
 
 class Echo:
-    """Ends when it is told a number of characters that three divides, or after three turns; likes ones."""
+    """Ends when three divides the number of characters that it is told, or after three turns."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
         self._turns = 0
@@ -38,7 +38,7 @@ class Echo:
 
 
 class Bad(Echo):
-    """Some prompts' do something bad at their first turn, or at once; ``how`` says what, by number."""
+    """Some prompts' do something bad at their first turn, or at once: ``how``, by number."""
 
     def __init__(self, how: Mapping[str, str]) -> None:
         super().__init__()

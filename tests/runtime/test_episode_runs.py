@@ -31,6 +31,24 @@ TALKING: dict[str, Any] = {
 }
 
 
+AGENT = """
+import json, urllib.request
+
+def ask(messages, base_url, api_key):
+    head = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    body = json.dumps({"messages": messages}).encode()
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, head)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return json.load(opener.open(request))["choices"][0]["message"]
+
+def solve(row, **client):
+    messages = [{"role": "user", "content": f"You are asked {row['id']}"}]
+    messages.append(ask(messages, **client))
+    messages.append({"role": "user", "content": "Again"})
+    return len(ask(messages, **client)["content"] or "") / 100
+"""
+
+
 class Talkshop(Workshop):
     """Its model has a chat template."""
 
@@ -155,3 +173,25 @@ def test_few_at_a_time_are_all_there_in_the_end(shop: Talkshop) -> None:
     changes = TALKING | {"environment": ECHO | {"concurrency": 2, "processes": 2}, "epochs": 1}
     folder, _ = run(shop.config("few", "exact", **changes))
     assert set(kept_groups(folder).values()) == {3}
+
+
+def test_a_stop_string_ends_each_turn(shop: Talkshop) -> None:
+    """Those of earlier turns end no later one at its first token."""
+    changes = TALKING | {"rollout__stop": ["a", "e", "o", "0", "1"], "epochs": 1}
+    folder, _ = run(shop.config("stops", "exact", **changes))
+    later = table(folder, "kept")["turn_tokens"].list.slice(1).explode().drop_nulls()
+    assert later.max() > 1
+
+
+def test_an_agent_is_trained_as_it_is(shop: Talkshop) -> None:
+    agent = shop.folder / "agent.py"
+    agent.write_text(AGENT)
+    environment = {"kind": "agent", "path": f"{agent}:solve", "step_timeout_s": 60.0}
+    changes = TALKING | {"environment": environment, "epochs": 1}
+    folder, _ = run(shop.config("agent", "exact", **changes))
+    kept = table(folder, "kept")
+    assert set(times_trained(folder).values()) == {1}
+    assert kept["prompt_text"].str.contains("You are asked").all()
+    ended = kept.filter(pl.col("finish_reason") == "stop")
+    assert (ended["turn_tokens"].list.len() == 2).all()
+    assert ended["rewards/environment"].sum() > 0

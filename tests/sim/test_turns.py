@@ -1,25 +1,26 @@
 """Responses of several turns: exact times, KV between turns, aborts and moves during tool calls."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from job_scripts import script, scripts
-from scripted_job import Script, ScriptedWorkload
+from scripted_job import Script, ScriptedWorkload, simulate
 from test_world import Run, check_once, check_step
 
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, Prompt, PromptId
+from rollpacker.core.journal import JournalWriter, replay
+from rollpacker.core.types import AttemptId, FinishReason, Prompt, PromptId
 from rollpacker.policy.fleet import colocated, grid
-from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.sim.agenda import Agenda
+from rollpacker.policy.rollout import RolloutPolicy, from_journal
 from rollpacker.sim.costs import BLOCK_SLACK, TrainCosts
-from rollpacker.sim.course import Course, Turn, Turns
+from rollpacker.sim.course import Turn, Turns
 from rollpacker.sim.decoder import Decoder
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.sequences import Request, ToolKv
-from rollpacker.sim.worker import SimWorker
 from rollpacker.sim.world import World
 
 STEP_S = 1.0
@@ -153,94 +154,6 @@ def test_an_abort_during_a_tool_call_takes_effect_at_once() -> None:
     assert (result.samples, result.decoded_tokens) == (2, 60)
 
 
-class Bench:
-    """Workers on an agenda."""
-
-    def __init__(self, workers: int = 2) -> None:
-        self.agenda = Agenda()
-        self.done: list[tuple[float, int, int]] = []
-        self.stopped: list[tuple[float, int, dict]] = []
-        self.workers = [
-            SimWorker(
-                n,
-                self.agenda,
-                Flat(),
-                devices=1,
-                max_running=8,
-                on_ended=self.ended,
-                on_turn=lambda id_: self.agenda.after(0.0, self.workers[id_].settle),
-                on_accumulated=lambda id_, task: None,
-            )
-            for n in range(workers)
-        ]
-
-    def ended(self, worker, done, stopped) -> None:
-        now = self.agenda.now
-        self.done += [(now, worker, attempt) for attempt in done]
-        if stopped:
-            self.stopped.append((now, worker, dict(stopped)))
-        self.workers[worker].settle()
-
-    def submit(self, worker: int, course: Course) -> None:
-        self.workers[worker].submit(course)
-        self.workers[worker].settle()
-
-    def stop(self, worker: int, attempt: int) -> None:
-        self.workers[worker].stop([AttemptId(attempt)])
-        self.workers[worker].settle()
-
-    def run(self) -> None:
-        while self.agenda.run_next():
-            pass
-
-
-def course(attempt: int = 0, turns: Turns = TWO_TURNS) -> Course:
-    return Course(AttemptId(attempt), "p", 100, turns)
-
-
-def test_a_move_during_a_tool_call_waits_on_and_prefills_all() -> None:
-    bench, moved = Bench(), course()
-    bench.submit(0, moved)
-    bench.agenda.at(13.0, lambda: bench.stop(0, 0))
-    bench.agenda.at(14.0, lambda: bench.submit(1, moved))
-    bench.run()
-    assert bench.stopped == [(13.0, 0, {0: 10})]
-    assert bench.done == [(pytest.approx(16.0 + 1.6 + 4.0), 1, 0)]
-    source, target = (worker.end_step() for worker in bench.workers)
-    assert (source.tool_wait_s, target.tool_wait_s) == (pytest.approx(2.0), pytest.approx(2.0))
-    assert (source.generated_tokens, target.generated_tokens) == (10, 4)
-
-
-def test_a_move_after_the_tools_have_answered_goes_on_at_once() -> None:
-    bench, moved = Bench(), course()
-    bench.submit(0, moved)
-    bench.agenda.at(13.0, lambda: bench.stop(0, 0))
-    bench.agenda.at(30.0, lambda: bench.submit(1, moved))
-    bench.run()
-    assert bench.done == [(pytest.approx(30.0 + 1.6 + 4.0), 1, 0)]
-
-
-def test_a_move_there_and_back_finds_its_kv_and_answers_once() -> None:
-    bench, moved = Bench(), course()
-    bench.submit(0, moved)
-    for at, worker in ((12.0, 0), (14.0, 1)):
-        bench.agenda.at(at, lambda worker=worker: bench.stop(worker, 0))
-    for at, worker in ((13.0, 1), (15.0, 0)):
-        bench.agenda.at(at, lambda worker=worker: bench.submit(worker, moved))
-    bench.run()
-    assert bench.done == [(pytest.approx(16.0 + 0.5 + 4.0), 0, 0)]
-
-
-def test_a_stop_in_the_step_that_ends_a_turn_counts_the_turn() -> None:
-    bench = Bench(1)
-    bench.submit(0, course())
-    bench.agenda.at(10.5, lambda: bench.stop(0, 0))
-    bench.run()
-    assert bench.stopped == [(11.0, 0, {0: 10})]
-    assert bench.done == []
-    assert bench.workers[0].idle
-
-
 def drain(decoder: Decoder, now: float) -> float:
     at = decoder.next_event(now)
     while at is not None:
@@ -291,11 +204,75 @@ def test_what_is_kept_admits_nothing_in_its_place(tool_kv: ToolKv, waits: int) -
     assert decoder.waiting == waits
 
 
+def told(lines) -> list[tuple]:
+    """Turns that ended and environments that answered, with times."""
+    turns = ev.TurnFinished | ev.EnvironmentReplied
+    return [(pytest.approx(now), event) for now, event in lines if isinstance(event, turns)]
+
+
+def turned(turn: int, tokens: int, reason: str = "stop") -> ev.TurnFinished:
+    return ev.TurnFinished(
+        attempt=AttemptId(0), turn=turn, tokens=tokens, finish_reason=cast(FinishReason, reason)
+    )
+
+
+def replied(turn: int, tokens: int, seconds: float) -> ev.EnvironmentReplied:
+    return ev.EnvironmentReplied(attempt=AttemptId(0), turn=turn, tokens=tokens, seconds=seconds)
+
+
+def test_the_policy_hears_of_turns() -> None:
+    _, lines = world_of([TWO_TURNS, (Turn(3),)])
+    assert told(lines) == [(11.0, turned(0, 10)), (16.0, replied(0, 50, 5.0))]
+
+
+def test_an_environment_begins_and_hears_of_the_end() -> None:
+    """2 s, in which the other one's prompt was prefilled; 10 steps, 5 s, 0.5 s and 4 steps, 3 s."""
+    whole: Turns = (Turn(0, 2.0), *TWO_TURNS[:1], Turn(4, 3.0))
+    result, lines = world_of([whole, (Turn(3),)])
+    assert told(lines) == [
+        (2.0, replied(-1, 0, 2.0)),
+        (12.0, turned(0, 10)),
+        (17.0, replied(0, 50, 5.0)),
+        (21.5, turned(1, 14)),
+    ]
+    (end,) = [
+        (now, e.tokens) for now, e in lines if isinstance(e, ev.AttemptFinished) and not e.attempt
+    ]
+    assert end == (pytest.approx(24.5), 14)
+    assert result.rollout_s == pytest.approx(24.5)
+    assert result.longest_tool_s == 10.0
+    assert result.decoded_tokens == 17
+
+
+def test_an_environment_hears_of_a_cut() -> None:
+    _, lines = world_of([(Turn(990), Turn(400), Turn(7, 3.0)), (Turn(3),)])
+    (cut,) = [
+        event for _, event in told(lines) if isinstance(event, ev.TurnFinished) and event.turn
+    ]
+    assert cut == turned(1, 1000, "length")
+    reasons = [e.finish_reason for _, e in lines if isinstance(e, ev.AttemptFinished)]
+    assert reasons == ["stop", "length"]
+
+
+def test_a_job_with_turns_replays(tmp_path: Path) -> None:
+    """Its journal leads to the same decisions."""
+    job = script("race", tools=True, steps=4)
+    writer = JournalWriter(tmp_path / "journal.jsonl")
+    policy = RolloutPolicy(job.settings())
+    writer.meta({"settings": job.settings().to_json(), "state": policy.state_dict()})
+    for now, event, made in simulate(job).lines:
+        writer.record(now, event, made)
+    writer.close()
+    again = replay(tmp_path / "journal.jsonl", from_journal)
+    assert again.events > 500
+    assert again.differences == []
+
+
 class Split(ScriptedWorkload):
     """The scripted lengths, in turns with tools that add nothing."""
 
     def turns(self, step, prompt, index) -> Turns:
-        ((tokens, _, _),) = super().turns(step, prompt, index)
+        tokens = sum(turn.tokens for turn in super().turns(step, prompt, index))
         rng = np.random.default_rng([step, index, tokens, len(prompt)])
         count = int(rng.integers(1, min(4, tokens) + 1))
         cuts = np.sort(rng.choice(np.arange(1, tokens), count - 1, replace=False))

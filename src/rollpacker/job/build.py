@@ -198,7 +198,7 @@ def assemble(
     log: RunLog,
     clock: Clock,
     phases: Phases | None,
-    episodes: Episodes | None,
+    episodes: Episodes | None = None,
 ) -> Parts:
     """The policy and its driver over started processes."""
     policy = RolloutPolicy(settings)

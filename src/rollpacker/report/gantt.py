@@ -46,6 +46,7 @@ class Gantt:
         self._bars: Counter[int] = Counter(decoding["step"]) + Counter(waiting["step"])
         self._samples = run.samples.partition_by("step", as_dict=True)
         self._tasks = run.tasks.partition_by("step", as_dict=True)
+        self._waits = run.waits.partition_by("step", as_dict=True)
 
     def marked(self) -> dict[str, int]:
         """The first, the median and the longest step."""
@@ -135,7 +136,8 @@ class Gantt:
         lanes, task_lanes = bubbles.lanes(_spans(mine)), bubbles.lanes(_spans(work))
         held = mine.with_columns(lane=pl.Series(lanes, dtype=pl.Int64))
         drawn = held.filter(pl.col("lane") % every == 0)
-        decoding, waiting = bubbles.split(held, self.run.waits)
+        waits_of_step = self._waits.get((step,), self.run.waits.clear())
+        decoding, waiting = bubbles.split(held, waits_of_step)
         busy = bubbles.union([*_spans(decoding), *_spans(work)])
         empty, tools = _causes(busy, _spans(waiting), start, end)
         in_rollout = bubbles.gaps(busy, start, rollout_end)

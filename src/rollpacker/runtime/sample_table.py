@@ -25,7 +25,7 @@ from rollpacker.core.sample_columns import (
 )
 from rollpacker.runtime.durable import sync
 
-_HEAVY = (*TEXTS, *TOKEN_IDS)
+_HEAVY = (*TEXTS, *TOKEN_IDS, "messages")
 _TRIES = 5
 
 Say = Callable[[str], None]

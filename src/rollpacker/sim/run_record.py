@@ -163,8 +163,10 @@ def _max_running(folder: Path) -> int | None:
         config: Any = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return None
-    engine = config.get("engine") if isinstance(config, dict) else None
-    return engine.get("max_running") if isinstance(engine, dict) else None
+    try:
+        return config["engine"].get("max_running")
+    except (AttributeError, KeyError, TypeError):  # of another kind of file
+        return None
 
 
 def _metrics(path: Path) -> dict[int, dict[str, float]]:

@@ -89,12 +89,9 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def children() -> list[psutil.Process]:
-    """Processes of environments that this one has started, oldest first."""
+    """Processes of environments that this one has started."""
     mine = psutil.Process().children()
-    return sorted(
-        (child for child in mine if "env.worker" in " ".join(child.cmdline())),
-        key=lambda child: child.create_time(),
-    )
+    return [child for child in mine if "env.worker" in " ".join(child.cmdline())]
 
 
 def descriptors() -> int:
@@ -112,18 +109,19 @@ def pool_of(config: EnvironmentConfig) -> EnvironmentPool:
 
 
 @asynccontextmanager
-async def opened(folder: Path, **more: Any) -> AsyncIterator[Driver]:
+async def opened(folder: Path, kind: str = "Unruly", **more: Any) -> AsyncIterator[Driver]:
     """A pool of ``unruly.py``, which writes what it does to a folder; nothing is left of it."""
-    path = f"{HERE / 'unruly.py'}:Unruly"
-    before = descriptors()
+    path = f"{HERE / 'unruly.py'}:{kind}"
+    before, others = descriptors(), set(psutil.Process().children())
     pool = pool_of(configured(path, options={"folder": str(folder)}, **more))
+    started: set[psutil.Process] = set()
     try:
         pool.wait_ready()
         yield Driver(pool)
-        processes = [p for c in children() for p in (c, *c.children(recursive=True))]
+        started = set(psutil.Process().children(recursive=True)) - others
     finally:
         pool.close()
-    assert children() == []
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert set(psutil.Process().children()) == others
+    _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)
     assert not alive
     assert descriptors() == before

@@ -165,24 +165,26 @@ def test_who_takes_a_process_down_alone_is_charged_and_others_are_not(tmp_path: 
 
 async def suspects(driver: Driver, first: str, second: str, error: str) -> None:
     """Two act when their process ends; each begins again, and is alone with what it does."""
-    old = driver.processes()
     episodes = [await driver.begun(key) for key in "ab"]
     for episode, what in zip(episodes, (first, second), strict=True):
         driver.say(episode, what)
     replies = [await driver.answer(episode) for episode in episodes]
     assert [reply.blameless for reply in replies] == [True, True]
     assert all(error in reply.answer.error for reply in replies)
-    again = [await driver.begun(key) for key in "ab"]
-    alone = set(driver.processes()) - set(old)
-    assert len(alone) == 2 + len(old)
-    innocent, guilty = again if error else reversed(again)
-    driver.say(guilty, second)
+    innocent, guilty = driver.begin("a"), driver.begin("b")
+    assert (await driver.answer(innocent)).answer.error == ""
+    assert len(driver.processes()) == 2
+    bystander = await driver.begun()
+    assert (await driver.told(bystander, "go on")).answer.error == ""
+    assert driver.silent(guilty), "one at a time"
     await ended(driver, innocent)
-    reply = await driver.answer(guilty)
+    assert (await driver.answer(guilty)).answer.error == ""
+    reply = await driver.told(guilty, second)
     assert not reply.blameless
     assert error in reply.answer.error
+    await ended(driver, bystander)
     await ended(driver, await driver.begun("a"))
-    assert len(driver.processes()) == len(old)
+    assert len(driver.processes()) == 1
 
 
 def test_of_several_that_act_each_begins_again_alone(tmp_path: Path) -> None:
@@ -205,3 +207,85 @@ def test_one_that_does_not_listen_is_ended_with_its_process(tmp_path: Path) -> N
         await ended(driver, await driver.begun())
 
     run(tmp_path, talk, step_timeout_s=1.0)
+
+
+def test_what_one_that_was_given_up_may_have_done_is_nobodys_fault(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        innocent, culprit = await driver.begun("a"), await driver.begun(name="culprit")
+        driver.say(culprit, "block")
+        await until((tmp_path / "acting-culprit").exists)
+        driver.pool.close_episode(culprit)
+        reply = await driver.told(innocent, "go on")
+        assert "hung for 3 s" in reply.answer.error
+        assert reply.blameless
+        await ended(driver, await driver.begun("a"))
+
+    run(tmp_path, talk, step_timeout_s=1.0)
+
+
+def test_who_takes_its_process_down_while_nobody_acts_is_found(tmp_path: Path) -> None:
+    """It could do so for ever."""
+
+    async def talk(driver: Driver) -> None:
+        innocent, guilty = await driver.begun("a"), await driver.begun("b")
+        await driver.told(guilty, "die later")
+        (tmp_path / "die").touch()
+        await until(lambda: bool(driver.pool.said()))
+        for episode in (innocent, guilty):
+            reply = await driver.told(episode, "go on")
+            assert "exited with code 3" in reply.answer.error
+            assert reply.blameless
+        await ended(driver, await driver.begun("a"))
+        again = await driver.begun("b")
+        driver.say(again, "die later")
+        await until(lambda: bool(driver.pool.said()))
+        if driver.silent(again):
+            driver.say(again, "go on")
+        reply = await driver.answer(again)
+        reply = reply if reply.answer.error else await driver.told(again, "go on")
+        assert "exited with code 3" in reply.answer.error
+        assert not reply.blameless
+
+    run(tmp_path, talk)
+
+
+def test_one_that_is_made_when_nobody_wants_it_any_more_is_closed(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        episode = driver.begin(name="late")
+        await until((tmp_path / "making").exists)
+        driver.pool.close_episode(episode)
+        (tmp_path / "made").touch()
+        await until((tmp_path / "closed-").exists)
+        assert not (tmp_path / "began-late").exists()
+        await ended(driver, await driver.begun())
+
+    run(tmp_path, talk, kind="Slow")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_that_cannot_be_loaded_is_said_once(tmp_path: Path, processes: int) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("raise RuntimeError('no board')\n", encoding="utf-8")
+    pool = pool_of(configured(f"{file}:Game", processes=processes))
+    try:
+        with pytest.raises(ValueError, match="no board") as said:
+            pool.wait_ready()
+    finally:
+        pool.close()
+    assert str(said.value).startswith("environment: environment.path: ")
+    assert "\n" not in str(said.value)
+    assert str(said.value).count("no board") == 1
+    assert children() == []
+
+
+def test_one_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
+    file = tmp_path / "dying.py"
+    file.write_text("import os\nopen(__file__ + '.log', 'a').write('x')\nos._exit(5)\n")
+    pool = pool_of(configured(f"{file}:Game"))
+    try:
+        with pytest.raises(ValueError, match="do not start: the last exited with code 5"):
+            pool.wait_ready()
+    finally:
+        pool.close()
+    assert 2 <= len((tmp_path / "dying.py.log").read_text()) <= 6
+    assert children() == []

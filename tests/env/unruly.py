@@ -144,3 +144,13 @@ class Unruly:
         if self._closing == "slow":
             await asyncio.sleep(1000.0)
         self._mark(f"closed-{self._name}")
+
+
+class Slow(Unruly):
+    """Takes its time to be made."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self._mark("making")
+        while not (self._folder / "made").exists():
+            time.sleep(0.005)

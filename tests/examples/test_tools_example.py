@@ -61,6 +61,13 @@ def test_training_and_evaluation_share_no_question(config: Any) -> None:
     assert not {row.prompt for row in trained} & {row.prompt for row in heldout}
 
 
+def test_no_seed_draws_what_is_held_out(example: Any) -> None:
+    trained = {row["question"] for row in example.tasks.train_rows(600, 0)}
+    heldout = {row["question"] for row in example.tasks.heldout_rows(200, 0)}
+    assert (len(trained), len(heldout)) == (600, 200)
+    assert not trained & heldout
+
+
 def test_more_rows_than_there_are_draws_of_are_refused(
     example: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

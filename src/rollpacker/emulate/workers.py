@@ -223,7 +223,7 @@ class EmulatedReplica:
                 devices=part.span.size,
                 max_running=1,
                 on_ended=lambda _id, _done, _stopped: None,
-                    on_accumulated=self._accumulated,
+                on_accumulated=self._accumulated,
             )
         else:
             self.worker, beside.trained = beside.worker, self._accumulated

@@ -42,10 +42,17 @@ class Driver:
         for reply in replies:
             self._answers[reply.answer.episode].put_nowait(reply)
 
-    def begin(self, key: object = None, **row: Any) -> int:
+    def begin(self, key: object = None, template: Any = None, **row: Any) -> int:
         """An episode; ``key`` is its own number if it has no other."""
         self._last += 1
-        command = Begin(episode=self._last, row=row, prompt=PROMPT, tools=[], room=10_000)
+        command = Begin(
+            episode=self._last,
+            row=row,
+            prompt=PROMPT,
+            tools=[],
+            room=10_000,
+            template=template or {},
+        )
         self.pool.begin(command, key or self._last)
         return self._last
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_driving import Driver, opened, until
+from pool_driving import Driver, children, configured, opened, pool_of, until
 
 Talk = Callable[[Driver], Awaitable[None]]
 
@@ -75,6 +75,8 @@ def test_what_begins_with_too_much_or_an_error_fails(tmp_path: Path) -> None:
         for what, error in (("raise", "KeyError: 'board'"), ("huge", "reset leads to a prompt")):
             reply = await driver.answer(driver.begin(reset=what))
             assert error in reply.answer.error
+        reply = await driver.answer(driver.begin(template={"conversation": []}))
+        assert "conversation" in reply.answer.error
         assert driver.processes() == before
 
     run(tmp_path, talk, step_timeout_s=20.0)
@@ -227,24 +229,20 @@ def test_who_takes_its_process_down_while_nobody_acts_is_found(tmp_path: Path) -
     """It could do so for ever."""
 
     async def talk(driver: Driver) -> None:
+        die = tmp_path / "die"
         innocent, guilty = await driver.begun("a"), await driver.begun("b")
-        await driver.told(guilty, "die later")
-        (tmp_path / "die").touch()
-        await until(lambda: bool(driver.pool.said()))
-        for episode in (innocent, guilty):
-            reply = await driver.told(episode, "go on")
+        for blameless in (True, False):
+            await driver.told(guilty, "die later")
+            die.touch()
+            await until(lambda: bool(driver.pool.said()))
+            die.unlink()
+            reply = await driver.told(guilty, "go on")
             assert "exited with code 3" in reply.answer.error
-            assert reply.blameless
-        await ended(driver, await driver.begun("a"))
-        again = await driver.begun("b")
-        driver.say(again, "die later")
-        await until(lambda: bool(driver.pool.said()))
-        if driver.silent(again):
-            driver.say(again, "go on")
-        reply = await driver.answer(again)
-        reply = reply if reply.answer.error else await driver.told(again, "go on")
-        assert "exited with code 3" in reply.answer.error
-        assert not reply.blameless
+            assert reply.blameless == blameless
+            if blameless:
+                assert (await driver.told(innocent, "go on")).blameless
+                await ended(driver, await driver.begun("a"))
+                guilty = await driver.begun("b")
 
     run(tmp_path, talk)
 
@@ -272,7 +270,7 @@ def test_one_that_cannot_be_loaded_is_said_once(tmp_path: Path, processes: int) 
             pool.wait_ready()
     finally:
         pool.close()
-    assert str(said.value).startswith("environment: environment.path: ")
+    assert str(said.value).startswith("environment.path: ")
     assert "\n" not in str(said.value)
     assert str(said.value).count("no board") == 1
     assert children() == []

@@ -195,3 +195,26 @@ def test_an_agent_is_trained_as_it_is(shop: Talkshop) -> None:
     ended = kept.filter(pl.col("finish_reason") == "stop")
     assert (ended["turn_tokens"].list.len() == 2).all()
     assert ended["rewards/environment"].sum() > 0
+
+
+def test_a_whole_conversation_is_bounded(shop: Talkshop) -> None:
+    """What the environment says counts, whatever the model may still sample."""
+    environment = ECHO | {"max_total_tokens": 45}
+    changes = TALKING | {"environment": environment, "rollout__max_completion_length": 40}
+    folder, _ = run(shop.config("bounded", "exact", **changes, epochs=1))
+    kept = table(folder, "kept")
+    assert kept["completion_ids"].list.len().max() <= 45
+    cut = kept.filter((pl.col("finish_reason") == "length") & (pl.col("tokens") < 40))
+    assert cut.height > 0
+
+
+def test_the_last_reward_may_count_alone(shop: Talkshop, exact: tuple[Path, str]) -> None:
+    changes = TALKING | {"environment": ECHO | {"reward": "last"}, "epochs": 1}
+    folder, _ = run(shop.config("last", "exact", **changes))
+    names = ["prompt", "sample_index", "turn_tokens", "reward"]
+    last, summed = (table(f, "kept").filter(pl.col("step") == 0) for f in (folder, exact[0]))
+    both = last.select(names).join(summed.select(names), on=names[:2])
+    several = both["turn_tokens"].list.len() > 1
+    assert both.height == 12
+    assert several.any()
+    assert (both["reward"] == both["reward_right"]).to_list() == (~several).to_list()

@@ -85,6 +85,7 @@ class Episode:
 
     async def _begin(self) -> Answer:
         begin = self._command
+        self._template = self._template.variant(begin.template)
         making = asyncio.ensure_future(call(self._factory.make))
         making.add_done_callback(self._made)
         await asyncio.shield(making)

@@ -107,8 +107,7 @@ class Host:
         """Begin what a command asks for; never waits."""
         match command:
             case Begin():
-                template = self._template.variant(command.template)
-                episode = Episode(self._config, self._factory, template, command)
+                episode = Episode(self._config, self._factory, self._template, command)
                 self._episodes[command.episode] = episode
                 self._start(command.episode, episode.begin())
             case Step():

@@ -17,7 +17,8 @@ from rollpacker.polytrace.numerics import least_squares
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.driver import DriverCosts
 from rollpacker.sim.result import mean
-from rollpacker.sim.run_record import First, GradientTask, Interval, RunRecord, RunStep
+from rollpacker.sim.run_record import RunRecord
+from rollpacker.sim.run_steps import First, GradientTask, Interval, RunStep
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +52,7 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
     if alone and driver is not None:
         driver = driver.model_copy(update={"graded_s": _phase_cpu_s(chosen, driver.cores)})
     task_s, launch_s, token_s, square_s = fit_gradients([(t, _spent(t, driver)) for t in tasks])
-    prefill_s = _FORWARD * token_s
+    prefill_s = _FORWARD * token_s if decoding.prefill_s is None else decoding.prefill_s
     firsts = [(f, _spent(f, driver)) for s in chosen for f in s.firsts]
     start_s = _start_s(firsts, decoding, latency, prefill_s)
     first = run.steps[0]
@@ -84,7 +85,11 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
             "ahead": _ahead(chosen) | {"measured": decoding.ahead},
             "driver": driver,
             "fitted": _sources(
-                alone, len(chosen), shared=driver is not None, drafted=bool(decoding.ahead)
+                alone,
+                len(chosen),
+                shared=driver is not None,
+                drafted=bool(decoding.ahead),
+                turns=decoding.prefill_s is not None,
             ),
         }
     )
@@ -132,7 +137,9 @@ def timed(run: RunRecord) -> list[RunStep]:
     return list(run.steps[1:] or run.steps)
 
 
-def _sources(alone: bool, steps: int, *, shared: bool, drafted: bool) -> dict[str, Any]:
+def _sources(
+    alone: bool, steps: int, *, shared: bool, drafted: bool, turns: bool
+) -> dict[str, Any]:
     """Where each value is from."""
     driver = "stretches of decoding, by what the driver handled in them"
     other = "assumed: rewards of this run were "
@@ -142,9 +149,10 @@ def _sources(alone: bool, steps: int, *, shared: bool, drafted: bool) -> dict[st
         "least squares over stretches in which engines drafted; the latency of so few sequences "
         "has the shape of the curve that the run was told"
     )
+    prefill = "fitted to turns" if turns else "a third of its gradient, assumed"
     return {
         "measured": f"least squares over stretches of decoding and gradient tasks of {steps} steps",
-        "prompt_tokens": "mean of the run; a token's prefill is a third of its gradient, assumed",
+        "prompt_tokens": f"mean of the run; a token's prefill is {prefill}",
         "weight_sync_s": "time of a step outside of the journal's first and last event",
         "apply_s": "time from the last gradient to the end of the step",
         "rollout_start_s": "first responses, less their decoding",
@@ -184,12 +192,14 @@ class Decoding(NamedTuple):
         latency: by batch at no context, from the smallest that was seen on.
         ahead: of a token of each of so many sequences that decode ahead; empty where none did.
         context_token_s: what each token of context adds.
+        prefill_s: of a token that a turn brought; None where none did.
         driver: what it takes from cores that it shares; None where it does not.
     """
 
     latency: dict[int, float]
     ahead: dict[int, float]
     context_token_s: float
+    prefill_s: float | None
     driver: DriverCosts | None
 
 
@@ -208,22 +218,22 @@ def fit_decoding(intervals: Sequence[Interval], cores: int) -> Decoding:
         _rising(batch, those) * (steps * of)[:, None]
         for those, of in zip(knots, (~ahead, ahead), strict=True)
     ]
+    prefill = np.array([each.prefill for each in intervals], np.float64)
     handled = np.array([[each.handled.ended, each.handled.graded] for each in intervals])
-    seen = handled.any(axis=0)
-    columns = [*curves, context * steps, *(handled[:, seen] / max(1, cores)).T]
+    taken = handled / max(1, cores)
+    columns = np.column_stack([*curves, context * steps, prefill, taken])
+    seen = np.flatnonzero(columns.any(axis=0))
     weights = 1.0 / np.sqrt(steps * (batch + 8.0) + _NOISE)
-    found = _fit(np.column_stack(columns), seconds, weights)
+    found = np.zeros(columns.shape[1])
+    found[seen] = _fit(columns[:, seen], seconds, weights)
     ends = np.cumsum([len(those) for those in knots])
     latency, drafted = (
         {knot: float(max(value, 1e-9)) for knot, value in zip(those, np.cumsum(part), strict=True)}
         for those, part in zip(knots, np.split(found, ends)[:2], strict=True)
     )
-    driver = None
-    if cores:
-        taken = np.zeros(2)
-        taken[seen] = found[ends[-1] + 1 :]
-        driver = DriverCosts(cores=cores, ended_s=float(taken[0]), graded_s=float(taken[1]))
-    return Decoding(latency, drafted, float(found[ends[-1]]), driver)
+    context_s, prefill_s, ended_s, graded_s = found[ends[-1] :].tolist()
+    driver = DriverCosts(cores=cores, ended_s=ended_s, graded_s=graded_s) if cores else None
+    return Decoding(latency, drafted, context_s, prefill_s if prefill.any() else None, driver)
 
 
 def _knots(batch: Floats) -> list[int]:

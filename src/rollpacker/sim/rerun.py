@@ -16,7 +16,8 @@ from rollpacker.sim.fit_costs import calibrate, timed
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult, mean
 from rollpacker.sim.run_lanes import Tried
-from rollpacker.sim.run_record import METRICS, RunRecord, RunStep
+from rollpacker.sim.run_record import METRICS, RunRecord
+from rollpacker.sim.run_steps import RunStep
 from rollpacker.sim.world import World
 
 
@@ -29,12 +30,12 @@ class RunWorkload:
 
     def __init__(self, run: RunRecord) -> None:
         self._tried: dict[tuple[int, PromptId, int], Tried] = {}
-        self._ended: dict[int, list[int]] = {}
+        self._ended: dict[int, list[Tried]] = {}
         for step in run.steps:
             for tried in step.attempts.values():
                 self._tried[(step.number, tried.prompt, tried.index)] = tried
-            whole = [t.tokens for t in step.attempts.values() if t.end_s is not None]
-            self._ended[step.number] = sorted(whole)
+            whole = [tried for tried in step.attempts.values() if tried.end_s is not None]
+            self._ended[step.number] = sorted(whole, key=lambda tried: tried.tokens)
         self.prompt_tokens = round(mean(run.prompt_tokens.values()))
         self._seed: int = run.settings["seed"]
         self._cap: int = run.settings["cap"]
@@ -62,17 +63,14 @@ class RunWorkload:
         return tuple(drawn)
 
     def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
-        """One: as recorded, or longer than was seen."""
-        return (Turn(self._length(step, prompt, index)),)
-
-    def _length(self, step: int, prompt: PromptId, index: int) -> int:
+        """As recorded, or of a longer one than was seen."""
         tried = self._tried.get((step, prompt, index))
         if tried is not None and tried.end_s is not None:
-            return max(1, tried.tokens)
+            return _turns(tried)
         least = 0 if tried is None else tried.tokens
-        longer = [n for n in self._ended[step] if n > least]
+        longer = [each for each in self._ended[step] if each.tokens > least]
         rng = np.random.default_rng([self._seed, step, index, len(longer)])
-        return int(rng.choice(longer)) if longer else self._cap
+        return _turns(longer[rng.choice(len(longer))]) if longer else (Turn(self._cap),)
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float:
         """As recorded; 0 where the run has none."""
@@ -89,6 +87,11 @@ class RunWorkload:
 
     def forget(self, prompt: PromptId) -> None:
         """Nothing is kept of it."""
+
+
+def _turns(ended: Tried) -> Turns:
+    """Of a response that the run finished."""
+    return tuple(ended.turns) or (Turn(max(1, ended.tokens)),)
 
 
 def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:

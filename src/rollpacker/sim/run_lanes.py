@@ -41,7 +41,10 @@ class Mark(NamedTuple):
     handled: Handled = NONE
 
 
-@dataclass(slots=True)
+START = Mark()
+
+
+@dataclass(slots=True, eq=False)
 class Tried:
     """An attempt: ``tokens`` is a lower bound until it has ended."""
 
@@ -52,11 +55,13 @@ class Tried:
     """Tokens that it had when it came to its engine, or began its turn there."""
     added: int = 0
     """Put in by its environment so far."""
+    held: int = 0
+    """Of both, what its engine has when a turn has ended."""
     clock: Hashable = None
     """Whose decode steps are counted: of two with one clock it is known which step was when."""
     offset: int = 0
     """Steps on that clock before its first one."""
-    entered: Mark = Mark()
+    entered: Mark = START
     """When it began to run."""
     lag: float | None = None
     """Steps that its turn then waited for the one in flight to end, on average; None where it came
@@ -80,7 +85,7 @@ class Tried:
     def end_turn(self, now: float, tokens: int) -> None:
         """Its environment is next."""
         self.turns.append(Turn(tokens - sum(turn.tokens for turn in self.turns)))
-        self.tokens, self.acting_s = tokens, now
+        self.tokens, self.acting_s, self.held = tokens, now, tokens + self.added
 
     def answer(self, seconds: float, added: int) -> None:
         """Its environment has answered."""
@@ -89,9 +94,10 @@ class Tried:
         self.added += added
 
     def end(self, now: float, tokens: int) -> None:
-        """Its response is there, or it has stopped."""
+        """Its response is there."""
         if self.acting_s is not None:
-            self.answer(now - self.acting_s, 0)
+            if self.turns:
+                self.answer(now - self.acting_s, 0)
         elif self.turns:
             self.turns.append(Turn(tokens - sum(turn.tokens for turn in self.turns)))
         self.tokens, self.decoding, self.acting_s = tokens, False, None
@@ -140,10 +146,9 @@ class Lane:
                 following.lag = 0.0
             self.running.append(following)
 
-    def bring(self, tried: Tried, prompt_tokens: int, fresh: int) -> None:
-        """A turn comes with ``fresh`` tokens behind what the engine knows of it, its prompt for
-        one, if that is new."""
-        self.prefilled += fresh
+    def bring(self, tried: Tried, prompt_tokens: int) -> None:
+        """A turn comes, with what the engine does not have of it."""
+        self.prefilled += tried.tokens + tried.added - tried.held
         if tried.prompt not in self.prompts:
             self.prompts.add(tried.prompt)
             self.prefilled += prompt_tokens

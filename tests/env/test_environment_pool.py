@@ -88,7 +88,7 @@ def test_a_process_in_which_one_hangs_ends_when_the_others_have(tmp_path: Path, 
         (old,) = driver.processes()
         bystander, culprit = await driver.begun(), await driver.begun(close="slow")
         reply = await driver.told(culprit, how)
-        assert reply.answer.error == "timed out after 1 s (environment.step_timeout_s)"
+        assert reply.answer.error == "timed out after 2 s (environment.step_timeout_s)"
         assert not reply.blameless
         assert (await driver.told(bystander, "go on")).answer.error == ""
         assert old in driver.processes()
@@ -97,7 +97,7 @@ def test_a_process_in_which_one_hangs_ends_when_the_others_have(tmp_path: Path, 
         await ended(driver, bystander)
         assert old not in driver.processes()
 
-    run(tmp_path, talk, step_timeout_s=1.0)
+    run(tmp_path, talk, step_timeout_s=2.0)
 
 
 def test_nothing_comes_of_what_is_given_up(tmp_path: Path) -> None:
@@ -196,19 +196,19 @@ def test_of_several_that_act_each_begins_again_alone(tmp_path: Path) -> None:
 def test_one_that_stops_the_others_too_is_found(tmp_path: Path) -> None:
     run(
         tmp_path,
-        lambda driver: suspects(driver, "hang", "block", "hung for 3 s"),
-        step_timeout_s=1.0,
+        lambda driver: suspects(driver, "hang", "block", "hung for 4 s"),
+        step_timeout_s=2.0,
     )
 
 
 def test_one_that_does_not_listen_is_ended_with_its_process(tmp_path: Path) -> None:
     async def talk(driver: Driver) -> None:
         reply = await driver.told(await driver.begun(), "hang deaf")
-        assert "hung for 3 s" in reply.answer.error
+        assert "hung for 4 s" in reply.answer.error
         assert not reply.blameless
         await ended(driver, await driver.begun())
 
-    run(tmp_path, talk, step_timeout_s=1.0)
+    run(tmp_path, talk, step_timeout_s=2.0)
 
 
 def test_what_one_that_was_given_up_may_have_done_is_nobodys_fault(tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ def test_what_one_that_was_given_up_may_have_done_is_nobodys_fault(tmp_path: Pat
         await until((tmp_path / "acting-culprit").exists)
         driver.pool.close_episode(culprit)
         reply = await driver.told(innocent, "go on")
-        assert "hung for 3 s" in reply.answer.error
+        assert "hung for 4 s" in reply.answer.error
         assert reply.blameless
         await ended(driver, await driver.begun("a"))
 
-    run(tmp_path, talk, step_timeout_s=1.0)
+    run(tmp_path, talk, step_timeout_s=2.0)
 
 
 def test_who_takes_its_process_down_while_nobody_acts_is_found(tmp_path: Path) -> None:

@@ -78,7 +78,6 @@ DONE: Mapping[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "nonsense": lambda: write_everywhere(b"\x05\0\0\0hello"),
     "flood": lambda: write_everywhere(b"\xff\xff\xff\x7f"),
-    "leak": lambda: subprocess.Popen(["sleep", "1000"]),
     "fork and exit": lambda: (fork(), os._exit(3)),
 }
 TURNS: Mapping[str, Callable[[], Any]] = {
@@ -92,6 +91,7 @@ TURNS: Mapping[str, Callable[[], Any]] = {
     "odd calls": lambda: Turn(messages=YES, calls="all"),  # pyright: ignore
     "odd message": lambda: Turn(messages=[YES[0] | {"extra": object()}]),
     "odd key": lambda: Turn(messages=[YES[0] | {1: 2}]),  # pyright: ignore
+    "long": lambda: Turn(messages=[{"role": "user", "content": "7" * 3_000_000}]),
     "huge": lambda: Turn(messages=[{"role": "user", "content": "7" * (65 << 20)}]),
 }
 
@@ -128,6 +128,9 @@ class Unruly:
             await AWAITED[what]()
         if what == "die later":
             threading.Thread(target=self._die_when_told, daemon=True).start()
+        if what == "leak":
+            child = subprocess.Popen(["sleep", "1000"])
+            self._mark(f"leaked-{child.pid}")
         if what in DONE:
             DONE[what]()
         return TURNS[what]() if what in TURNS else Turn(messages=YES)

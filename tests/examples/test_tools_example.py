@@ -25,13 +25,15 @@ GOOD = {"at_once": 0.0, "other": 0.0, "broken": 0.0, "unknown": 0.0}
 def example() -> Any:
     """The example's modules, imported as its own scripts import them."""
     names = ("tasks", "tools", "reward", "corpus", "prepare")
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(EXAMPLE))
     try:
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
         sys.path.remove(str(EXAMPLE))
         for name in names:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
+        sys.modules.update(others)
 
 
 @pytest.fixture(scope="module")

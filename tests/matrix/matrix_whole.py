@@ -3,6 +3,7 @@
 import effects_data
 import effects_devices
 import effects_engine
+import effects_environment
 import effects_rest
 import effects_rewards
 import effects_rollout
@@ -12,6 +13,7 @@ FILES = (
     effects_data,
     effects_devices,
     effects_engine,
+    effects_environment,
     effects_rest,
     effects_rewards,
     effects_rollout,
@@ -47,48 +49,14 @@ ELSEWHERE = {
         "tests/runtime/test_planner_runs.py::test_a_forecast_puts_devices_together"
     ),
     "environment.kind=tools": ("tests/examples/test_tools_example.py::test_the_run"),
-    "environment.kind=python": (
-        "tests/runtime/test_episode_runs.py::test_every_prompt_is_trained_once_an_epoch"
-    ),
     "environment.kind=agent": (
         "tests/runtime/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
-    ),
-    "environment.path": (
-        "tests/runtime/test_episode_runs.py::test_a_response_is_its_turns_and_what_came_between"
-    ),
-    "environment.options": (
-        "tests/runtime/test_episode_faults.py::test_a_bad_environment_harms_its_own_prompt_only"
-    ),
-    "environment.max_turns": ("tests/runtime/test_episode_runs.py::test_limits_cut_an_episode"),
-    "environment.max_total_tokens": (
-        "tests/runtime/test_episode_runs.py::test_a_whole_conversation_is_bounded"
-    ),
-    "environment.step_timeout_s": (
-        "tests/runtime/test_episode_faults.py::test_a_bad_environment_harms_its_own_prompt_only"
-    ),
-    "environment.concurrency": (
-        "tests/env/test_environment_pool.py::test_no_more_at_a_time_than_is_allowed"
-    ),
-    "environment.processes": (
-        "tests/env/test_environment_pool.py::test_who_takes_a_process_down_alone_is_charged_and_others_are_not"
-    ),
-    "environment.on_error=score": (
-        "tests/runtime/test_episode_faults.py::test_a_failure_may_be_a_reward"
-    ),
-    "environment.failed_reward": (
-        "tests/runtime/test_episode_faults.py::test_a_failure_may_be_a_reward"
     ),
     "environment.call_format=hermes": (
         "tests/env/test_template_check.py::test_calls_in_a_format_that_is_unknown_need_one_to_be_named"
     ),
     "environment.call_format=llama3": (
         "tests/env/test_template_check.py::test_the_format_of_calls_is_the_template_s"
-    ),
-    "environment.reward=last": (
-        "tests/runtime/test_episode_runs.py::test_the_last_reward_may_count_alone"
-    ),
-    "environment.weight": (
-        "tests/runtime/test_episode_runs.py::test_functions_see_the_whole_conversation"
     ),
 }
 """Leaves that show what they do in another environment (``make test-cluster``) or with files of

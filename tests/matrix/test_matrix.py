@@ -1,6 +1,6 @@
 """Every leaf of the configuration is set by a real run that shows what it does.
 
-The table is made of seven files, one for each part of the tree (``effects_*.py``). To add a leaf:
+The table is made of eight files, one for each part of the tree (``effects_*.py``). To add a leaf:
 
 1. Set it in a run: a key in the call ``described("chat", {...})`` of a run that stays valid with
    it, or a run of its own, with ``slow=True`` unless it must be in the default suite.

@@ -150,6 +150,18 @@ def test_moving_a_tail_that_waits_for_its_environments() -> None:
     assert decided(lines)["MigrateAttempts"] > 8
 
 
+def test_what_moves_within_a_turn_is_cut_at_the_cap_too() -> None:
+    streaming = {"consolidate_below": 30, "group_tokens": 64}
+    given = script("exact", streaming=streaming, workers=4, cap=61, tools=True)
+    moved, cut = set(), set()
+    for _, event, _ in assert_same(given):
+        if isinstance(event, ev.AttemptMigrated):
+            moved.add(event.attempt)
+        elif isinstance(event, ev.TurnFinished) and event.finish_reason == "length":
+            cut.add(event.attempt)
+    assert len(moved & cut) > 8
+
+
 def test_aborting_what_waits_for_its_environment() -> None:
     lines = assert_same(script("race", tools=True, steps=10))
     waits = {}

@@ -298,5 +298,5 @@ def test_the_tail_moves_while_it_waits_for_tools() -> None:
     moved = 0
     for step in SplitRun(script("exact", workers=4)).steps():
         check_step(step)
-        moved += sum(len(stays) > 1 for stays in step.stays.values())
+        moved += step.waiting_moves
     assert moved > 0

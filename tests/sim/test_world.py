@@ -54,6 +54,9 @@ class Step:
         self.script, self.lines, self.result = script, lines, result
         self.prompt: dict[int, str] = {}
         self.tokens: dict[int, int] = {}
+        self.added: Counter[int] = Counter()
+        self.acting: set[int] = set()
+        self.waiting_moves = 0
         self.rewards: dict[int, float] = {}
         self.stays: dict[int, list[list]] = defaultdict(list)
         self.groups: list[do.AcceptGroup] = []
@@ -67,10 +70,17 @@ class Step:
         match event:
             case ev.AttemptFinished() | ev.AttemptAborted():
                 if event.attempt not in self.tokens:
-                    self.stays[event.attempt][-1][2] = now
+                    self.leave(now, event.attempt)
                     self.tokens[event.attempt] = event.tokens
+            case ev.TurnFinished():
+                self.leave(now, event.attempt)
+                self.acting.add(event.attempt)
+            case ev.EnvironmentReplied():
+                self.added[event.attempt] += event.tokens
+            case ev.AttemptMigrated() if event.attempt in self.acting:
+                self.waiting_moves += 1
             case ev.AttemptMigrated():
-                self.stays[event.attempt][-1][2] = now
+                self.leave(now, event.attempt)
                 self.stays[event.attempt].append([event.engine, now, None])
             case ev.AttemptGraded():
                 assert event.attempt not in self.gone, "graded although it was aborted"
@@ -79,10 +89,21 @@ class Step:
             case _:
                 pass
 
+    def leave(self, now, attempt) -> None:
+        """It leaves its engine, if it is not at its environment."""
+        if attempt not in self.acting:
+            self.stays[attempt][-1][2] = now
+
     def follow(self, now, decision) -> None:
         match decision:
             case do.StartAttempt():
                 self.prompt[decision.attempt] = decision.prompt
+                if self.script.tools:
+                    self.acting.add(decision.attempt)
+                else:
+                    self.stays[decision.attempt].append([decision.engine, now, None])
+            case do.ContinueAttempt():
+                self.acting.remove(decision.attempt)
                 self.stays[decision.attempt].append([decision.engine, now, None])
             case do.AbortAttempt():
                 self.gone.add(decision.attempt)
@@ -95,7 +116,7 @@ class Step:
         """What the kept samples must cost."""
         train: TrainCosts = self.script.costs().train
         return sum(
-            train.sequence_s(self.tokens[a])
+            train.sequence_s(self.tokens[a] + self.added[a])
             for group in self.groups
             if len({self.rewards[b] for b in group.attempts}) > 1
             for a in group.attempts

@@ -155,6 +155,7 @@ class EnvironmentPool:
             member.episodes[command.episode] = time.monotonic()
             self._tell(member, command)
         self._queue.extend(queue)
+        self._separate()
         if self._at or self._queue:
             self._check_later()
 
@@ -164,13 +165,19 @@ class EnvironmentPool:
         if key not in self._suspects:
             shared = [member for member in ready if not member.alone]
             return min(shared, key=lambda member: len(member.episodes), default=None)
-        for member in ready:
-            if member.alone and not member.episodes:
-                return member
-        alone = sum(member.alone for member in self._members)
-        if self.broken is None and alone < self._config.processes:
-            self._members.append(self._start(alone=True))
-        return None
+        return next((member for member in ready if member.alone and not member.episodes), None)
+
+    def _separate(self) -> None:
+        """Processes of one episode: for those that wait for one, and no others."""
+        alone = [member for member in self._members if member.alone]
+        if self.broken is not None or not (self._suspects or alone):
+            return
+        waiting = sum(key in self._suspects for _, key in self._queue)
+        idle = [member for member in alone if not member.episodes]
+        for member in idle[waiting:]:
+            self._retire(member)
+        more = min(waiting - len(idle), self._config.processes - len(alone))
+        self._members += [self._start(alone=True) for _ in range(more)]
 
     def _forget(self, episode: int) -> None:
         member = self._at.pop(episode, None)

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import pickle
 import socket
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -109,20 +111,20 @@ class Host:
             case Begin():
                 episode = Episode(self._config, self._factory, self._template, command)
                 self._episodes[command.episode] = episode
-                self._start(command.episode, episode.begin())
+                self._start(command.episode, episode.begin)
             case Step():
                 episode = self._episodes.get(command.episode)
                 if episode is not None:
-                    self._start(command.episode, episode.step(command))
+                    self._start(command.episode, partial(episode.step, command))
             case Close():
                 self._drop(command.episode)
 
-    def _start(self, number: int, work: Any) -> None:
+    def _start(self, number: int, work: Callable[[], Awaitable[Answer]]) -> None:
         task = asyncio.create_task(self._answer(number, work))
         self._tasks[number] = task
 
-    async def _answer(self, number: int, work: Any) -> None:
-        answer: Answer = await work
+    async def _answer(self, number: int, work: Callable[[], Awaitable[Answer]]) -> None:
+        answer = await work()
         self._writer.write(frame(_encoded(answer)))
         if answer.over or answer.error:
             self._episodes.pop(number, None)

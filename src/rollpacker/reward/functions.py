@@ -159,9 +159,7 @@ def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> S
         from rollpacker.reward.task import TaskReward as Reward
     Parameters(function, Reward).check_options(options)
     score = Reward(**options)
-    return lambda requests: [
-        _number(score(request.text, request.row)) for request in requests
-    ]
+    return lambda requests: [_number(score(request.text, request.row)) for request in requests]
 
 
 def _judge(options: Mapping[str, Any]) -> Scorer:

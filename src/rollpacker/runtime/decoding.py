@@ -338,7 +338,9 @@ class Decoding:
             return self._failed(attempt.id, f"worker {target} died")
         attempt.move(target, self._clock(), output)
         self._outbox[target].append(attempt)
-        return ev.AttemptMigrated(attempt=attempt.id, engine=target, tokens=len(output.tokens))
+        put_in = 0 if attempt.conversation is None else attempt.conversation.put_in
+        tokens = len(output.tokens) - put_in
+        return ev.AttemptMigrated(attempt=attempt.id, engine=target, tokens=tokens)
 
     def _failed(self, id_: AttemptId, error: str) -> ev.Event:
         attempt = self._record.attempts[id_]

@@ -39,11 +39,7 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
     chosen = timed(run) if steps is None else list(steps)
     intervals = [each for step in chosen for each in step.intervals]
     tasks = [each for step in chosen for each in step.tasks]
-    if len(intervals) < 2 * len(_KNOTS) or len(tasks) < 4:
-        raise ValueError(
-            f"{run.name}: {len(intervals)} stretches of decoding and {len(tasks)} gradient tasks "
-            "in it: too few to fit costs, use a longer run"
-        )
+    _check(run, len(intervals), len(tasks))
     alone = not run.settings["asynchronous_grading"]
     wait_s = mean(step.rollout_end_s - step.last_end_s for step in chosen)
     grade_s = _grade_s(chosen)
@@ -93,6 +89,14 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
             ),
         }
     )
+
+
+def _check(run: RunRecord, intervals: int, tasks: int) -> None:
+    if intervals < 2 * len(_KNOTS) or tasks < 4:
+        raise ValueError(
+            f"{run.name}: {intervals} stretches of decoding and {tasks} gradient tasks in it: too "
+            "few to fit costs, use a longer run"
+        )
 
 
 def _spent(measured: First | GradientTask, driver: DriverCosts | None) -> float:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollpacker.core.journal import prompts_in, read_all
+from rollpacker.polytrace.formats import episodes
 from rollpacker.polytrace.formats.columns import pack, samples
+from rollpacker.polytrace.formats.episodes import Episode
 from rollpacker.polytrace.formats.lines import Record
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import Trace, TraceError
@@ -22,16 +24,26 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     Times are those at which the policy handled an event, so a decision's delay is in them.
     Attempts that were still running at the journal's end are left out.
     """
-    rows: list[Record] = []
-    for path in files:
-        story = _Story()
-        try:
-            for where, line in read_all(path):
-                _tell(story, line, where)
-        except ValueError as error:
-            raise TraceError(str(error)) from error
-        rows += story.rows(reading)
+    rows = [row for path in files for row in _follow(path).rows(reading)]
     return Trace(samples=samples(rows))
+
+
+def read_episodes(path: Path) -> dict[int, Episode]:
+    """Turns of attempts that an environment took part in, as far as a journal tells; by attempt.
+
+    Raises ``TraceError``.
+    """
+    return _follow(path).episodes
+
+
+def _follow(path: Path) -> _Story:
+    story = _Story()
+    try:
+        for where, line in read_all(path):
+            _tell(story, line, where)
+    except ValueError as error:
+        raise TraceError(str(error)) from error
+    return story
 
 
 def _tell(story: _Story, line: Record, where: str) -> None:
@@ -55,6 +67,7 @@ class _Story:
     round: str | None = None
     prompts: dict[str, Record] = field(default_factory=dict[str, Record])
     attempts: dict[int, Record] = field(default_factory=dict[int, Record])
+    episodes: dict[int, Episode] = field(default_factory=dict[int, Episode])
 
     def resume(self, meta: Record) -> None:
         """Deferred prompts come back from the policy's state; its attempts do not go on."""
@@ -72,23 +85,37 @@ class _Story:
                 self.step = event["step"]
             case "PromptsDrawn":
                 self.prompts |= {each["id"]: each for each in event["prompts"]}
-            case "AttemptFinished" | "AttemptAborted" | "AttemptFailed":
+            case "AttemptFinished" | "AttemptAborted" | "AttemptFailed" | "EpisodeFailed":
                 self._end(now, event)
             case "AttemptGraded":
                 self._grade(now, event)
             case "AttemptMigrated":
                 self.attempts[event["attempt"]]["dp_rank"] = event["engine"]
+            case "TurnFinished":
+                self._episode(event).end_turn(now, event["tokens"])
+            case "EnvironmentReplied":
+                self._episode(event).answer(event["seconds"], event["tokens"])
             case _:
                 pass
         for decision in decisions:
             self._decide(now, decision)
+
+    def _episode(self, event: Record) -> Episode:
+        """Of an attempt that turns out to have an environment."""
+        row = self.attempts[event["attempt"]]
+        return self.episodes.setdefault(event["attempt"], Episode(row["start_s"]))
 
     def _end(self, now: float, event: Record) -> None:
         row = self.attempts.get(event["attempt"])
         if row is None or row["end_s"] is not None:
             return
         row["end_s"] = now
-        row["response_tokens"] = event.get("tokens", 0)
+        episode = self.episodes.get(event["attempt"])
+        known = 0 if episode is None else sum(turn.tokens for turn in episode.turns)
+        row["response_tokens"] = event.get("tokens", known)
+        if episode is not None:
+            stopped = event["kind"] != "AttemptFinished"
+            episode.end(now, row["response_tokens"], stopped=stopped)
         row["finish_reason"] = event.get("finish_reason")
         if row["finish_reason"] in ("stop", "length"):
             row["truncated"] = row["finish_reason"] == "length"
@@ -105,6 +132,9 @@ class _Story:
                 self.round = decision["round"]
             case "StartAttempt":
                 self.attempts[decision["attempt"]] = self._started(now, decision)
+                self.episodes.pop(decision["attempt"], None)
+            case "ContinueAttempt":
+                self.episodes[decision["attempt"]].go_on(now)
             case "AcceptGroup":
                 self._settle(decision["attempts"], "kept")
             case "DropGroup":
@@ -141,12 +171,14 @@ class _Story:
                 f"{reading.task}: {running - len(self.attempts)} attempts were still running at "
                 "the journal's end: left out"
             )
-        return [
-            {**row, "task": reading.task, "extra": _extra(attempt, row)}
-            for attempt, row in self.attempts.items()
-        ]
+        return [self._row(attempt, row, reading.task) for attempt, row in self.attempts.items()]
 
-
-def _extra(attempt: int, row: Record) -> str:
-    rest = {"attempt": attempt}
-    return pack(NAME, rest | {key: row.get(key) for key in ("round_kind", "finish_reason")})
+    def _row(self, attempt: int, row: Record, task: str) -> Record:
+        rest: Record = {"attempt": attempt}
+        rest |= {key: row.get(key) for key in ("round_kind", "finish_reason")}
+        episode = self.episodes.get(attempt)
+        if episode is not None:
+            rest |= episode.extra
+            turns = episode.turns
+            row = row | episodes.columns(row["prompt_tokens"], turns, row["finish_reason"])
+        return {**row, "task": task, "extra": pack(NAME, rest)}

@@ -181,7 +181,28 @@ def _new(row: dict[str, Any], group: int) -> Record:
         "tool_call_count": len(calls),
         **({} if cap is None else {"max_model_len": start + cap}),
         **_reason(row),
+        **_totals(row),
         "turns": [{"turn": at} for at in range(1 if turns is None else len(turns))],
+    }
+
+
+def _totals(row: Record) -> Record:
+    """Lengths behind the prompt, and which of these tokens were generated (1), run by run; nothing
+    where the trace does not tell what came between turns."""
+    turns: list[Record] = row["turns"] or []
+    starts = [turn["prompt_tokens"] for turn in turns]
+    if not turns or None in starts:
+        return {}
+    runs: list[list[int]] = []
+    ends = [start + turn["completion_tokens"] for start, turn in zip(starts, turns, strict=True)]
+    for start, end, after in zip(starts, ends, [*starts[1:], ends[-1]], strict=True):
+        runs += [[1, end - start], [0, max(0, after - end)]]
+    behind = sum(count for _, count in runs)
+    return {
+        "final_total_len": starts[0] + behind,
+        "final_response_len": behind,
+        "final_response_loss_len": row["response_tokens"],
+        "response_loss_mask_rle": [run for run in runs if run[1]],
     }
 
 

@@ -13,8 +13,10 @@ import yaml
 from rollpacker.core.journal import prompts_in, segments
 from rollpacker.core.sample_columns import NUMBERS
 from rollpacker.core.sample_columns import files as table_files
-from rollpacker.polytrace.formats import journal
+from rollpacker.polytrace.formats import episodes, journal
 from rollpacker.polytrace.formats.columns import samples
+from rollpacker.polytrace.formats.episodes import Episode, Turn
+from rollpacker.polytrace.formats.lines import Record
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.formats.tables import read_table, whole_numbers
 from rollpacker.polytrace.schema import SAMPLES, Trace, TraceError
@@ -24,6 +26,8 @@ MARKS = ("prompt", "attempt", "sample_index", "step", "prompt_tokens", "tokens",
 """Columns that mark a table as ours."""
 _STATES = {"kept": "kept", "dropped": "filtered", "aborted": "aborted", "failed": "aborted"}
 _EXTRA = ("attempt", "round_kind", "weights_version", "finish_reason", "state")
+_TURNS = ("turn_tokens", "added_tokens", "wait_s")
+_NEEDED = ("attempt", "prompt_tokens", "tokens", "finish_reason")
 
 
 def read(folders: Sequence[Path], reading: Reading) -> Trace:
@@ -49,19 +53,21 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
     given: list[pl.DataFrame] = []
     for path in files:
         # Their texts may be larger than the memory.
-        frame = read_table(path, list(NUMBERS), only=True)
+        frame = read_table(path, list(NUMBERS), only=True, also=_TURNS)
         whole_numbers(path, frame, ("sample_index", "prompt_tokens", "tokens"))
         unknown = set(frame["state"].unique()) - set(_STATES)
         if unknown:
             known = ", ".join(_STATES)
             raise TraceError(f"{path}: state: unknown {unknown.pop()!r}; known: {known}")
         given.append(frame)
-    frame = pl.concat(given).unique("attempt", keep="first", maintain_order=True)
+    frame = pl.concat(given, how="diagonal_relaxed")
+    frame = frame.unique("attempt", keep="first", maintain_order=True)
     cap, domains = _from_journal(folder)
     ended = pl.when(pl.col("finish_reason").is_in(["stop", "length"])).then(
         pl.col("finish_reason") == "length"
     )
-    extra = pl.struct(pl.struct(_EXTRA).alias(NAME)).struct.json_encode()
+    frame = _with_turns(frame, folder)
+    extra = pl.struct(pl.struct(*_EXTRA, *_times(frame)).alias(NAME)).struct.json_encode()
     frame = frame.with_columns(_extra=extra, _truncated=ended)
     frame = frame.with_columns(
         task=pl.lit(reading.task),
@@ -72,13 +78,50 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
         truncated="_truncated",
         state=pl.col("state").replace_strict(_STATES, return_dtype=pl.String()),
         dp_rank="worker",
-        turns=pl.lit(None),
-        tools=pl.lit(None),
         reward_s="grade_s",
         reward_kind=pl.lit(_reward_kind(folder)),
         extra="_extra",
     )
     return frame.select(pl.col(name).cast(kind) for name, kind in SAMPLES.items())
+
+
+def _with_turns(frame: pl.DataFrame, folder: Path) -> pl.DataFrame:
+    """With columns ``turns`` and ``tools``: null where no environment takes part."""
+    kinds = {name: SAMPLES[name] for name in ("turns", "tools")}
+    if not set(_TURNS).issubset(frame.columns):
+        return frame.with_columns(pl.lit(None, kind).alias(name) for name, kind in kinds.items())
+    path = folder / "journal.jsonl"
+    told = journal.read_episodes(path) if path.exists() else {}
+    rows = [
+        _episode(row, told.get(row["attempt"]))
+        for row in frame.select(*_NEEDED, *_TURNS).iter_rows(named=True)
+    ]
+    kinds |= dict.fromkeys(_TIMES, pl.Float64())
+    found = {name: [row.get(name) for row in rows] for name in kinds}
+    return frame.hstack(pl.DataFrame(found, schema=kinds))
+
+
+_TIMES = ("opening_s", "ending_s")
+
+
+def _times(frame: pl.DataFrame) -> list[str]:
+    return [name for name in _TIMES if name in frame.columns]
+
+
+def _episode(row: Record, told: Episode | None) -> Record:
+    """A response's turns; when its engine decoded them, the journal tells."""
+    if row["turn_tokens"] is None:
+        return {}
+    given = zip(row["turn_tokens"], row["wait_s"], row["added_tokens"], strict=True)
+    turns = episodes.whole([Turn(*turn) for turn in given], row["tokens"])
+    extra: Record = {"ending_s": turns[-1].wait_s if turns else 0.0}
+    if told is not None and [t.tokens for t in told.turns] == [t.tokens for t in turns]:
+        turns = [
+            turn._replace(latency_s=other.latency_s)
+            for turn, other in zip(turns, told.turns, strict=True)
+        ]
+        extra["opening_s"] = told.opening_s
+    return episodes.columns(row["prompt_tokens"], turns, row["finish_reason"]) | extra
 
 
 def _from_journal(folder: Path) -> tuple[int | None, dict[str, str]]:
@@ -120,6 +163,7 @@ def _reward_kind(folder: Path) -> str | None:
         return None
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return "+".join(reward["function"] for reward in tree["rewards"])
+        names = [reward["function"] for reward in tree["rewards"]]
+        return "+".join([*names, *(["environment"] if tree.get("environment") else [])])
     except (yaml.YAMLError, KeyError, TypeError) as error:
         raise TraceError(f"{path}: rewards: cannot be read ({json.dumps(str(error))})") from error

@@ -12,8 +12,11 @@ from rollpacker.polytrace.formats.lines import MOST
 from rollpacker.polytrace.schema import TraceError
 
 
-def read_table(path: Path, needed: Sequence[str], *, only: bool = False) -> pl.DataFrame:
-    """A parquet file that has at least the ``needed`` columns; ``only`` leaves the others unread.
+def read_table(
+    path: Path, needed: Sequence[str], *, only: bool = False, also: Sequence[str] = ()
+) -> pl.DataFrame:
+    """A parquet file that has at least the ``needed`` columns; ``only`` leaves the others unread,
+    but for those of ``also`` that are there.
 
     Raises ``TraceError``.
     """
@@ -23,7 +26,8 @@ def read_table(path: Path, needed: Sequence[str], *, only: bool = False) -> pl.D
         for name in needed:
             if name not in names:
                 raise TraceError(f"{path}: column {name} is missing")
-        return (table.select(needed) if only else table).collect()
+        wanted = [*needed, *(name for name in also if name in names)]
+        return (table.select(wanted) if only else table).collect()
     except PolarsError as error:
         raise TraceError(f"{path}: cannot be read as parquet ({first_line(error)})") from error
 

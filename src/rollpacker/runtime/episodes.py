@@ -176,8 +176,8 @@ class Episodes:
 
     def _params(self, attempt: Attempt, params: SamplingParams) -> SamplingParams:
         """How its next turn is sampled: as far as its tokens reach."""
-        known = 0 if attempt.begun is None else len(attempt.begun.tokens)
-        most = min(self._total, known + self._most - attempt.tokens)
+        put_in = 0 if attempt.conversation is None else attempt.conversation.put_in
+        most = min(self._total, put_in + self._most)
         return replace(params, max_tokens=most)
 
     # What happened -----------------------------------------------------------------------------

@@ -46,17 +46,19 @@ CONNECTIONS = httpx.Client(limits=httpx.Limits(max_connections=None))  # shared:
 def solve(row: dict, **client: str) -> dict:
     create = OpenAI(**client, http_client=CONNECTIONS).chat.completions.create
     tools = [{"type": "function", "function": CALCULATE}]
-    messages = [{"role": "user", "content": row["question"]}]
+    messages, results = [{"role": "user", "content": row["question"]}], []
     while True:
         reply = create(model="policy", messages=messages, tools=tools).choices[0].message
         messages.append(reply)
         if not reply.tool_calls:
             break
         for call in reply.tool_calls:
+            results.append(result(call))
             tool = {"role": "tool", "tool_call_id": call.id}
-            messages.append({**tool, "content": result(call)})
+            messages.append({**tool, "content": results[-1]})
     right = reply.content == f"The answer is {row['answer']}."
-    return {"reward": float(right), "messages": len(messages)}
+    worth = {"reward": float(right)}
+    return worth | ({"right_calls": results.count(row["answer"]) / len(results)} if results else {})
 
 
 if __name__ == "__main__":

@@ -106,13 +106,10 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def configured(path: str, **more: Any) -> EnvironmentConfig:
-    """An environment of a class or function of a file."""
-    return EnvironmentConfig.model_validate({"kind": "python", "path": path} | more)
-
-
-def pool_of(config: EnvironmentConfig) -> EnvironmentPool:
-    return EnvironmentPool(config, TOKENIZER, {})
+def pool_of(path: str, tokenizer: Any = TOKENIZER, **more: Any) -> EnvironmentPool:
+    """Processes of a class or function of a file, or of what ``more`` says."""
+    config = EnvironmentConfig.model_validate({"kind": "python", "path": path} | more)
+    return EnvironmentPool(config, tokenizer, {})
 
 
 @asynccontextmanager
@@ -120,7 +117,7 @@ async def opened(folder: Path, kind: str = "Unruly", **more: Any) -> AsyncIterat
     """A pool of ``unruly.py``, which writes what it does to a folder; nothing is left of it."""
     path = f"{HERE / 'unruly.py'}:{kind}"
     before, others = descriptors(), set(psutil.Process().children())
-    pool = pool_of(configured(path, options={"folder": str(folder)}, **more))
+    pool = pool_of(path, options={"folder": str(folder)}, **more)
     started: set[psutil.Process] = set()
     try:
         pool.wait_ready()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_driving import Driver, children, configured, opened, pool_of, until
+from chat_models import make_tokenizer
+from pool_driving import HERE, Driver, children, opened, pool_of, until
 
 Talk = Callable[[Driver], Awaitable[None]]
 
@@ -193,6 +194,7 @@ def test_of_several_that_act_each_begins_again_alone(tmp_path: Path) -> None:
     run(tmp_path, lambda driver: suspects(driver, "hang", "exit", "exited with code 3"))
 
 
+@pytest.mark.slow
 def test_one_that_stops_the_others_too_is_found(tmp_path: Path) -> None:
     run(
         tmp_path,
@@ -260,11 +262,40 @@ def test_one_that_is_made_when_nobody_wants_it_any_more_is_closed(tmp_path: Path
     run(tmp_path, talk, kind="Slow")
 
 
+CALLS = {
+    "hermes": '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>',
+    "llama3": '{"name": "double", "parameters": {"number": 21}}',
+}
+
+
+@pytest.mark.parametrize(("named", "template"), [("hermes", "llama3_1"), ("llama3", "qwen2_5")])
+def test_calls_are_read_in_the_format_that_is_named(named: str, template: str) -> None:
+    """Whatever the template writes."""
+
+    async def talk(driver: Driver) -> None:
+        for form, text in CALLS.items():
+            answer = (await driver.told(await driver.begun(), text)).answer
+            assert answer.calls == (form == named)
+            assert answer.failed_calls == 0
+            assert answer.over == ("" if form == named else "stop")
+
+    async def whole() -> None:
+        path = f"{HERE / 'unruly.py'}:double"
+        pool = pool_of(path, make_tokenizer(template), kind="tools", call_format=named)
+        try:
+            pool.wait_ready()
+            await talk(Driver(pool))
+        finally:
+            pool.close()
+
+    asyncio.run(whole())
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_one_that_cannot_be_loaded_is_said_once(tmp_path: Path, processes: int) -> None:
     file = tmp_path / "broken.py"
     file.write_text("raise RuntimeError('no board')\n", encoding="utf-8")
-    pool = pool_of(configured(f"{file}:Game", processes=processes))
+    pool = pool_of(f"{file}:Game", processes=processes)
     try:
         with pytest.raises(ValueError, match="no board") as said:
             pool.wait_ready()
@@ -279,7 +310,7 @@ def test_one_that_cannot_be_loaded_is_said_once(tmp_path: Path, processes: int) 
 def test_one_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
     file = tmp_path / "dying.py"
     file.write_text("import os\nopen(__file__ + '.log', 'a').write('x')\nos._exit(5)\n")
-    pool = pool_of(configured(f"{file}:Game"))
+    pool = pool_of(f"{file}:Game")
     try:
         with pytest.raises(ValueError, match="do not start: the last exited with code 5"):
             pool.wait_ready()

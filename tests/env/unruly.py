@@ -157,3 +157,12 @@ class Slow(Unruly):
         self._mark("making")
         while not (self._folder / "made").exists():
             time.sleep(0.005)
+
+
+def double(number: int) -> int:
+    """Twice a number.
+
+    Args:
+        number: to double.
+    """
+    return 2 * number

@@ -53,10 +53,10 @@ ELSEWHERE = {
         "tests/runtime/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
     ),
     "environment.call_format=hermes": (
-        "tests/env/test_template_check.py::test_calls_in_a_format_that_is_unknown_need_one_to_be_named"
+        "tests/env/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
     ),
     "environment.call_format=llama3": (
-        "tests/env/test_template_check.py::test_the_format_of_calls_is_the_template_s"
+        "tests/env/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
     ),
 }
 """Leaves that show what they do in another environment (``make test-cluster``) or with files of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -103,6 +104,7 @@ def children() -> list[psutil.Process]:
 
 def descriptors() -> int:
     """How many this process has open."""
+    gc.collect()  # what others have left would be closed meanwhile
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -128,4 +130,4 @@ async def opened(folder: Path, kind: str = "Unruly", **more: Any) -> AsyncIterat
     assert set(psutil.Process().children()) == others
     _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)
     assert not alive
-    assert descriptors() == before
+    assert descriptors() <= before

@@ -228,7 +228,7 @@ def test_two_hundred_episodes_leave_nothing(tmp_path: Path) -> None:
     expected = ("done", "exited with code 1", "was killed by signal 9", "asks", "given up")
     assert ways == dict.fromkeys(expected, 40)
     assert grown == 0
-    assert descriptors() == open_before
+    assert descriptors() <= open_before
     assert threading.active_count() == threads
     assert psutil.Process().children(recursive=True) == []
 

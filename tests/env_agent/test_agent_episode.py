@@ -316,7 +316,7 @@ def test_what_a_program_leaves_behind_ends_with_it_and_holds_nothing_up(tmp_path
         turn = await environment.step(reply("1"))
         await until(lambda: not alive(int(turn.metrics["child"])))
         await until(lambda: not environment._endpoint._connections)
-        assert descriptors() == before
+        assert descriptors() <= before
         return turn
 
     turn = run(write(tmp_path, program), talk)

@@ -1,4 +1,7 @@
-"""Environments that raise, hang, die or talk nonsense harm their own responses only."""
+"""Environments that raise, hang, die or talk nonsense harm their own responses only.
+
+Those that take their process along are slow; ``tests/env/test_environment_pool.py`` has them too.
+"""
 
 from typing import Any
 
@@ -34,7 +37,7 @@ def bad(how: dict[int, str], **more: Any) -> dict[str, Any]:
     return TALKING | {"environment": environment, "epochs": 1, "rollout__max_retries": 0}
 
 
-@pytest.mark.parametrize("how", [SOFT, HARD], ids=["soft", "hard"])
+@pytest.mark.parametrize("how", [SOFT, pytest.param(HARD, marks=pytest.mark.slow)])
 def test_a_bad_environment_harms_its_own_prompt_only(shop: Talkshop, how: dict[int, str]) -> None:
     folder, said = run(shop.config(f"bad-{min(how)}", "exact", **bad(how)))
     failing = {f"p{number}" for number, what in how.items() if what in SAID}

@@ -70,5 +70,5 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], words: st
 
 def test_a_conversation_that_no_context_holds_is_refused() -> None:
     run = parsed(environment=GOOD["environment"] | {"max_total_tokens": 512})
-    with pytest.raises(ValueError, match="environment.max_total_tokens=512 leaves no room"):
+    with pytest.raises(ValueError, match=r"environment\.max_total_tokens=512 leaves no room"):
         check_context(run, 512)

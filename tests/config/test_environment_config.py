@@ -30,7 +30,14 @@ def test_an_environment_needs_no_reward_functions() -> None:
     [
         ({"kind": "python", "path": ["a.py:A", "b.py:B"]}, "environment.path names 2 classes"),
         ({"kind": "tools", "path": "a.py:f", "options": {"x": 1}}, "environment.options are for"),
+        ({"kind": "agent", "path": ["a.py"], "options": {"x": 1}}, "environment.options are for"),
         ({"kind": "tools", "path": []}, "'environment.path'"),
+        ({"kind": "tools"}, "'environment.path'"),
+        ({"path": "a.py:f"}, "'environment.kind'"),
+        ({"kind": "tools", "path": "a.py:f", "max_turns": 0}, "'environment.max_turns'"),
+        ({"kind": "tools", "path": "a.py:f", "reward": "mean"}, "'environment.reward'"),
+        ({"kind": "tools", "path": "a.py:f", "call_format": "json"}, "'environment.call_format'"),
+        ({"kind": "tools", "path": "a.py:f", "on_error": "drop"}, "'environment.on_error'"),
         ({"kind": "tool", "path": "a.py:f"}, "'environment.kind'"),
         (
             {"kind": "tools", "path": "a.py:f", "max_turn": 2},
@@ -72,3 +79,17 @@ def test_a_conversation_that_no_context_holds_is_refused() -> None:
     run = parsed(environment=GOOD["environment"] | {"max_total_tokens": 512})
     with pytest.raises(ValueError, match=r"environment\.max_total_tokens=512 leaves no room"):
         check_context(run, 512)
+
+
+@pytest.mark.parametrize("changes", [{}, {"rewards": []}])
+def test_something_must_reward(changes: dict[str, Any]) -> None:
+    tree = {key: value for key, value in GOOD.items() if key != "environment"} | changes
+    with pytest.raises(config.ConfigError, match="'rewards'") as error:
+        config.parse(tree)
+    assert "\n" not in str(error.value)
+
+
+def test_an_environment_is_no_word() -> None:
+    with pytest.raises(config.ConfigError, match="'environment': must be keys and values") as error:
+        parsed(environment="games.py:Game")
+    assert "\n" not in str(error.value)

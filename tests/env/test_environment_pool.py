@@ -11,6 +11,8 @@ import pytest
 from chat_models import make_tokenizer
 from pool_driving import HERE, Driver, children, opened, pool_of, until
 
+from rollpacker.env.pool import EnvironmentPool
+
 Talk = Callable[[Driver], Awaitable[None]]
 
 
@@ -203,6 +205,7 @@ def test_one_that_stops_the_others_too_is_found(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_that_does_not_listen_is_ended_with_its_process(tmp_path: Path) -> None:
     async def talk(driver: Driver) -> None:
         reply = await driver.told(await driver.begun(), "hang deaf")
@@ -213,6 +216,7 @@ def test_one_that_does_not_listen_is_ended_with_its_process(tmp_path: Path) -> N
     run(tmp_path, talk, step_timeout_s=2.0)
 
 
+@pytest.mark.slow
 def test_what_one_that_was_given_up_may_have_done_is_nobodys_fault(tmp_path: Path) -> None:
     async def talk(driver: Driver) -> None:
         innocent, culprit = await driver.begun("a"), await driver.begun(name="culprit")
@@ -295,26 +299,36 @@ def test_calls_are_read_in_the_format_that_is_named(named: str, template: str) -
 def test_one_that_cannot_be_loaded_is_said_once(tmp_path: Path, processes: int) -> None:
     file = tmp_path / "broken.py"
     file.write_text("raise RuntimeError('no board')\n", encoding="utf-8")
-    pool = pool_of(f"{file}:Game", processes=processes)
+    said = refused(pool_of(f"{file}:Game", processes=processes))
+    assert said.startswith("environment.path: ")
+    assert said.count("no board") == 1
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    said = refused(pool_of(f"{tmp_path / 'gone.py'}:Game"))
+    assert said.startswith("environment.path: ")
+    assert "gone.py" in said
+
+
+def test_a_model_without_a_chat_template_is_refused() -> None:
+    said = refused(pool_of(f"{HERE / 'unruly.py'}:double", make_tokenizer(None), kind="tools"))
+    assert said.startswith("environment: the tokenizer of model.path has no chat template")
+
+
+def refused(pool: EnvironmentPool) -> str:
+    """Why a pool cannot begin, in one line."""
     try:
-        with pytest.raises(ValueError, match="no board") as said:
+        with pytest.raises(ValueError, match="environment") as said:
             pool.wait_ready()
     finally:
         pool.close()
-    assert str(said.value).startswith("environment.path: ")
-    assert "\n" not in str(said.value)
-    assert str(said.value).count("no board") == 1
     assert children() == []
+    assert "\n" not in str(said.value)
+    return str(said.value)
 
 
 def test_one_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
     file = tmp_path / "dying.py"
     file.write_text("import os\nopen(__file__ + '.log', 'a').write('x')\nos._exit(5)\n")
-    pool = pool_of(f"{file}:Game")
-    try:
-        with pytest.raises(ValueError, match="do not start: the last exited with code 5"):
-            pool.wait_ready()
-    finally:
-        pool.close()
+    assert "do not start: the last exited with code 5" in refused(pool_of(f"{file}:Game"))
     assert 2 <= len((tmp_path / "dying.py.log").read_text()) <= 6
-    assert children() == []

@@ -106,6 +106,7 @@ class Talking(World):
         turn = self.acting[attempt]
         event = ev.EnvironmentReplied(attempt=attempt, turn=turn, tokens=3, seconds=0.5)
         self.tell(event)
+        assert attempt not in self.acting, "nobody has told it to go on"
 
     def finish(
         self, attempt: AttemptId, tokens: int = 7, reason: str = "stop", **drafts: int

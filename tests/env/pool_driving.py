@@ -102,6 +102,11 @@ def children() -> list[psutil.Process]:
     return [child for child in mine if "env.worker" in " ".join(child.cmdline())]
 
 
+def family() -> set[psutil.Process]:
+    """Processes of this one, whoever has started them."""
+    return set(psutil.Process().children(recursive=True))
+
+
 def descriptors() -> int:
     """How many this process has open."""
     gc.collect()  # what others have left would be closed meanwhile
@@ -118,16 +123,16 @@ def pool_of(path: str, tokenizer: Any = TOKENIZER, **more: Any) -> EnvironmentPo
 async def opened(folder: Path, kind: str = "Unruly", **more: Any) -> AsyncIterator[Driver]:
     """A pool of ``unruly.py``, which writes what it does to a folder; nothing is left of it."""
     path = f"{HERE / 'unruly.py'}:{kind}"
-    before, others = descriptors(), set(psutil.Process().children())
+    before, others = descriptors(), family()
     pool = pool_of(path, options={"folder": str(folder)}, **more)
     started: set[psutil.Process] = set()
     try:
         pool.wait_ready()
         yield Driver(pool)
-        started = set(psutil.Process().children(recursive=True)) - others
+        started = family() - others
     finally:
         pool.close()
-    assert set(psutil.Process().children()) == others
+    assert not started & set(psutil.Process().children())
     _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)
     assert not alive
     assert descriptors() <= before

@@ -1,8 +1,6 @@
 """A program's episode in tokens: what the model reads, and what it said stays as it was."""
 
 import asyncio
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from agent_programs import alive, opened, write
 
+from importing import imported
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.episode import Episode
 from rollpacker.env.messages import Answer, Begin, Step
@@ -34,13 +33,8 @@ PROGRAM = """
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Iterator[Any]:
-    sys.path.insert(0, str(TOOLS))
-    try:
-        yield importlib.import_module("prepare").build_tokenizer()
-    finally:
-        sys.path.remove(str(TOOLS))
-        for name in ("corpus", "prepare", "tasks", "tools"):
-            sys.modules.pop(name, None)
+    with imported(TOOLS, "tasks", "tools", "corpus", "prepare") as modules:
+        yield modules.prepare.build_tokenizer()
 
 
 def talk(folder: Path, tokenizer: Any, *said: tuple[str, bool]) -> list[Answer]:

@@ -1,14 +1,14 @@
-import importlib
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
+from importing import imported
 from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.job import train
@@ -21,16 +21,9 @@ RIGHT = {"short": False, "inverted": False, "backwards": False}
 
 
 @pytest.fixture(scope="module")
-def example() -> Any:
-    """The example's modules, imported as its own scripts import them."""
-    names = ("problems", "corpus", "prepare")
-    sys.path.insert(0, str(EXAMPLE))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path.remove(str(EXAMPLE))
-        for name in names:
-            del sys.modules[name]
+def example() -> Iterator[Any]:
+    with imported(EXAMPLE, "problems", "corpus", "prepare") as modules:
+        yield modules
 
 
 @pytest.fixture

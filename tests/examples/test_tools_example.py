@@ -1,15 +1,15 @@
 import asyncio
-import importlib
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
+from importing import imported
 from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.env.template import Template
@@ -22,18 +22,9 @@ GOOD = {"at_once": 0.0, "other": 0.0, "broken": 0.0, "unknown": 0.0}
 
 
 @pytest.fixture(scope="module")
-def example() -> Any:
-    """The example's modules, imported as its own scripts import them."""
-    names = ("tasks", "tools", "reward", "corpus", "prepare")
-    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    sys.path.insert(0, str(EXAMPLE))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path.remove(str(EXAMPLE))
-        for name in names:
-            sys.modules.pop(name, None)
-        sys.modules.update(others)
+def example() -> Iterator[Any]:
+    with imported(EXAMPLE, "tasks", "tools", "reward", "corpus", "prepare") as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")

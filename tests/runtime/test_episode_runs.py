@@ -134,7 +134,8 @@ def test_modes_sample_the_same_and_lose_no_prompt(
 def test_a_run_that_was_stopped_goes_on_exactly(shop: Talkshop) -> None:
     fixed = {"deterministic": True, "checkpoint": {"every": 1, "keep": 9}}
     whole, _ = run(shop.config("whole", "exact", **TALKING, **fixed))
-    config = shop.config("parts", "exact", **TALKING, **fixed)
+    few = {"environment": ECHO | {"concurrency": 2, "processes": 2}}  # the others wait for turns
+    config = shop.config("parts", "exact", **TALKING | few, **fixed)
     run(config.model_copy(update={"steps": 2}))
     folder, _ = run(config, resume=True)
     last = max(checkpoints(whole))

@@ -126,6 +126,11 @@ class EnvironmentPool:
         self._forget(episode)
         self._dispatch()
 
+    @property
+    def queued(self) -> int:
+        """How many episodes have not begun, as others have to end first."""
+        return len(self._queue)
+
     def said(self) -> list[str]:
         """What the user should know and was not told yet."""
         said, self._said = self._said, []

@@ -192,11 +192,17 @@ class Episodes:
         return self._pool.said()
 
     def settle(self) -> bool:
-        """Whether nobody acts; in lockstep, only then answers are told."""
-        while self._answers and not self._acting:
+        """Whether nobody acts; in lockstep, only then answers are told.
+
+        Those that wait for another episode's end do not act: the end may be the model's to bring.
+        """
+        while self._answers and not self._act():
             answers, self._answers = self._answers, []
             self._take(sorted(answers, key=lambda answered: answered.attempt.id))
-        return not self._acting
+        return not self._act()
+
+    def _act(self) -> bool:
+        return len(self._acting) > self._pool.queued
 
     def _hear(self, replies: Sequence[Reply]) -> None:
         answers = [each for reply in replies if (each := self._answered(reply)) is not None]

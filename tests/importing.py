@@ -1,0 +1,22 @@
+"""An example's modules, imported as its own scripts import them."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+
+@contextmanager
+def imported(folder: Path, *names: str) -> Iterator[SimpleNamespace]:
+    """Modules of a folder by name; others of these names come back afterwards."""
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.path.insert(0, str(folder))
+    try:
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    finally:
+        sys.path.remove(str(folder))
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(others)

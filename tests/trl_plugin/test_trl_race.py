@@ -65,6 +65,8 @@ def test_each_prompt_is_trained_on_once_an_epoch(tmp_path: Path, mode: str) -> N
         assert set(counts.values()) == {4}
     rows = kept(tmp_path)
     assert (rows["weights_version"] == rows["step"]).all()
+    # As they began: who ended first may be the machine's doing.
+    assert trained == rows.sort("step", "attempt")["prompt_text"].to_list()
     if mode == "race":
         lines = (tmp_path / "rollpacker" / "metrics.jsonl").read_text().splitlines()
         kinds = Counter(json.loads(line)["tail/round_kind"] for line in lines)

@@ -66,18 +66,7 @@ def test_a_round_waits_for_what_is_slow_and_no_longer(tmp_path: Path) -> None:
     assert len(first) > 12, "whole rounds at a time"
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "exact",
-        pytest.param(
-            "race",
-            marks=pytest.mark.xfail(
-                strict=False, reason="differs now and then beside other work: not explained yet"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("mode", ["exact", "race"])
 def test_full_determinism_does_not_depend_on_how_long_rewards_take(
     tmp_path: Path, mode: str
 ) -> None:

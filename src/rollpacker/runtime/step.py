@@ -64,6 +64,11 @@ class StepRecord:
     fleet: Fleet = _NOBODY
     work: dict[EngineId, Work] = field(default_factory=dict[EngineId, Work])
 
+    @property
+    def begun(self) -> list[PromptId]:
+        """Prompts in the order in which they began, which no response's speed can change."""
+        return list(dict.fromkeys(attempt.prompt for attempt in self.attempts.values()))
+
     def accept(self, decision: do.AcceptGroup) -> list[Attempt]:
         """Note a kept group; returns its attempts by sample index."""
         group = [self.attempts[attempt] for attempt in decision.attempts]

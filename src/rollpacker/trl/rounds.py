@@ -221,8 +221,8 @@ class Rounds:
         for attempt in record.kept:
             kept.setdefault(attempt.prompt, []).append(attempt)
         self._check_whole(len(record.kept), len(examples), record.faults)
-        order = record.trained if self.races else list(self._problems.rows)
-        self._kept = [attempt for prompt in order for attempt in kept[prompt]]
+        order = record.begun if self.races else list(self._problems.rows)
+        self._kept = [attempt for prompt in order for attempt in kept.get(prompt, [])]
         rows = self._problems.rows
         return [dict(rows[attempt.prompt].columns) for attempt in self._kept]
 

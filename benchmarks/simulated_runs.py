@@ -2,6 +2,7 @@
 
     python benchmarks/simulated_runs.py --steps 60 --out runs/simulated
     python benchmarks/simulated_runs.py --steps 40 --prompts 64 --out runs/simulated-large
+    python benchmarks/simulated_runs.py --steps 16 --prompts 256 --ahead off --out runs/sim-plain
 
 Every mode runs with two seeds, and with the first of them once more. Costs are fitted to one run
 and tested on steps that were held back, on the other seed and on the other mode. What one run tells
@@ -36,17 +37,21 @@ Pair = tuple[Timed, Timed]
 
 
 def config_of(
-    model: Path, folder: Path, mode: str, seed: int, steps: int, prompts: int
+    model: Path, folder: Path, mode: str, seed: int, arguments: argparse.Namespace
 ) -> RunConfig:
     """The demo's job with so many prompts a step; no prompt twice."""
+    steps, prompts = arguments.steps, arguments.prompts
     size = Size(steps=steps * prompts // DEMO_PROMPTS, held_out=50)
     config = demo_config(model, folder, mode, size, {"seed": seed, "steps": steps})
-    rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
+    ahead = config.rollout.speculation.model_copy(update={"mode": arguments.ahead})
+    changes = {"prompts_per_step": prompts, "speculation": ahead}
+    rollout = config.rollout.model_copy(update=changes)
     return config.model_copy(update={"rollout": rollout})
 
 
-def run_all(out: Path, steps: int, prompts: int) -> dict[tuple[str, str], RunRecord]:
+def run_all(arguments: argparse.Namespace) -> dict[tuple[str, str], RunRecord]:
     """By name and mode."""
+    out: Path = arguments.out
     model = warm_start(default_cache())
     found: dict[tuple[str, str], RunRecord] = {}
     for name, seed in RUNS:
@@ -54,8 +59,8 @@ def run_all(out: Path, steps: int, prompts: int) -> dict[tuple[str, str], RunRec
             folder = out / name / mode
             if not (folder / "summary.json").exists():
                 others = Contention()
-                config = config_of(model, folder, mode, seed, steps, prompts)
-                train(config, progress=Progress(every=steps))
+                config = config_of(model, folder, mode, seed, arguments)
+                train(config, progress=Progress(every=arguments.steps))
                 print(f"{name} {mode}: other processes took {others.share():.0%} of the cores")
             found[name, mode] = read_run(folder)
     return found
@@ -101,9 +106,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--prompts", type=int, default=DEMO_PROMPTS, help="a step")
+    parser.add_argument("--ahead", default="auto", choices=["auto", "off"], help="drafts")
     parser.add_argument("--out", type=Path, default=Path("runs/simulated"))
-    arguments = parser.parse_args()
-    runs = run_all(arguments.out, arguments.steps, arguments.prompts)
+    runs = run_all(parser.parse_args())
     print("accuracy of step / rollout / training\n")
     print("| predicted | from | each step | means of 5 | whole run |")
     print("|---|---|---|---|---|")

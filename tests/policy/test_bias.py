@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from synthetic_race import FITS, ONE_OF_FITS, race
 
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.bias import Audited, BiasMeter, is_audit_step
+from rollpacker.policy.bias import Audited, BiasMeter, Talk, is_audit_step
 from rollpacker.policy.censoring import (
     KaplanMeier,
     Observations,
@@ -159,6 +159,53 @@ def test_an_audited_loser_is_expected_to_come_back_with_its_shrunk_mean():
     assert icc == 0.0
     bias = meter.measure(RoundKind.SHORT, [50], [False], [audited([300, 100], None)])
     assert bias.audited_kept_vs_true == pytest.approx(grand / 200)
+
+
+def talked(*kept):
+    """Four responses of one, two, three and four turns, a second each; these are kept."""
+    talk = [Talk(turns, float(turns)) for turns in range(1, 5)]
+    known = {"lengths": (10,) * 4, "truncated": (False,) * 4, "talk": tuple(talk)}
+    if not kept:
+        return Audited(**known, kept=None)
+    some = tuple(talk[n] for n in kept)
+    return Audited(**known, kept=(10,) * len(kept), talk_kept=some)
+
+
+def test_a_race_that_turns_lose_is_told_though_tokens_are_fair():
+    meter = raced_meter()
+    for _ in range(19):
+        bias = meter.measure(RoundKind.SHORT, [10], [False], [talked(0, 1), talked(0, 3)])
+        assert bias.alarms == ()
+    assert bias.audited == {"len": 1.0, "turns": 0.8, "wait": 0.8}
+    bias = meter.measure(RoundKind.SHORT, [10], [False], [talked(0, 1), talked(0, 3)])
+    (alarm,) = bias.alarms
+    assert alarm.startswith("audited kept/true turns 0.800 < 0.95")
+    assert RESPONSES_KNOB in alarm
+
+
+def test_a_prompt_whose_turns_lost_comes_back_with_its_shrunk_mean():
+    meter = raced_meter()
+    assert meter._history.icc() == 0.0
+    longer = Audited(
+        lengths=(10,), truncated=(False,), kept=(10,), talk=(Talk(5, 0.0),), talk_kept=(Talk(5, 0),)
+    )
+    bias = meter.measure(RoundKind.SHORT, [10], [False], [talked(), longer])
+    grand = (2.5 + 5) / 2
+    assert bias.audited["turns"] == pytest.approx((grand + 5) / 7.5)
+
+
+def test_nothing_is_said_of_turns_where_there_are_none():
+    bias = raced_meter().measure(RoundKind.SHORT, [50], [False], [audited([100, 100], [100])])
+    assert bias.audited == {"len": 1.0}
+
+
+def test_what_audits_heard_of_turns_is_saved():
+    meter, other = raced_meter(), raced_meter()
+    meter.measure(RoundKind.SHORT, [10], [False], [talked(0, 1)])
+    other.load_state_dict(json.loads(json.dumps(meter.state_dict())))
+    assert other.measure(RoundKind.SHORT, [10], [False]).audited == pytest.approx(
+        {"len": 1.0, "turns": 0.6, "wait": 0.6}
+    )
 
 
 def test_growing_runaways_raise_an_alarm():

@@ -264,6 +264,8 @@ class TurnsMachine(RuleBasedStateMachine):
         assert book.bound == dict.fromkeys(world.workers, 0) | Counter(bound.values())
         assert book.busy == len(set(bound.values()))
         assert (book.grading, book.stopping) == (len(world.grading), len(world.stopping))
+        for attempt, one in book.running.items():
+            assert (one.turns, one.wait_s) == (world.turns[attempt], 0.5 * world.goes[attempt])
 
     @invariant()
     def never_stuck(self) -> None:

@@ -28,7 +28,7 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
     """A response is complete (``stop``) or truncated (``length``); ``tokens`` were generated.
 
     ``drafted`` tokens were guessed, and ``accepted`` of them were right, in ``verifications`` of
-    its decode steps.
+    its decode steps. Its environment took ``seconds`` to end the episode.
     """
 
     attempt: AttemptId
@@ -37,6 +37,7 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
     verifications: int = 0
     drafted: int = 0
     accepted: int = 0
+    seconds: float = 0.0
 
 
 class TurnFinished(Tagged, frozen=True, kw_only=True):

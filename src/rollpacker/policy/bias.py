@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,7 +46,9 @@ class Bias:
         effective_sample_size: share of the kept samples that weighting them to the true
             distribution would leave.
         audited_kept_vs_true: the same ratio on audited prompts; None before the first audit.
-        audits: audits in that ratio, the last twenty at most.
+        audited_talk: likewise for an environment's ``turns`` and ``wait``, where it has any: a race
+            is lost by those that it lets wait, however few tokens they sample.
+        audits: audits in these ratios, the last twenty at most.
         alarms: what is wrong and the key to change.
     """
 
@@ -56,8 +58,22 @@ class Bias:
     truncated_true: float = 0.0
     effective_sample_size: float = 1.0
     audited_kept_vs_true: float | None = None
+    audited_talk: Mapping[str, float] = field(default_factory=dict[str, float])
     audits: int = 0
     alarms: tuple[str, ...] = ()
+
+    @property
+    def audited(self) -> dict[str, float]:
+        """Kept over true on audited prompts, of what is known: ``len``, ``turns`` and ``wait``."""
+        length = self.audited_kept_vs_true
+        return {**({} if length is None else {"len": length}), **self.audited_talk}
+
+
+class Talk(NamedTuple):
+    """What an attempt had with its environment: turns, and seconds that it waited."""
+
+    turns: float
+    wait: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +84,15 @@ class Audited:
         lengths: of all its attempts, tokens.
         truncated: which of them reached the cap.
         kept: lengths that the race would have kept; None if the prompt would have lost.
+        talk: of all its attempts.
+        talk_kept: of those of ``kept``.
     """
 
     lengths: tuple[int, ...]
     truncated: tuple[bool, ...]
     kept: tuple[int, ...] | None
+    talk: tuple[Talk, ...] = ()
+    talk_kept: tuple[Talk, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +161,8 @@ class BiasMeter:
         self._kept: deque[NDArray[np.int64]] = deque(maxlen=window)
         self._truncated: deque[int] = deque(maxlen=window)
         self._first: list[_Audit] = []
-        self._latest: deque[_Audit] = deque(maxlen=20)
+        self._latest: deque[_Audit] = deque(maxlen=_LATER_AUDITS)
+        self._talk = {name: deque[_Audit](maxlen=_LATER_AUDITS) for name in Talk._fields}
         self._old = _Unraced()
         self._new = _Unraced()
         self._long: list[_Share] = []
@@ -166,12 +187,7 @@ class BiasMeter:
         everything = np.concatenate(self._kept)
         share = sum(self._truncated) / max(1, everything.size)
         if not everything.size or not np.any(self._history.seen().ends == CENSORED):
-            return Bias(
-                truncated_kept=share,
-                truncated_true=share,
-                audited_kept_vs_true=_ratio(self._latest),
-                audits=len(self._latest),
-            )
+            return Bias(truncated_kept=share, truncated_true=share, **self._audits())
         true = self._history.distribution()
         return Bias(
             censored=True,
@@ -181,10 +197,17 @@ class BiasMeter:
             effective_sample_size=effective_sample_size(
                 censoring_weights(everything, everything, true)
             ),
-            audited_kept_vs_true=_ratio(self._latest),
-            audits=len(self._latest),
             alarms=self._alarms(),
+            **self._audits(),
         )
+
+    def _audits(self) -> dict[str, Any]:
+        talk = {name: _ratio(audits) for name, audits in self._talk.items()}
+        return {
+            "audited_kept_vs_true": _ratio(self._latest),
+            "audited_talk": {name: ratio for name, ratio in talk.items() if ratio is not None},
+            "audits": len(self._latest),
+        }
 
     def weights(self, lengths: ArrayLike) -> NDArray[np.float64]:
         """Censoring weights of the responses of the step just measured, shape (N,), about mean 1.
@@ -209,6 +232,8 @@ class BiasMeter:
         if len(self._first) < _FIRST_AUDITS:
             self._first.append(audit)
         self._latest.append(audit)
+        for name, audits in self._talk.items():
+            audits.append(_talk_audit(name, audited, icc))
         for prompt in audited:
             part = self._old if len(self._old.lengths) < _UNRACED else self._new
             part.add(prompt)
@@ -220,6 +245,8 @@ class BiasMeter:
             _audit_alarm(self._latest, _LATER_AUDITS, self._limit, advice)
             if len(self._latest) == _LATER_AUDITS
             else _audit_alarm(self._first, _FIRST_AUDITS, first_limit, advice),
+            # Not of waiting: how slow a tool was is no part of what is learned.
+            _audit_alarm(self._talk["turns"], _LATER_AUDITS, self._limit, advice, "turns"),
             _drift_alarm(self._old, self._new, advice),
             _long_alarm(self._long, advice),
         ]
@@ -232,6 +259,7 @@ class BiasMeter:
             "truncated": list(self._truncated),
             "first": [asdict(audit) for audit in self._first],
             "latest": [asdict(audit) for audit in self._latest],
+            "talk": {name: [asdict(a) for a in audits] for name, audits in self._talk.items()},
             "old": asdict(self._old),
             "new": asdict(self._new),
             "long": [asdict(share) for share in self._long],
@@ -246,6 +274,9 @@ class BiasMeter:
         self._first = [_Audit(**audit) for audit in state["first"]]
         self._latest.clear()
         self._latest.extend(_Audit(**audit) for audit in state["latest"])
+        for name, audits in self._talk.items():
+            audits.clear()
+            audits.extend(_Audit(**audit) for audit in state["talk"][name])
         self._old, self._new = _Unraced(**state["old"]), _Unraced(**state["new"])
         self._long = [_Share(**share) for share in state["long"]]
 
@@ -255,11 +286,28 @@ def _ratio(audits: Sequence[_Audit]) -> float | None:
     return math.fsum(audit.kept for audit in audits) / true if true > 0.0 else None
 
 
-def _audit_alarm(audits: Sequence[_Audit], least: int, limit: float, advice: str) -> str | None:
+def _talk_audit(name: str, audited: Sequence[Audited], icc: float) -> _Audit:
+    """As for lengths, with their share of what differs between prompts."""
+    true = [[getattr(talk, name) for talk in prompt.talk] for prompt in audited]
+    means = [float(np.mean(values)) for values in true if values]
+    grand = float(np.mean(means)) if means else 0.0
+    kept = [
+        shrunk_mean(float(np.mean(values)), len(values), grand, icc)
+        if prompt.talk_kept is None
+        else float(np.mean([getattr(talk, name) for talk in prompt.talk_kept]))
+        for prompt, values in zip(audited, true, strict=True)
+        if values
+    ]
+    return _Audit(math.fsum(kept), math.fsum(means))
+
+
+def _audit_alarm(
+    audits: Sequence[_Audit], least: int, limit: float, advice: str, what: str = "length"
+) -> str | None:
     ratio = _ratio(audits)
     if len(audits) < least or ratio is None or ratio >= limit:
         return None
-    return f"audited kept/true length {ratio:.3f} < {limit} over {least} audits: {advice}"
+    return f"audited kept/true {what} {ratio:.3f} < {limit} over {least} audits: {advice}"
 
 
 def _drift_alarm(old: _Unraced, new: _Unraced, advice: str) -> str | None:

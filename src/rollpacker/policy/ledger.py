@@ -47,6 +47,8 @@ class Attempt:
         bound: where it will decode when every move is done; else its ``engine``.
         stage: how far it has come.
         tokens: of its response, once that is there.
+        turns: that it has ended, where it has an environment.
+        wait_s: that its environment has taken.
         finish_reason: of its response; None before.
         reward: None before it is graded, and where no function applies.
     """
@@ -59,6 +61,8 @@ class Attempt:
     bound: EngineId
     stage: Stage = Stage.RUNNING
     tokens: int = 0
+    turns: int = 0
+    wait_s: float = 0.0
     finish_reason: FinishReason | None = None
     reward: float | None = None
 
@@ -144,6 +148,7 @@ class LedgerWriter(Ledger):
         if attempt is not None:
             self._leave(attempt, Stage.FINISHED)
             attempt.tokens, attempt.finish_reason = event.tokens, event.finish_reason
+            attempt.wait_s += event.seconds
         return attempt
 
     def _graded(self, event: ev.AttemptGraded) -> Attempt | None:
@@ -154,8 +159,17 @@ class LedgerWriter(Ledger):
         attempt.reward = event.reward
         return attempt
 
-    def _turned(self, event: ev.TurnFinished | ev.EnvironmentReplied) -> Attempt | None:
-        return self.running.get(event.attempt)
+    def _turned(self, event: ev.TurnFinished) -> Attempt | None:
+        attempt = self.running.get(event.attempt)
+        if attempt is not None:
+            attempt.turns += 1
+        return attempt
+
+    def _replied(self, event: ev.EnvironmentReplied) -> Attempt | None:
+        attempt = self.running.get(event.attempt)
+        if attempt is not None:
+            attempt.wait_s += event.seconds
+        return attempt
 
     def _failed(
         self, event: ev.AttemptFailed | ev.GradingFailed | ev.EpisodeFailed
@@ -268,7 +282,7 @@ class LedgerWriter(Ledger):
         ev.StepStarted: lambda self, event: self._begin(event.step, event.engines),
         ev.AttemptFinished: _finished,
         ev.TurnFinished: _turned,
-        ev.EnvironmentReplied: _turned,
+        ev.EnvironmentReplied: _replied,
         ev.AttemptGraded: _graded,
         ev.AttemptFailed: _failed,
         ev.GradingFailed: _failed,

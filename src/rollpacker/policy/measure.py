@@ -12,7 +12,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import GroupPart, PromptId
 from rollpacker.policy.admission import Admission, Workload
-from rollpacker.policy.bias import Audited, Bias, BiasMeter, is_audit_step
+from rollpacker.policy.bias import Audited, Bias, BiasMeter, Talk, is_audit_step
 from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths import LengthHistory
@@ -135,6 +135,8 @@ class Measurements:
             lengths=tuple(one.tokens for one in ends),
             truncated=tuple(one.finish_reason == "length" for one in ends),
             kept=None if kept is None else tuple(one.tokens for one in kept),
+            talk=tuple(_talk(one) for one in ends),
+            talk_kept=None if kept is None else tuple(_talk(one) for one in kept),
         )
 
     def weights(self, lengths: Sequence[int]) -> list[float]:
@@ -156,3 +158,7 @@ class Measurements:
         self._meter.load_state_dict(state["meter"])
         self._admission.load_state_dict(state["admission"])
         self._train_s, self._train_tokens = state["train"]
+
+
+def _talk(attempt: Attempt) -> Talk:
+    return Talk(turns=float(attempt.turns), wait=attempt.wait_s)

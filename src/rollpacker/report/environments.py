@@ -22,7 +22,8 @@ def environment_facts(run: RunFolder, gantt: Gantt) -> dict[str, Any]:
 
     ``turns`` and ``wait_s`` are means of a kept response, ``wait_share`` of the rollouts that it
     waited in; ``tools_idle_s`` are device seconds of the rollouts that were idle by tools,
-    ``tools_bubble`` is their share; ``tool_calls`` and ``failed_calls`` count all responses.
+    ``tools_bubble`` is their share; ``tool_calls`` and ``failed_calls`` count all responses;
+    ``audited_turns`` and ``audited_wait`` are kept over true, where a race was audited.
     """
     samples = run.samples
     if "turn_tokens" not in samples.columns:
@@ -44,7 +45,14 @@ def environment_facts(run: RunFolder, gantt: Gantt) -> dict[str, Any]:
         "tools_bubble": idle_s / whole_s if whole_s else 0.0,
         "tool_calls": int(samples["tool_calls"].sum()),
         "failed_calls": int(samples["failed_calls"].sum()),
+        **{f"audited_{name}": value for name in ("turns", "wait") if (value := _last(run, name))},
     }
+
+
+def _last(run: RunFolder, name: str) -> float | None:
+    """The newest audits' word."""
+    key = f"tail/audited_kept_vs_true_{name}"
+    return next((line[key] for line in reversed(run.metrics) if key in line), None)
 
 
 def environment_section(run: RunFolder, gantt: Gantt, facts: Mapping[str, Any]) -> Section | None:
@@ -67,6 +75,13 @@ def environment_section(run: RunFolder, gantt: Gantt, facts: Mapping[str, Any]) 
         )
     else:
         text += "No tool was called."
+    if "audited_turns" in facts:
+        text += (
+            " On audited prompts, whose responses all ran to their end, those that the race would "
+            f"have kept had {share(facts['audited_turns'])} of the turns of all"
+        )
+        waits = "audited_wait" in facts
+        text += f" and {share(facts['audited_wait'])} of their waiting." if waits else "."
     figure = _figure(run, gantt)
     return Section("environment", "Turns and tools", text, figure=figure)
 

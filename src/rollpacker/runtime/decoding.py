@@ -308,8 +308,8 @@ class Decoding:
             finish_reason=output.finish_reason,
         )
 
-    def _ended(self, attempt: Attempt, output: Output) -> ev.AttemptFinished:
-        """The response is there."""
+    def _ended(self, attempt: Attempt, output: Output, seconds: float = 0.0) -> ev.AttemptFinished:
+        """The response is there, after an environment's last ``seconds``."""
         attempt.output, attempt.end_s = output, self._clock()
         attempt.stage = Stage.GRADING
         if self._hints is not None:
@@ -322,6 +322,7 @@ class Decoding:
             verifications=drafts.verifications,
             drafted=drafts.drafted,
             accepted=drafts.accepted,
+            seconds=seconds,
         )
 
     def _stopped(self, output: Output) -> ev.Event:
@@ -371,7 +372,7 @@ class Decoding:
             )
         if answered.over:
             self._forget(attempt)
-            return self._ended(attempt, self._whole(attempt, conversation))
+            return self._ended(attempt, self._whole(attempt, conversation), answered.seconds)
         return ev.EnvironmentReplied(
             attempt=attempt.id,
             turn=len(conversation.turns) - 1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,7 @@ class Tail:
         deferred: prompts that lost their race in this step.
         aborted_tokens: tokens generated and thrown away in this step.
         kept_vs_true_len: mean length of kept responses over that without aborts; 1 is unbiased.
+        audited: the same on audited prompts, for ``len``, ``turns`` and ``wait``, where known.
     """
 
     round_kind: RoundKind
@@ -43,6 +44,7 @@ class Tail:
     deferred: int = 0
     aborted_tokens: int = 0
     kept_vs_true_len: float = 1.0
+    audited: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -135,6 +137,7 @@ def step_metrics(
         "tail/deferred": tail.deferred,
         "tail/aborted_tokens": tail.aborted_tokens,
         "tail/kept_vs_true_len": tail.kept_vs_true_len,
+        **{f"tail/audited_kept_vs_true_{name}": value for name, value in tail.audited.items()},
         **{f"bubble/{name}": value for name, value in bubble.items()},
         "policy_version_max_lag": lag,
     }

@@ -41,6 +41,7 @@ async def write_step(
         deferred=len(record.deferred),
         aborted_tokens=record.aborted_tokens(),
         kept_vs_true_len=bias.kept_vs_true_len,
+        audited=bias.audited,
     )
     for alarm in bias.alarms:
         log.progress.note(f"WARNING step {record.step}: {alarm}")

@@ -153,7 +153,7 @@ class Decoding:
         else:
             self._leave(attempt)
             self._now.last_end_s = self._agenda.now
-            self._post(self._finished(attempt))
+            self._post(self._finished(attempt, round(turn.tool_s, 6)))
         self._settle()
 
     # What happened -----------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Decoding:
         attempt.decoding = False
         return ev.AttemptAborted(attempt=attempt.course.attempt, tokens=tokens)
 
-    def _finished(self, attempt: Attempt) -> ev.AttemptFinished:
+    def _finished(self, attempt: Attempt, seconds: float = 0.0) -> ev.AttemptFinished:
         attempt.decoding, attempt.target = False, None
         # Of all that the engine has decoded since it last finished one.
         drafts = self._engines[attempt.engine].drafts()
@@ -208,6 +208,7 @@ class Decoding:
             verifications=drafts.verifications,
             drafted=drafts.drafted,
             accepted=drafts.accepted,
+            seconds=seconds,
         )
 
     def _reason(self, tokens: int) -> FinishReason:

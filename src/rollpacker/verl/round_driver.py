@@ -236,7 +236,7 @@ class RoundDriver:
     def metrics(self) -> dict[str, float]:
         """Of the last round."""
         current, bias = self.round, self._policy.bias()
-        found = {
+        return {
             "tail/round_kind": _KINDS[current.kind],
             "tail/long_queue": float(self._policy.queue),
             "tail/deferred": float(len(current.deferred)),
@@ -245,10 +245,8 @@ class RoundDriver:
             "tail/kept_vs_true_len": bias.kept_vs_true_len,
             "tail/truncated_kept": bias.truncated_kept,
             "tail/truncated_true": bias.truncated_true,
+            **{f"tail/audited_kept_vs_true_{k}": v for k, v in bias.audited.items()},
         }
-        if bias.audited_kept_vs_true is not None:
-            found["tail/audited_kept_vs_true_len"] = bias.audited_kept_vs_true
-        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Between two rounds: what a resumed run needs, as JSON."""

@@ -16,7 +16,7 @@ import psutil
 from chat_models import make_tokenizer
 
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.messages import Begin, Step
+from rollpacker.env.messages import Begin, Step, packed
 from rollpacker.env.pool import EnvironmentPool, Reply
 
 HERE = Path(__file__).parent
@@ -48,7 +48,7 @@ class Driver:
         self._last += 1
         command = Begin(
             episode=self._last,
-            row=row,
+            row=packed(row),
             prompt=PROMPT,
             tools=[],
             room=10_000,

@@ -12,7 +12,7 @@ from agent_programs import alive, opened, write
 from importing import imported
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.episode import Episode
-from rollpacker.env.messages import Answer, Begin, Step
+from rollpacker.env.messages import Answer, Begin, Step, packed
 from rollpacker.env.template import Template
 
 TOOLS = Path(__file__).parents[2] / "examples" / "tools"
@@ -48,7 +48,7 @@ def talk(folder: Path, tokenizer: Any, *said: tuple[str, bool]) -> list[Answer]:
         path = write(folder, PROGRAM)
         config = EnvironmentConfig(kind="agent", path=path, step_timeout_s=60.0)
         async with opened(path) as factory:
-            begin = Begin(episode=1, row=ROW, prompt=[], tools=[], room=4000)
+            begin = Begin(episode=1, row=packed(ROW), prompt=[], tools=[], room=4000)
             one = Episode(config, factory, Template(tokenizer, {}), begin)
             answers = [await one.begin()]
             answers += [await one.step(step(*each)) for each in said]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import operator
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -89,7 +90,7 @@ class Episode:
         making = asyncio.ensure_future(call(self._factory.make))
         making.add_done_callback(self._made)
         await asyncio.shield(making)
-        opening = _opening(await call(self._environment.reset, begin.row))
+        opening = _opening(await call(self._environment.reset, pickle.loads(begin.row)))
         self._tools += opening.tools
         self._messages += opening.messages
         prompt = b""

@@ -1,26 +1,51 @@
 """What the driver and the processes of environments say to each other.
 
 Both directions are MessagePack: what such a process writes, in which a user's code runs, is checked
-and never unpickled.
+and never unpickled. A row goes there pickled, since its columns may be anything.
 """
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from rollpacker.errors import one_line
+
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Begin an episode. ``prompt``: the row's chat messages; ``template``: its own arguments of the
-    chat template; ``room``: most tokens of a prompt in its place."""
+    """Begin an episode. ``row``: of ``packed``; ``prompt``: its chat messages; ``template``: its
+    own arguments of the chat template; ``room``: most tokens of a prompt in its place."""
 
     episode: int
-    row: Any
+    row: bytes
     prompt: Any
     tools: Any
     room: int
     template: dict[str, Any] = {}
+
+
+def packed(row: Mapping[str, Any]) -> bytes:
+    """A row for ``Begin``. Raises ``ValueError`` that names the column that cannot be sent."""
+    try:
+        return pickle.dumps(dict(row), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # whatever a value's own code raises
+        name = next((name for name, value in row.items() if not _sent(value)), "?")
+        kind = type(row.get(name)).__name__
+        raise ValueError(
+            f"data: column '{name}' cannot be sent to the process of an environment: pickling its "
+            f"{kind} failed: {one_line(error)}"
+        ) from error
+
+
+def _sent(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):

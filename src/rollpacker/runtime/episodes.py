@@ -13,7 +13,7 @@ import numpy as np
 from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Request, SamplingParams
-from rollpacker.env.messages import Answer, Begin, Step
+from rollpacker.env.messages import Answer, Begin, Step, packed
 from rollpacker.env.pool import EnvironmentPool, Reply
 from rollpacker.runtime.attempts import Attempt, Stage
 from rollpacker.runtime.clock import Clock
@@ -114,7 +114,7 @@ class Episodes:
         chat = problems.chat(row)
         command = Begin(
             episode=attempt.id,
-            row={**row.columns, "prompt": chat},
+            row=packed({**row.columns, "prompt": chat}),
             prompt=chat,
             tools=list(row.tools),
             template=dict(row.template_kwargs),

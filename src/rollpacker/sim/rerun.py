@@ -11,31 +11,34 @@ from rollpacker.policy.fleet import colocated, grid
 from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace.compare import STEP, Comparison, Timed, compare
 from rollpacker.sim.calibration import Calibration
-from rollpacker.sim.course import Turn, Turns
+from rollpacker.sim.course import Turns
 from rollpacker.sim.fit_costs import calibrate, timed
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult, mean
 from rollpacker.sim.run_lanes import Tried
 from rollpacker.sim.run_record import METRICS, RunRecord
 from rollpacker.sim.run_steps import RunStep
+from rollpacker.sim.unfinished import gone_on, whole
 from rollpacker.sim.world import World
 
 
 class RunWorkload:
     """What a run sampled, as it sampled it.
 
-    A response that the run never finished is drawn from those of its step that are longer than
-    it got.
+    A response that the run never finished goes on as one that was longer, of its step if there is
+    one.
     """
 
     def __init__(self, run: RunRecord) -> None:
         self._tried: dict[tuple[int, PromptId, int], Tried] = {}
         self._ended: dict[int, list[Tried]] = {}
+        self._all_ended: list[Tried] = []
         for step in run.steps:
             for tried in step.attempts.values():
                 self._tried[(step.number, tried.prompt, tried.index)] = tried
-            whole = [tried for tried in step.attempts.values() if tried.end_s is not None]
-            self._ended[step.number] = sorted(whole, key=lambda tried: tried.tokens)
+            ended = [tried for tried in step.attempts.values() if tried.end_s is not None]
+            self._ended[step.number] = sorted(ended, key=lambda tried: tried.tokens)
+            self._all_ended += ended
         self.prompt_tokens = round(mean(run.prompt_tokens.values()))
         self._seed: int = run.settings["seed"]
         self._cap: int = run.settings["cap"]
@@ -65,12 +68,13 @@ class RunWorkload:
     def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
         """As recorded, or of a longer one than was seen."""
         tried = self._tried.get((step, prompt, index))
-        if tried is not None and tried.end_s is not None:
-            return _turns(tried)
-        least = 0 if tried is None else tried.tokens
-        longer = [each for each in self._ended[step] if each.tokens > least]
-        rng = np.random.default_rng([self._seed, step, index, len(longer)])
-        return _turns(longer[rng.choice(len(longer))]) if longer else (Turn(self._cap),)
+        if tried is None:
+            tried = Tried(prompt, index, engine=0)
+        if tried.end_s is not None:
+            return whole(tried)
+        of_step = self._ended[step]
+        rng = np.random.default_rng([self._seed, step, index, len(of_step), tried.tokens])
+        return gone_on(tried, (of_step, self._all_ended), self._cap, rng)
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float:
         """As recorded; 0 where the run has none."""
@@ -87,11 +91,6 @@ class RunWorkload:
 
     def forget(self, prompt: PromptId) -> None:
         """Nothing is kept of it."""
-
-
-def _turns(ended: Tried) -> Turns:
-    """Of a response that the run finished."""
-    return tuple(ended.turns) or (Turn(max(1, ended.tokens)),)
 
 
 def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:

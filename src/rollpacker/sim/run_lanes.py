@@ -74,6 +74,8 @@ class Tried:
     """It has not ended."""
     acting_s: float | None = None
     """Since when its environment is at work; None where it is not."""
+    waited_s: float | None = None
+    """How long its environment had been at work when it was stopped; None where it was not."""
     turns: list[Turn] = field(default_factory=list[Turn])
     """Those that its environment has had, begun with its beginning; empty where it has none."""
 
@@ -92,6 +94,12 @@ class Tried:
         turn = self.turns.pop() if self.turns else Turn(0)
         self.turns.append(Turn(turn.tokens, seconds, added))
         self.added += added
+
+    def stop(self, now: float, tokens: int) -> None:
+        """It is not wanted any more."""
+        if self.acting_s is not None:
+            self.waited_s = now - self.acting_s
+        self.tokens, self.decoding, self.acting_s = max(self.tokens, tokens), False, None
 
     def end(self, now: float, tokens: int) -> None:
         """Its response is there."""

@@ -266,8 +266,7 @@ class Reader:
             mark = self._mark(tried.engine, now)
             self._lane(tried.engine).leave(tried, ("stopped", now), 0, mark)
             self._previous[tried.engine] = None
-        tried.decoding, tried.acting_s = False, None
-        tried.tokens = max(tried.tokens, event.get("tokens", 0))
+        tried.stop(now, event.get("tokens", 0))
 
     def _migrated(self, now: float, tried: Tried, event: Mapping[str, Any]) -> None:
         source, tried.engine = tried.engine, event["engine"]

@@ -114,6 +114,16 @@ def test_known_costs_come_back(tmp_path: Path, mode: str) -> None:
         assert found.rewards.math_s == pytest.approx(2e-3, rel=0.01)
 
 
+def test_an_update_does_not_begin_before_the_rollouts_end(tmp_path: Path) -> None:
+    """Though the last gradient may be there long before: the last group need not be trained on."""
+    run = made_run(tmp_path, "exact")
+    for step in run.steps:
+        step.last_gradient_s = step.start_s
+    found = fit_costs.calibrate(run)
+    rest = [step.end_s - step.rollout_end_s for step in fit_costs.timed(run) if step.end_s]
+    assert found.apply_s == pytest.approx(sum(rest) / len(rest))
+
+
 @pytest.mark.parametrize("mode", ["off", "exact", "race"])
 def test_steps_that_were_held_back_are_predicted(tmp_path: Path, mode: str) -> None:
     found = rerun.held_back(made_run(tmp_path, mode))

@@ -158,7 +158,7 @@ def _sources(
         "measured": f"least squares over stretches of decoding and gradient tasks of {steps} steps",
         "prompt_tokens": f"mean of the run; a token's prefill is {prefill}",
         "weight_sync_s": "time of a step outside of the journal's first and last event",
-        "apply_s": "time from the last gradient to the end of the step",
+        "apply_s": "time from the last gradient, or the rollout's end, to the end of the step",
         "rollout_start_s": "first responses, less their decoding",
         "synchronous_reward_s": phase if alone else f"{other}graded beside the rollout",
         "rewards": f"{other}graded after the rollout; half of that" if alone else each,
@@ -174,7 +174,8 @@ def _span(step: RunStep) -> float:
 
 def _apply_s(steps: Iterable[RunStep]) -> list[float]:
     return [
-        step.end_s - step.last_gradient_s
+        # The last group may be one that is not trained on: nothing is updated before that is known.
+        step.end_s - max(step.last_gradient_s, step.rollout_end_s)
         for step in steps
         if step.end_s is not None and step.last_gradient_s is not None
     ]

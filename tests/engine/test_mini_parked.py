@@ -141,15 +141,19 @@ def test_other_text_finds_nothing() -> None:
     assert engine._blocks.free == 25
 
 
-@pytest.mark.parametrize(
-    "params", [{"ignore_stop": True, "max_tokens": 1}, {"max_tokens": 1}, {"stays": False}]
-)
-def test_what_cannot_go_on_is_not_kept(params) -> None:
-    """A response that was cut, one that has all its tokens, one that is the last turn."""
+def test_a_last_turn_is_not_kept() -> None:
     engine = make(400)
-    stays = params.pop("stays", True)
-    engine.submit([replace(one_token(0, 48, **params), stays=stays)])
+    engine.submit([replace(one_token(0, 48), stays=False)])
     drain(engine)
+    assert engine._blocks.free == 25
+
+
+def test_a_turn_that_was_cut_is_kept_until_it_is_given_up() -> None:
+    engine = make(400)
+    engine.submit([one_token(0, 48, ignore_stop=True, max_tokens=1)])
+    drain(engine)
+    assert engine._blocks.free < 25
+    engine.abort([0])
     assert engine._blocks.free == 25
 
 

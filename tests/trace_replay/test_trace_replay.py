@@ -234,8 +234,9 @@ def test_groups_share_their_prompt_and_later_turns_too(checkpoint: Path) -> None
     found = mini(checkpoint, step).run(step)
     assert found.generated_tokens == 50 + 12 + 12
     assert found.context_tokens == 3 * 40 + 2 * 60
-    # The prompt once; two blocks of 16 tokens of it are there for each second turn.
-    assert found.prefill_tokens == 40 + 2 * (60 - 32)
+    # The prompt once; the first turn is there for the second one but for its last token.
+    assert found.prefill_tokens == 40 + 2 * (60 - 44)
+    assert found.kept_tokens == 2 * 44
     assert (found.peak_running, found.preemptions, found.decode_steps) == (3, 0, 50)
 
 

@@ -64,8 +64,8 @@ _WORK = {
 
 
 _SHARING = {
-    "mini": "a prompt is shared while its group has responses in the engine; what later turns add "
-    "to it is prefilled at each of them",
+    "mini": "a prompt is shared while its group has responses in the engine; a turn's KV stays "
+    "until the next one, as long as there is room",
     "fake": "the engine 'fake' shares no prefixes",
 }
 
@@ -228,7 +228,8 @@ def _said(found: dict[str, Any]) -> list[str]:
         prefill, context = total["prefill_tokens"], total["context_tokens"]
         cached = total["cached_tokens"]
         recorded = f"; the trace found {cached:,} in its prefix cache" if cached else ""
-        said.append(f"prefilled {prefill:,} of {context:,} prompt tokens{recorded}")
+        kept = f", {total['kept_tokens']:,} were there from the turn before"
+        said.append(f"prefilled {prefill:,} of {context:,} prompt tokens{kept}{recorded}")
         said.append(_SHARING[found["engine"]])
     return said
 

@@ -34,6 +34,7 @@ class Replayed:
         generated_tokens: sampled, exactly as planned.
         context_tokens: of all turns' prompts.
         cached_tokens: of these, found in the prefix cache when the trace was recorded.
+        kept_tokens: of these, whose KV the engine had kept from the turn before.
         prefill_tokens: run through the model: of prompts, and of responses preempted.
         decode_steps: of the engine.
         peak_running: most sequences decoded together.
@@ -49,6 +50,7 @@ class Replayed:
     generated_tokens: int
     context_tokens: int
     cached_tokens: int
+    kept_tokens: int
     prefill_tokens: int
     decode_steps: int
     peak_running: int
@@ -81,6 +83,7 @@ class Replayed:
 class _Conversation:
     """A response in progress: its first prompt and, of the turn it is at, place and context."""
 
+    attempt: AttemptId
     response: Response
     group: PromptId
     opening: Ints
@@ -92,12 +95,17 @@ class _Conversation:
         """The turn in progress."""
         return self.response.turns[self.place]
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the engine is asked for a later turn."""
+        return any(turn.tokens for turn in self.response.turns[self.place + 1 :])
+
 
 class Replayer:
     """Runs plans, one step at a time.
 
-    The first turns of a group share its prompt's prefill. Later turns are sent as a continuation
-    of that prompt, so an engine that still holds it for the group runs only what came after it.
+    The first turns of a group share its prompt's prefill. Later turns are sent as a continuation of
+    the turn before, whose KV the engine keeps meanwhile as long as there is room.
 
     Args:
         engine: idle. It samples at temperature 1 and stops at nothing but the length.
@@ -180,7 +188,8 @@ class _Step:
             for response in group:
                 opening = whole[: response.turns[0].prompt]
                 name = PromptId(f"{self._plan.step}/{number}/{len(opening)}")
-                made.append(_Conversation(response, name, opening, opening))
+                attempt = AttemptId(next(self._owner.attempts))
+                made.append(_Conversation(attempt, response, name, opening, opening))
         return made
 
     def _tokens(self, count: int) -> Ints:
@@ -192,12 +201,15 @@ class _Step:
         if turn.tokens == 0:
             self._over(conversation, now)
             return
-        attempt = AttemptId(next(self._owner.attempts))
-        self._decoding[attempt] = conversation
-        self._outbox.append(self._request(attempt, conversation, turn))
+        self._decoding[conversation.attempt] = conversation
+        self._outbox.append(self._request(conversation, turn))
 
-    def _request(self, attempt: AttemptId, conversation: _Conversation, turn: Turn) -> Request:
-        opening, context = conversation.opening, conversation.context
+    def _request(self, conversation: _Conversation, turn: Turn) -> Request:
+        attempt, opening, context = (
+            conversation.attempt,
+            conversation.opening,
+            conversation.context,
+        )
         assert len(context) == turn.prompt
         group, prompt = conversation.group, opening
         if len(context) < len(opening):
@@ -211,6 +223,7 @@ class _Step:
             seed=self._owner.seed << 32 | attempt,
             generated=carried,
             logprobs=np.zeros(len(carried), np.float32),
+            stays=conversation.goes_on,
         )
 
     def _send(self) -> None:
@@ -293,6 +306,7 @@ class _Step:
             generated_tokens=generated,
             context_tokens=sum(turn.prompt for turn in turns if turn.tokens),
             cached_tokens=sum(turn.cached for turn in turns if turn.tokens),
+            kept_tokens=after.cached_tokens - before.cached_tokens,
             prefill_tokens=after.prefill_tokens - before.prefill_tokens,
             decode_steps=after.steps - before.steps,
             peak_running=self._peak,

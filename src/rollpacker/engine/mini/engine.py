@@ -356,7 +356,7 @@ class MiniEngine:
     def _finish(self, sequence: Held, reason: FinishReason) -> Output:
         if sequence.slot >= 0:
             self._speculator.ended(sequence)
-        tokens, logprobs = self._scheduler.remove(sequence, stopped=reason == "stop")
+        tokens, logprobs = self._scheduler.remove(sequence, ended=reason != "abort")
         return Output(
             attempt=sequence.request.attempt,
             tokens=tokens,

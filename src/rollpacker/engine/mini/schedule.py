@@ -29,10 +29,6 @@ class Held:
     blocks: list[int] = field(default_factory=list[int])
     drafts: Drafted = NO_DRAFTS
 
-    def may_return(self) -> bool:
-        """Whether its attempt may go on behind these tokens."""
-        return self.request.stays and len(self.tokens) < self.request.params.max_tokens
-
 
 @dataclass(slots=True, eq=False)
 class Admission:
@@ -104,14 +100,14 @@ class Scheduler:
         """A step: the slots that decode a token, given room first, and who joins."""
         return self._grow(), self._admit()
 
-    def remove(self, sequence: Held, *, stopped: bool = False) -> tuple[Ints, Floats]:
+    def remove(self, sequence: Held, *, ended: bool = False) -> tuple[Ints, Floats]:
         """Let go of a sequence; its response tokens and logprobs.
 
-        One that has ``stopped`` is parked where another turn may follow.
+        One that has ``ended`` is parked where another turn may follow.
         """
         if sequence.slot >= 0:
             self._save(sequence)
-            if stopped and sequence.may_return():
+            if ended and sequence.request.stays:
                 self._park(sequence)
             self._leave(sequence)
         else:

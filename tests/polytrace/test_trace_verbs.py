@@ -299,6 +299,16 @@ def test_compare_refuses(
         compare(timed("predicted", step=predicted), timed("measured", step=measured))
 
 
+def test_compare_leaves_out_a_phase_that_took_no_time() -> None:
+    found = compare(
+        timed("predicted", step=[2.0, 2.0], tools=[0.1, 0.0], reward=[0.0, 1.0]),
+        timed("measured", step=[2.0, 2.0], tools=[0.0, 0.0], reward=[0.0, 2.0]),
+    )
+    assert found.instant == ("tools",)
+    assert found.phases.keys() == {"reward"}
+    assert (found.phases["reward"].mean, found.phases["reward"].worst) == (0.75, 0.5)
+
+
 def test_compare_reads_runs_and_lists(call: Call, tmp_path: Path) -> None:
     run = metrics(
         tmp_path / "run" / "metrics.jsonl",

@@ -296,6 +296,9 @@ def compare(
     for here, there in (sides, sides[::-1]):
         if alone := sorted(set(here.phases) - set(there.phases)):
             print_note(f"only {here.source} has {', '.join(alone)}: not compared")
+    if found.instant:
+        instant = ", ".join(found.instant)
+        print_note(f"{instant}: measured as 0 s in a step, and not predicted as that: not compared")
     print_plain(f"{len(found.steps)} steps; accuracy of their total {found.total:.1%}")
 
 

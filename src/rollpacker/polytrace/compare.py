@@ -36,6 +36,7 @@ class Comparison:
         accuracy_mean: of the step time, over steps.
         accuracy_worst: of the step time, in the worst step.
         phases: the phases that both sides have, the whole step left out.
+        instant: of them, left out too: measured as 0 s in a step, and not predicted as that.
         steps: accuracy of each step's time, in order.
         total: accuracy of the sum of the step times.
     """
@@ -43,6 +44,7 @@ class Comparison:
     accuracy_mean: float
     accuracy_worst: float
     phases: dict[str, Accuracy]
+    instant: tuple[str, ...]
     steps: tuple[float, ...]
     total: float
 
@@ -65,17 +67,18 @@ class Timed:
 def compare(predicted: Timed, measured: Timed) -> Comparison:
     """Compare two tables of the same steps.
 
-    Raises ``TraceError``, naming steps that one lacks, or a step in which a measured time is not
-    positive (a phase may take 0 s on both sides).
+    Raises ``TraceError``, naming steps that one lacks, or a step in which a time is negative or
+    unknown, or that was measured as 0 s.
     """
     for one, other in ((predicted, measured), (measured, predicted)):
         if lacking := sorted(set(other.steps) - set(one.steps)):
             raise TraceError(f"{one.source} lacks steps {_named(lacking)} of {other.source}")
-    found = {
+    both = {
         name: _accuracies(name, predicted.phases[name], seconds, measured.steps)
         for name, seconds in measured.phases.items()
         if name in predicted.phases
     }
+    found = {name: each for name, each in both.items() if np.isfinite(each).all()}
     whole = found.pop(STEP)
     sums = [sum(side.phases[STEP]) for side in (predicted, measured)]
     return Comparison(
@@ -85,6 +88,7 @@ def compare(predicted: Timed, measured: Timed) -> Comparison:
             name: Accuracy(mean=float(each.mean()), worst=float(each.min()))
             for name, each in found.items()
         },
+        instant=tuple(sorted(both.keys() - found.keys() - {STEP})),
         steps=tuple(whole.tolist()),
         total=1.0 - abs(sums[0] - sums[1]) / sums[1],
     )
@@ -93,17 +97,19 @@ def compare(predicted: Timed, measured: Timed) -> Comparison:
 def _accuracies(
     name: str, given: Sequence[float], seen: Sequence[float], steps: Sequence[int]
 ) -> NDArray[np.float64]:
+    """Of each step; not finite where a phase was measured as 0 s and predicted as more."""
     predicted, measured = np.asarray(given, np.float64), np.asarray(seen, np.float64)
-    same = (predicted == 0.0) & (measured == 0.0) & (name != STEP)
-    bad = ~(np.isfinite(predicted) & np.isfinite(measured) & ((measured > 0.0) | same))
+    least = measured > 0.0 if name == STEP else measured >= 0.0
+    bad = ~(np.isfinite(predicted) & np.isfinite(measured) & least)
     if bad.any():
         place = int(np.flatnonzero(bad)[0])
         raise TraceError(
             f"step {steps[place]}: {name} measured as {measured[place]:g} s and predicted as"
             f" {predicted[place]:g} s has no accuracy"
         )
-    error = np.abs(predicted - measured) / np.where(same, 1.0, measured)
-    return 1.0 - error
+    same = predicted == measured
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(same, 1.0, 1.0 - np.abs(predicted - measured) / measured)
 
 
 def _named(steps: Sequence[int]) -> str:

@@ -54,6 +54,19 @@ def test_the_small_model_on_a_gpu() -> None:
     assert not found.tight
 
 
+def test_an_environment_has_processes_and_longer_responses() -> None:
+    tools = {"kind": "tools", "path": "t.py:f", "max_total_tokens": 8192, "processes": 3}
+    plain = needs(job(), SMALL, H100)
+    found = needs(job(environment=tools), SMALL, H100)
+    assert found.longest == 2 * plain.longest == 8192
+    assert found.sequences == found.kv_tokens // 8192
+    (held,) = set(found.host) - set(plain.host)
+    assert (held.name, held.size) == ("environments", pytest.approx(0.6e9))
+    assert "3 x environment.processes" in held.note
+    laptop = needs(job(environment=tools), SMALL, LAPTOP)
+    assert "environments" in {part.name for part in laptop.shared}
+
+
 def test_the_large_model_on_a_gpu_and_over_four() -> None:
     """7,615,616,512 weights take 18 bytes each where a worker holds them all, and 16 bytes over
     four workers besides the engine's own copy."""

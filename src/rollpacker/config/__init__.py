@@ -11,7 +11,7 @@ from rollpacker.config.algorithms import (
 )
 from rollpacker.config.base import Config
 from rollpacker.config.data import DataConfig, ModelConfig
-from rollpacker.config.environment import EnvironmentConfig
+from rollpacker.config.environment import EnvironmentConfig, longest_response
 from rollpacker.config.load import ConfigError, load, load_as, parse, parse_as
 from rollpacker.config.rewards import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.config.rollout import (
@@ -77,6 +77,7 @@ __all__ = [
     "VllmEngineConfig",
     "load",
     "load_as",
+    "longest_response",
     "parse",
     "parse_as",
 ]

@@ -60,3 +60,8 @@ class EnvironmentConfig(Config):
         if self.kind != "python" and self.options:
             raise ValueError("environment.options are for kind: python")
         return self
+
+
+def longest_response(environment: EnvironmentConfig | None, cap: int) -> int:
+    """Tokens of the longest response, an environment's among them; the model samples ``cap``."""
+    return cap if environment is None else environment.max_total_tokens or cap

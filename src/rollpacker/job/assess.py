@@ -6,11 +6,11 @@ import asyncio
 from collections import defaultdict
 from typing import Any
 
-from rollpacker.config import RewardConfig, RunConfig, TrainConfig
+from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_response
 from rollpacker.core.types import PromptId
 from rollpacker.job.build import evaluation_params, max_completion_length, sampling_params
 from rollpacker.job.emulated import check_emulated
-from rollpacker.job.environments import Environments, environments_of, longest_response
+from rollpacker.job.environments import Environments, environments_of
 from rollpacker.job.nodes import nodes_of
 from rollpacker.job.problems import load_held_out
 from rollpacker.reward.votes import voting
@@ -91,7 +91,7 @@ async def _answer(
         deterministic=config.deterministic,
         environment=config.environment,
     )
-    longest = longest_response(config, cap)
+    longest = longest_response(config.environment, cap)
     pool = WorkerPool(config, max_length=longest, total_updates=0, nodes=nodes_of(config))
     clock = Clock(0.0)
     loop = asyncio.get_running_loop()

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollpacker.config import EvalConfig, RunConfig
+from rollpacker.config import EvalConfig, RunConfig, longest_response
 from rollpacker.emulate.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.checks import check, check_length, check_size, races
 from rollpacker.job.emulated import check_emulated, emulation_of
-from rollpacker.job.environments import Environments, environments_of, longest_response
+from rollpacker.job.environments import Environments, environments_of
 from rollpacker.job.machine import machine_of
 from rollpacker.job.nodes import nodes_of
 from rollpacker.job.problems import load_data
@@ -81,7 +81,7 @@ async def build(
         stack.callback(environments.close)
         problems, held_out = load_data(config, card, progress, environments.tools)
         cap = max_completion_length(config, card, problems)
-        longest = longest_response(config, cap)
+        longest = longest_response(config.environment, cap)
         for line in check_size(config, problems):
             progress.note(line)
         steps = total_steps(config, problems)

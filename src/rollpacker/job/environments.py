@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollpacker.config import RunConfig
+from rollpacker.config import RunConfig, longest_response
 from rollpacker.env.pool import EnvironmentPool
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.episodes import Episodes
@@ -44,7 +44,7 @@ class Environments:
             self._config.environment,
             self._pool,
             most=cap,
-            total=longest_response(self._config, cap),
+            total=longest_response(self._config.environment, cap),
             context=self._card.context,
             lockstep=self._config.deterministic,
             clock=clock,
@@ -74,10 +74,3 @@ def environments_of(config: RunConfig, card: Card, progress: Progress) -> Enviro
     for line in pool.said():
         progress.note(line)
     return Environments(config, card, pool)
-
-
-def longest_response(config: RunConfig, cap: int) -> int:
-    """Tokens of the longest response, an environment's among them."""
-    if config.environment is None:
-        return cap
-    return config.environment.max_total_tokens or cap

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollpacker.config import DataConfig, RunConfig
+from rollpacker.config import DataConfig, RunConfig, longest_response
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import Row
 from rollpacker.data.encode import chat, encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
 from rollpacker.data.split import hold_out
-from rollpacker.job.environments import longest_response
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
 from rollpacker.train.card import Card
@@ -83,7 +82,7 @@ def _problems(
         card.tokenizer,
         data,
         card.context,
-        longest_response(config, config.rollout.max_completion_length or 0),
+        longest_response(config.environment, config.rollout.max_completion_length or 0),
         config.model.chat_template_kwargs,
     )
     if encoded.skipped:

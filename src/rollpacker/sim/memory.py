@@ -6,7 +6,7 @@ and what a process takes before it holds anything, are estimates.
 
 from __future__ import annotations
 
-from rollpacker.config import RunConfig
+from rollpacker.config import RunConfig, longest_response
 from rollpacker.policy.division import divide
 from rollpacker.sim.engine_memory import decoding_phases, engine_parts
 from rollpacker.sim.graders import graders
@@ -16,6 +16,8 @@ from rollpacker.sim.working_set import backward, forward, gathered
 
 _HOST_PROCESS = 2.0e9
 """Of a process on CUDA, in the machine's own memory."""
+_ENVIRONMENTS_PROCESS = 0.2e9
+"""Of a process of environments, without what they hold themselves."""
 
 
 def needs(config: RunConfig, shape: ModelShape, machine: Machine) -> Needs:
@@ -23,7 +25,8 @@ def needs(config: RunConfig, shape: ModelShape, machine: Machine) -> Needs:
 
     Raises ``ValueError`` where its longest response is not known, or devices do not divide.
     """
-    longest = config.rollout.max_completion_length or shape.context
+    cap = config.rollout.max_completion_length or shape.context
+    longest = longest_response(config.environment, cap or 0)
     if not longest:
         raise ValueError(
             f"rollout.max_completion_length is not set, and the context of {config.model.path} is "
@@ -35,7 +38,7 @@ def needs(config: RunConfig, shape: ModelShape, machine: Machine) -> Needs:
     on_device, on_host = graders(config, cuda=machine.cuda)
     shared = tuple(Part(name=name, size=size, estimated=True) for name, size in on_device)
     graded = (Part(name=name, size=size, estimated=True) for name, size in on_host)
-    beside = (*_shared_weights(job), *graded)
+    beside = (*_shared_weights(job), *graded, *_environments(job))
     return Needs(
         machine=machine,
         division=division,
@@ -47,6 +50,15 @@ def needs(config: RunConfig, shape: ModelShape, machine: Machine) -> Needs:
         kv_tokens=tokens,
         longest=longest,
     )
+
+
+def _environments(job: Placed) -> tuple[Part, ...]:
+    environment = job.config.environment
+    if environment is None:
+        return ()
+    size = environment.processes * _ENVIRONMENTS_PROCESS
+    note = f"{environment.processes} x environment.processes, without what they hold"
+    return (Part(name="environments", size=size, note=note, estimated=True),)
 
 
 def _on_devices(job: Placed) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:

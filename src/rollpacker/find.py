@@ -57,15 +57,31 @@ def find(function: str, key: str = "rewards") -> Callable[..., Any]:
     )
 
 
+_LOADED: dict[tuple[Path, int], Any] = {}
+"""Modules by file, and when that was written: named twice it is one, edited it is a new one."""
+
+
 def _load(file: Path) -> Any:
+    found = (file, file.stat().st_mtime_ns)
+    if found not in _LOADED:
+        _LOADED[found] = _executed(file)
+    return _LOADED[found]
+
+
+def _executed(file: Path) -> Any:
     # Its neighbours can be imported, but never shadow a library.
     sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(file.stem, module)
-    spec.loader.exec_module(module)
+    own = sys.modules.setdefault(file.stem, module) is module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if own:
+            del sys.modules[file.stem]
+        raise
     return module
 
 

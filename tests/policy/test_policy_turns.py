@@ -327,3 +327,22 @@ def test_failures_that_are_anothers_fault_are_not_counted() -> None:
         world.fail(attempt, event, charge=False)
     finish_all(world)
     assert [len(group) for group in world.accepted.values()] == [2]
+
+
+def test_a_response_from_before_an_interruption_brings_its_turns_along() -> None:
+    rollout = {"prompts_per_step": 1, "num_generations": 2}
+    world = Talking(make_settings(rollout, {"a": 1}), workers=1)
+    world.start()
+    fresh, again = sorted(world.acting)
+    world.reply(fresh)
+    world.end_turn(fresh)
+    del world.acting[again]
+    world.running.pop(again)
+    finished = ev.AttemptFinished(
+        attempt=again, tokens=9, finish_reason="stop", turns=3, seconds=6.0
+    )
+    world.tell(finished)
+    one = world.policy._ledger.attempts[again]
+    assert (one.turns, one.wait_s, one.tokens) == (3, 6.0, 9)
+    one = world.policy._ledger.attempts[fresh]
+    assert (one.turns, one.wait_s, one.added, one.tokens) == (1, 0.5, 3, 5)

@@ -8,9 +8,10 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from rollpacker.env.base import Message, Turn
+from rollpacker.env.base import Message, Opening, Turn
 
 
 class Echo:
@@ -45,11 +46,11 @@ class Bad(Echo):
         self._all = how
         self._how = ""
 
-    def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
+    def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Opening:
         self._how = self._all.get(str(int(row["id"][1:])), "")
         if self._how == "raises at once":
             raise ValueError("no such game")
-        return []
+        return Opening(done=True, reward=1.0) if self._how == "over at once" else []
 
     async def step(self, reply: Message) -> Turn:
         match self._how:
@@ -67,6 +68,10 @@ class Bad(Echo):
                 return {"reward": 1}  # pyright: ignore[reportReturnType]
             case "says nothing":
                 return Turn()
+            case "bytes":
+                picture = {"role": "tool", "content": "see", "image": b"\xff", "at": datetime.now()}
+                self._turns += 1
+                return Turn(messages=[picture], done=self._turns > 1, reward=0.25)
             case "megabytes":
                 return Turn(messages=[{"role": "user", "content": "7" * 3_000_000}])
             case _:

@@ -3,6 +3,7 @@
 Those that take their process along are slow; ``tests/env/test_environment_pool.py`` has them too.
 """
 
+import json
 from typing import Any
 
 import polars as pl
@@ -11,7 +12,7 @@ from runtime_jobs import cli_here, metrics, run, table, times_trained
 from test_episode_runs import ECHO, HERE, TALKING, Talkshop
 
 SOFT = {1: "raises at once", 2: "raises", 3: "hangs", 4: "garbage", 5: "says nothing"}
-SOFT |= {6: "megabytes"}
+SOFT |= {6: "megabytes", 7: "bytes", 8: "over at once"}
 HARD = {2: "exits", 5: "is killed", 8: "blocks"}
 SAID = {
     "raises at once": "no such game",
@@ -56,6 +57,45 @@ def test_what_says_megabytes_ends_as_too_long(shop: Talkshop) -> None:
     went_on = kept.filter(pl.col("tool_calls") >= 0)
     assert (went_on["finish_reason"] == "length").all()
     assert went_on.height == 3
+
+
+def test_what_is_over_at_once_or_no_text_is_a_response(shop: Talkshop) -> None:
+    kept = table(shop.folder / "bad-1", "kept")
+    over = kept.filter(pl.col("prompt") == "p8")
+    assert over["reward"].to_list() == [1.0] * 3
+    assert over["tokens"].to_list() == [0] * 3
+    pictures = kept.filter(pl.col("prompt") == "p7")
+    assert pictures["reward"].to_list() == [0.5] * 3
+    assert all("/w==" in str(talk) for talk in pictures["messages"]), pictures["messages"].to_list()
+
+
+LENGTH = """
+def length(completions, **_):
+    return [float(len(talk)) for talk in completions]
+"""
+
+
+def test_an_evaluation_names_what_fails_and_ends(shop: Talkshop) -> None:
+    """With a reward function, which is asked of what is over at once too."""
+    function = shop.folder / "lengths.py"
+    function.write_text(LENGTH)
+    how = {1: "raises at once", 2: "over at once", 3: "raises"}
+    changes = bad(how, on_error="score") | {"eval": {"data": {"path": str(shop.data)}}, "steps": 1}
+    changes |= {"rewards": [{"function": f"{function}:length"}]}
+    folder, said = run(shop.config("evaluated", "exact", **changes))
+    assert json.loads((folder / "summary.json").read_text())["after"]["eval/ungraded"] == 0
+    assert said.count("evaluation: the environment of problem p1: ") >= 1
+    assert "evaluation: the environment of problem p3: " in said
+
+
+@pytest.mark.slow
+def test_an_evaluation_begins_again_what_another_one_brought_down(shop: Talkshop) -> None:
+    changes = bad({2: "exits"}) | {"eval": {"data": {"path": str(shop.data)}}, "steps": 1}
+    folder, said = run(shop.config("brought-down", "exact", **changes))
+    after = json.loads((folder / "summary.json").read_text())["after"]
+    assert after["eval/ungraded"] == 1, after
+    assert "evaluation: the environment of problem p2: its process exited with code 3" in said
+    assert said.count("evaluation: the environment of problem") == said.count("problem p2: ")
 
 
 def test_a_failure_may_be_a_reward(shop: Talkshop) -> None:

@@ -80,6 +80,11 @@ def test_those_of_its_own_step_are_asked_first():
     assert gone_on(late, ((near,), (near, far)), CAP, rng) == (Turn(3, 3.0), Turn(2))
 
 
+def test_one_that_was_never_begun_is_as_another_one_whatever_began_it():
+    other = ended(Turn(0, 0.1), Turn(7, 1.0), Turn(3))
+    assert go_on(nobody(), other) == whole(other)
+
+
 def test_without_an_environment_it_is_as_long_as_a_longer_one():
     long, short = replace(nobody(), tokens=50), replace(nobody(), tokens=5)
     assert go_on(stopped((), 7), long, short) == (Turn(50),)

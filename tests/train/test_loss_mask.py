@@ -138,6 +138,22 @@ def test_nothing_is_run_behind_the_last_sampled_token(how):
     assert len(built.tokens) == prompts + cells
 
 
+@pytest.mark.parametrize("how", ["prompt_shared", "auto"])
+def test_each_response_stands_behind_its_own_prompt(how):
+    """An environment may have put another one in place of its group's."""
+
+    def other(sample):
+        return replace(sample, prompt_tokens=sample.prompt_tokens[::-1][: 3 + sample.index % 2])
+
+    groups = _changed(GROUPS, lambda s: s if s.index == 1 else other(s))
+    first, second, third = (s.prompt_tokens.tobytes() for s in groups[0].samples)
+    assert first == third != second
+    found, expected = _outcome(groups, packing=how), _outcome(groups, packing="padded")
+    assert (found[0] - expected[0]).norm() < 1e-5 * expected[0].norm()
+    for sample, scores in expected[2].items():
+        np.testing.assert_allclose(found[2][sample], scores, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_responses_of_which_nothing_was_sampled_count_as_responses_only(name, beta):

@@ -28,7 +28,9 @@ class EnvironmentConfig(Config):
     """Longest conversation behind the prompt, the environment's messages included; 0: as
     ``rollout.max_completion_length``, which bounds what the model samples in all turns together."""
     step_timeout_s: float = Field(default=30.0, gt=0.0)
-    """Longest time for an environment's answer, or for its start."""
+    """Longest time for an environment's answer, its ``reset`` among them."""
+    start_timeout_s: float = Field(default=120.0, gt=0.0)
+    """Longest time in which a process of environments loads what ``path`` names."""
     concurrency: int = Field(default=0, ge=0)
     """Most episodes at a time; 0 for all of them."""
     processes: int = Field(default=1, ge=1)

@@ -28,7 +28,8 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
     """A response is complete (``stop``) or truncated (``length``); ``tokens`` were generated.
 
     ``drafted`` tokens were guessed, and ``accepted`` of them were right, in ``verifications`` of
-    its decode steps. Its environment took ``seconds`` to end the episode.
+    its decode steps. Its environment took ``seconds`` to end the episode; of one that is used again
+    after an interruption, in all of its ``turns``.
     """
 
     attempt: AttemptId
@@ -38,6 +39,7 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
     drafted: int = 0
     accepted: int = 0
     seconds: float = 0.0
+    turns: int = 0
 
 
 class TurnFinished(Tagged, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ Format = Literal["hermes", "llama3"]
 FORMATS: tuple[Format, ...] = ("hermes", "llama3")
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+REASONING = "<think>"
 _END_OF_REASONING = "</think>"
 _PYTHON_TAG = "<|python_tag|>"
 _TAG = re.compile(f"{_OPEN}|{_CLOSE}")
@@ -57,15 +58,18 @@ class Parsed:
     calls: tuple[Call | BadCall, ...] = ()
 
 
-def parse(text: str, call_format: Format) -> Parsed:
+def parse(text: str, call_format: Format, *, reasons: bool = False) -> Parsed:
     """The content and the calls of a reply. Whatever the text is, this does not raise.
 
-    What is inside ``<think>`` is reasoning: calls in it are not meant.
+    Where it begins with ``<think>``, or the template has begun it so (``reasons``), calls up to
+    ``</think>`` are not meant; elsewhere these are words like others.
     """
-    if "<think>" in text and _END_OF_REASONING not in text:
-        return Parsed(text)
-    start = text.find(_END_OF_REASONING) + len(_END_OF_REASONING)
-    start = start if _END_OF_REASONING in text else 0
+    start = 0
+    if reasons or text.lstrip().startswith(REASONING):
+        end = text.find(_END_OF_REASONING)
+        if end < 0:
+            return Parsed(text)
+        start = end + len(_END_OF_REASONING)
     return _hermes(text, start) if call_format == "hermes" else _llama3(text, start)
 
 

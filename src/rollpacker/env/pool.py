@@ -26,7 +26,6 @@ from rollpacker.env.process import Member, start
 _CHECK_S = 0.25
 _GRACE_S = 2.0
 """Beyond its own limit, in which a process answers that an environment timed out."""
-_START_S = 120.0
 _STARTS = 5
 
 
@@ -69,7 +68,6 @@ class EnvironmentPool:
         self._queue: deque[tuple[Begin, Hashable]] = deque()
         self._said: list[str] = []
         self._failed_starts = 0
-        self._loaded = False
         self.broken: str | None = None
         """Why no episode can begin any more."""
         self.tools: list[dict[str, Any]] = []
@@ -121,7 +119,7 @@ class EnvironmentPool:
             self._lost.pop(episode, None)
             self._queue = deque(each for each in self._queue if each[0].episode != episode)
             return
-        member.abandoned = member.abandoned or member.episodes[episode] is not None
+        member.abandoned = True  # its end is not heard of, and may bring the process down
         self._tell(member, Close(episode))
         self._forget(episode)
         self._dispatch()
@@ -211,7 +209,7 @@ class EnvironmentPool:
     def _heard(self, member: Member, report: Report) -> list[Reply]:
         match report:
             case Ready():
-                member.ready = self._loaded = True
+                member.ready = True
                 self._failed_starts = 0
                 self.tools = report.tools
                 self._said += [line for line in report.warnings if line not in self._said]
@@ -280,8 +278,10 @@ class EnvironmentPool:
                 continue
             now = time.monotonic()
             if not member.ready:
-                if now - member.started > _START_S:
-                    replies += self._replace(member, f"did not start in {_START_S:g} s")
+                limit = self._config.start_timeout_s
+                if now - member.started > limit:
+                    late = f"did not start in {limit:g} s (environment.start_timeout_s)"
+                    replies += self._replace(member, late)
                 continue
             limit = self._config.step_timeout_s + _GRACE_S
             late = [s for s in member.episodes.values() if s is not None and now - s > limit]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rollpacker.env.base import EpisodeError, Message
-from rollpacker.env.calls import FORMATS, Call, Format, parse
+from rollpacker.env.calls import FORMATS, REASONING, Call, Format, parse
 from rollpacker.env.conversation import arguments_of, to_message, whole
 from rollpacker.env.template_check import differences
 
@@ -76,8 +76,10 @@ class Template:
         self._kwargs = dict(kwargs)
         self._variants: dict[str, Template] = {}
         self._tails: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        special = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
-        self._special_ids = frozenset(tokenizer.all_special_ids)
+        # Llama 3's <|eom_id|> and the like have no name of their own.
+        added = {id_: str(t) for id_, t in tokenizer.added_tokens_decoder.items() if t.special}
+        special = sorted({*tokenizer.all_special_tokens, *added.values()}, key=len, reverse=True)
+        self._special_ids = frozenset({*tokenizer.all_special_ids, *added})
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self.closing = self._closing()
         """What the template writes behind a reply, whatever follows."""
@@ -91,6 +93,7 @@ class Template:
         """Whether nothing says how calls are written."""
         self.call_format: Format | None = found if call_format == "auto" else call_format
         """Of the model's calls; None where the template writes them in one that is unknown."""
+        self._reasons = self._begins_reasoning()
 
     # What the process of environments calls --------------------------------------------------
 
@@ -132,7 +135,9 @@ class Template:
         )
         if self.closing:
             said = said.removesuffix(self.closing)
-        message = to_message(parse(said, self.call_format or FORMATS[0]), said)
+        message = to_message(
+            parse(said, self.call_format or FORMATS[0], reasons=self._reasons), said
+        )
         texts = {key: message[key] for key in ("content", "text") if key in message}
         plain = {key: self._special.sub("", text) for key, text in texts.items()}
         return Reply(message | plain)
@@ -281,6 +286,13 @@ class Template:
             "environment: the chat template of model.path cannot render what an environment "
             f"answers: {'it leaves it out' if error is None else _reason(error)}"
         )
+
+    def _begins_reasoning(self) -> bool:
+        """Whether a reply begins inside of reasoning, which the template has opened."""
+        try:
+            return self.render([_ASKED], [], goes_on=True).rstrip().endswith(REASONING)
+        except Exception:
+            return False
 
     def _format_found(self) -> tuple[Format | None, bool]:
         """The format in which the template writes calls, and whether it writes them at all."""

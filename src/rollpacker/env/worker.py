@@ -20,17 +20,22 @@ import msgspec
 from rollpacker.children import die_with
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import Factory
+from rollpacker.env.conversation import whole
 from rollpacker.env.episode import Episode
 from rollpacker.env.load import load
 from rollpacker.env.messages import Answer, Begin, Close, Command, Fatal, Ready, Step
 from rollpacker.env.process import LARGEST
 from rollpacker.env.template import Template
-from rollpacker.errors import told
+from rollpacker.errors import one_line, told
 from rollpacker.frames import HEADER, frame
+from rollpacker.open_files import allow_files
 from rollpacker.shield import take_no_notice
 
-_THREADS = 256
-"""In which plain functions of environments run: one that hangs keeps its own."""
+_THREADS = 10_000
+"""In which plain functions of environments run, at most: as many as there are episodes. One that
+hangs keeps its own, and one that waited for a thread would be charged with the time."""
+_FILES = 4096
+"""For programs that are agents: two each, and a connection."""
 
 _decode = msgspec.msgpack.Decoder(Command).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -40,6 +45,7 @@ def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
     die_with(parent)
     take_no_notice()
+    allow_files(_FILES)
     gone = contextlib.suppress(BrokenPipeError, ConnectionResetError, asyncio.IncompleteReadError)
     with gone, socket.socket(fileno=descriptor) as sock:
         asyncio.run(_serve(sock))
@@ -104,6 +110,7 @@ class Host:
         self._writer = writer
         self._episodes: dict[int, Episode] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def take(self, command: Command) -> None:
         """Begin what a command asks for; never waits."""
@@ -138,13 +145,17 @@ class Host:
             task.cancel()
         if episode is not None:
             closing = asyncio.create_task(episode.close())
-            self._tasks[-1 - number] = closing
-            closing.add_done_callback(lambda _: self._tasks.pop(-1 - number, None))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
 
 def _encoded(answer: Answer) -> bytes:
     """An answer of a size that the driver reads."""
-    data = _encode(answer)
+    try:
+        data = _encode(answer)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        why = whole(answer.error) or f"what it left cannot be passed on: {one_line(error)}"
+        return _encode(Answer(episode=answer.episode, error=whole(why)))
     if len(data) <= LARGEST:
         return data
     size = f"its conversation has {len(data) >> 20} MiB, more than {LARGEST >> 20}"

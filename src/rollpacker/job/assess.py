@@ -108,7 +108,7 @@ async def _answer(
             params=evaluation_params(sampling_params(config, card, cap), config.eval),
             clock=clock,
             progress=progress,
-            episodes=environments.episodes(cap, clock),
+            episodes=environments.episodes(cap, pool.info.max_length, clock),
         )
         await publish(pool, 0)
         metrics = await evaluator.run(0)

@@ -112,7 +112,7 @@ async def build(
         params = sampling_params(config, card, cap)
         machine = machine_of(config, card, pool)
         settings = rollout_settings(config, problems, pool, cap, machine)
-        episodes = environments.episodes(cap, clock)
+        episodes = environments.episodes(cap, pool.info.max_length, clock)
         parts = assemble(
             config, settings, pool, problems, rewards, params, log, clock, phases, episodes
         )

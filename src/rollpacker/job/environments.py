@@ -33,10 +33,11 @@ class Environments:
         """JSON schemas of the tools that every prompt has."""
         return () if self._pool is None else self._pool.tools
 
-    def episodes(self, cap: int, clock: Clock) -> Episodes | None:
+    def episodes(self, cap: int, room: int, clock: Clock) -> Episodes | None:
         """The attempts' environments, heard in the loop that runs now.
 
-        ``cap``: most tokens that the model samples in all turns of a response.
+        ``cap``: most tokens that the model samples in all turns of a response; ``room``: that an
+        engine holds of a sequence.
         """
         if self._pool is None or self._config.environment is None:
             return None
@@ -45,7 +46,7 @@ class Environments:
             self._pool,
             most=cap,
             total=longest_response(self._config.environment, cap),
-            context=self._card.context,
+            context=min(self._card.context, room),
             lockstep=self._config.deterministic,
             clock=clock,
         )

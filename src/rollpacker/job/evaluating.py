@@ -73,7 +73,9 @@ class Evaluations:
             step = self._counters().step
             result = await self._evaluator.run(step, step=step)
             if greedy:
-                result |= await self._evaluator.run(step, greedy=True, step=step)
+                both = await self._evaluator.run(step, greedy=True, step=step)
+                both["eval/ungraded"] += result["eval/ungraded"]
+                result |= both
         except DroppedError:
             return {}
         return result

@@ -185,8 +185,8 @@ class Engines:
         return [
             ActiveAttempt(
                 attempt=one.id,
-                prompt_tokens=self._prompt_tokens.get(one.prompt, 0),
-                generated=max(0, self._base[one.id] + self._progress.get(one.bound, 0)),
+                prompt_tokens=self._prompt_tokens.get(one.prompt, 0) + one.added,
+                generated=max(one.tokens, self._base[one.id] + self._progress.get(one.bound, 0)),
                 engine=one.bound,
             )
             for one in self._ledger.running.values()

@@ -46,7 +46,8 @@ class Attempt:
         engine: where it decodes, or did last.
         bound: where it will decode when every move is done; else its ``engine``.
         stage: how far it has come.
-        tokens: of its response, once that is there.
+        tokens: of its response, once that is there; until then, of its turns that are over.
+        added: tokens that its environment has put in.
         turns: that it has ended, where it has an environment.
         wait_s: that its environment has taken.
         finish_reason: of its response; None before.
@@ -61,6 +62,7 @@ class Attempt:
     bound: EngineId
     stage: Stage = Stage.RUNNING
     tokens: int = 0
+    added: int = 0
     turns: int = 0
     wait_s: float = 0.0
     finish_reason: FinishReason | None = None
@@ -149,6 +151,7 @@ class LedgerWriter(Ledger):
             self._leave(attempt, Stage.FINISHED)
             attempt.tokens, attempt.finish_reason = event.tokens, event.finish_reason
             attempt.wait_s += event.seconds
+            attempt.turns += event.turns
         return attempt
 
     def _graded(self, event: ev.AttemptGraded) -> Attempt | None:
@@ -163,12 +166,14 @@ class LedgerWriter(Ledger):
         attempt = self.running.get(event.attempt)
         if attempt is not None:
             attempt.turns += 1
+            attempt.tokens = event.tokens
         return attempt
 
     def _replied(self, event: ev.EnvironmentReplied) -> Attempt | None:
         attempt = self.running.get(event.attempt)
         if attempt is not None:
             attempt.wait_s += event.seconds
+            attempt.added += event.tokens
         return attempt
 
     def _failed(

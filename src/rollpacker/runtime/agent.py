@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from rollpacker.open_files import allow_files
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime import node_messages as node
 from rollpacker.runtime.beating import Beating
@@ -30,7 +31,6 @@ from rollpacker.runtime.guarding import Guard
 from rollpacker.runtime.leftovers import Belongings
 from rollpacker.runtime.local import Started
 from rollpacker.runtime.moving import give, take
-from rollpacker.runtime.open_files import allow_files
 from rollpacker.runtime.wire import Wire
 from rollpacker.shield import shielded
 

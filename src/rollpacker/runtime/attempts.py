@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, EngineId, PromptId, Sample
+from rollpacker.core.types import (
+    NO_DRAFTS,
+    AttemptId,
+    Drafted,
+    EngineId,
+    FinishReason,
+    PromptId,
+    Sample,
+)
 from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.conversation import Conversation
@@ -125,6 +133,20 @@ class Attempt:
         """Its environment has answered: so it begins its next turn."""
         self.earlier = self.drafts
         self.output = self.begun = output
+
+    def whole(self, version: int) -> Output:
+        """The response of an episode that is over, of weights of that version."""
+        assert self.conversation is not None
+        reason: FinishReason = "length" if self.conversation.over == "length" else "stop"
+        if self.output is not None:
+            return replace(self.output, finish_reason=reason)
+        return Output(
+            attempt=self.id,
+            tokens=np.zeros(0, np.int32),
+            logprobs=np.zeros(0, np.float32),
+            finish_reason=reason,
+            weights_version=version,
+        )
 
     def _stay(self, now: float) -> None:
         """It decoded where it is until now."""

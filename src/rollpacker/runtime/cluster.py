@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollpacker.config import RunConfig
+from rollpacker.open_files import allow_files
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime import node_messages as messages
 from rollpacker.runtime.agent_link import AgentLink, RemoteHost
@@ -21,7 +22,6 @@ from rollpacker.runtime.gate import Gate
 from rollpacker.runtime.local import Start, start_processes
 from rollpacker.runtime.moving import give, take
 from rollpacker.runtime.nodes import Node
-from rollpacker.runtime.open_files import allow_files
 from rollpacker.runtime.silence import Silence
 from rollpacker.runtime.worker import WorkerSpec
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -80,7 +81,9 @@ class Conversation:
         self.calls += answer.calls
         self.failed_calls += answer.failed_calls
         self.metrics |= answer.metrics
-        self.over, self.messages = answer.over, answer.messages
+        self.over = answer.over
+        # As JSON has them: logs and samples keep them so.
+        self.messages = msgspec.to_builtins(answer.messages, str_keys=True)
 
     def add(self, start: int, count: int) -> None:
         """Its answer takes the place of tokens ``start`` to ``start + count``."""

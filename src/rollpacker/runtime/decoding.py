@@ -7,16 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, FinishReason, sampling_seed
+from rollpacker.core.types import AttemptId, EngineId, sampling_seed
 from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import GENERATING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.conversation import Conversation
 from rollpacker.runtime.episodes import Answered, Episodes
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.hints import Hints
@@ -287,9 +284,13 @@ class Decoding:
         if attempt.stage is Stage.STOPPING:
             attempt.output, attempt.end_s = output, self._clock()
             return self.aborted(attempt)
-        if attempt.conversation is not None and not attempt.conversation.over:
+        talk = attempt.conversation
+        if talk is None:
+            return self._ended(attempt, output)
+        if not talk.over:
             return self._turned(attempt, output)
-        return self._ended(attempt, output)
+        # It is from before an interruption: the policy has heard of none of its turns.
+        return self._ended(attempt, output, talk.wait_s, len(talk.turns))
 
     def _turned(self, attempt: Attempt, output: Output) -> ev.TurnFinished:
         """Its environment is next; the policy has the word."""
@@ -308,8 +309,11 @@ class Decoding:
             finish_reason=output.finish_reason,
         )
 
-    def _ended(self, attempt: Attempt, output: Output, seconds: float = 0.0) -> ev.AttemptFinished:
-        """The response is there, after an environment's last ``seconds``."""
+    def _ended(
+        self, attempt: Attempt, output: Output, seconds: float = 0.0, turns: int = 0
+    ) -> ev.AttemptFinished:
+        """The response is there, after so many seconds of its environment, and turns, that the
+        policy has not heard of."""
         attempt.output, attempt.end_s = output, self._clock()
         attempt.stage = Stage.GRADING
         if self._hints is not None:
@@ -323,6 +327,7 @@ class Decoding:
             drafted=drafts.drafted,
             accepted=drafts.accepted,
             seconds=seconds,
+            turns=turns,
         )
 
     def _stopped(self, output: Output) -> ev.Event:
@@ -372,23 +377,10 @@ class Decoding:
             )
         if answered.over:
             self._forget(attempt)
-            return self._ended(attempt, self._whole(attempt, conversation), answered.seconds)
+            return self._ended(attempt, attempt.whole(self._record.step), answered.seconds)
         return ev.EnvironmentReplied(
             attempt=attempt.id,
             turn=len(conversation.turns) - 1,
             tokens=answered.tokens,
             seconds=answered.seconds,
         )
-
-    def _whole(self, attempt: Attempt, conversation: Conversation) -> Output:
-        """The response of an episode that is over."""
-        reason: FinishReason = "length" if conversation.over == "length" else "stop"
-        if attempt.output is None:
-            return Output(
-                attempt=attempt.id,
-                tokens=np.zeros(0, np.int32),
-                logprobs=np.zeros(0, np.float32),
-                finish_reason=reason,
-                weights_version=self._record.step,
-            )
-        return replace(attempt.output, finish_reason=reason)

@@ -145,6 +145,7 @@ class Episodes:
     def close(self, attempt: Attempt) -> None:
         """Give an episode up, wherever it is."""
         self._acting.pop(attempt.id, None)
+        self._answers = [each for each in self._answers if each.attempt is not attempt]
         self._end(attempt.id)
 
     def _end(self, attempt: AttemptId) -> None:

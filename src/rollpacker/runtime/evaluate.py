@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from rollpacker.config import EvalConfig
-from rollpacker.core.types import AttemptId, EngineId, sampling_seed
+from rollpacker.core.types import AttemptId, EngineId, PromptId, sampling_seed
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
@@ -69,6 +70,8 @@ class Evaluator:
         self._kind = "sampled"
         self._attempts: dict[AttemptId, Attempt] = {}
         self._missing = 0
+        self._told: set[str] = set()
+        self._version = 0
         self._done: asyncio.Future[None] | None = None
 
     async def run(
@@ -97,12 +100,14 @@ class Evaluator:
         self._done = asyncio.get_running_loop().create_future()
         self._rewards.begin_step(version)
         self._attempts = {}
-        listener = Listener(self._report, lambda _replica, _report: None, self._lose)
+        self._told, self._version = set[str](), version
+        report = self._guarded(self._report)
+        listener = Listener(report, lambda _replica, _report: None, self._lose)
         self._sampling = params
-        grades = self._rewards.listen(self._take_grades)
+        grades = self._rewards.listen(self._guarded(self._take_grades))
         episodes = contextlib.nullcontext()
         if self._episodes is not None:
-            episodes = self._episodes.listen(self._take_answers)
+            episodes = self._episodes.listen(self._guarded(self._take_answers))
         with self._workers.listen(listener), grades, episodes:
             self._start(count)
             self._show()
@@ -110,6 +115,17 @@ class Evaluator:
         result = self._metrics()
         self._progress.evaluated(self._kind, result, step)
         return result
+
+    def _guarded(self, take: Callable[..., None]) -> Callable[..., None]:
+        """What it raises ends the evaluation, not the loop that called it."""
+
+        def guarded(*told: Any) -> None:
+            try:
+                take(*told)
+            except Exception as error:
+                self._end(error)
+
+        return guarded
 
     def _show(self) -> None:
         total = len(self._attempts)
@@ -123,21 +139,12 @@ class Evaluator:
     def _start(self, count: int) -> None:
         engines = self._workers.engines
         batches: dict[EngineId, list[Attempt]] = {engine: [] for engine in engines}
-        for place, (prompt, tokens) in enumerate(self._problems.tokens.items()):
+        for place, prompt in enumerate(self._problems.tokens):
             engine = engines[place % len(engines)]
             for index in range(count):
                 # Below zero: never the id of an attempt of the run.
-                attempt = AttemptId(-1 - place * count - index)
-                self._attempts[attempt] = Attempt(
-                    id=attempt,
-                    prompt=prompt,
-                    index=index,
-                    engine=engine,
-                    prompt_tokens=tokens,
-                    start_s=(now := self._clock()),
-                    since_s=now,
-                )
-                batches[engine].append(self._attempts[attempt])
+                id_ = AttemptId(-1 - place * count - index)
+                batches[engine].append(self._begin(id_, prompt, index, engine))
         self._missing = len(self._attempts)
         for engine, attempts in batches.items():
             if self._episodes is None:
@@ -145,6 +152,20 @@ class Evaluator:
                 continue
             for each in attempts:
                 self._episodes.begin(each, self._problems)
+
+    def _begin(self, id_: AttemptId, prompt: PromptId, index: int, engine: EngineId) -> Attempt:
+        """A new attempt, in place of one of the same number."""
+        now, tokens = self._clock(), self._problems.tokens[prompt]
+        attempt = self._attempts[id_] = Attempt(
+            id=id_,
+            prompt=prompt,
+            index=index,
+            engine=engine,
+            prompt_tokens=tokens,
+            start_s=now,
+            since_s=now,
+        )
+        return attempt
 
     def _submit(self, engine: EngineId, attempts: Sequence[Attempt]) -> None:
         requests = [self._request(attempt) for attempt in attempts]
@@ -186,22 +207,38 @@ class Evaluator:
                 self._fail(f"unexpected report {report!r}")
 
     def _take_answers(self, answers: Sequence[Answered]) -> None:
-        """Environments have answered; one that failed counts as an answer without a reward."""
+        """Environments have answered; one that failed counts as an answer without a reward, and one
+        that another one brought down begins again."""
         assert self._episodes is not None
         if (broken := self._episodes.broken) is not None:
             self._end(ValueError(broken))
             return
-        over = [each.attempt for each in answers if each.over]
-        self._missing -= sum(bool(each.error) for each in answers)
         for each in answers:
-            if each.over or each.error:
-                forget = msg.Abort(attempts=[each.attempt.id])
-                self._workers.to_engine(each.attempt.engine, forget)
+            attempt = each.attempt
+            if not (each.over or each.error):
+                self._submit(attempt.engine, [attempt])
+                continue
+            self._workers.to_engine(attempt.engine, msg.Abort(attempts=[attempt.id]))
+            if each.over:
+                attempt.output = attempt.whole(self._version)
+            if each.blameless:
+                again = self._begin(attempt.id, attempt.prompt, attempt.index, attempt.engine)
+                self._episodes.begin(again, self._problems)
             else:
-                self._submit(each.attempt.engine, [each.attempt])
-        self._grade(over)
+                self._missing -= bool(each.error)
+                self._tell(each)
+        self._grade([each.attempt for each in answers if each.over])
         self._finish()
         self._episodes.settle()
+
+    def _tell(self, answered: Answered) -> None:
+        """Say of an environment that it failed; the same failure once."""
+        conversation = answered.attempt.conversation
+        error = answered.error or (conversation.failed if conversation is not None else "")
+        if error and error not in self._told:
+            self._told.add(error)
+            prompt = answered.attempt.prompt
+            self._progress.note(f"evaluation: the environment of problem {prompt}: {error}")
 
     def _grade(self, attempts: Sequence[Attempt]) -> None:
         rows = self._problems.rows

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from typing import Protocol
 
+from rollpacker.open_files import allow_files
 from rollpacker.runtime.link import Link
-from rollpacker.runtime.open_files import allow_files
 from rollpacker.runtime.wire import Wire
 from rollpacker.runtime.worker import WorkerSpec
 from rollpacker.runtime.worker_process import main

@@ -121,8 +121,9 @@ class Rewards:
         timeout, and theirs change no timeout.
         """
         seen = self._environment.note(attempts)
-        if alone := [attempt for attempt in attempts if attempt not in seen]:
-            self._give(alone)
+        if len(seen) < len(attempts):
+            known = {attempt.id for attempt in seen}
+            self._give([attempt for attempt in attempts if attempt.id not in known])
         requests = [self._request(attempt, rows[attempt.prompt], training) for attempt in seen]
         if requests:
             self._pool.submit(requests, group=self._pool.needs_group)

@@ -173,7 +173,8 @@ def trainer_of(spec: WorkerSpec, model: Any, tokenizer: Any) -> Trainer:
         spec.config,
         model,
         tokenizer,
-        max_length=spec.max_length,
+        # What an environment puts in is context, not sampled.
+        max_length=spec.config.rollout.max_completion_length or spec.max_length,
         total_updates=spec.total_updates,
         rank=span.rank,
         members=span.size,

@@ -54,5 +54,7 @@ def _longer(tried: Tried, number: int, other: Tried) -> Turns:
     rest = turns[number:]
     if tried.waited_s is not None:
         return rest if rest[0].tool_s > tried.waited_s else ()
+    if not tried.turns and not tried.tokens:  # nothing is known of it
+        return rest
     current = tried.tokens - sum(turn.tokens for turn in tried.turns)
     return rest if rest[0].tokens > current else ()

@@ -170,8 +170,14 @@ class Trainer(ABC):
         return {(i.sample.prompt, i.sample.index): i.spread(values) for i, values in named}
 
     def _with_gradient(self, groups: Sequence[Group]) -> list[Item]:
+        # An environment may have put another prompt in place of a group's.
+        prompts: dict[tuple[int, bytes], int] = {}
         return [
-            Item(sample, float(advantage), number)
+            Item(
+                sample,
+                float(advantage),
+                prompts.setdefault((number, sample.prompt_tokens.tobytes()), len(prompts)),
+            )
             for number, group in enumerate(groups)
             for sample, advantage in zip(group.samples, group.advantages, strict=True)
             if (advantage != 0.0 or self._config.beta > 0)

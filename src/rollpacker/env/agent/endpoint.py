@@ -105,7 +105,7 @@ async def _chat(session: Session, body: Mapping[str, Any], *, again: bool) -> Re
 def _body(text: bytes) -> Mapping[str, Any]:
     try:
         body = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedError(400, f"the body is no JSON: {error}", "malformed") from None
     if not isinstance(body, dict):
         raise RefusedError(400, "the body is no JSON object", "malformed")

@@ -1,4 +1,4 @@
-"""How many files a process may have open: a cluster's driver has one for each worker."""
+"""How many files a process may have open: a driver has one for each worker, an agent some."""
 
 from __future__ import annotations
 

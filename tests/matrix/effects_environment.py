@@ -155,3 +155,11 @@ def _(ran: Ran) -> None:
 def _(ran: Ran) -> None:
     assert "timed out after 2 s (environment.step_timeout_s)" in ran.said
     assert "p3" not in set(talks(ran)["prompt"])
+
+
+described("unloaded", CHAT | {"environment.start_timeout_s": 0.01}, refused=True)
+
+
+@effect("environment.start_timeout_s", run="unloaded")
+def _(ran: Ran) -> None:
+    assert "did not start in 0.01 s (environment.start_timeout_s)" in ran.error

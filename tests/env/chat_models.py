@@ -55,8 +55,11 @@ def _bytes() -> str:
     return inner.to_str()
 
 
-def make_tokenizer(template: str | None, eos: str = "<|im_end|>") -> PreTrainedTokenizerFast:
-    """Byte-level BPE; ``template`` is a name of ``NAMES``, or the text of one."""
+def make_tokenizer(
+    template: str | None, eos: str = "<|im_end|>", named: bool = True
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE; ``template`` is a name of ``NAMES``, or the text of one; ``named``: all
+    special tokens, and not only the first and the last of a text."""
     inner = Tokenizer.from_str(_bytes())
     inner.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     inner.add_tokens([AddedToken(token, normalized=False) for token in PLAIN])
@@ -64,7 +67,7 @@ def make_tokenizer(template: str | None, eos: str = "<|im_end|>") -> PreTrainedT
         tokenizer_object=inner,
         bos_token="<|begin_of_text|>",
         eos_token=eos,
-        extra_special_tokens=SPECIAL,
+        extra_special_tokens=SPECIAL if named else None,
     )
     if template in NAMES:
         template = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")

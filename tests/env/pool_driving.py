@@ -89,9 +89,9 @@ class Driver:
         return [member.popen.pid for member in self.pool._members]
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def until(true: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     """Wait for something that must happen."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(within_s):
         while not true():
             await asyncio.sleep(0.005)
 

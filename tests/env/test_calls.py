@@ -94,6 +94,49 @@ def test_what_is_no_call(form: Format, text: str) -> None:
     assert parsed.content == text
 
 
+WORDS = "say <think> and then </think>"
+"""In arguments these are words like others."""
+SAY = {
+    "hermes": '<tool_call>{"name": "say", "arguments": {"text": "%s"}}</tool_call>',
+    "llama3": '{"name": "say", "parameters": {"text": "%s"}}',
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("text", [WORDS, "</think>", "<think>", "</think> <think>"])
+def test_what_arguments_say_of_reasoning_hides_no_call(form: Format, text: str) -> None:
+    parsed = parse(SAY[form] % text, form)
+    assert parsed.calls == (Call("say", {"text": text}),)
+    assert parsed.content == ""
+
+
+def test_what_is_said_of_reasoning_behind_a_call_or_before_it_hides_none() -> None:
+    assert parse(f"{HERMES}\n<think>Hm.", "hermes").calls == (ADD,)
+    assert parse(f"I <think> so. {HERMES}", "hermes").calls == (ADD,)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("begins", ["<think>", "\n <think>\n"])
+def test_calls_in_reasoning_are_not_meant(form: Format, begins: str) -> None:
+    call = SAY[form] % "hi"
+    assert parse(f"{begins}{call}", form).calls == ()
+    parsed = parse(f"{begins}{call}</think>{call}", form)
+    assert parsed.calls == (Call("say", {"text": "hi"}),)
+    assert parsed.content.endswith("</think>")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_reply_may_begin_inside_of_reasoning(form: Format) -> None:
+    """The template has opened it: the reply itself has only its end."""
+    call = SAY[form] % WORDS
+    parsed = parse(f"Hm.</think>{call}", form, reasons=True)
+    assert parsed.calls == (Call("say", {"text": WORDS}),)
+    hidden = SAY[form] % "hi"
+    assert parse(hidden, form, reasons=True).calls == ()
+    assert parse(f"{hidden}</think>It is 5.", form, reasons=True).calls == ()
+    assert parse(f"{hidden}</think>{call}", form, reasons=True).calls == parsed.calls
+
+
 BAD = {
     '{"name": "add", "arguments": {"a": 2}': "no valid JSON",
     '{"name": "add", "arguments": {"a": 2}} {"name": "add"}': "more than one JSON object",

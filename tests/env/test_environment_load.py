@@ -7,7 +7,7 @@ from typing import Any
 import other_trainers
 import pytest
 
-from rollpacker.config import EnvironmentConfig
+from rollpacker.config import ConfigError, EnvironmentConfig, parse
 from rollpacker.env.adapters.gym import GymEnvironment
 from rollpacker.env.adapters.kinds import kind_of
 from rollpacker.env.adapters.openenv import OpenenvEnvironment
@@ -111,6 +111,14 @@ def test_tools_are_known_before_an_episode_begins() -> None:
 def test_what_is_wrong_is_said(name: str, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=f"^environment.path: 'other_trainers:{name}' {wrong}"):
         load(config(name, **options))
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_no_time_to_start_is_refused(seconds: int) -> None:
+    environment = {"kind": "tools", "path": "a.py:f", "start_timeout_s": seconds}
+    job = {"model": {"path": "m"}, "data": {"path": "rg:gcd"}, "environment": environment}
+    with pytest.raises(ConfigError, match=r"'environment\.start_timeout_s': must be more than 0"):
+        parse(job)
 
 
 def test_paths_are_explained() -> None:

@@ -39,6 +39,9 @@ ANSWERS = {
     "raise": "KeyError: 'board'",
     "raise timeout": "TimeoutError: the server timed out",
     "raise more": "Stop: base",
+    "raise half": "ValueError: no such word: ?",
+    "note": "what it left cannot be passed on: TypeError",
+    "half metric": "what it left cannot be passed on: UnicodeEncodeError",
     "cancel": "CancelledError",
     "nan": "step gave a reward of nan",
     "text": "step gave a reward of str, not a number",
@@ -68,6 +71,18 @@ def test_each_fails_for_itself_alone(tmp_path: Path) -> None:
         await ended(driver, episodes["go on"])
         await ended(driver, episodes["metric"])
         assert driver.processes() == before
+
+    run(tmp_path, talk)
+
+
+@pytest.mark.parametrize("what", ["half metric", "many calls"])
+def test_one_whose_answer_cannot_be_passed_on_is_closed(tmp_path: Path, what: str) -> None:
+    """It would have gone on: nobody else would end it."""
+
+    async def talk(driver: Driver) -> None:
+        reply = await driver.told(await driver.begun(name="odd"), what)
+        assert "cannot be passed on" in reply.answer.error
+        await until((tmp_path / "closed-odd").exists, within_s=10.0)
 
     run(tmp_path, talk)
 
@@ -231,6 +246,25 @@ def test_what_one_that_was_given_up_may_have_done_is_nobodys_fault(tmp_path: Pat
     run(tmp_path, talk, step_timeout_s=2.0)
 
 
+def test_what_one_that_was_given_up_does_as_it_closes_is_nobodys_fault(tmp_path: Path) -> None:
+    """It waited for the model then, and the other was all that acted."""
+
+    async def talk(driver: Driver) -> None:
+        innocent, culprit = (
+            await driver.begun("a", name="innocent"),
+            await driver.begun(close="exit"),
+        )
+        driver.say(innocent, "hang")
+        await until((tmp_path / "acting-innocent").exists)
+        driver.pool.close_episode(culprit)
+        reply = await driver.answer(innocent)
+        assert "exited with code 3" in reply.answer.error
+        assert reply.blameless
+        await ended(driver, await driver.begun("a"))
+
+    run(tmp_path, talk)
+
+
 def test_who_takes_its_process_down_while_nobody_acts_is_found(tmp_path: Path) -> None:
     """It could do so for ever."""
 
@@ -332,3 +366,13 @@ def test_one_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
     file.write_text("import os\nopen(__file__ + '.log', 'a').write('x')\nos._exit(5)\n")
     assert "do not start: the last exited with code 5" in refused(pool_of(f"{file}:Game"))
     assert 2 <= len((tmp_path / "dying.py.log").read_text()) <= 6
+
+
+def test_one_that_is_not_loaded_in_time_is_told_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollpacker.env.pool._STARTS", 2)
+    file = tmp_path / "slow.py"
+    file.write_text("import time\ntime.sleep(1000)\n", encoding="utf-8")
+    said = refused(pool_of(f"{file}:Game", start_timeout_s=0.2, step_timeout_s=600.0))
+    assert said.endswith("the last did not start in 0.2 s (environment.start_timeout_s)")

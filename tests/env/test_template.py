@@ -126,6 +126,23 @@ def test_either_end_of_llama_s_turns_ends_one() -> None:
     assert template.delta([5, other], [RESULT], [ADD]) == expected
 
 
+def test_special_tokens_without_a_name_are_known_too() -> None:
+    """As in Meta's Llama 3.1: only ``added_tokens_decoder`` has them."""
+    tokenizer = make_tokenizer("llama3_1", eos="<|eot_id|>", named=False)
+    assert "<|eom_id|>" not in tokenizer.all_special_tokens
+    template = Template(tokenizer, {})
+    call = tokenizer('{"name": "add", "parameters": {"a": 2}}', add_special_tokens=False)
+    replies = [
+        [*call["input_ids"], tokenizer.convert_tokens_to_ids(last)]
+        for last in ("<|eom_id|>", "<|eot_id|>")
+    ]
+    first, second = [template.reply(reply).message for reply in replies]
+    assert first["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 2}'}
+    assert first == second
+    first, second = [template.delta(reply, [RESULT], [ADD]) for reply in replies]
+    assert first == second
+
+
 def test_an_end_in_plain_text_is_found_in_the_text() -> None:
     text = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }} END\n{% endfor %}"
@@ -203,6 +220,26 @@ def test_special_tokens_are_read_and_not_shown() -> None:
     assert "<|" not in message["text"]
     stray = template.reply(ids("llama3_1", "a<|endoftext|>b")).message
     assert stray == said("ab")
+
+
+OPENED = "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+"""How some templates let a reply begin."""
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+
+
+def test_a_template_may_begin_the_reasoning_of_a_reply() -> None:
+    text = MADE["qwen3"].get_chat_template()
+    before, begins, after = text.rpartition("{{- '<|im_start|>assistant\\n' }}")
+    assert begins
+    tokenizer = make_tokenizer(f"{before}{OPENED}{after}")
+    template = Template(tokenizer, {})
+    assert tokenizer.decode(template.prompt([QUESTION], [ADD])).endswith("assistant\n<think>\n")
+    thought = template.reply(ids("qwen3", f"I may say {CALL}")).message
+    assert "tool_calls" not in thought
+    meant = template.reply(ids("qwen3", f"I may say {CALL}</think>{CALL}")).message
+    assert len(meant["tool_calls"]) == 1
+    without = Template(tokenizer, {"enable_thinking": False})
+    assert len(without.reply(ids("qwen3", CALL)).message["tool_calls"]) == 1
 
 
 def test_what_was_not_understood_is_noted() -> None:

@@ -70,6 +70,7 @@ AWAITED: Mapping[str, Callable[[], Any]] = {
     "raise": lambda: raises(KeyError("board")),
     "raise timeout": lambda: raises(TimeoutError("the server timed out")),
     "raise more": lambda: raises(Stop("base")),
+    "raise half": lambda: raises(ValueError("no such word: \ud83d")),
     "cancel": cancelled,
 }
 DONE: Mapping[str, Callable[[], Any]] = {
@@ -88,6 +89,8 @@ TURNS: Mapping[str, Callable[[], Any]] = {
     "text": lambda: Turn(done=True, reward="1"),  # pyright: ignore[reportArgumentType]
     "odd metric": lambda: Turn(done=True, metrics={"a": "b"}),  # pyright: ignore
     "metric": lambda: Turn(messages=YES, metrics={"a": np.float32(2.0)}),  # pyright: ignore
+    "half metric": lambda: Turn(messages=YES, metrics={"x\ud83d": 1.0}),
+    "many calls": lambda: Turn(messages=YES, calls=1 << 70),
     "odd calls": lambda: Turn(messages=YES, calls="all"),  # pyright: ignore
     "odd message": lambda: Turn(messages=[YES[0] | {"extra": object()}]),
     "odd key": lambda: Turn(messages=[YES[0] | {1: 2}]),  # pyright: ignore
@@ -97,7 +100,8 @@ TURNS: Mapping[str, Callable[[], Any]] = {
 
 
 class Unruly:
-    """Each step does what the reply says; ``row["reset"]`` is done at its beginning.
+    """Each step does what the reply says; ``row["reset"]`` is done at its beginning, and
+    ``row["close"]`` at its end.
 
     Args:
         folder: where it says what it has done.
@@ -121,6 +125,9 @@ class Unruly:
     async def step(self, reply: Message) -> Turn:
         said = str(reply["content"])
         self._mark(f"acting-{self._name}")
+        if said == "note":
+            reply["parsed"] = object()
+            return Turn(done=True)
         return await self._do(said)
 
     async def _do(self, what: str) -> Turn:
@@ -146,6 +153,8 @@ class Unruly:
     async def close(self) -> None:
         if self._closing == "slow":
             await asyncio.sleep(1000.0)
+        if self._closing in DONE:
+            DONE[self._closing]()
         self._mark(f"closed-{self._name}")
 
 

@@ -235,8 +235,7 @@ def test_groups_share_their_prompt_and_later_turns_too(checkpoint: Path) -> None
     assert found.generated_tokens == 50 + 12 + 12
     assert found.context_tokens == 3 * 40 + 2 * 60
     # The prompt once; the first turn is there for the second one but for its last token.
-    assert found.prefill_tokens == 40 + 2 * (60 - 44)
-    assert found.kept_tokens == 2 * 44
+    assert (found.prefill_tokens, found.kept_tokens) == (40 + 2 * (60 - 44), 2 * 44)
     assert (found.peak_running, found.preemptions, found.decode_steps) == (3, 0, 50)
 
 

@@ -131,11 +131,11 @@ class Host:
         self._tasks[number] = task
 
     async def _answer(self, number: int, work: Callable[[], Awaitable[Answer]]) -> None:
-        answer = await work()
-        self._writer.write(frame(_encoded(answer)))
+        answer, data = _encoded(await work())
+        self._writer.write(frame(data))
         if answer.over or answer.error:
-            self._episodes.pop(number, None)
             self._tasks.pop(number, None)
+            self._drop(number)  # closed by now, unless its answer cannot be passed on
 
     def _drop(self, number: int) -> None:
         """An episode is not wanted any more: stop what it does, and close it."""
@@ -149,14 +149,18 @@ class Host:
             closing.add_done_callback(self._closing.discard)
 
 
-def _encoded(answer: Answer) -> bytes:
-    """An answer of a size that the driver reads."""
+def _encoded(answer: Answer) -> tuple[Answer, bytes]:
+    """An answer of a size that the driver reads, or in its place why there is none."""
     try:
         data = _encode(answer)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        why = whole(answer.error) or f"what it left cannot be passed on: {one_line(error)}"
-        return _encode(Answer(episode=answer.episode, error=whole(why)))
+        return _without(answer, f"what it left cannot be passed on: {one_line(error)}")
     if len(data) <= LARGEST:
-        return data
+        return answer, data
     size = f"its conversation has {len(data) >> 20} MiB, more than {LARGEST >> 20}"
-    return _encode(Answer(episode=answer.episode, error=answer.error or size))
+    return _without(answer, size)
+
+
+def _without(answer: Answer, why: str) -> tuple[Answer, bytes]:
+    failed = Answer(episode=answer.episode, error=whole(answer.error or why))
+    return failed, _encode(failed)

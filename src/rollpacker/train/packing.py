@@ -9,7 +9,7 @@ rest, but nothing is predicted there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -55,6 +55,18 @@ class Item:
         whole = np.zeros(len(self.sample.tokens), np.float32)
         whole[self.trained] = values
         return whole
+
+
+def numbered(samples: Iterable[tuple[Sample, float]]) -> list[Item]:
+    """Samples with their advantages as items, which share a prompt where a group has one.
+
+    An environment may have put another one in its place for some of them.
+    """
+    numbers: dict[tuple[str, bytes], int] = {}
+    return [
+        Item(s, float(a), numbers.setdefault((s.prompt, s.prompt_tokens.tobytes()), len(numbers)))
+        for s, a in samples
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -170,19 +170,13 @@ class Trainer(ABC):
         return {(i.sample.prompt, i.sample.index): i.spread(values) for i, values in named}
 
     def _with_gradient(self, groups: Sequence[Group]) -> list[Item]:
-        # An environment may have put another prompt in place of a group's.
-        prompts: dict[tuple[int, bytes], int] = {}
-        return [
-            Item(
-                sample,
-                float(advantage),
-                prompts.setdefault((number, sample.prompt_tokens.tobytes()), len(prompts)),
-            )
-            for number, group in enumerate(groups)
+        return packing.numbered(
+            (sample, advantage)
+            for group in groups
             for sample, advantage in zip(group.samples, group.advantages, strict=True)
             if (advantage != 0.0 or self._config.beta > 0)
             if sample.sampled and not self._masked(sample)
-        ]
+        )
 
     def _shares(self, items: list[Item]) -> list[Share]:
         """What this process runs; every member of the replica runs equally many."""

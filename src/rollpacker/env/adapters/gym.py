@@ -42,7 +42,8 @@ class GymEnvironment:
         if not isinstance(result, tuple) or len(result) not in _LENGTHS:
             raise EpisodeError(
                 f"step returned {type(result).__name__}, not a tuple of observation, reward, "
-                "terminated, truncated and info"
+                "terminated, truncated and info: as its reset takes no row, it was taken for an "
+                "environment of gem or Gymnasium"
             )
         observation, reward, *ends, _ = result
         done = any(bool(end) for end in ends)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from rollpacker.env.agent.http import CONTINUE, RefusedError, Request, RequestReader, Response
 
 Handle = Callable[[Request], Awaitable[Response]]
 """Answers a request; cancelled when the client has gone. Never raises."""
+Check = Callable[[Mapping[str, str]], object]
+"""Raises ``RefusedError`` where a request's headers are enough to refuse it."""
 
 
 class Connection(asyncio.Protocol):
@@ -16,13 +18,14 @@ class Connection(asyncio.Protocol):
 
     Args:
         handle: answers its requests.
+        check: of their headers, before their bodies are read.
         others: all connections, to which it adds itself while it lasts.
     """
 
-    def __init__(self, handle: Handle, others: set[Connection]) -> None:
+    def __init__(self, handle: Handle, check: Check, others: set[Connection]) -> None:
         self._handle = handle
         self._others = others
-        self._reader = RequestReader()
+        self._reader = RequestReader(check)
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
 

@@ -33,7 +33,10 @@ class Endpoint:
         """Listen, on a port that is free."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handle, self._connections), _HOST, 0, backlog=_BACKLOG
+            lambda: Connection(self._handle, self._of, self._connections),
+            _HOST,
+            0,
+            backlog=_BACKLOG,
         )
 
     @property
@@ -70,7 +73,7 @@ class Endpoint:
             return RefusedError(400, "the body is nested too deep", "malformed").response()
 
     async def _served(self, request: Request) -> Response:
-        session = self._session(request.headers.get("authorization", ""))
+        session = self._of(request.headers)
         if request.path == _CHAT:
             _check_method(request, "POST")
             again = request.headers.get(_RETRIES, "0") != "0"
@@ -80,8 +83,9 @@ class Endpoint:
             return models(request.path.removeprefix(_MODELS).removeprefix("/"))
         raise RefusedError(404, f"{request.path:.80} is not served: ask {_CHAT}", "not_found")
 
-    def _session(self, authorization: str) -> Session:
-        scheme, _, key = authorization.partition(" ")
+    def _of(self, headers: Mapping[str, str]) -> Session:
+        """Whose request has these headers. Raises ``RefusedError``."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
         session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
         if session is None:
             raise RefusedError(

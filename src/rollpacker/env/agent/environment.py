@@ -15,6 +15,7 @@ from rollpacker.env.agent.program import Ending, Program
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.agent.session import Asked, Session
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
+from rollpacker.errors import one_line
 
 _PATIENCE_S = 0.5
 """For which a program that was told that its episode is over may clean up behind itself."""
@@ -74,7 +75,7 @@ class AgentEnvironment:
         try:
             return Program(
                 self._argv,
-                stdin=msgspec.json.encode(row) + b"\n",
+                stdin=_line(row),
                 environment=_variables(self._endpoint.url, self._key),
                 reaper=self._reaper,
             )
@@ -138,3 +139,26 @@ def _variables(url: str, key: str) -> dict[str, str]:
         for name in ("NO_PROXY", "no_proxy")
     }
     return {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, **direct}
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    """A row as a line of JSON. Raises ``EpisodeError`` that names the column that is none."""
+    line = bytearray(b"{")
+    for name, value in row.items():
+        try:
+            line += _json(str(name)) + b":" + _json(value) + b","
+        except (TypeError, ValueError, RecursionError) as error:
+            raise EpisodeError(
+                f"data: column '{name}' cannot be given to a program as JSON: {one_line(error)}"
+            ) from None
+    return bytes(line.removesuffix(b",")) + b"}\n"
+
+
+def _plain(value: Any) -> Any:
+    """An array or a number of numpy's, or of another library's."""
+    if callable(getattr(value, "tolist", None)):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__}")
+
+
+_json = msgspec.json.Encoder(enc_hook=_plain).encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -79,12 +79,16 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class RequestReader:
     """Takes a connection's bytes as they come, and gives its requests.
 
+    Args:
+        check: is given a request's headers before its body is read; what it raises ends all.
+
     Attributes:
         waited_for: the client sends no body before it has read ``CONTINUE``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[Mapping[str, str]], object] = dict) -> None:
         self.waited_for = False
+        self._check = check
         self._unread = bytearray()
         self._parser = self._request()
 
@@ -111,6 +115,7 @@ class RequestReader:
         first, *lines = head.decode("latin-1").lstrip("\r\n").split("\r\n")
         method, target, version = _first_line(first)
         headers = dict(_header(line) for line in lines)
+        self._check(headers)
         self.waited_for = headers.get("expect", "").lower() == "100-continue"
         body = yield from self._body(headers)
         self.waited_for = False

@@ -1,0 +1,74 @@
+"""The server of OpenAI's chat API, asked over a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from rollpacker.env.agent.endpoint import Endpoint
+
+
+async def answered(endpoint: Endpoint, key: str, body: bytes) -> tuple[int, str]:
+    """The status and the error of a response; the connection stays open for the next request."""
+    port = int(endpoint.url.split(":")[2].split("/")[0])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    async with asyncio.timeout(10.0):
+        status = int((await reader.readline()).split()[1])
+        length = 0
+        while (line := await reader.readline()) != b"\r\n":
+            name, _, value = line.decode().partition(":")
+            length = int(value) if name.lower() == "content-length" else length
+        text = await reader.readexactly(length)
+    writer.close()
+    return status, json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}', "the body is no JSON: 'utf-8'"),
+        (b'{"messages": [{"role": "user", "caf\xe9": "x"}]}', "the body is no JSON: 'utf-8'"),
+        (b"\xff", "the body is no JSON: "),
+        (b'{"messages": [', "the body is no JSON: "),
+        (b"[" * 100_000, "the body is nested too deep"),
+        (b"[]", "the body is no JSON object"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused_and_the_session_goes_on(
+    body: bytes, why: str
+) -> None:
+    async def talk() -> None:
+        endpoint = Endpoint()
+        await endpoint.open()
+        try:
+            key, session = endpoint.begin()
+            status, said = await answered(endpoint, key, body)
+            assert (status, session.take()) == (400, None)
+            assert said.startswith(why)
+        finally:
+            await endpoint.close()
+
+    asyncio.run(talk())
+
+
+def test_nothing_is_read_of_who_has_no_key() -> None:
+    async def refused() -> bytes:
+        endpoint = Endpoint()
+        await endpoint.open()
+        try:
+            port = int(endpoint.url.split(":")[2].split("/")[0])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer sk-guessed\r\n"
+            writer.write(f"{head}Content-Length: 30000000\r\n\r\n".encode())
+            async with asyncio.timeout(10.0):
+                said = await reader.read()  # to its end: the connection is closed
+            writer.close()
+            return said
+        finally:
+            await endpoint.close()
+
+    assert asyncio.run(refused()).startswith(b"HTTP/1.1 401 ")

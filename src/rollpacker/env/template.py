@@ -27,6 +27,8 @@ _REPLY = "rollpacker-reply-5d41402a"
 _ASKED: Message = {"role": "user", "content": "Hello"}
 _MOST = 4096
 """Texts behind replies that are kept: those of a group are often the same."""
+_VARIANTS = 256
+"""Of a template, by rows' own arguments, that are kept."""
 _PROBE = Call("look_up", {"key": "capital"})
 _PROBE_TOOL = {
     "type": "function",
@@ -106,6 +108,8 @@ class Template:
             form = self.call_format or "auto"
             more = Template(self._tokenizer, {**self._kwargs, **kwargs}, call_format=form)
             self._variants[key] = more
+            if len(self._variants) > _VARIANTS:
+                self._variants.pop(next(iter(self._variants)))
         return self._variants[key]
 
     def check(self, tools: Tools) -> list[str]:

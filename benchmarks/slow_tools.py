@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import math
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import polars as pl
 
 from rollpacker.config import RunConfig, load
 from rollpacker.core.journal import replay
+from rollpacker.find import find
 from rollpacker.job import train
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.progress import Progress
@@ -34,6 +33,7 @@ from rollpacker.sim.run_record import read_run
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tools"
 MODES = ("off", "exact", "race", "auto")
+CALCULATE = find(f"{EXAMPLE / 'tools.py'}:calculate")
 KV_TOKENS = (0, 4096, 2048, 1024, 512)
 MEDIAN_S, SIGMA = 0.3, 1.0
 BIAS = {"len": "tokens", "turns": "turns", "wait": "waiting"}
@@ -49,8 +49,7 @@ async def calculate(expression: str) -> str:
         The value.
     """
     await asyncio.sleep(random.lognormvariate(math.log(MEDIAN_S), SIGMA))
-    sys.path.append(str(EXAMPLE))
-    return importlib.import_module("tools").calculate(expression)
+    return CALCULATE(expression)
 
 
 def ran(folder: Path, steps: int, *more: str) -> Path:

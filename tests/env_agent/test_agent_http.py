@@ -17,7 +17,7 @@ BARE = b"\r\nGET /v1/models HTTP/1.0\r\n\r\n"
 
 
 def fed(*parts: bytes) -> list[Request]:
-    reader = RequestReader()
+    reader = RequestReader(dict)
     found = []
     for part in parts:
         reader.feed(part)
@@ -89,14 +89,14 @@ def test_many_chunks_do_not_add_up_to_a_body_that_is_too_large() -> None:
 
 
 def test_bytes_that_nobody_takes_are_bounded() -> None:
-    reader = RequestReader()
+    reader = RequestReader(dict)
     reader.feed(b"x" * (64 << 20))
     with pytest.raises(RefusedError, match="more than 32 MiB"):
         reader.feed(b"x")
 
 
 def test_a_client_may_wait_before_it_sends_the_body() -> None:
-    reader = RequestReader()
+    reader = RequestReader(dict)
     reader.feed(b"POST /x HTTP/1.1\r\nExpect: 100-Continue\r\nContent-Length: 2\r\n\r\n")
     assert reader.next() is None
     assert reader.waited_for

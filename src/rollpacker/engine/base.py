@@ -104,7 +104,7 @@ class Request:
         logprobs: their sampler logprobs, shape (T,).
         hints: responses to the same prompt that other engines sampled, or this one in another
             epoch, each (T,): drafts may be taken from them.
-        stays: another turn may follow: once it has stopped, its KV is kept while there is room,
+        stays: another turn may follow: once it has ended, its KV is kept while there is room,
             until the attempt comes again (with more in ``generated``), is aborted, or weights are
             loaded.
         turn_start: tokens of ``generated`` that are of earlier turns: stop strings are looked for

@@ -86,7 +86,7 @@ class RequestReader:
         waited_for: the client sends no body before it has read ``CONTINUE``.
     """
 
-    def __init__(self, check: Callable[[Mapping[str, str]], object] = dict) -> None:
+    def __init__(self, check: Callable[[Mapping[str, str]], object]) -> None:
         self.waited_for = False
         self._check = check
         self._unread = bytearray()

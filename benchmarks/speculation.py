@@ -1,9 +1,10 @@
 """Decoding ahead on the demo's job: the same samples, decode steps, CPU seconds and time.
 
     python benchmarks/speculation.py --steps 60 --rounds 3 --out runs/speculation
-    python benchmarks/speculation.py --steps 20 --rounds 5 --least 48 --out runs/long
+    python benchmarks/speculation.py --steps 20 --rounds 5 --least 48 --prompts 4 --out runs/long
 
-``--least N`` takes problems only that need so many lines of reasoning, of six tokens each.
+``--least N`` takes problems only that need so many lines of reasoning, of six tokens each;
+``--prompts N`` are those of a step, of 8 responses each.
 
 Runs alternate: `off` and `exact` without drafts, `exact` with; ratios are of the runs of one round.
 """
@@ -50,13 +51,16 @@ def long_rows(file: Path, least: int) -> Path:
 
 
 def run_arm(
-    model: Path, folder: Path, arm: str, size: Size, overrides: dict[str, Any]
+    model: Path, folder: Path, arm: str, size: Size, prompts: int, overrides: dict[str, Any]
 ) -> dict[str, Any]:
     """One run; what it took in all."""
     mode, speculation = ARMS[arm]
     config = demo_config(model, folder, mode, size, overrides)
     rollout = config.rollout.model_copy(
-        update={"speculation": config.rollout.speculation.model_copy(update={"mode": speculation})}
+        update={
+            "prompts_per_step": prompts,
+            "speculation": config.rollout.speculation.model_copy(update={"mode": speculation}),
+        }
     )
     train(config.model_copy(update={"rollout": rollout}))
     summary = json.loads((folder / "summary.json").read_text())
@@ -83,6 +87,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--least", type=int, default=0)
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("runs/speculation"))
     arguments = parser.parse_args()
     model = warm_start(default_cache())
@@ -95,7 +100,8 @@ def main() -> None:
     for number in range(arguments.rounds):
         for arm in ARMS:
             folder = arguments.out / f"{number}-{arm.replace(', ', '-').replace(' ', '-')}"
-            rows.append({"round": number, **run_arm(model, folder, arm, size, overrides)})
+            row = run_arm(model, folder, arm, size, arguments.prompts, overrides)
+            rows.append({"round": number, **row})
     print("| arm | " + " | ".join(COLUMNS) + " |")
     print("|---|" + "---|" * len(COLUMNS))
     for arm in ARMS:

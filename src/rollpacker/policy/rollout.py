@@ -26,7 +26,12 @@ class RolloutPolicy:
 
     def __init__(self, settings: RolloutSettings) -> None:
         self._ledger = LedgerWriter()
-        self._streaming = Streaming(settings.rollout.streaming, settings.rules, self._ledger)
+        self._streaming = Streaming(
+            settings.rollout.streaming,
+            settings.rules,
+            self._ledger,
+            gap_tokens=lambda waiting: self._measure.gap_tokens(waiting),
+        )
         self._measure = Measurements(
             settings.rollout,
             self._ledger,
@@ -67,6 +72,7 @@ class RolloutPolicy:
         streaming, measure, engines = self._streaming, self._measure, self._engines
         self._hears: dict[type, list[Callable[[Any], None]]] = {
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
+            ev.EnvironmentReplied: [measure.replied],
             ev.TailReleased: [streaming.release_tail],
             ev.UpdateApplied: [streaming.applied],
             ev.DevicesLost: [streaming.lose, self._speculating.lose],

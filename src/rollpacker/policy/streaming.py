@@ -8,10 +8,10 @@ the tail). The sum is divided once, at the end, so the update does not change.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
@@ -82,12 +82,21 @@ class Streaming:
         config: of streaming.
         rules: what it may do.
         ledger: what is running and what was kept.
+        gap_tokens: whose gradients take no longer than so many attempts wait for environments.
     """
 
-    def __init__(self, config: StreamingConfig, rules: StreamingRules, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        config: StreamingConfig,
+        rules: StreamingRules,
+        ledger: Ledger,
+        *,
+        gap_tokens: Callable[[int], int],
+    ) -> None:
         self._config = config
         self._rules = rules
         self._ledger = ledger
+        self._gap_tokens = gap_tokens
         self._tail = TailRelease(rules.tail_engines, ledger)
         self._begin((), ())
 
@@ -189,6 +198,7 @@ class Streaming:
             yield from self._tail.decide()
             yield from self._consolidate()
         yield from self._dispatch()
+        yield from self._fill_gaps()
         if self._rollout_over and not self._ready and not self._tasks:
             self._applying = True
             yield do.ApplyUpdate(step=self._ledger.step, update=self._update, last=not self._later)
@@ -231,6 +241,29 @@ class Streaming:
             if replica is None:
                 return
             yield self._assign(replica, self._take())
+
+    def _fill_gaps(self) -> Iterable[do.AccumulateGradients]:
+        """A short task where all that a replica's engines run waits for environments."""
+        rules = self._rules
+        if self._rollout_over or not rules.stream or rules.ordered or self._tail.released:
+            return
+        quiet = [member for lead in self._ledger.quiet for member in self._ledger.members(lead)]
+        for replica in chain.from_iterable(self._fleet.on.get(engine, ()) for engine in quiet):
+            most = self._gap(replica)
+            if self.waiting and most >= _SMALLEST_TASK and self._first() <= most:
+                yield self._assign(replica, self._take(most))
+
+    def _gap(self, replica: ReplicaId) -> int:
+        """Tokens that a replica can sum before one of its engines decodes again."""
+        known, beside = self._sums.get(replica), self._fleet.beside[replica]
+        if known is None or known.tasks or any(map(self._ledger.computes, beside)):
+            return 0
+        return self._gap_tokens(sum(map(self._ledger.held, beside)))
+
+    def _first(self) -> int:
+        """Tokens of the next task's first sample: no task is shorter."""
+        _, _, start, _, prompt = self._ready[0]
+        return self._reach[prompt][start + 1] - self._reach[prompt][start]
 
     def _may_train(self, replica: ReplicaId) -> bool:
         if self._rollout_over:
@@ -304,14 +337,14 @@ class Streaming:
     def _place(self, part: GroupPart) -> tuple[int, int]:
         return self._ledger.groups[part.prompt][0].place, part.start
 
-    def _take(self) -> tuple[GroupPart, ...]:
+    def _take(self, most: int | None = None) -> tuple[GroupPart, ...]:
         """The next task: small groups together, large ones cut; the largest go first.
 
         Tasks shrink with what is left, so that all replicas end together (guided
         self-scheduling).
         """
         share = max(_SMALLEST_TASK, self.waiting // (2 * len(self._sums)))
-        budget = min(self._config.group_tokens, share)
+        budget = min(self._config.group_tokens, share, share if most is None else most)
         first = self._cut(_part(heappop(self._ready)), budget)
         taken = [first]
         tokens = self._cost(first)

@@ -16,7 +16,7 @@ from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.check import check_lines
 from rollpacker.rollmux.cluster_sim import ClusterSimulation
 from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.forecast import forecast
+from rollpacker.rollmux.forecast import RUNS, forecast, middle
 from rollpacker.rollmux.inventory import Fixed, Machine
 from rollpacker.rollmux.inventory_file import InventoryFile
 from rollpacker.rollmux.policies import WITHOUT_SHARING, Run
@@ -37,7 +37,8 @@ class Forecasting(Scheduler):
         made = super().handle(now, event)
         for each in made:
             if isinstance(each, do.Wait) and isinstance(event, ev.JobArrived):
-                wait = forecast(self, now).get(each.job)
+                runs = [forecast(self, now, number=number) for number in range(RUNS)]
+                wait = middle(runs).get(each.job)
                 if wait is not None:
                     self.said[each.job] = now, wait
             elif isinstance(each, do.Place) and each.job in self.said:

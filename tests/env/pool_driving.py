@@ -50,7 +50,7 @@ class Driver:
             episode=self._last,
             row=packed(row),
             prompt=PROMPT,
-            tools=[],
+            tools=list(self.pool.tools),
             room=10_000,
             template=template or {},
         )

@@ -99,6 +99,7 @@ WORDS = "say <think> and then </think>"
 SAY = {
     "hermes": '<tool_call>{"name": "say", "arguments": {"text": "%s"}}</tool_call>',
     "llama3": '{"name": "say", "parameters": {"text": "%s"}}',
+    "qwen3_coder": "<function=say>\n<parameter=text>\n%s\n</parameter>\n</function>",
 }
 
 
@@ -184,6 +185,7 @@ def test_tags_inside_of_arguments_are_arguments() -> None:
 PIECES = st.sampled_from(
     [
         *["<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", HERMES, LLAMA3],
+        *["<function=", "<parameter=", ">", "</parameter>", "</function>", "add>"],
         *[
             '{"name": "',
             '"arguments": {',
@@ -221,7 +223,7 @@ JSON = st.recursive(
 CALLS = st.builds(Call, st.text(min_size=1), st.dictionaries(st.text(), JSON, max_size=3))
 
 
-@given(CALLS, st.sampled_from(FORMATS))
+@given(CALLS, st.sampled_from(("hermes", "llama3")))
 def test_what_is_written_is_read_back(call: Call, form: Format) -> None:
     parsed = parse(written(call, form), form)
     assert parsed.calls == (call,)
@@ -231,7 +233,11 @@ def test_what_is_written_is_read_back(call: Call, form: Format) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["<tool_call>", "<tool_call>{", '<tool_call>"', "<tool_call>[[[", "</tool_call>{"]
+    "piece",
+    [
+        *["<tool_call>", "<tool_call>{", '<tool_call>"', "<tool_call>[[[", "</tool_call>{"],
+        *["<function=", "<function=a>", "<function=a><parameter=b>", "<parameter=b>\n"],
+    ],
 )
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_work_grows_with_the_text_and_not_faster(

@@ -58,6 +58,9 @@ ELSEWHERE = {
     "environment.call_format=llama3": (
         "tests/env/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
     ),
+    "environment.call_format=qwen3_coder": (
+        "tests/env/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
+    ),
 }
 """Leaves that show what they do in another environment (``make test-cluster``) or with files of
 their own, and where."""

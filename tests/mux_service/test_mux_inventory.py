@@ -1,6 +1,7 @@
 """A daemon with named nodes: jobs wait for them, agents report them, owners close them."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -227,3 +228,25 @@ def test_nobody_waits_for_a_long_forecast(world: World, monkeypatch: pytest.Monk
     assert 40.0 < expected < 80.0
     world.wait(5.0)
     assert views.job(world.core, "b")["queue"]["starts_in_s"] == pytest.approx(expected - 5.0)
+
+
+def test_what_is_told_is_the_middle_of_the_last_runs_ahead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lookout, "patience_s", 10.0)
+    alone(world, "a")
+    alone(world, "b")
+    waits = [500.0, 900.0, 300.0, math.inf]
+    numbers: list[int] = []
+
+    def made(*args: Any) -> dict[str, float]:
+        numbers.append(args[-1])
+        return {"b": waits[len(numbers) - 1]}
+
+    monkeypatch.setattr(lookout, "forecast", made)
+    told: list[float] = []
+    for _ in waits:
+        told.append(views.job(world.core, "b")["queue"]["starts_in_s"])
+        world.wait(100.0)
+    assert numbers == [0, 1, 2, 3]
+    assert told == pytest.approx([500.0, 400.0, 300.0, 200.0], abs=5.0)

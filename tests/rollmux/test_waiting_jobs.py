@@ -13,7 +13,6 @@ from scheduler_world import World
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.cluster_sim import ClusterSimulation
-from rollpacker.rollmux.forecast import forecast
 from rollpacker.rollmux.inventory import FLAPS, Fixed, Machine, Needs
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.scheduler import Scheduler
@@ -332,33 +331,6 @@ def test_gangs_come_from_one_rack_where_they_can() -> None:
         fixed.take(0, 2, needs)
     fixed.give(["a0", "b1"])
     assert fixed.take(0, 3, needs) == ("a0", "b1", "c0")
-
-
-def test_promises_hold_on_few_nodes_and_forecasts_are_near() -> None:
-    jobs = philly(
-        Philly(jobs=24, days=0.25, nodes="mixed", mean_hours=2.0), np.random.default_rng(3)
-    )
-    said: dict[str, tuple[float, float]] = {}
-    errors: list[float] = []
-
-    class Forecasting(Scheduler):
-        def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
-            made = super().handle(now, event)
-            for each in made:
-                if isinstance(each, do.Wait):
-                    before = json.dumps(self.state_dict())
-                    said[each.job] = now, forecast(self, now)[each.job]
-                    assert json.dumps(self.state_dict()) == before
-                elif isinstance(each, do.Place) and each.job in said:
-                    at, wait = said[each.job]
-                    errors.append(abs(wait - (now - at)) / (now - at))
-            return made
-
-    result, violations = run_on(jobs, Forecasting(SCARCE, Fixed(machines(8, 8))))
-    assert violations == []
-    assert result.to_json()["slo_attained"] == 1.0
-    assert len(errors) > 5
-    assert np.median(errors) < 0.5
 
 
 def test_drains_and_failures_in_a_simulation_break_no_rule() -> None:

@@ -40,9 +40,10 @@ class EnvironmentConfig(Config):
     ``score`` ends it there with ``failed_reward``."""
     failed_reward: float = 0.0
     """With ``on_error: score``."""
-    call_format: Literal["auto", "hermes", "llama3"] = "auto"
+    call_format: Literal["auto", "hermes", "llama3", "qwen3_coder"] = "auto"
     """How the model writes calls: ``hermes`` is ``<tool_call>{"name": ..., "arguments": ...}
-    </tool_call>`` (Qwen, SmolLM2), ``llama3`` JSON alone. ``auto``: by the chat template."""
+    </tool_call>`` (Qwen2.5, Qwen3, SmolLM2), ``llama3`` JSON alone, ``qwen3_coder`` a tag for each
+    argument (Qwen3-Coder, Qwen3.5 and later, Nemotron 3). ``auto``: by the chat template."""
     reward: Literal["sum", "last"] = "sum"
     """Of the rewards that the turns gave: their sum, or the last one."""
     weight: float = 1.0

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-Format = Literal["hermes", "llama3"]
-FORMATS: tuple[Format, ...] = ("hermes", "llama3")
+from rollpacker.env import xml_calls
+
+Format = Literal["hermes", "llama3", "qwen3_coder"]
+FORMATS: tuple[Format, ...] = ("hermes", "llama3", "qwen3_coder")
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 REASONING = "<think>"
 _END_OF_REASONING = "</think>"
 _PYTHON_TAG = "<|python_tag|>"
 _TAG = re.compile(f"{_OPEN}|{_CLOSE}")
+_BEGINS = re.compile(_OPEN)
+_XML_BEGINS = re.compile(f"{_OPEN}|(?=<function=)")
+"""Some models leave the outer tag out."""
 _LLAMA3 = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function")')
 """How JSON begins that is meant as a call, if it has arguments too; it may not be well-formed."""
 _ARGUMENTS = ("arguments", "parameters")
@@ -58,11 +64,18 @@ class Parsed:
     calls: tuple[Call | BadCall, ...] = ()
 
 
-def parse(text: str, call_format: Format, *, reasons: bool = False) -> Parsed:
+_Read = Callable[[str, int], "tuple[Call | BadCall, int]"]
+"""A call that begins at a place of a text, and where it ends."""
+
+
+def parse(
+    text: str, call_format: Format, *, reasons: bool = False, tools: xml_calls.Tools = ()
+) -> Parsed:
     """The content and the calls of a reply. Whatever the text is, this does not raise.
 
     Where it begins with ``<think>``, or the template has begun it so (``reasons``), calls up to
-    ``</think>`` are not meant; elsewhere these are words like others.
+    ``</think>`` are not meant; elsewhere these are words like others. The schemas of ``tools`` say
+    what arguments are, where the format does not (``qwen3_coder``).
     """
     start = 0
     if reasons or text.lstrip().startswith(REASONING):
@@ -70,11 +83,19 @@ def parse(text: str, call_format: Format, *, reasons: bool = False) -> Parsed:
         if end < 0:
             return Parsed(text)
         start = end + len(_END_OF_REASONING)
-    return _hermes(text, start) if call_format == "hermes" else _llama3(text, start)
+    match call_format:
+        case "hermes":
+            return _tagged(text, start, _BEGINS, _hermes)
+        case "qwen3_coder":
+            return _tagged(text, start, _XML_BEGINS, partial(_xml, tools=tools))
+        case "llama3":
+            return _llama3(text, start)
 
 
 def written(call: Call, call_format: Format) -> str:
     """A call as a model writes it."""
+    if call_format == "qwen3_coder":
+        return f"{_OPEN}\n{xml_calls.write(call.name, call.arguments)}\n{_CLOSE}"
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     name = json.dumps(call.name, ensure_ascii=False)
     if call_format == "hermes":
@@ -82,12 +103,12 @@ def written(call: Call, call_format: Format) -> str:
     return f'{{"name": {name}, "parameters": {arguments}}}'
 
 
-def _hermes(text: str, start: int) -> Parsed:
+def _tagged(text: str, start: int, begins: re.Pattern[str], read: _Read) -> Parsed:
     calls: list[Call | BadCall] = []
     rest = [text[:start]]
-    while (opening := text.find(_OPEN, start)) >= 0:
-        rest.append(text[start:opening])
-        call, start = _tagged(text, opening + len(_OPEN))
+    while (opening := begins.search(text, start)) is not None:
+        rest.append(text[start : opening.start()])
+        call, start = read(text, opening.end())
         calls.append(call)
     if not calls:
         return Parsed(text)
@@ -95,18 +116,36 @@ def _hermes(text: str, start: int) -> Parsed:
     return Parsed("".join(rest).strip(), tuple(calls))
 
 
-def _tagged(text: str, start: int) -> tuple[Call | BadCall, int]:
-    """The call behind a tag, and where it ends; one that is not closed ends with its JSON."""
+def _hermes(text: str, start: int) -> tuple[Call | BadCall, int]:
+    """The call behind a tag; one that is not closed ends with its JSON."""
     read = _read(text, start)
     if isinstance(read, BadCall):
         return read, _next(text, start)
     value, end = read
+    closed = _closed(text, end)
+    if closed is None:
+        return BadCall("there is more than one JSON object in the call"), _next(text, end)
+    return _call(value), closed
+
+
+def _xml(text: str, start: int, tools: xml_calls.Tools) -> tuple[Call | BadCall, int]:
+    try:
+        name, arguments, end = xml_calls.read(text, start, tools)
+    except xml_calls.NoCallError as error:
+        return BadCall(str(error)), _next(text, start)
+    closed = _closed(text, end)
+    if closed is None:
+        return BadCall("there is more than one function in the call"), _next(text, end)
+    return Call(name, arguments), closed
+
+
+def _closed(text: str, end: int) -> int | None:
+    """Where text goes on behind a call that is closed, the last, or followed by another; None
+    where something else follows."""
     behind = _skip(text, end)
     if text.startswith(_CLOSE, behind):
-        return _call(value), behind + len(_CLOSE)
-    if behind == len(text) or text.startswith(_OPEN, behind):
-        return _call(value), behind
-    return BadCall("there is more than one JSON object in the call"), _next(text, end)
+        return behind + len(_CLOSE)
+    return behind if behind == len(text) or text.startswith(_OPEN, behind) else None
 
 
 def _next(text: str, start: int) -> int:

@@ -127,7 +127,7 @@ class Episode:
 
     async def _step(self, command: Step) -> Answer:
         ids = np.frombuffer(command.reply, np.int32).tolist()
-        reply = self._template.reply(ids)
+        reply = self._template.reply(ids, self._tools)
         self._messages.append(reply.message)
         self._turns += 1
         if command.cut:

@@ -8,18 +8,9 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
 
-Schema = dict[str, Any]
+from rollpacker.env.values import wanted
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
-_NUMBERS = ("integer", "number")
+Schema = dict[str, Any]
 
 
 def schema_of(function: Callable[..., Any], where: str) -> Schema:
@@ -54,44 +45,7 @@ def mistake(schema: Schema, arguments: Mapping[str, Any]) -> str | None:
     if missing:
         return f"the argument {missing[0]!r} is missing"
     for name, value in arguments.items():
-        wanted = _wanted(known[name], value)
-        if wanted is not None:
-            return f"the argument {name!r} must be {wanted}"
-    return None
-
-
-def _wanted(schema: Mapping[str, Any], value: Any) -> str | None:
-    """What a value should have been; None if it is."""
-    if value is None and schema.get("nullable"):
-        return None
-    if "anyOf" in schema:
-        wanted = [_wanted(each, value) for each in schema["anyOf"]]
-        return None if None in wanted else " or ".join(str(each) for each in wanted)
-    if "enum" in schema:
-        same = any(value == each and type(value) is type(each) for each in schema["enum"])
-        return None if same else f"one of {', '.join(map(repr, schema['enum']))}"
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds and not any(_is(kind, value) for kind in kinds):
-        return f"of type {' or '.join(kinds)}"
-    return _inside(schema, value)
-
-
-def _is(kind: str, value: Any) -> bool:
-    if isinstance(value, bool) and kind in _NUMBERS:
-        return False
-    return isinstance(value, _TYPES.get(kind, (object,)))
-
-
-def _inside(schema: Mapping[str, Any], value: Any) -> str | None:
-    """The first thing wrong inside of a list or an object."""
-    if isinstance(value, list):
-        each = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
-        if len(each) != len(value):
-            return f"a list of {len(each)}"
-        found = (_wanted(part, item) for part, item in zip(each, value, strict=True))
-        return next((f"a list whose items are {what}" for what in found if what), None)
-    if isinstance(value, dict) and isinstance(schema.get("additionalProperties"), Mapping):
-        found = (_wanted(schema["additionalProperties"], item) for item in value.values())
-        return next((f"an object whose values are {what}" for what in found if what), None)
+        should = wanted(known[name], value)
+        if should is not None:
+            return f"the argument {name!r} must be {should}"
     return None

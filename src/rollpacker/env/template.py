@@ -67,7 +67,7 @@ class Template:
         tokenizer: Any,
         kwargs: Mapping[str, Any],
         *,
-        call_format: Literal["auto", "hermes", "llama3"] = "auto",
+        call_format: Format | Literal["auto"] = "auto",
     ) -> None:
         if not tokenizer.chat_template:
             raise ValueError(
@@ -129,7 +129,7 @@ class Template:
         """Token ids of a conversation that the model is to go on with. Raises ``EpisodeError``."""
         return self.tokens(self._rendered(messages, tools, "prompt"))
 
-    def reply(self, ids: Sequence[int]) -> Reply:
+    def reply(self, ids: Sequence[int], tools: Tools = ()) -> Reply:
         """What the model has sampled, with its end token or without. Never raises."""
         body = list(ids)
         if body and body[-1] in self._special_ids:
@@ -139,9 +139,8 @@ class Template:
         )
         if self.closing:
             said = said.removesuffix(self.closing)
-        message = to_message(
-            parse(said, self.call_format or FORMATS[0], reasons=self._reasons), said
-        )
+        form = self.call_format or FORMATS[0]
+        message = to_message(parse(said, form, reasons=self._reasons, tools=tools), said)
         texts = {key: message[key] for key in ("content", "text") if key in message}
         plain = {key: self._special.sub("", text) for key, text in texts.items()}
         return Reply(message | plain)

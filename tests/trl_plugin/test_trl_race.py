@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_folder import load_run
+from rollpacker.sim.run_record import read_run
 from rollpacker.trl import GRPOTrainer
 
 pytestmark = pytest.mark.trl
@@ -92,16 +93,6 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path, mode: str) -
     )
 
 
-def test_a_checkpoint_of_plain_trl_cannot_go_on_racing(tmp_path: Path) -> None:
-    options = {"save_strategy": "steps", "save_steps": 4, "num_train_epochs": 1}
-    jobs.trainer(GRPOTrainer, tmp_path, tail_batching="exact", **options).train()
-    for file in tmp_path.glob("checkpoint-*/rollpacker-0.json"):
-        file.unlink()
-    racing = jobs.trainer(GRPOTrainer, tmp_path, tail_batching="race", **options)
-    with pytest.raises(ValueError, match="is missing: the checkpoint is not of a run"):
-        racing.train(resume_from_checkpoint=True)
-
-
 def test_the_folder_is_a_runs(tmp_path: Path) -> None:
     jobs.trainer(GRPOTrainer, tmp_path, tail_batching="race", num_train_epochs=1).train()
     folder = tmp_path / "rollpacker"
@@ -112,6 +103,27 @@ def test_the_folder_is_a_runs(tmp_path: Path) -> None:
     assert run.metrics[0]["loss"] == run.metrics[0]["loss"]
     assert (folder / "report.html").stat().st_size > 10_000
     assert run.summary["prompts_trained"] == 12
+    config = (folder / "config.yaml").read_text()
+    assert "num_generations: 4" in config
+    assert "learning_rate" not in config, "the trainer has its own"
+    text = (folder / "report.html").read_text()
+    assert "the host trainer" in text
+    assert len(read_run(folder).steps) == 6
+
+
+def test_the_bias_meter_is_in_the_trainer_s_own_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raced = jobs.trainer(GRPOTrainer, tmp_path / "a", tail_batching="race", num_train_epochs=1)
+    raced.train()
+    lines = [line for line in raced.state.log_history if "loss" in line]
+    assert all(0.0 < line["tail/kept_vs_true_len"] < 2.0 for line in lines)
+    exact = jobs.trainer(GRPOTrainer, tmp_path / "b", num_train_epochs=1)
+    exact.train()
+    assert not [name for line in exact.state.log_history for name in line if "tail/" in name]
+    said = capsys.readouterr().out
+    assert "rollpacker: tail batching 'race', responses by mini" in said
+    assert f"report.html are in {tmp_path / 'b' / 'rollpacker'}" in said
 
 
 def wrong(completions: list[str], **_: Any) -> list[float]:
@@ -138,31 +150,6 @@ def test_functions_that_need_the_main_thread_are_left_to_trl(tmp_path: Path, mod
     ours = jobs.trainer(GRPOTrainer, tmp_path / "none", reward_threads=0, **options)
     ours.train()
     assert ours.state.log_history[0]["rewards/alarmed/mean"] > 0.0
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"min_p": 0.1}, "does not support min_p: leave it out"),
-        ({"repetition_penalty": 1.2}, "does not support repetition_penalty"),
-        ({"generation_kwargs": {"num_beams": 2}}, "does not support generation_kwargs"),
-        ({"rollout_func": lambda prompts, trainer: {}}, "does not support rollout_func"),
-        ({"tail_batching": "fast"}, "'exact', 'off', 'race', 'prompts' or 'auto'"),
-    ],
-)
-def test_what_is_not_supported_is_refused_in_one_line(
-    tmp_path: Path, options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        jobs.trainer(GRPOTrainer, tmp_path, **options)
-
-
-def test_an_iterable_data_set_cannot_race(tmp_path: Path) -> None:
-    stream = jobs.dataset().to_iterable_dataset()
-    options = {"train_dataset": stream, "max_steps": 3}
-    # Older releases of TRL refuse it themselves.
-    with pytest.raises((ValueError, RuntimeError), match=r"iterable data set|Iterable"):
-        jobs.trainer(GRPOTrainer, tmp_path, tail_batching="race", **options)
 
 
 def test_one_trainer_evaluates_trains_and_trains_again(tmp_path: Path) -> None:

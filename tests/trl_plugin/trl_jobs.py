@@ -56,8 +56,10 @@ def saved_model(folder: Path) -> str:
 
 def trainer(kind: type, folder: Path, *, rewards: Any = (ones, short), **options: Any) -> Any:
     own = {name: options.pop(name) for name in list(options) if name in _OWN}
+    model = own.pop("model", None) or saved_model(folder)
+    torch.manual_seed(3)  # older releases draw adapters before they seed
     return kind(
-        model=own.pop("model", None) or saved_model(folder),
+        model=model,
         reward_funcs=list(rewards) if isinstance(rewards, tuple) else rewards,
         args=arguments(folder, **options),
         train_dataset=own.pop("train_dataset", None) or dataset(),

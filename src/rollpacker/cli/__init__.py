@@ -30,6 +30,7 @@ from rollpacker.cli.output import (
     print_json,
     print_note,
     print_plain,
+    run_in,
     table_of,
 )
 from rollpacker.cli.reproduce import reproduce
@@ -208,7 +209,7 @@ def replay(
     from rollpacker.core import journal
     from rollpacker.policy.rollout import from_journal
 
-    file = path / "journal.jsonl" if path.is_dir() else path
+    file = run_in(path) / "journal.jsonl" if path.is_dir() else path
     result = journal.replay(file, from_journal)
     if as_json:
         print_json(
@@ -244,6 +245,7 @@ def report(
     from rollpacker.report.run_report import write_report
     from rollpacker.report.timeline import write_timeline
 
+    run = run_in(run)
     written = {"report": str(write_report(run, print_note)), "timeline": str(write_timeline(run))}
     print_found(written, as_json, "\n".join(written.values()))
 

@@ -17,6 +17,8 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE ...]", help="Overrides.")
 ]
+_IN_TRL = "rollpacker"
+"""Where a trainer of TRL's has its run, in its ``output_dir``."""
 console = Console()
 errors = Console(stderr=True)
 
@@ -50,3 +52,10 @@ def print_plain(text: str) -> None:
 def print_note(text: str) -> None:
     """Print a note on standard error."""
     errors.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def run_in(folder: Path) -> Path:
+    """A run's folder, where its trainer's is given."""
+    inner = folder / _IN_TRL
+    there = (inner / "config.yaml").is_file() and not (folder / "config.yaml").is_file()
+    return inner if there else folder

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollpacker.cli.output import Json, print_json, print_note, print_plain
+from rollpacker.cli.output import Json, print_json, print_note, print_plain, run_in
 from rollpacker.report.conversations import Message, conversation, parsed, turns_of
 
 _RULE = "─" * 72
@@ -45,6 +45,7 @@ def samples(
     if len(given) > 1:
         raise ValueError(f"--{given[0]} and --{given[1]}: choose one of them")
     order = given[0] if given else "newest"
+    run = run_in(run)
     found = find(run, print_note, step=step, prompt=prompt, grep=grep, order=order, limit=limit)
     if as_json:
         rows = [

@@ -383,4 +383,6 @@ def _steps(run: RunFolder, gantt: Gantt) -> Section:
 
 def _config(run: RunFolder) -> Section:
     text = "The resolved configuration: running it again with this file repeats the run."
+    if "train" not in run.config:
+        text = "What rollpacker decides; losses, updates and schedules are the host trainer's own."
     return Section("config", "Configuration", text, code=run.config_text)

@@ -32,10 +32,8 @@ SPREAD = 0.05
 """Of the paces of jobs from run to run, as a share."""
 REPACKING = 12.0
 """Effort of repacking at a look: docs/log.md."""
-LOOK_S = 60.0, 1200.0
-"""Seconds from one look at those who wait to the next, at least and at most;"""
-LOOK_SHARE = 0.2
-"""and between them this share of what has passed, as errors count by how long a job waits."""
+LOOK_S = 1200.0
+"""Seconds from one look at those who wait to the next at most."""
 USUAL_PACE = 1.2
 """Slowdown of a job that is not known yet."""
 USUAL_SHARE = 0.8
@@ -70,7 +68,7 @@ def forecast(
     Changes nothing; takes some milliseconds for every look.
 
     Args:
-        looks: departures and pauses at most; after so many nobody can say.
+        looks: departures and pauses of ``LOOK_S`` at most; after so many nobody can say.
         number: of the run; in each but the first, 0, paces are a little different.
     """
     return _Ahead(scheduler, now, number).run(looks)
@@ -126,14 +124,13 @@ class _Ahead:
             end = NEVER if leaves is None else self._end(leaves)
             if end >= NEVER:
                 break
-            look_s = min(max(LOOK_S[0], LOOK_SHARE * (self._now - self._began)), LOOK_S[1])
-            if leaves is not None and end <= self._now + look_s:
+            if leaves is not None and end <= self._now + LOOK_S:
                 self._now = max(self._now, end)
                 self._advance()
                 del self._courses[leaves]
                 self._post(ev.JobEnded(job=leaves))
             else:
-                self._now += look_s
+                self._now += LOOK_S
                 self._advance()
                 self._post(ev.TimePassed())
             self._perform(self._copy.catch_up(self._now, REPACKING))

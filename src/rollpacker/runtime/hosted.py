@@ -12,6 +12,7 @@ from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.engine.base import Engine, SamplingParams
+from rollpacker.policy.bias import Bias
 from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
@@ -79,7 +80,7 @@ class HostedJob:
         """Measure the engine and open the run's files, as ``state_dict`` left them or anew."""
         config, host = self._config, self._host
         self._folder.mkdir(parents=True, exist_ok=True)
-        save_config(config, self._folder)
+        save_config(config, self._folder, hosted=True)
         if state is not None:
             self._counters = Counters(**state["counters"])
         self._settings = self._told()
@@ -146,6 +147,11 @@ class HostedJob:
     def step(self) -> int:
         """Rounds that are done, and the version of the weights that the next one samples."""
         return self._counters.step
+
+    @property
+    def bias(self) -> Bias:
+        """Of the last rounds."""
+        return self._policy.bias()
 
     @property
     def open(self) -> bool:

@@ -42,9 +42,19 @@ _FAULTS = 10
 """Faults of one step that are said one by one."""
 
 
-def save_config(config: RunConfig, folder: Path) -> None:
-    """Write the resolved configuration."""
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+_OURS: dict[str, Any] = {
+    **dict.fromkeys(("output", "seed", "deterministic", "engine", "rewards", "rollout"), True),
+    "model": {"path": True, "dtype": True},
+    "data": {"path": True, "shuffle": True},
+}
+"""What of a configuration is ours where somebody else's trainer trains."""
+
+
+def save_config(config: RunConfig, folder: Path, *, hosted: bool = False) -> None:
+    """Write the resolved configuration; ``hosted``: without what the host decides."""
+    data = config.model_dump(mode="json", include=_OURS if hosted else None)
+    head = "# The host's trainer has its own arguments.\n" if hosted else ""
+    text = head + yaml.safe_dump(data, sort_keys=False)
     replace_file(folder / "config.yaml", text.encode())
 
 

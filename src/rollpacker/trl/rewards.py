@@ -208,9 +208,18 @@ class TrainerRewards:
             if attempt.id not in self._open:
                 continue
             logged, score = self._of[attempt.id], scores[place]
-            logged.scores[number] = None if score is None else float(score)
+            logged.scores[number] = self._number(number, score)
             logged.extra |= {name: values[place] for name, values in notes.extra.items()}
             logged.metrics |= notes.metrics
+
+    def _number(self, number: int, score: Any) -> float | None:
+        try:
+            return None if score is None else float(score)
+        except (TypeError, ValueError):
+            name = self._functions[number].name
+            raise ValueError(
+                f"the reward function '{name}' returned {score!r:.100}, which is no number"
+            ) from None
 
     def _finish(self, batch: Sequence[tuple[Attempt, Row]]) -> None:
         """Tell of those that all functions have answered."""

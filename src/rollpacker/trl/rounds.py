@@ -18,6 +18,7 @@ from rollpacker.config.rollout import RACED, EngineConfig, TailBatchingConfig
 from rollpacker.core.types import AttemptId, Prompt, PromptId, sampling_seed
 from rollpacker.engine.base import Engine, Output, Request
 from rollpacker.engine.configured import build_engine
+from rollpacker.engine.requests import check_room
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.durable import replace_file
@@ -36,7 +37,7 @@ from rollpacker.trl.parts import (
 )
 from rollpacker.trl.prompts import Example, Given, given_rows
 from rollpacker.trl.rewards import Logged, TrainerRewards
-from rollpacker.trl.settings import run_config, sampling_params
+from rollpacker.trl.settings import in_names_of_trl, run_config, sampling_params
 
 _LOG = logging.getLogger("rollpacker")
 _PARSED = ("response_schema", "response_template")
@@ -58,7 +59,7 @@ class Notes(Progress):
     def note(self, text: str) -> None:
         """A line."""
         level = logging.WARNING if text.startswith("WARNING") else logging.INFO
-        _LOG.log(level, "%s", text)
+        _LOG.log(level, "%s", in_names_of_trl(text))
 
 
 @dataclass(slots=True)
@@ -119,11 +120,24 @@ class Rounds:
         path = Path(checkpoint) / self._file
         if path.is_file():
             self._state = json.loads(path.read_text())
+            self._check_drawn(path)
         elif self.races:
             raise ValueError(
                 f"{path} is missing: the checkpoint is not of a run with "
                 f"tail_batching='{self._tail.mode}', which knows what was trained on; go on with "
                 "'exact', or train anew"
+            )
+
+    def _check_drawn(self, path: Path) -> None:
+        """Prompts are drawn by who has drawn them so far: the other does not know which."""
+        assert self._state is not None
+        raced = bool(self._state["source"])
+        if raced != self.races:
+            before = "'race', 'prompts' or 'auto'" if raced else "'exact' or 'off'"
+            raise ValueError(
+                f"{path} is of a run with tail_batching {before}, in which "
+                f"{'rollpacker' if raced else 'TRL'} has drawn the prompts: "
+                f"'{self._tail.mode}' cannot go on with it; keep the mode, or train anew"
             )
 
     def save(self, checkpoint: Path) -> None:
@@ -142,6 +156,7 @@ class Rounds:
             self._finish({})
             loop.call(self._job.close)
             write_reports(self.folder, _LOG.info)
+            self._say(f"the run's files and report.html are in {self.folder}")
         finally:
             self._loop = None
             self._rewards.close()
@@ -175,7 +190,12 @@ class Rounds:
         self._job = HostedJob(self._config, host)
         self._loop = LoopThread()
         self._loop.run(self._job.begin(self._state))
+        self._say(f"tail batching '{self._tail.mode}', responses by {self._engine_config.kind}")
         return self._loop
+
+    def _say(self, text: str) -> None:
+        """A line on the terminal, once for all processes."""
+        self._trainer.accelerator.print(f"rollpacker: {text}")
 
     def _decoder(self) -> Engine:
         """The engine, awake; it lives as long as the trainer."""
@@ -185,7 +205,12 @@ class Rounds:
             self._config = run_config(trainer, self._tail, self._engine_config, folder)
             self._params = sampling_params(trainer)
             model, device = model_of(trainer), str(trainer.accelerator.device)
-            self._engine = build_engine(self._config, model, trainer.processing_class, device)
+            engine = build_engine(self._config, model, trainer.processing_class, device)
+            try:
+                check_room(engine.info(), self._params.max_tokens)
+            except ValueError as error:
+                raise ValueError(in_names_of_trl(str(error))) from None
+            self._engine = engine
         elif self._asleep:
             self._engine.wake()
         self._asleep = False
@@ -240,7 +265,8 @@ class Rounds:
     def _check_whole(self, kept: int, wanted: int, faults: Sequence[str]) -> None:
         if kept != wanted:
             why = f": {faults[0]}" if faults else ""
-            raise ValueError(f"{kept} of {wanted} responses of a round could be had{why}")
+            text = f"{kept} of {wanted} responses of a round could be had{why}"
+            raise ValueError(in_names_of_trl(text))
 
     @property
     def responses(self) -> list[Output]:
@@ -257,6 +283,15 @@ class Rounds:
         if not self._functions:
             return []
         return [self._rewards.logged(attempt.id) for attempt in self._kept]
+
+    def bias(self) -> dict[str, float]:
+        """What the bias meter says of the same, where they raced."""
+        if not self.races:
+            return {}
+        found = self._job.bias
+        return {"tail/kept_vs_true_len": found.kept_vs_true_len} | {
+            f"tail/audited_kept_vs_true_{name}": value for name, value in found.audited.items()
+        }
 
     def evaluate(self, prompts: Sequence[Any]) -> tuple[list[list[int]], list[list[int]]]:
         """Token ids of prompts, and of one response to each from the weights in place."""

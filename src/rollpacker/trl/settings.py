@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from datasets import IterableDataset
 from packaging.version import Version
 
-from rollpacker.config import RunConfig
+from rollpacker.config import RunConfig, parse_as
 from rollpacker.config.rollout import (
     RACED,
     EngineConfig,
     MiniEngineConfig,
     TailBatchingConfig,
     TailMode,
+    VllmEngineConfig,
 )
 from rollpacker.engine.base import SamplingParams
 
@@ -27,8 +29,6 @@ SEAMS = (
     "train",
 )
 """Methods of TRL's trainer that are overridden or called; the ones with ``_`` are private."""
-
-Check = Callable[[Any], bool]
 
 
 def check_release(trainer: type, version: str) -> None:
@@ -43,42 +43,75 @@ def check_release(trainer: type, version: str) -> None:
         )
 
 
-_UNSUPPORTED: dict[str, Check] = {
-    "tools": lambda t: bool(getattr(t, "tools", None)),
-    "environment_factory": lambda t: (
-        bool(getattr(t, "environments", None))
-        or getattr(t, "environment_factories", None) is not None
+Given = Mapping[str, Any]
+"""Arguments of a trainer by their names."""
+
+_UNSUPPORTED: dict[str, Callable[[Given, Any], bool]] = {
+    "tools": lambda given, _: bool(given.get("tools")),
+    "environment_factory": lambda given, _: given.get("environment_factory") is not None,
+    "rollout_func": lambda given, _: given.get("rollout_func") is not None,
+    "use_vllm (vLLM decodes with engine=VllmEngineConfig() of rollpacker.config)": (
+        lambda _, args: bool(args.use_vllm)
     ),
-    "rollout_func": lambda t: t.rollout_func is not None,
+    "use_transformers_paged": lambda _, args: _set(args, "use_transformers_paged"),
+    "use_transformers_continuous_batching": (
+        lambda _, args: _set(args, "use_transformers_continuous_batching")
+    ),
+    "use_liger_kernel": lambda _, args: bool(args.use_liger_kernel),
+    "cast_lm_head_to_fp32": lambda _, args: _set(args, "cast_lm_head_to_fp32"),
+    "min_p": lambda _, args: args.min_p is not None,
+    "repetition_penalty": lambda _, args: args.repetition_penalty != 1.0,
+    "generation_kwargs": lambda _, args: bool(args.generation_kwargs),
+    "cache_implementation": lambda _, args: args.cache_implementation is not None,
+}
+"""What a run would silently do otherwise, by the argument that asks for it."""
+_UNSUPPORTED_TRAINERS: dict[str, Callable[[Any], bool]] = {
     "images (a processor for processing_class)": lambda t: bool(getattr(t, "_is_vlm", False)),
-    "use_vllm (vLLM decodes with engine=VllmEngineConfig() of rollpacker.config)": lambda t: (
-        t.use_vllm
-    ),
-    "use_transformers_paged": lambda t: bool(t.args.use_transformers_paged),
-    "use_transformers_continuous_batching": lambda t: bool(
-        getattr(t.args, "use_transformers_continuous_batching", False)
-    ),
-    "use_liger_kernel": lambda t: bool(t.args.use_liger_kernel),
-    "cast_lm_head_to_fp32": lambda t: bool(getattr(t.args, "cast_lm_head_to_fp32", False)),
-    "min_p": lambda t: t.args.min_p is not None,
-    "repetition_penalty": lambda t: t.args.repetition_penalty != 1.0,
-    "generation_kwargs": lambda t: bool(t.args.generation_kwargs),
-    "cache_implementation": lambda t: t.args.cache_implementation is not None,
     "DeepSpeed": lambda t: bool(t.is_deepspeed_enabled),
     "FSDP": lambda t: bool(t.is_fsdp_enabled),
     "a quantized model": lambda t: getattr(t.model, "quantization_method", None) is not None,
 }
-"""What a run would silently do otherwise, by the argument that asks for it."""
 
 
-def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig) -> None:
-    """Raise ``ValueError`` in one line for arguments that rounds of ours do not know."""
-    found = [name for name, asks in _UNSUPPORTED.items() if asks(trainer)]
+def _set(args: Any, name: str) -> bool:
+    """Whether an option is on that not all releases have."""
+    return bool(getattr(args, name, False))
+
+
+def check_arguments(trainer: type, args: tuple[Any, ...], kwargs: Given) -> None:
+    """Raise ``ValueError`` in one line for what rounds of ours do not know, before TRL's trainer
+    loads anything."""
+    given = inspect.signature(trainer).bind_partial(*args, **kwargs).arguments
+    config = given.get("args")
+    if config is None:
+        return
+    _refuse([name for name, asks in _UNSUPPORTED.items() if asks(given, config)])
+    if config.temperature <= 0.0:
+        raise ValueError(f"temperature={config.temperature}: must be above 0")
+
+
+def _refuse(found: list[str]) -> None:
     if found:
         raise ValueError(
             f"rollpacker.trl.GRPOTrainer does not support {', '.join(found)}: leave it out, or "
             "train with trl.GRPOTrainer"
         )
+
+
+def check_own(engine: object, reward_threads: object) -> None:
+    """Raise ``ValueError`` for arguments of ours that cannot be."""
+    if engine is not None and not isinstance(engine, MiniEngineConfig | VllmEngineConfig):
+        raise ValueError(
+            f"engine={engine!r}: must be a MiniEngineConfig(...) or VllmEngineConfig(...) of "
+            "rollpacker.config"
+        )
+    if type(reward_threads) is not int or reward_threads < 0:
+        raise ValueError(f"reward_threads={reward_threads!r}: must be a whole number from 0 on")
+
+
+def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig) -> None:
+    """Raise ``ValueError`` in one line for what only the made trainer shows."""
+    _refuse([name for name, is_one in _UNSUPPORTED_TRAINERS.items() if is_one(trainer)])
     if not isinstance(engine, MiniEngineConfig) and trainer.accelerator.num_processes > 1:
         raise ValueError(
             f"engine.kind={engine.kind}: several processes decode with the built-in engine only"
@@ -106,11 +139,38 @@ def local_batch(trainer: Any) -> int:
     return trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
 
 
-def tail_config(given: TailMode | TailBatchingConfig) -> TailBatchingConfig:
-    """What ``tail_batching`` asks for. Raises ``ValueError`` on another mode."""
+def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
+    """What ``tail_batching`` asks for. Raises ``ValueError`` in one line for anything else."""
     if isinstance(given, TailBatchingConfig):
         return given
-    return TailBatchingConfig.model_validate({"mode": given})
+    if isinstance(given, Mapping):
+        return parse_as(TailBatchingConfig, dict(given), "tail_batching")
+    modes = get_args(TailMode)
+    if given not in modes:
+        raise ValueError(
+            f"tail_batching={given!r}: must be one of {', '.join(map(repr, modes))}, or a "
+            "TailBatchingConfig of rollpacker.config"
+        )
+    return TailBatchingConfig(mode=given)
+
+
+_NAMES = {
+    "rollout.max_completion_length": "max_completion_length",
+    "engine.kv_tokens": "kv_tokens of engine=MiniEngineConfig(...)",
+    "'rewards[].domains' and where your functions return None": (
+        "where your functions return None or nan"
+    ),
+    "check 'rewards'": "check 'reward_funcs'",
+    "rollout.tail_batching.": "tail_batching's ",
+}
+"""Keys of a run's file, as a trainer's arguments."""
+
+
+def in_names_of_trl(text: str) -> str:
+    """What the user is told, with the names that a script for TRL has."""
+    for ours, theirs in _NAMES.items():
+        text = text.replace(ours, theirs)
+    return text
 
 
 def run_config(

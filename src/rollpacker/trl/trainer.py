@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.config.rollout import EngineConfig, TailBatchingConfig, TailMode
 from rollpacker.trl.rewards import Logged
 from rollpacker.trl.rounds import Rounds
-from rollpacker.trl.settings import check_release, check_supported, tail_config
+from rollpacker.trl.settings import (
+    check_arguments,
+    check_own,
+    check_release,
+    check_supported,
+    tail_config,
+)
 
 check_release(trl.GRPOTrainer, trl.__version__)
 
@@ -30,7 +36,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     Args:
         args, kwargs: of ``trl.GRPOTrainer``.
         tail_batching: ``exact`` (nothing is discarded), ``race`` (the paper's), ``prompts``,
-            ``auto`` or ``off``; or all of its options.
+            ``auto`` or ``off``; or all of its options, as a ``TailBatchingConfig`` or a dict.
         engine: which one decodes: the built-in one, over the trainer's own weights, or vLLM, in
             this process, which is given them each round.
         reward_threads: in which reward functions that are not coroutines are called at a time; more
@@ -43,14 +49,14 @@ class GRPOTrainer(trl.GRPOTrainer):
     def __init__(
         self,
         *args: Any,
-        tail_batching: TailMode | TailBatchingConfig = "exact",
+        tail_batching: TailMode | TailBatchingConfig | Mapping[str, Any] = "exact",
         engine: EngineConfig | None = None,
         reward_threads: int = 1,
         **kwargs: Any,
     ) -> None:
-        if reward_threads < 0:
-            raise ValueError(f"reward_threads={reward_threads}: must be at least 0")
+        check_own(engine, reward_threads)
         tail = tail_config(tail_batching)
+        check_arguments(trl.GRPOTrainer, args, kwargs)
         super().__init__(*args, **kwargs)
         engine = engine or MiniEngineConfig()
         check_supported(self, tail, engine)
@@ -83,7 +89,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         own = self.reward_funcs
         graded = self.rollpacker.graded()
         if graded:
-            self.reward_funcs = [_told(number, graded) for number in range(len(own))]
+            bias = self.rollpacker.bias()
+            self.reward_funcs = [_told(number, graded, bias) for number in range(len(own))]
         try:
             return super()._generate_and_score_completions(inputs)
         finally:
@@ -101,12 +108,19 @@ def _responses(prompts: Sequence[Any], trainer: GRPOTrainer) -> dict[str, Any]:
     return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
 
 
-def _told(number: int, graded: Sequence[Logged]) -> Callable[..., list[float | None]]:
-    """A reward function that knows what the one in its place has said, and logged."""
+def _told(
+    number: int, graded: Sequence[Logged], bias: Mapping[str, float]
+) -> Callable[..., list[float | None]]:
+    """A reward function that knows what the one in its place has said, and logged.
+
+    The first one also logs what the bias meter says.
+    """
 
     def reward(*, log_extra: Any, log_metric: Any, **_columns: Any) -> list[float | None]:
         if number == 0:
             _log(graded, log_extra, log_metric)
+            for name, value in bias.items():
+                log_metric(name, value)
         return [each.scores[number] for each in graded]
 
     return reward

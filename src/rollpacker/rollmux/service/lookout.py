@@ -19,7 +19,7 @@ _FRESH_S = 60.0
 """Seconds for which a forecast is taken to be right."""
 _SHARE = 10.0
 """So many times what a forecast took passes before the next one."""
-_LOOKS = 80
+_LOOKS = 60
 
 
 @dataclass(slots=True)

@@ -1,0 +1,99 @@
+"""What the trainer refuses, in one line with the argument to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl_jobs as jobs
+
+from rollpacker.config import MiniEngineConfig
+from rollpacker.trl import GRPOTrainer
+
+pytestmark = pytest.mark.trl
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"min_p": 0.1}, "does not support min_p: leave it out"),
+        ({"repetition_penalty": 1.2}, "does not support repetition_penalty"),
+        ({"generation_kwargs": {"num_beams": 2}}, "does not support generation_kwargs"),
+        ({"rollout_func": lambda prompts, trainer: {}}, "does not support rollout_func"),
+        ({"tools": [len]}, "does not support tools"),
+        ({"temperature": 0.0}, r"temperature=0\.0: must be above 0"),
+        ({"tail_batching": "fast"}, "tail_batching='fast': must be one of 'exact', 'off', 'race'"),
+        ({"tail_batching": None}, "tail_batching=None: must be one of"),
+        (
+            {"tail_batching": {"mode": "race", "eta_promts": 1.5}},
+            "^tail_batching: unknown key 'eta_promts'; did you mean 'eta_prompts'",
+        ),
+        ({"engine": "vllm"}, r"engine='vllm': must be a MiniEngineConfig\(\.\.\.\) or"),
+        ({"reward_threads": "two"}, "reward_threads='two': must be a whole number"),
+        ({"reward_threads": -1}, "reward_threads=-1: must be"),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_one_line(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        jobs.trainer(GRPOTrainer, tmp_path, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_trl_s_own_engines_are_refused_before_they_are_looked_for(tmp_path: Path) -> None:
+    """A server that is not there would be waited for."""
+    with pytest.raises(ValueError, match="does not support use_vllm"):
+        jobs.trainer(GRPOTrainer, tmp_path, use_vllm=True, vllm_mode="server")
+
+
+def test_all_options_may_come_as_a_dict(tmp_path: Path) -> None:
+    given = {"mode": "race", "eta_prompts": 1.5}
+    ours = jobs.trainer(GRPOTrainer, tmp_path, tail_batching=given, max_steps=1)
+    ours.train()
+    config = (tmp_path / "rollpacker" / "config.yaml").read_text()
+    assert "eta_prompts: 1.5" in config
+
+
+def test_an_iterable_data_set_cannot_race(tmp_path: Path) -> None:
+    stream = jobs.dataset().to_iterable_dataset()
+    options = {"train_dataset": stream, "max_steps": 3}
+    # Older releases of TRL refuse it themselves.
+    with pytest.raises((ValueError, RuntimeError), match=r"iterable data set|Iterable"):
+        jobs.trainer(GRPOTrainer, tmp_path, tail_batching="race", **options)
+
+
+def test_a_checkpoint_of_plain_trl_cannot_go_on_racing(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 4, "num_train_epochs": 1}
+    jobs.trainer(GRPOTrainer, tmp_path, tail_batching="exact", **options).train()
+    for file in tmp_path.glob("checkpoint-*/rollpacker-0.json"):
+        file.unlink()
+    racing = jobs.trainer(GRPOTrainer, tmp_path, tail_batching="race", **options)
+    with pytest.raises(ValueError, match="is missing: the checkpoint is not of a run"):
+        racing.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(("before", "after"), [("exact", "race"), ("race", "exact")])
+def test_prompts_are_drawn_by_who_has_drawn_them(tmp_path: Path, before: str, after: str) -> None:
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    jobs.trainer(GRPOTrainer, tmp_path, tail_batching=before, **options).train()
+    ours = jobs.trainer(GRPOTrainer, tmp_path, tail_batching=after, **options)
+    with pytest.raises(ValueError, match=f"'{before}'.*'{after}' cannot go on with it"):
+        ours.train(resume_from_checkpoint=True)
+
+
+def test_an_engine_without_room_names_the_arguments(tmp_path: Path) -> None:
+    ours = jobs.trainer(GRPOTrainer, tmp_path, engine=MiniEngineConfig(kv_tokens=16))
+    with pytest.raises(ValueError, match=r"raise kv_tokens of engine=.* or lower max_completion"):
+        ours.train()
+
+
+def words(completions: list[str], **_: Any) -> list[Any]:
+    return ["good" for _ in completions]
+
+
+def test_a_reward_that_is_no_number_names_its_function(tmp_path: Path) -> None:
+    ours = jobs.trainer(GRPOTrainer, tmp_path, rewards=words)
+    with pytest.raises(ValueError, match="the reward function 'words' returned 'good', which is"):
+        ours.train()

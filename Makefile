@@ -66,7 +66,7 @@ test-trl: $(VENV)/.installed-dev $(VLLM)/.installed $(TRL)/.installed  ## run th
 		PYTHONPATH="$$release" $(VLLM)/bin/python -m pytest -m trl -n 2 tests/trl_plugin $(ARGS); \
 	done
 
-test-verl: $(VENV)/.installed-dev $(VLLM)/.installed $(VERL)/.installed  ## run the tests of the plug-in for verl: 6 minutes
+test-verl: $(VENV)/.installed-dev $(VLLM)/.installed $(VERL)/.installed  ## run the tests of the plug-in for verl: 10 minutes
 	@PYTHONPATH="$(CURDIR)/$(VERL)" $(VLLM)/bin/python -m pytest -m verl tests/verl_plugin $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md

@@ -9,7 +9,7 @@ from chat_models import ADD, TEMPLATES, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.env.calls import BadCall, Call, parse, written
+from rollpacker.env.calls import BadCall, Call, Parsed, parse, written
 from rollpacker.env.template import Template
 
 CALL = Call("add", {"a": 2, "b": 3})
@@ -59,10 +59,22 @@ def test_several_keep_their_order_and_one_that_is_none_harms_no_other() -> None:
     assert parsed.calls[1] == BadCall("the call must begin with <function=NAME>")
     two = f"<tool_call>{f()[len('<tool_call>') :]}".replace("</function>", "</function> and", 1)
     assert isinstance(parse(two, "qwen3_coder").calls[0], BadCall)
-    assert isinstance(parse("<function= >", "qwen3_coder").calls[0], BadCall)
+    assert isinstance(parse("<tool_call><function= >", "qwen3_coder").calls[0], BadCall)
 
 
-@pytest.mark.parametrize("text", ["It is 5.", "", "a <function> of x", "<parameter=a>\n5"])
+def test_without_the_outer_tag_several_calls_and_text_between_them_are_read() -> None:
+    bare = TEXT[len("<tool_call>\n") : -len("\n</tool_call>")]
+    parsed = parse(f"{bare}\n{bare} Done.", "qwen3_coder", tools=[ADD])
+    assert parsed.calls == (CALL, CALL)
+    assert parsed.content == "Done."
+    noted = parse(f"As `<function=NAME>` says: {TEXT}", "qwen3_coder", tools=[ADD])
+    assert noted == Parsed("As `<function=NAME>` says:", (CALL,))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["It is 5.", "", "a <function> of x", "<parameter=a>\n5", "Write `<function=NAME>` first."],
+)
 def test_what_is_no_call(text: str) -> None:
     assert parse(text, "qwen3_coder").calls == ()
 
@@ -109,6 +121,41 @@ def test_arguments_that_nobody_knows_are_text() -> None:
     assert parse(f(y="5"), "qwen3_coder", tools=[tool(x={"type": "integer"})]).calls == (
         Call("f", {"y": "5"}),
     )
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"name": "f"},
+        {"type": "function", "function": {}},
+        {"type": "function", "function": {"name": "f", "parameters": None}},
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": []}}},
+        *(
+            tool(x=schema)
+            for schema in (
+                True,
+                {"type": "array", "items": True},
+                {"type": "array", "items": [{"type": "integer"}]},
+                {"anyOf": [True]},
+                {"enum": None},
+                {"type": None},
+                {"$ref": "#/x"},
+                {"allOf": [{"type": "object"}]},
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("text", ["5", "[1]", '{"a": 1}', "five"])
+def test_schemas_of_others_raise_nothing(of: dict[str, Any], text: str) -> None:
+    (call,) = parse(f(x=text), "qwen3_coder", tools=[of]).calls
+    assert isinstance(call, Call)
+    assert call.arguments["x"] in (text, 5, [1], {"a": 1})
+
+
+def test_a_list_or_an_object_is_one_where_its_schema_is_not_understood() -> None:
+    tools = [tool(x={"$ref": "#/x"})]
+    assert parse(f(x='{"a": 1}'), "qwen3_coder", tools=tools).calls == (Call("f", {"x": {"a": 1}}),)
+    assert parse(f(x="5"), "qwen3_coder", tools=tools).calls == (Call("f", {"x": "5"}),)
 
 
 TYPES = {

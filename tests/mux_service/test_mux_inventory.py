@@ -230,23 +230,47 @@ def test_nobody_waits_for_a_long_forecast(world: World, monkeypatch: pytest.Monk
     assert views.job(world.core, "b")["queue"]["starts_in_s"] == pytest.approx(expected - 5.0)
 
 
+class Foreseen:
+    """Runs ahead that find this for job ``b``, one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *waits: float) -> None:
+        self._waits = list(waits)
+        self.numbers: list[int] = []
+        monkeypatch.setattr(Lookout, "patience_s", 10.0)
+        monkeypatch.setattr(lookout, "forecast", self._found)
+
+    def _found(self, *args: Any) -> dict[str, float]:
+        self.numbers.append(args[-1])
+        return {"b": self._waits[min(len(self.numbers), len(self._waits)) - 1]}
+
+
+def told_of(world: World, job: str) -> float | None:
+    return views.job(world.core, job)["queue"]["starts_in_s"]
+
+
 def test_what_is_told_is_the_middle_of_the_last_runs_ahead(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lookout, "patience_s", 10.0)
+    runs = Foreseen(monkeypatch, 500.0, 900.0, 300.0, math.inf)
     alone(world, "a")
     alone(world, "b")
-    waits = [500.0, 900.0, 300.0, math.inf]
-    numbers: list[int] = []
-
-    def made(*args: Any) -> dict[str, float]:
-        numbers.append(args[-1])
-        return {"b": waits[len(numbers) - 1]}
-
-    monkeypatch.setattr(lookout, "forecast", made)
-    told: list[float] = []
-    for _ in waits:
-        told.append(views.job(world.core, "b")["queue"]["starts_in_s"])
+    told: list[float | None] = []
+    for _ in range(4):
+        told.append(told_of(world, "b"))
         world.wait(100.0)
-    assert numbers == [0, 1, 2, 3]
+    assert runs.numbers == [0, 1, 2, 3]
     assert told == pytest.approx([500.0, 400.0, 300.0, 200.0], abs=5.0)
+
+
+def test_runs_that_were_wrong_or_are_old_have_no_say(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Foreseen(monkeypatch, *[150.0] * 3, 5000.0)
+    alone(world, "a")
+    alone(world, "b")
+    for _ in range(3):
+        assert told_of(world, "b") is not None
+        world.wait(200.0)
+    assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0), "the others said: by now"
+    world.wait(20_000.0)
+    assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0)

@@ -47,6 +47,7 @@ def settings(
     layout: Layout = "colocated",
     machine: Machine | None = None,
     rows: RowCosts | None = None,
+    gaps: bool = True,
 ) -> RolloutSettings:
     return RolloutSettings(
         rollout=RolloutConfig.model_validate(rollout),
@@ -63,6 +64,7 @@ def settings(
             tail_engines=tail_engines,
             replica_engines=replica_engines,
             layout=layout,
+            gaps=gaps,
         ),
         machine=machine,
         rows=rows,

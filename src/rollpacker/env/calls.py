@@ -64,8 +64,8 @@ class Parsed:
     calls: tuple[Call | BadCall, ...] = ()
 
 
-_Read = Callable[[str, int], "tuple[Call | BadCall, int]"]
-"""A call that begins at a place of a text, and where it ends."""
+_Reader = Callable[[str, int], "tuple[Call | BadCall | None, int]"]
+"""A call that begins at a place of a text, and where it ends; None where it is text after all."""
 
 
 def parse(
@@ -103,13 +103,15 @@ def written(call: Call, call_format: Format) -> str:
     return f'{{"name": {name}, "parameters": {arguments}}}'
 
 
-def _tagged(text: str, start: int, begins: re.Pattern[str], read: _Read) -> Parsed:
+def _tagged(text: str, start: int, begins: re.Pattern[str], reader: _Reader) -> Parsed:
     calls: list[Call | BadCall] = []
     rest = [text[:start]]
     while (opening := begins.search(text, start)) is not None:
-        rest.append(text[start : opening.start()])
-        call, start = read(text, opening.end())
-        calls.append(call)
+        call, end = reader(text, opening.end())
+        rest.append(text[start : opening.start() if call is not None else end])
+        start = end
+        if call is not None:
+            calls.append(call)
     if not calls:
         return Parsed(text)
     rest.append(text[start:])
@@ -118,25 +120,32 @@ def _tagged(text: str, start: int, begins: re.Pattern[str], read: _Read) -> Pars
 
 def _hermes(text: str, start: int) -> tuple[Call | BadCall, int]:
     """The call behind a tag; one that is not closed ends with its JSON."""
-    read = _read(text, start)
-    if isinstance(read, BadCall):
-        return read, _next(text, start)
-    value, end = read
+    found = _read(text, start)
+    if isinstance(found, BadCall):
+        return found, _next(text, start)
+    value, end = found
     closed = _closed(text, end)
     if closed is None:
         return BadCall("there is more than one JSON object in the call"), _next(text, end)
     return _call(value), closed
 
 
-def _xml(text: str, start: int, tools: xml_calls.Tools) -> tuple[Call | BadCall, int]:
+def _xml(text: str, start: int, tools: xml_calls.Tools) -> tuple[Call | BadCall | None, int]:
+    outer = text.startswith(_OPEN, start - len(_OPEN)) if start >= len(_OPEN) else False
     try:
-        name, arguments, end = xml_calls.read(text, start, tools)
+        found = xml_calls.read(text, start, tools)
     except xml_calls.NoCallError as error:
+        if not outer:
+            return None, start + len("<function=")
         return BadCall(str(error)), _next(text, start)
-    closed = _closed(text, end)
-    if closed is None:
-        return BadCall("there is more than one function in the call"), _next(text, end)
-    return Call(name, arguments), closed
+    if not (outer or found.ended or found.arguments):
+        return None, found.end
+    call, closed = Call(found.name, found.arguments), _closed(text, found.end)
+    if closed is None and outer:
+        return BadCall("there is more in the call than one function's parts"), _next(
+            text, found.end
+        )
+    return call, found.end if closed is None else closed
 
 
 def _closed(text: str, end: int) -> int | None:

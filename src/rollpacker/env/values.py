@@ -17,21 +17,25 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _NUMBERS = ("integer", "number")
 
 
-def wanted(schema: Mapping[str, Any], value: Any) -> str | None:
-    """What a value should have been; None if it is."""
-    if value is None and schema.get("nullable"):
+def wanted(schema: Any, value: Any) -> str | None:
+    """What a value should have been; None if it is, or where the schema is none that is known."""
+    if not isinstance(schema, Mapping):
         return None
-    if "anyOf" in schema:
-        each = [wanted(one, value) for one in schema["anyOf"]]
-        return None if None in each else " or ".join(map(str, each))
-    if "enum" in schema:
-        same = any(value == each and type(value) is type(each) for each in schema["enum"])
-        return None if same else f"one of {', '.join(map(repr, schema['enum']))}"
-    kinds = schema.get("type", [])
+    known: Mapping[str, Any] = schema
+    if value is None and known.get("nullable"):
+        return None
+    for key in ("anyOf", "oneOf"):
+        if isinstance(known.get(key), list):
+            each = [wanted(one, value) for one in known[key]]
+            return None if None in each else " or ".join(map(str, each))
+    if isinstance(known.get("enum"), list):
+        same = any(value == each and type(value) is type(each) for each in known["enum"])
+        return None if same else f"one of {', '.join(map(repr, known['enum']))}"
+    kinds = known.get("type") or []
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if kinds and not any(_is(kind, value) for kind in kinds):
         return f"of type {' or '.join(kinds)}"
-    return _inside(schema, value)
+    return _inside(known, value)
 
 
 def _is(kind: str, value: Any) -> bool:
@@ -43,12 +47,18 @@ def _is(kind: str, value: Any) -> bool:
 def _inside(schema: Mapping[str, Any], value: Any) -> str | None:
     """The first thing wrong inside of a list or an object."""
     if isinstance(value, list):
-        each = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
-        if len(each) != len(value):
-            return f"a list of {len(each)}"
-        found = (wanted(part, item) for part, item in zip(each, value, strict=True))
-        return next((f"a list whose items are {what}" for what in found if what), None)
+        return _items(schema, value)
     if isinstance(value, dict) and isinstance(schema.get("additionalProperties"), Mapping):
         found = (wanted(schema["additionalProperties"], item) for item in value.values())
         return next((f"an object whose values are {what}" for what in found if what), None)
     return None
+
+
+def _items(schema: Mapping[str, Any], value: list[Any]) -> str | None:
+    each = schema.get("prefixItems")
+    if not isinstance(each, list) or not each:
+        each = [schema.get("items")] * len(value)
+    if len(each) != len(value):
+        return f"a list of {len(each)}"
+    found = (wanted(part, item) for part, item in zip(each, value, strict=True))
+    return next((f"a list whose items are {what}" for what in found if what), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.env.values import wanted
@@ -21,7 +22,7 @@ _UNCLOSED = re.compile(r"(.*?)\n?(?=<parameter=|</function>|</tool_call>|\Z)", r
 _END = re.compile(r"\s*</function>")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 """As JSON and as templates of Python write them."""
-_SAYS = {"type", "anyOf", "enum"}
+_SAYS = {"type", "anyOf", "oneOf", "enum"}
 """What of a schema tells text from other values."""
 
 
@@ -29,8 +30,25 @@ class NoCallError(ValueError):
     """What was meant as a call is none; one line for the model."""
 
 
-def read(text: str, start: int, tools: Tools) -> tuple[str, dict[str, Any], int]:
-    """Name, arguments and end of the call at ``start``. Raises ``NoCallError``.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A call as it was written.
+
+    Args:
+        name: of the tool.
+        arguments: by name.
+        end: of the call in the text.
+        ended: whether the model has ended it.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    end: int
+    ended: bool
+
+
+def read(text: str, start: int, tools: Tools) -> Written:
+    """The call at ``start``. Raises ``NoCallError``.
 
     Models forget ends: a value also ends where the next one begins, or the call does.
     """
@@ -50,22 +68,28 @@ def read(text: str, start: int, tools: Tools) -> tuple[str, dict[str, Any], int]
         arguments[key] = typed(value[1], schemas.get(key))
         place = value.end()
     end = _END.match(text, place)
-    return name, arguments, place if end is None else end.end()
+    return Written(name, arguments, place if end is None else end.end(), end is not None)
 
 
 def _schemas(name: str, tools: Tools) -> Mapping[str, Any]:
-    """Of a tool's arguments; empty where there is no such tool."""
-    known = (tool["function"] for tool in tools if tool["function"]["name"] == name)
-    parameters = next((tool.get("parameters") or {} for tool in known), {})
-    return parameters.get("properties") or {}
+    """Of a tool's arguments; empty where nothing is known of them."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            found = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            return found if isinstance(found, Mapping) else {}
+    return {}
 
 
-def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
+def typed(text: str, schema: Any) -> Any:
     """What a written argument is: what its schema takes, else text, with which the tool's check
-    finds fault. Text where nothing is known of it."""
-    if not schema or not _SAYS.intersection(schema):
+    finds fault. Where a schema does not say, an object or a list is one, and all else text."""
+    if not isinstance(schema, Mapping) or not schema:
         return text
     value = _value(text.strip())
+    if not _SAYS.intersection(schema):
+        return value if isinstance(value, list | dict) else text
     # What is text in JSON too is text as it was written, quotes and all.
     return text if isinstance(value, str) or wanted(schema, value) else value
 

@@ -116,11 +116,11 @@ class Ledger:
 
     def decodes(self, engine: EngineId) -> bool:
         """Whether its devices decode, for itself or for the engine that it was put into."""
-        return self.held(engine) > 0
+        return self.bound.get(self.lead(engine), 0) > 0
 
-    def held(self, engine: EngineId) -> int:
-        """Attempts that its devices run when every move is done."""
-        return self.bound.get(self._lead.get(engine, engine), 0)
+    def lead(self, engine: EngineId) -> EngineId:
+        """The engine that its devices belong to."""
+        return self._lead.get(engine, engine)
 
     def members(self, engine: EngineId) -> tuple[EngineId, ...]:
         """The smallest engines whose devices it has."""
@@ -128,7 +128,7 @@ class Ledger:
 
     def computes(self, engine: EngineId) -> bool:
         """Whether its devices decode now: what is there does not wait for environments alone."""
-        return self.decodes(engine) and self._lead.get(engine, engine) not in self.quiet
+        return self.decodes(engine) and self.lead(engine) not in self.quiet
 
     def by_engine(self) -> dict[EngineId, tuple[AttemptId, ...]]:
         """What each engine runs when every move is done, oldest first; idle ones are left out."""

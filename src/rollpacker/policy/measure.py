@@ -13,7 +13,6 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import GroupPart, PromptId
 from rollpacker.policy.admission import Admission, Workload
 from rollpacker.policy.bias import Audited, Bias, BiasMeter, Talk, is_audit_step
-from rollpacker.policy.gaps import Gaps
 from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths import LengthHistory
@@ -59,7 +58,6 @@ class Measurements:
         self.bias = Bias()
         self._train_s = 0.0
         self._train_tokens = 0
-        self._gaps = Gaps()
 
     def start(self, event: ev.StepStarted) -> tuple[Racing, int]:
         """How far this step's short round over-provisions, and how many prompts it audits."""
@@ -92,22 +90,9 @@ class Measurements:
             responses=self._config.num_generations,
             engines=engines,
             latency=self._latency,
-            train_seconds_per_token=self._token_s,
+            train_seconds_per_token=self._train_s / max(1, self._train_tokens),
             streaming=self._streaming,
         )
-
-    @property
-    def _token_s(self) -> float:
-        """Seconds of a token's gradients; 0 before any are there."""
-        return self._train_s / max(1, self._train_tokens)
-
-    def replied(self, event: ev.EnvironmentReplied) -> None:
-        """An environment has taken so long."""
-        self._gaps.replied(event)
-
-    def gap_tokens(self, waiting: int) -> int:
-        """Tokens whose gradients fit into the time in which so many attempts wait for theirs."""
-        return self._gaps.tokens(waiting, self._token_s)
 
     def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:
         """A response is there."""
@@ -165,7 +150,6 @@ class Measurements:
             "meter": self._meter.state_dict(),
             "admission": self._admission.state_dict(),
             "train": [self._train_s, self._train_tokens],
-            "gaps": self._gaps.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,8 +158,6 @@ class Measurements:
         self._meter.load_state_dict(state["meter"])
         self._admission.load_state_dict(state["admission"])
         self._train_s, self._train_tokens = state["train"]
-        if "gaps" in state:
-            self._gaps.load_state_dict(state["gaps"])
 
 
 def _talk(attempt: Attempt) -> Talk:

@@ -7,10 +7,10 @@ the tail). The sum is divided once, at the end, so the update does not change.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import accumulate, chain
 
 from rollpacker.config import StreamingConfig
@@ -18,6 +18,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, GroupPart, PromptId, ReplicaId
 from rollpacker.policy.fleet import Layout, by_number
+from rollpacker.policy.gaps import Gaps
 from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.tail_release import TailRelease
 
@@ -40,6 +41,8 @@ class StreamingRules:
         layout: where replicas are.
         replica_engines: engines on a colocated replica's devices; 0: those up to the next
             replica's, as it was when a replica was lost with its engines.
+        gaps: gradients are also computed while all attempts of an engine wait for environments,
+            which they were not at first.
     """
 
     stream: bool
@@ -51,6 +54,7 @@ class StreamingRules:
     prompts: int = 0
     tail_engines: int = 0
     replica_engines: int = 0
+    gaps: bool = False
 
 
 _SMALLEST_TASK = 512
@@ -82,21 +86,14 @@ class Streaming:
         config: of streaming.
         rules: what it may do.
         ledger: what is running and what was kept.
-        gap_tokens: whose gradients take no longer than so many attempts wait for environments.
     """
 
-    def __init__(
-        self,
-        config: StreamingConfig,
-        rules: StreamingRules,
-        ledger: Ledger,
-        *,
-        gap_tokens: Callable[[int], int],
-    ) -> None:
+    def __init__(self, config: StreamingConfig, rules: StreamingRules, ledger: Ledger) -> None:
         self._config = config
         self._rules = rules
         self._ledger = ledger
-        self._gap_tokens = gap_tokens
+        self.gaps = Gaps()
+        """What fits into the time in which an engine waits; it outlives a step."""
         self._tail = TailRelease(rules.tail_engines, ledger)
         self._begin((), ())
 
@@ -139,6 +136,7 @@ class Streaming:
             replica.tasks -= 1
             self._tasks -= 1
             heappush(self._free, (replica.tasks, event.replica))
+            self.gaps.trained(sum(map(self._cost, event.parts)), event.seconds)
 
     def applied(self, event: ev.UpdateApplied) -> None:
         """An update is over; the next one begins if there is one."""
@@ -245,25 +243,48 @@ class Streaming:
     def _fill_gaps(self) -> Iterable[do.AccumulateGradients]:
         """A short task where all that a replica's engines run waits for environments."""
         rules = self._rules
-        if self._rollout_over or not rules.stream or rules.ordered or self._tail.released:
+        if not (self.waiting and rules.gaps and rules.stream) or rules.ordered:
+            return
+        if self._rollout_over or self._tail.released:
             return
         quiet = [member for lead in self._ledger.quiet for member in self._ledger.members(lead)]
         for replica in chain.from_iterable(self._fleet.on.get(engine, ()) for engine in quiet):
             most = self._gap(replica)
-            if self.waiting and most >= _SMALLEST_TASK and self._first() <= most:
-                yield self._assign(replica, self._take(most))
+            task = self._take_within(most) if most >= _SMALLEST_TASK else ()
+            if task:
+                yield self._assign(replica, task)
 
     def _gap(self, replica: ReplicaId) -> int:
         """Tokens that a replica can sum before one of its engines decodes again."""
         known, beside = self._sums.get(replica), self._fleet.beside[replica]
         if known is None or known.tasks or any(map(self._ledger.computes, beside)):
             return 0
-        return self._gap_tokens(sum(map(self._ledger.held, beside)))
+        leads = {self._ledger.lead(engine) for engine in beside}
+        return self.gaps.tokens(sum(self._ledger.bound.get(lead, 0) for lead in leads))
 
-    def _first(self) -> int:
-        """Tokens of the next task's first sample: no task is shorter."""
-        _, _, start, _, prompt = self._ready[0]
-        return self._reach[prompt][start + 1] - self._reach[prompt][start]
+    def _take_within(self, most: int) -> tuple[GroupPart, ...]:
+        """What fits into so many tokens, the largest first: a worker does not stop halfway."""
+        left = min(most, self._config.group_tokens)
+        taken: list[GroupPart] = []
+        rest: list[GroupPart] = []
+        kept: list[_Ready] = []
+        for ready in sorted(self._ready):
+            part = _part(ready)
+            reach = self._reach[part.prompt]
+            stop = bisect_right(reach, reach[part.start] + left, part.start, part.stop + 1) - 1
+            if stop == part.start:
+                kept.append(ready)
+                continue
+            taken.append(GroupPart(prompt=part.prompt, start=part.start, stop=stop))
+            left -= reach[stop] - reach[part.start]
+            if stop < part.stop:
+                rest.append(GroupPart(prompt=part.prompt, start=stop, stop=part.stop))
+        heapify(kept)
+        self._ready = kept
+        for part in rest:
+            self._add(part)
+        self.waiting -= sum(map(self._cost, taken))
+        return tuple(taken)
 
     def _may_train(self, replica: ReplicaId) -> bool:
         if self._rollout_over:
@@ -337,14 +358,14 @@ class Streaming:
     def _place(self, part: GroupPart) -> tuple[int, int]:
         return self._ledger.groups[part.prompt][0].place, part.start
 
-    def _take(self, most: int | None = None) -> tuple[GroupPart, ...]:
+    def _take(self) -> tuple[GroupPart, ...]:
         """The next task: small groups together, large ones cut; the largest go first.
 
         Tasks shrink with what is left, so that all replicas end together (guided
         self-scheduling).
         """
         share = max(_SMALLEST_TASK, self.waiting // (2 * len(self._sums)))
-        budget = min(self._config.group_tokens, share, share if most is None else most)
+        budget = min(self._config.group_tokens, share)
         first = self._cut(_part(heappop(self._ready)), budget)
         taken = [first]
         tokens = self._cost(first)

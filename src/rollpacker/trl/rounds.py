@@ -205,8 +205,8 @@ class Rounds:
             self._config = run_config(trainer, self._tail, self._engine_config, folder)
             self._params = sampling_params(trainer)
             model, device = model_of(trainer), str(trainer.accelerator.device)
-            engine = build_engine(self._config, model, trainer.processing_class, device)
             try:
+                engine = build_engine(self._config, model, trainer.processing_class, device)
                 check_room(engine.info(), self._params.max_tokens)
             except ValueError as error:
                 raise ValueError(in_names_of_trl(str(error))) from None
@@ -288,10 +288,7 @@ class Rounds:
         """What the bias meter says of the same, where they raced."""
         if not self.races:
             return {}
-        found = self._job.bias
-        return {"tail/kept_vs_true_len": found.kept_vs_true_len} | {
-            f"tail/audited_kept_vs_true_{name}": value for name, value in found.audited.items()
-        }
+        return {"tail/kept_vs_true_len": self._job.bias.kept_vs_true_len}
 
     def evaluate(self, prompts: Sequence[Any]) -> tuple[list[list[int]], list[list[int]]]:
         """Token ids of prompts, and of one response to each from the weights in place."""

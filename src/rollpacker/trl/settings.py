@@ -46,31 +46,35 @@ def check_release(trainer: type, version: str) -> None:
 Given = Mapping[str, Any]
 """Arguments of a trainer by their names."""
 
-_UNSUPPORTED: dict[str, Callable[[Given, Any], bool]] = {
-    "tools": lambda given, _: bool(given.get("tools")),
-    "environment_factory": lambda given, _: given.get("environment_factory") is not None,
-    "rollout_func": lambda given, _: given.get("rollout_func") is not None,
-    "use_vllm (vLLM decodes with engine=VllmEngineConfig() of rollpacker.config)": (
-        lambda _, args: bool(args.use_vllm)
-    ),
-    "use_transformers_paged": lambda _, args: _set(args, "use_transformers_paged"),
-    "use_transformers_continuous_batching": (
-        lambda _, args: _set(args, "use_transformers_continuous_batching")
-    ),
-    "use_liger_kernel": lambda _, args: bool(args.use_liger_kernel),
-    "cast_lm_head_to_fp32": lambda _, args: _set(args, "cast_lm_head_to_fp32"),
-    "min_p": lambda _, args: args.min_p is not None,
-    "repetition_penalty": lambda _, args: args.repetition_penalty != 1.0,
-    "generation_kwargs": lambda _, args: bool(args.generation_kwargs),
-    "cache_implementation": lambda _, args: args.cache_implementation is not None,
+_UNSUPPORTED: dict[str, Callable[[Given], bool]] = {
+    "tools": lambda given: bool(given.get("tools")),
+    "environment_factory": lambda given: given.get("environment_factory") is not None,
+    "rollout_func": lambda given: given.get("rollout_func") is not None,
 }
-"""What a run would silently do otherwise, by the argument that asks for it."""
+"""What a run would silently do otherwise, by the argument that asks for it;"""
+_UNSUPPORTED_OPTIONS: dict[str, Callable[[Any], bool]] = {
+    "use_vllm (vLLM decodes with engine=VllmEngineConfig() of rollpacker.config)": (
+        lambda args: bool(args.use_vllm)
+    ),
+    "use_transformers_paged": lambda args: _set(args, "use_transformers_paged"),
+    "use_transformers_continuous_batching": (
+        lambda args: _set(args, "use_transformers_continuous_batching")
+    ),
+    "use_liger_kernel": lambda args: bool(args.use_liger_kernel),
+    "cast_lm_head_to_fp32": lambda args: _set(args, "cast_lm_head_to_fp32"),
+    "min_p": lambda args: args.min_p is not None,
+    "repetition_penalty": lambda args: args.repetition_penalty != 1.0,
+    "generation_kwargs": lambda args: bool(args.generation_kwargs),
+    "cache_implementation": lambda args: args.cache_implementation is not None,
+}
+"""by the option of ``GRPOConfig``;"""
 _UNSUPPORTED_TRAINERS: dict[str, Callable[[Any], bool]] = {
     "images (a processor for processing_class)": lambda t: bool(getattr(t, "_is_vlm", False)),
     "DeepSpeed": lambda t: bool(t.is_deepspeed_enabled),
     "FSDP": lambda t: bool(t.is_fsdp_enabled),
     "a quantized model": lambda t: getattr(t.model, "quantization_method", None) is not None,
 }
+"""and by what the trainer turns out to be."""
 
 
 def _set(args: Any, name: str) -> bool:
@@ -81,11 +85,15 @@ def _set(args: Any, name: str) -> bool:
 def check_arguments(trainer: type, args: tuple[Any, ...], kwargs: Given) -> None:
     """Raise ``ValueError`` in one line for what rounds of ours do not know, before TRL's trainer
     loads anything."""
-    given = inspect.signature(trainer).bind_partial(*args, **kwargs).arguments
-    config = given.get("args")
-    if config is None:
-        return
-    _refuse([name for name, asks in _UNSUPPORTED.items() if asks(given, config)])
+    try:
+        given = inspect.signature(trainer).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return  # TRL's trainer says it better
+    _refuse([name for name, asks in _UNSUPPORTED.items() if asks(given)])
+    config: Any = given.get("args")
+    if not hasattr(config, "repetition_penalty"):
+        return  # none, or none of TRL's
+    _refuse([name for name, asks in _UNSUPPORTED_OPTIONS.items() if asks(config)])
     if config.temperature <= 0.0:
         raise ValueError(f"temperature={config.temperature}: must be above 0")
 
@@ -156,7 +164,7 @@ def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Tai
 
 _NAMES = {
     "rollout.max_completion_length": "max_completion_length",
-    "engine.kv_tokens": "kv_tokens of engine=MiniEngineConfig(...)",
+    "engine.kv_tokens": "kv_tokens of the engine",
     "'rewards[].domains' and where your functions return None": (
         "where your functions return None or nan"
     ),

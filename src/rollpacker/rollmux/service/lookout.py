@@ -20,6 +20,8 @@ _FRESH_S = 60.0
 _SHARE = 10.0
 """So many times what a forecast took passes before the next one."""
 _LOOKS = 60
+_AGE = 2 * RUNS
+"""Pauses between runs after which one is too old to have a say."""
 
 
 @dataclass(slots=True)
@@ -50,8 +52,8 @@ class Lookout:
 
     def __init__(self) -> None:
         self._running: _Look | None = None
-        self._runs: deque[tuple[float, dict[str, float]]] = deque(maxlen=RUNS)
-        """When they were made, and what they found."""
+        self._runs: deque[_Look] = deque(maxlen=RUNS)
+        """The newest one last."""
         self._number = 0
         self._next = float("-inf")
 
@@ -65,12 +67,25 @@ class Lookout:
             thread.join(self.patience_s)
         done = self._running
         if done is not None and done.found is not None:
-            self._runs.append((done.now, done.found))
-            self._next = now + max(_FRESH_S, _SHARE * done.took_s)
+            pause = max(_FRESH_S, _SHARE * done.took_s)
+            while self._runs and now - self._runs[0].now > _AGE * pause:
+                self._runs.popleft()
+            self._runs.append(done)
+            self._next = now + pause
             self._running = None
-        return middle(
-            [
-                {job: max(wait - (now - at), 0.0) for job, wait in found.items()}
-                for at, found in self._runs
-            ]
-        )
+        votes = [self._vote(run, scheduler, now) for run in self._runs]
+        return middle(votes)
+
+    def _vote(self, run: _Look, scheduler: Scheduler, now: float) -> dict[str, float]:
+        """What a run says of those that wait since before it; one that was wrong has no say."""
+        assert run.found is not None
+        newest = run is self._runs[-1]
+        told: dict[str, float] = {}
+        for job, wait in run.found.items():
+            waiting = scheduler.queue.jobs.get(job)
+            left = wait - (now - run.now)
+            if waiting is None or waiting.waits_since is None or waiting.waits_since > run.now:
+                continue
+            if newest or left > 0.0:
+                told[job] = max(left, 0.0)
+        return told

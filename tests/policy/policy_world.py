@@ -19,7 +19,6 @@ from rollpacker.core.types import (
 )
 from rollpacker.policy.fleet import Layout
 from rollpacker.policy.latency import RowCosts
-from rollpacker.policy.ledger import Ledger, Stage
 from rollpacker.policy.machine import EngineProfile, Machine, measured
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
@@ -47,7 +46,6 @@ def settings(
     layout: Layout = "colocated",
     machine: Machine | None = None,
     rows: RowCosts | None = None,
-    gaps: bool = True,
 ) -> RolloutSettings:
     return RolloutSettings(
         rollout=RolloutConfig.model_validate(rollout),
@@ -64,31 +62,14 @@ def settings(
             tail_engines=tail_engines,
             replica_engines=replica_engines,
             layout=layout,
-            gaps=gaps,
         ),
         machine=machine,
         rows=rows,
     )
 
 
-def check_counts(book: Ledger) -> None:
-    """A ledger's counts are those of its attempts."""
-    running = list(book.running.values())
-    assert [one for one in book.attempts.values() if one.stage is Stage.RUNNING] == running
-    assert Counter(book.loads) == Counter(one.engine for one in running)
-    assert Counter(book.bound) == Counter(one.bound for one in running)
-    assert book.busy == len(book.by_engine())
-    acting = Counter(one.bound for one in running if one.acting)
-    assert Counter(book.acting) == acting
-    quiet = {engine for engine, count in book.bound.items() if 0 < count == acting[engine]}
-    assert set(book.quiet) == quiet
-
-
 class World:
     """Holds what the policy has set going; checks every decision as it comes."""
-
-    task_s = 0.01
-    """Of gradients."""
 
     def __init__(self, given: RolloutSettings, workers: int = 2) -> None:
         self.settings = given
@@ -307,7 +288,7 @@ class World:
 
     def sum_gradients(self, place: int) -> None:
         replica, parts = self.gradients.pop(place)
-        self.tell(ev.GradientsAccumulated(replica=replica, parts=parts, seconds=self.task_s))
+        self.tell(ev.GradientsAccumulated(replica=replica, parts=parts, seconds=0.01))
 
     def apply(self) -> None:
         assert self.applying is not None

@@ -22,9 +22,6 @@ class Talking(World):
         workers: engines, and replicas.
     """
 
-    task_s = 0.0005
-    """So short that waits for environments have room for some."""
-
     def __init__(self, given: RolloutSettings, workers: int = 2) -> None:
         self.acting: dict[AttemptId, int] = {}
         self.turns: Counter[AttemptId] = Counter()
@@ -77,16 +74,6 @@ class Talking(World):
                     self.acting.pop(decision.attempt, None)
                 return answer
         return None
-
-    def _decodes_on(self, replica: ReplicaId) -> bool:
-        """Attempts that act do not: then a replica may have one task, and no more."""
-        if not super()._decodes_on(replica):
-            return False
-        assert all(busy != replica for busy, _ in self.gradients), "two tasks in a gap"
-        acting = {attempt: self.running.pop(attempt) for attempt in self.acting}
-        decodes = super()._decodes_on(replica)
-        self.running |= acting
-        return decodes
 
     def _go_on(self, decision: do.ContinueAttempt) -> None:
         attempt = decision.attempt

@@ -46,7 +46,6 @@ class Attempt:
         engine: where it decodes, or did last.
         bound: where it will decode when every move is done; else its ``engine``.
         stage: how far it has come.
-        acting: its environment is at work, not its engine.
         tokens: of its response, once that is there; until then, of its turns that are over.
         added: tokens that its environment has put in.
         turns: that it has ended, where it has an environment.
@@ -62,7 +61,6 @@ class Attempt:
     engine: EngineId
     bound: EngineId
     stage: Stage = Stage.RUNNING
-    acting: bool = False
     tokens: int = 0
     added: int = 0
     turns: int = 0
@@ -87,8 +85,6 @@ class Ledger:
         loads: how many each live engine runs, those among them that are to move away.
         bound: how many each live engine runs when every move is done.
         busy: how many engines then run any.
-        acting: how many of them wait for their environments, of engines that run such.
-        quiet: engines all of whose attempts do.
         idled: engines that have run out of attempts or was changed, one after the other.
     """
 
@@ -108,27 +104,13 @@ class Ledger:
         self.loads: dict[EngineId, int] = dict.fromkeys(engines, 0)
         self.bound: dict[EngineId, int] = dict.fromkeys(engines, 0)
         self.busy = 0
-        self.acting: dict[EngineId, int] = {}
-        self.quiet: dict[EngineId, None] = {}
         self.idled: list[EngineId] = []
         self._lead: dict[EngineId, EngineId] = {}
         self._members: dict[EngineId, tuple[EngineId, ...]] = {}
 
     def decodes(self, engine: EngineId) -> bool:
         """Whether its devices decode, for itself or for the engine that it was put into."""
-        return self.bound.get(self.lead(engine), 0) > 0
-
-    def lead(self, engine: EngineId) -> EngineId:
-        """The engine that its devices belong to."""
-        return self._lead.get(engine, engine)
-
-    def members(self, engine: EngineId) -> tuple[EngineId, ...]:
-        """The smallest engines whose devices it has."""
-        return self._members.get(engine, (engine,))
-
-    def computes(self, engine: EngineId) -> bool:
-        """Whether its devices decode now: what is there does not wait for environments alone."""
-        return self.decodes(engine) and self.lead(engine) not in self.quiet
+        return self.bound.get(self._lead.get(engine, engine), 0) > 0
 
     def by_engine(self) -> dict[EngineId, tuple[AttemptId, ...]]:
         """What each engine runs when every move is done, oldest first; idle ones are left out."""
@@ -185,7 +167,6 @@ class LedgerWriter(Ledger):
         if attempt is not None:
             attempt.turns += 1
             attempt.tokens = event.tokens
-            self._act(attempt, True)
         return attempt
 
     def _replied(self, event: ev.EnvironmentReplied) -> Attempt | None:
@@ -193,7 +174,6 @@ class LedgerWriter(Ledger):
         if attempt is not None:
             attempt.wait_s += event.seconds
             attempt.added += event.tokens
-            self._act(attempt, False)
         return attempt
 
     def _failed(
@@ -232,7 +212,6 @@ class LedgerWriter(Ledger):
         for engine in event.engines:
             self.loads.pop(engine, None)
             self.bound.pop(engine, None)
-            self._listen(engine)
             self._idle(engine)
 
     # What was decided -------------------------------------------------------------------------
@@ -253,7 +232,6 @@ class LedgerWriter(Ledger):
         self.bound[engine] += 1
         if self.bound[engine] == 1:
             self.busy += 1
-        self._listen(engine)
 
     def _told_to_stop(self, decision: do.AbortAttempt) -> None:
         self._leave(self.attempts[decision.attempt], Stage.STOPPING)
@@ -282,7 +260,6 @@ class LedgerWriter(Ledger):
         before, attempt.stage = attempt.stage, stage
         if before is Stage.RUNNING:
             del self.running[attempt.id]
-            self._act(attempt, False)
             self.loads[attempt.engine] -= 1
             self._unbind(attempt.bound)
         elif before is Stage.GRADING:
@@ -291,39 +268,20 @@ class LedgerWriter(Ledger):
             self.stopping -= 1
 
     def _bind(self, attempt: Attempt, engine: EngineId) -> None:
-        acting = attempt.acting
-        self._act(attempt, False)
         self.bound[engine] += 1
         if self.bound[engine] == 1:
             self.busy += 1
         self._unbind(attempt.bound)
         attempt.bound = engine
-        self._act(attempt, acting)
-
-    def _act(self, attempt: Attempt, acting: bool) -> None:
-        """Its environment is at work, or is not any more."""
-        if attempt.acting != acting:
-            attempt.acting = acting
-            engine = attempt.bound
-            self.acting[engine] = self.acting.get(engine, 0) + (1 if acting else -1)
-        self._listen(attempt.bound)
-
-    def _listen(self, engine: EngineId) -> None:
-        """An engine runs something else."""
-        if 0 < self.bound.get(engine, 0) == self.acting.get(engine, 0):
-            self.quiet[engine] = None
-        else:
-            self.quiet.pop(engine, None)
 
     def _unbind(self, engine: EngineId) -> None:
         self.bound[engine] -= 1
-        self._listen(engine)
         if self.bound[engine] == 0:
             self.busy -= 1
             self._idle(engine)
 
     def _idle(self, engine: EngineId) -> None:
-        self.idled.extend(self.members(engine))
+        self.idled.extend(self._members.get(engine, (engine,)))
 
     _EVENTS: ClassVar[dict[type, Callable[[Any, Any], Attempt | None]]] = {
         ev.StepStarted: lambda self, event: self._begin(event.step, event.engines),

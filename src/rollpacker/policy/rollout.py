@@ -67,7 +67,6 @@ class RolloutPolicy:
         streaming, measure, engines = self._streaming, self._measure, self._engines
         self._hears: dict[type, list[Callable[[Any], None]]] = {
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
-            ev.EnvironmentReplied: [streaming.gaps.replied],
             ev.TailReleased: [streaming.release_tail],
             ev.UpdateApplied: [streaming.applied],
             ev.DevicesLost: [streaming.lose, self._speculating.lose],
@@ -163,7 +162,6 @@ class RolloutPolicy:
             "tail": self._tail.state_dict(),
             "measure": self._measure.state_dict(),
             "speculating": self._speculating.state_dict(),
-            "gaps": self._streaming.gaps.state_dict(),
         }
         return state if self._engines is None else state | {"engines": self._engines.state_dict()}
 
@@ -173,8 +171,6 @@ class RolloutPolicy:
         self._measure.load_state_dict(state["measure"])
         if "speculating" in state:
             self._speculating.load_state_dict(state["speculating"])
-        if "gaps" in state:
-            self._streaming.gaps.load_state_dict(state["gaps"])
         if self._engines is not None and "engines" in state:
             self._engines.load_state_dict(state["engines"])
 

@@ -104,7 +104,6 @@ def streaming_rules(
         tail_engines=tail_engines(engines) if shared and frees else 0,
         layout=layout,
         replica_engines=replica_engines,
-        gaps=True,
     )
 
 

@@ -7,18 +7,17 @@ the tail). The sum is divided once, at the end, so the update does not change.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import accumulate, chain
+from heapq import heappop, heappush
+from itertools import accumulate
 
 from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, GroupPart, PromptId, ReplicaId
 from rollpacker.policy.fleet import Layout, by_number
-from rollpacker.policy.gaps import Gaps
 from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.tail_release import TailRelease
 
@@ -41,8 +40,6 @@ class StreamingRules:
         layout: where replicas are.
         replica_engines: engines on a colocated replica's devices; 0: those up to the next
             replica's, as it was when a replica was lost with its engines.
-        gaps: gradients are also computed while all attempts of an engine wait for environments,
-            which they were not at first.
     """
 
     stream: bool
@@ -54,7 +51,6 @@ class StreamingRules:
     prompts: int = 0
     tail_engines: int = 0
     replica_engines: int = 0
-    gaps: bool = False
 
 
 _SMALLEST_TASK = 512
@@ -92,8 +88,6 @@ class Streaming:
         self._config = config
         self._rules = rules
         self._ledger = ledger
-        self.gaps = Gaps()
-        """What fits into the time in which an engine waits; it outlives a step."""
         self._tail = TailRelease(rules.tail_engines, ledger)
         self._begin((), ())
 
@@ -136,7 +130,6 @@ class Streaming:
             replica.tasks -= 1
             self._tasks -= 1
             heappush(self._free, (replica.tasks, event.replica))
-            self.gaps.trained(sum(map(self._cost, event.parts)), event.seconds)
 
     def applied(self, event: ev.UpdateApplied) -> None:
         """An update is over; the next one begins if there is one."""
@@ -196,7 +189,6 @@ class Streaming:
             yield from self._tail.decide()
             yield from self._consolidate()
         yield from self._dispatch()
-        yield from self._fill_gaps()
         if self._rollout_over and not self._ready and not self._tasks:
             self._applying = True
             yield do.ApplyUpdate(step=self._ledger.step, update=self._update, last=not self._later)
@@ -239,52 +231,6 @@ class Streaming:
             if replica is None:
                 return
             yield self._assign(replica, self._take())
-
-    def _fill_gaps(self) -> Iterable[do.AccumulateGradients]:
-        """A short task where all that a replica's engines run waits for environments."""
-        rules = self._rules
-        if not (self.waiting and rules.gaps and rules.stream) or rules.ordered:
-            return
-        if self._rollout_over or self._tail.released:
-            return
-        quiet = [member for lead in self._ledger.quiet for member in self._ledger.members(lead)]
-        for replica in chain.from_iterable(self._fleet.on.get(engine, ()) for engine in quiet):
-            most = self._gap(replica)
-            task = self._take_within(most) if most >= _SMALLEST_TASK else ()
-            if task:
-                yield self._assign(replica, task)
-
-    def _gap(self, replica: ReplicaId) -> int:
-        """Tokens that a replica can sum before one of its engines decodes again."""
-        known, beside = self._sums.get(replica), self._fleet.beside[replica]
-        if known is None or known.tasks or any(map(self._ledger.computes, beside)):
-            return 0
-        leads = {self._ledger.lead(engine) for engine in beside}
-        return self.gaps.tokens(sum(self._ledger.bound.get(lead, 0) for lead in leads))
-
-    def _take_within(self, most: int) -> tuple[GroupPart, ...]:
-        """What fits into so many tokens, the largest first: a worker does not stop halfway."""
-        left = min(most, self._config.group_tokens)
-        taken: list[GroupPart] = []
-        rest: list[GroupPart] = []
-        kept: list[_Ready] = []
-        for ready in sorted(self._ready):
-            part = _part(ready)
-            reach = self._reach[part.prompt]
-            stop = bisect_right(reach, reach[part.start] + left, part.start, part.stop + 1) - 1
-            if stop == part.start:
-                kept.append(ready)
-                continue
-            taken.append(GroupPart(prompt=part.prompt, start=part.start, stop=stop))
-            left -= reach[stop] - reach[part.start]
-            if stop < part.stop:
-                rest.append(GroupPart(prompt=part.prompt, start=stop, stop=part.stop))
-        heapify(kept)
-        self._ready = kept
-        for part in rest:
-            self._add(part)
-        self.waiting -= sum(map(self._cost, taken))
-        return tuple(taken)
 
     def _may_train(self, replica: ReplicaId) -> bool:
         if self._rollout_over:

@@ -131,7 +131,7 @@ def _hermes(text: str, start: int) -> tuple[Call | BadCall, int]:
 
 
 def _xml(text: str, start: int, tools: xml_calls.Tools) -> tuple[Call | BadCall | None, int]:
-    outer = text.startswith(_OPEN, start - len(_OPEN)) if start >= len(_OPEN) else False
+    outer = text.endswith(_OPEN, 0, start)
     try:
         found = xml_calls.read(text, start, tools)
     except xml_calls.NoCallError as error:
@@ -142,9 +142,7 @@ def _xml(text: str, start: int, tools: xml_calls.Tools) -> tuple[Call | BadCall 
         return None, found.end
     call, closed = Call(found.name, found.arguments), _closed(text, found.end)
     if closed is None and outer:
-        return BadCall("there is more in the call than one function's parts"), _next(
-            text, found.end
-        )
+        return BadCall("text stands between the parts of the call"), _next(text, found.end)
     return call, found.end if closed is None else closed
 
 

@@ -82,7 +82,6 @@ class Admission:
         self._settings = settings
         self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
         self.left = float(settings.effort)
-        self.seat_effort = SEAT_EFFORT
         self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
         """When groups were rehearsed, and the slowdown of each member."""
         self.few = not all(
@@ -206,7 +205,7 @@ class Admission:
         return il.cycle(seats) <= limit
 
     def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
-        self.left -= self.seat_effort * len(seats)
+        self.left -= SEAT_EFFORT * len(seats)
         durations = [self._durations(self._cluster.jobs[seat.job]) for seat in seats]
         slowdowns = il.rehearse(seats, durations, self._order, switch_s=self._settings.warm_s)
         return {seat.job: slow for seat, slow in zip(seats, slowdowns, strict=True)}

@@ -66,6 +66,15 @@ class Running:
         times = self.job.rollout_s if self.phase == "rollout" else self.job.train_s
         return float(times[self.done])
 
+    @property
+    def last(self) -> bool:
+        """Whether no iteration follows the one that is running."""
+        return self.done + 1 == len(self.job.rollout_s)
+
+    def iterate(self) -> None:
+        """An iteration is over."""
+        self.done += 1
+
 
 class ClusterSimulation:
     """Runs a trace through a scheduler.
@@ -102,7 +111,7 @@ class ClusterSimulation:
         self._pools: dict[str, int] = {}
         """Of nodes that are held."""
         self._tails: dict[str, float] = {}
-        self.meter = Meter(since=jobs[0].arrival_s)
+        self.meter = Meter(since=jobs[0].arrival_s if jobs else 0.0)
         self.results: list[JobResult] = []
         self.decision_s: list[float] = []
         for job in jobs:
@@ -118,8 +127,7 @@ class ClusterSimulation:
         machines = self._scheduler.cluster.inventory.machines
         self._log.meta(self._scheduler.settings, self._jobs, machines)
         while self._heap:
-            self.now, _, action, args = heappop(self._heap)
-            action(*args)
+            self._next()
         assert not self._live, f"jobs that never ended: {sorted(self._live)}"
         return SimulationResult(
             tuple(self.results),
@@ -130,6 +138,11 @@ class ClusterSimulation:
             self.decision_s,
             count_pools(machines) if machines else None,
         )
+
+    def _next(self) -> None:
+        """The next thing that happens."""
+        self.now, _, action, args = heappop(self._heap)
+        action(*args)
 
     def _at(self, time: float, action: Callable[..., None], *args: Any) -> None:
         self._count += 1
@@ -166,7 +179,10 @@ class ClusterSimulation:
         run = self._live[job.spec.id] = Running(job)
         run.wait(self.now, clock_runs=job.spec.slo_since == "submission")
         self._post(ev.JobArrived(spec=job.spec))
-        self._post(ev.PermitRequested(job=job.spec.id, phase="rollout"))
+        self._ask(run)
+
+    def _ask(self, run: Running) -> None:
+        self._post(ev.PermitRequested(job=run.job.spec.id, phase=run.phase))
 
     def _happen(self, event: ev.Event) -> None:
         self._log.happened(self.now, event)
@@ -252,15 +268,15 @@ class ClusterSimulation:
         )
         seconds, phase = run.seconds(), run.phase
         run.token = -1
-        last = phase == "train" and run.done + 1 == len(run.job.rollout_s)
+        last = phase == "train" and run.last
         if phase == "train":
-            run.done += 1
+            run.iterate()
         self._post(ev.PhaseFinished(job=name, phase=phase, seconds=seconds, token=token))
         if last:
             self._finish(run)
         elif not run.moving:
             run.phase = "train" if phase == "rollout" else "rollout"
-            self._post(ev.PermitRequested(job=name, phase=run.phase))
+            self._ask(run)
 
     def _finish(self, run: Running) -> None:
         spec = run.job.spec
@@ -298,7 +314,7 @@ class ClusterSimulation:
         nodes = [*homes[0], *homes[1]]
         self._log.write(self.now, "end", name, phase="sync", nodes=nodes)
         self._post(ev.MoveFinished(job=name))
-        self._post(ev.PermitRequested(job=name, phase="rollout"))
+        self._ask(run)
 
     def _fail(self, pool: int) -> None:
         """A node of a pool dies: the one with the most jobs."""

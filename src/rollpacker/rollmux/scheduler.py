@@ -87,23 +87,6 @@ class Scheduler:
         """Put every group on the list of things to repack."""
         self._repack.everything()
 
-    def catch_up(self, now: float, effort: float) -> list[do.Decision]:
-        """What is done between the iterations of all jobs, at once: a run ahead has no iterations.
-
-        Args:
-            effort: of repacking.
-        """
-        self._made.clear()
-        for job in self.cluster.jobs.values():
-            if job.urgent:
-                self.queue.urge(job, urgent=self._guard.crowded(job, now))
-            if job.home is not None:
-                self._repack.again(job, now)
-        self.admission.left = effort
-        self._rearrange(now)
-        self._permits.hand_out(now)
-        return list(self._made)
-
     def snapshot(self) -> Snapshot:
         """All that later decisions depend on; it shares what it holds with the scheduler."""
         return Snapshot(

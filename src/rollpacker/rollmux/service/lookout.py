@@ -19,7 +19,8 @@ _FRESH_S = 60.0
 """Seconds for which a forecast is taken to be right."""
 _SHARE = 10.0
 """So many times what a forecast took passes before the next one."""
-_LOOKS = 60
+_EVENTS = 50_000
+"""Of a run ahead at most: half a minute of it."""
 _AGE = 2 * RUNS
 """Pauses between runs after which one is too old to have a say."""
 
@@ -37,7 +38,7 @@ class _Look:
     def run(self) -> None:
         began, found = time.monotonic(), dict[str, float]()
         try:
-            found = forecast(self.scheduler, self.now, _LOOKS, self.number)
+            found = forecast(self.scheduler, self.now, _EVENTS, self.number)
         finally:
             # Also where it failed: the next one is made in its time.
             self.took_s = time.monotonic() - began

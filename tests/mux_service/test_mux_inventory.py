@@ -214,9 +214,9 @@ def test_nobody_waits_for_a_long_forecast(world: World, monkeypatch: pytest.Monk
     found = Event()
     look = lookout.forecast
 
-    def slow(*args: Any) -> dict[str, float]:
+    def slow(*args: Any, number: int) -> dict[str, float]:
         found.wait()
-        return look(*args)
+        return look(*args, number=number)
 
     monkeypatch.setattr(lookout, "forecast", slow)
     assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
@@ -239,8 +239,8 @@ class Foreseen:
         monkeypatch.setattr(Lookout, "patience_s", 10.0)
         monkeypatch.setattr(lookout, "forecast", self._found)
 
-    def _found(self, *args: Any) -> dict[str, float]:
-        self.numbers.append(args[-1])
+    def _found(self, *_: Any, number: int) -> dict[str, float]:
+        self.numbers.append(number)
         return {"b": self._waits[min(len(self.numbers), len(self._waits)) - 1]}
 
 

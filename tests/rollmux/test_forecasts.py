@@ -45,7 +45,8 @@ class Forecasting(Scheduler):
 
     def ahead(self, job: str, now: float) -> list[float]:
         if self.said:
-            return [forecast(self, now, number=number)[job] for number in range(2)]
+            runs = [forecast(self, now, number=number, job=job) for number in range(2)]
+            return [run[job] for run in runs]
         before = json.dumps(self.state_dict())
         runs = [forecast(self, now, number=number)[job] for number in (0, 1, 1)]
         assert runs[1] == runs[2]

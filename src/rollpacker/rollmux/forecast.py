@@ -33,17 +33,23 @@ Pair = tuple[float, float]
 
 
 def forecast(
-    scheduler: Scheduler, now: float, events: int = EVENTS, number: int = 0
+    scheduler: Scheduler,
+    now: float,
+    *,
+    number: int = 0,
+    job: str | None = None,
+    events: int = EVENTS,
 ) -> dict[str, float]:
     """Seconds until each job that waits starts, in one run ahead; infinite where nobody can say.
 
     Changes nothing; takes about as many milliseconds as there are events.
 
     Args:
-        events: of the run at most; after so many nobody can say.
         number: of the run: phases are drawn anew in each.
+        job: the run ends when this one has started; None: when all have.
+        events: of the run at most; after so many nobody can say.
     """
-    return _Ahead(scheduler, now, number).starts(events)
+    return _Ahead(scheduler, now, number).starts(job, events)
 
 
 def middle(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -103,11 +109,11 @@ class _Ahead(ClusterSimulation):
             self._take_up(run, job)
         self._look_later()
 
-    def starts(self, events: int) -> dict[str, float]:
-        """Until all have started, or so many events have happened."""
+    def starts(self, job: str | None, events: int) -> dict[str, float]:
+        """Until the job has started, or all, or so many events have happened."""
         jobs = self._copy.cluster.jobs
         found = dict.fromkeys(self._copy.queue.jobs, math.inf)
-        waiting = list(found)
+        waiting = list(found) if job is None else [job]
         while waiting and self._heap and events > 0:
             self._next()
             events -= 1

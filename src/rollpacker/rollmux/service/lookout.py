@@ -1,4 +1,4 @@
-"""Forecasts made beside the work: with hundreds of jobs that wait one takes seconds.
+"""Forecasts made beside the work: with a hundred jobs one takes a minute.
 
 A copy of the scheduler is run ahead in a thread of its own; whoever asks gets the middle of the
 last runs, which follow each other by a minute at least.
@@ -19,8 +19,6 @@ _FRESH_S = 60.0
 """Seconds for which a forecast is taken to be right."""
 _SHARE = 10.0
 """So many times what a forecast took passes before the next one."""
-_EVENTS = 50_000
-"""Of a run ahead at most: half a minute of it."""
 _AGE = 2 * RUNS
 """Pauses between runs after which one is too old to have a say."""
 
@@ -38,7 +36,7 @@ class _Look:
     def run(self) -> None:
         began, found = time.monotonic(), dict[str, float]()
         try:
-            found = forecast(self.scheduler, self.now, _EVENTS, self.number)
+            found = forecast(self.scheduler, self.now, number=self.number)
         finally:
             # Also where it failed: the next one is made in its time.
             self.took_s = time.monotonic() - began

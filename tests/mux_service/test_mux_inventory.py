@@ -274,3 +274,20 @@ def test_runs_that_were_wrong_or_are_old_have_no_say(
     assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0), "the others said: by now"
     world.wait(20_000.0)
     assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0)
+
+
+def test_who_has_just_come_is_looked_for_sooner(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "_FRESH_S", 0.0)
+    monkeypatch.setattr(lookout, "_SHARE", 1e12)
+    runs = Foreseen(monkeypatch, 500.0)
+    alone(world, "a")
+    alone(world, "b")
+    for _ in range(3):
+        assert told_of(world, "b") is not None
+        world.wait(10.0)
+    assert runs.numbers == [0]
+    alone(world, "c")
+    told_of(world, "b")
+    assert runs.numbers == [0, 1]

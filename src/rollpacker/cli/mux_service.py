@@ -126,7 +126,7 @@ def _not_started(job: dict[str, Any]) -> bool:
 def _place_in_queue(job: dict[str, Any]) -> str:
     queue = job["queue"]
     seconds = queue["starts_in_s"]
-    when = "nobody can say when" if seconds is None else f"starts in about {seconds / 60:.0f} min"
+    when = "not known when" if seconds is None else f"starts in about {seconds / 60:.0f} min"
     return f"{queue['position']} of {queue['of']}: {job['id']}, {when}; {queue['reason']}"
 
 

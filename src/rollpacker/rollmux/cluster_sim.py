@@ -141,7 +141,8 @@ class ClusterSimulation:
 
     def _next(self) -> None:
         """The next thing that happens."""
-        self.now, _, action, args = heappop(self._heap)
+        at, _, action, args = heappop(self._heap)
+        self.now = max(self.now, at)
         action(*args)
 
     def _at(self, time: float, action: Callable[..., None], *args: Any) -> None:

@@ -15,14 +15,18 @@ from statistics import median_low
 
 import numpy as np
 
-from rollpacker.rollmux.cluster import Job
+from rollpacker.rollmux.cluster import Cluster, Job
 from rollpacker.rollmux.cluster_sim import ClusterSimulation, Running
-from rollpacker.rollmux.result import TAIL_TIME
+from rollpacker.rollmux.queue import why_never
+from rollpacker.rollmux.result import TAIL_COST, TAIL_TIME
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT, RUNNING, WAITING, Seat
 from rollpacker.rollmux.trace import TraceJob
 
 EVENTS = 200_000
+"""Of a run ahead at most."""
+QUIET = 50_000
+"""Events in which nobody has started, after which nobody is taken to start any more."""
 RUNS = 3
 """Runs ahead of which the middle is told: docs/log.md."""
 USUAL_SHARE = 0.8
@@ -47,7 +51,7 @@ def forecast(
     Args:
         number: of the run: phases are drawn anew in each.
         job: the run ends when this one has started; None: when all have.
-        events: of the run at most; after so many nobody can say.
+        events: of the run at most; who would start later is not told.
     """
     return _Ahead(scheduler, now, number).starts(job, events)
 
@@ -65,6 +69,7 @@ class _Course(Running):
     """How a job goes on: each iteration is one of those that were seen.
 
     Args:
+        random: draws them.
         seen: what they took.
         left: iterations, the one that is running included; infinite where nobody can say.
         drawn: what this one takes.
@@ -76,10 +81,15 @@ class _Course(Running):
     drawn: Pair = (0.0, 0.0)
 
     def __post_init__(self) -> None:
-        self._draw()
+        self._draw(self.seen)
 
-    def _draw(self) -> None:
-        self.drawn = self.seen[int(self.random.integers(len(self.seen)))]
+    def _draw(self, seen: Sequence[Pair]) -> None:
+        self.drawn = seen[int(self.random.integers(len(seen)))]
+
+    def lasts(self, least_s: float) -> None:
+        """The phase that is running has not been over after so many seconds."""
+        pool = 0 if self.phase == "rollout" else 1
+        self._draw([pair for pair in self.seen if pair[pool] >= least_s] or self.seen)
 
     def seconds(self) -> float:
         return self.drawn[0 if self.phase == "rollout" else 1]
@@ -90,19 +100,18 @@ class _Course(Running):
 
     def iterate(self) -> None:
         self.done += 1
-        self._draw()
+        self._draw(self.seen)
 
 
 class _Ahead(ClusterSimulation):
     """The cluster of a scheduler's copy, from now on."""
 
     def __init__(self, scheduler: Scheduler, now: float, number: int) -> None:
-        self._copy = deepcopy(scheduler)
-        super().__init__((), self._copy)
+        super().__init__((), deepcopy(scheduler))
         self._random = np.random.default_rng(number)
         self._began = self.now = self.meter.since = now
-        self._shares = _shares(self._copy)
-        cluster = self._copy.cluster
+        cluster = self._scheduler.cluster
+        self._shares = _shares(cluster)
         self._pools = {node.name: node.pool for node in cluster.nodes.values() if node.held}
         for job in cluster.jobs.values():
             run = self._live[job.spec.id] = self._course(job)
@@ -110,16 +119,25 @@ class _Ahead(ClusterSimulation):
         self._look_later()
 
     def starts(self, job: str | None, events: int) -> dict[str, float]:
-        """Until the job has started, or all, or so many events have happened."""
-        jobs = self._copy.cluster.jobs
-        found = dict.fromkeys(self._copy.queue.jobs, math.inf)
-        waiting = list(found) if job is None else [job]
-        while waiting and self._heap and events > 0:
+        """Until the job has started, or all who ever will, or so many events have happened."""
+        cluster, queue = self._scheduler.cluster, self._scheduler.queue
+        found = dict.fromkeys(queue.jobs, math.inf)
+        waiting = {
+            name: each
+            for name, each in queue.jobs.items()
+            if why_never(cluster.inventory, each) is None
+        }
+        quiet = 0
+        for _ in range(events):
+            done = not waiting if job is None else job not in waiting
+            if done or quiet == QUIET or not self._heap:
+                break
             self._next()
-            events -= 1
-            for name in [name for name in waiting if jobs[name].waits_since is None]:
+            quiet += 1
+            for name in [name for name, each in waiting.items() if each.waits_since is None]:
                 found[name] = self.now - self._began
-                waiting.remove(name)
+                del waiting[name]
+                quiet = 0
         return found
 
     def _course(self, job: Job) -> _Course:
@@ -135,7 +153,7 @@ class _Ahead(ClusterSimulation):
             left=math.inf if spec.iterations is None else spec.iterations - job.done,
         )
 
-    def _take_up(self, run: Running, job: Job) -> None:
+    def _take_up(self, run: _Course, job: Job) -> None:
         """It does what it was doing."""
         if job.waits_since is not None:
             run.wait(self.now, clock_runs=job.stopped_at is None)
@@ -144,12 +162,13 @@ class _Ahead(ClusterSimulation):
         elif job.going:
             assert job.destination is not None
             run.moving, run.homes = True, job.destination.nodes
-            done = self.now + self._copy.settings.cold_s
+            # Nobody knows when it has begun.
+            done = self.now + self._scheduler.settings.cold_s
             self._at(done, self._end_move, run, run.homes)
         elif job.seat is not None:
             self._sit(run, job, job.seat)
 
-    def _sit(self, run: Running, job: Job, seat: Seat) -> None:
+    def _sit(self, run: _Course, job: Job, seat: Seat) -> None:
         assert job.home is not None
         run.phase = "rollout" if seat.pool == ROLLOUT else "train"
         if seat.state in RUNNING:
@@ -158,30 +177,34 @@ class _Ahead(ClusterSimulation):
             over = job.spec.iterations is not None and job.done >= job.spec.iterations
             self._at(self.now, self._finish if over else self._ask, run)
 
-    def _go_on(self, run: Running, job: Job, seat: Seat) -> None:
+    def _go_on(self, run: _Course, job: Job, seat: Seat) -> None:
         """Its phase has been running for a while."""
         assert job.home is not None
-        nodes = job.home.nodes[seat.pool]
+        nodes, stretch = job.home.nodes[seat.pool], seat.stretch[seat.pool]
+        self._tenant |= dict.fromkeys(nodes, job.spec.id)
         run.token = job.token
         run.began = seat.expected_end - seat.seconds(seat.pool)
-        run.end_at = max(self.now, run.began + run.seconds() * seat.stretch[seat.pool])
-        if seat.pool == ROLLOUT and not seat.busy:
-            run.tailing = True
+        run.lasts((self.now - run.began) / stretch)
+        run.end_at = run.began + run.seconds() * stretch
+        run.tailing = seat.pool == ROLLOUT and not seat.busy
+        if run.tailing:
+            run.end_at += TAIL_COST * (run.end_at - run.began)
             self._tails |= dict.fromkeys(nodes, run.end_at)
         elif seat.pool == ROLLOUT and not job.tail_reached:
             tail = run.began + TAIL_TIME * (run.end_at - run.began)
             self._at(max(self.now, tail), self._reach_tail, run, run.token)
+        run.end_at = max(self.now, run.end_at)
         self._at(run.end_at, self._end_phase, run, run.token, nodes)
 
 
-def _shares(scheduler: Scheduler) -> list[Pair]:
+def _shares(cluster: Cluster) -> list[Pair]:
     """Of their worst cases that phases take, of each job whose iterations were seen."""
     shares = [
         (
             job.observed.means[0] / job.spec.worst_rollout_s,
             job.observed.means[1] / job.spec.worst_train_s,
         )
-        for job in scheduler.cluster.jobs.values()
+        for job in cluster.jobs.values()
         if job.observed.known
     ]
     return shares or [(USUAL_SHARE, USUAL_SHARE)]

@@ -125,7 +125,7 @@ class Queued(Told):
     since_s: float
     reason: str
     starts_in_s: float | None
-    """As expected; null where nobody can say."""
+    """As expected; null where nobody can say, or not yet."""
 
 
 class AttemptTold(Told):

@@ -19,6 +19,8 @@ _FRESH_S = 60.0
 """Seconds for which a forecast is taken to be right."""
 _SHARE = 10.0
 """So many times what a forecast took passes before the next one."""
+_SOON = 2.0
+"""The same where somebody has come whom no run knows."""
 _AGE = 2 * RUNS
 """Pauses between runs after which one is too old to have a say."""
 
@@ -47,18 +49,21 @@ class Lookout:
     """Is asked by one thread only."""
 
     patience_s = 0.2
-    """Seconds that somebody who asks waits for a new forecast; a short queue's is there by then."""
+    """Seconds that somebody who asks waits for a new forecast: a small cluster's is there then."""
 
     def __init__(self) -> None:
         self._running: _Look | None = None
         self._runs: deque[_Look] = deque(maxlen=RUNS)
         """The newest one last."""
         self._number = 0
-        self._next = float("-inf")
+        self._ended = float("-inf")
+        """When the last run was over."""
 
     def look(self, scheduler: Scheduler, now: float) -> dict[str, float]:
         """Seconds until jobs that wait are expected to start, those left out that nobody knows."""
-        if self._running is None and now >= self._next:
+        votes = [self._vote(run, scheduler, now) for run in self._runs]
+        known = all(any(name in vote for vote in votes) for name in scheduler.queue.jobs)
+        if self._running is None and now >= self._ended + self._pause(_SHARE if known else _SOON):
             self._running = _Look(deepcopy(scheduler), now, self._number)
             self._number += 1
             thread = Thread(target=self._running.run, name="mux-lookout", daemon=True)
@@ -66,14 +71,16 @@ class Lookout:
             thread.join(self.patience_s)
         done = self._running
         if done is not None and done.found is not None:
-            pause = max(_FRESH_S, _SHARE * done.took_s)
-            while self._runs and now - self._runs[0].now > _AGE * pause:
-                self._runs.popleft()
             self._runs.append(done)
-            self._next = now + pause
-            self._running = None
-        votes = [self._vote(run, scheduler, now) for run in self._runs]
+            while now - self._runs[0].now > _AGE * self._pause(_SHARE) and len(self._runs) > 1:
+                self._runs.popleft()
+            self._ended, self._running = now, None
+            votes = [self._vote(run, scheduler, now) for run in self._runs]
         return middle(votes)
+
+    def _pause(self, share: float) -> float:
+        """Seconds from the end of the last run to the next."""
+        return max(_FRESH_S, share * self._runs[-1].took_s) if self._runs else 0.0
 
     def _vote(self, run: _Look, scheduler: Scheduler, now: float) -> dict[str, float]:
         """What a run says of those that wait since before it; one that was wrong has no say."""

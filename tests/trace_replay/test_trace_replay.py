@@ -307,8 +307,7 @@ def test_replay_writes_what_compare_reads(
     assert any("every length is 0.03 of the recorded one" in note for note in found["notes"])
     for row in found["steps"]:
         assert row["step_s"] == pytest.approx(row["rollout_s"] + row["reward_s"])
-        # A busy machine decodes so slowly that tools hide behind it: virtual time tells how long.
-        assert 0.0 <= row["tool_wait_s"] < row["rollout_s"]
+        assert 0.0 <= row["tool_wait_s"] < row["rollout_s"]  # 0: decoding is as slow as tools
         assert row["prefill_tokens"] < row["context_tokens"]
         assert row["rates"]["tokens_per_s"] == row["generated_tokens"] / row["rollout_s"]
 

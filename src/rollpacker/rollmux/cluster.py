@@ -193,13 +193,13 @@ class Reservation:
     Args:
         job: which.
         at: when it is expected to start.
-        nodes: in use now.
+        nodes: in use now, sorted: a restored scheduler is written as it was.
         fresh: free nodes of either pool.
     """
 
     job: str
     at: float
-    nodes: frozenset[str]
+    nodes: tuple[str, ...]
     fresh: tuple[int, int]
 
 

@@ -71,6 +71,11 @@ class Running:
         """Whether no iteration follows the one that is running."""
         return self.done + 1 == len(self.job.rollout_s)
 
+    @property
+    def ends(self) -> bool:
+        """Whether it leaves by itself."""
+        return True
+
     def iterate(self) -> None:
         """An iteration is over."""
         self.done += 1

@@ -25,8 +25,6 @@ from rollpacker.rollmux.trace import TraceJob
 
 EVENTS = 200_000
 """Of a run ahead at most."""
-QUIET = 50_000
-"""Events in which nobody has started, after which nobody is taken to start any more."""
 RUNS = 3
 """Runs ahead of which the middle is told: docs/log.md."""
 USUAL_SHARE = 0.8
@@ -98,6 +96,10 @@ class _Course(Running):
     def last(self) -> bool:
         return self.done + 1 >= self.left
 
+    @property
+    def ends(self) -> bool:
+        return self.left < math.inf
+
     def iterate(self) -> None:
         self.done += 1
         self._draw(self.seen)
@@ -127,18 +129,18 @@ class _Ahead(ClusterSimulation):
             for name, each in queue.jobs.items()
             if why_never(cluster.inventory, each) is None
         }
-        quiet = 0
         for _ in range(events):
             done = not waiting if job is None else job not in waiting
-            if done or quiet == QUIET or not self._heap:
+            if done or not self._heap or not self._somebody_leaves():
                 break
             self._next()
-            quiet += 1
             for name in [name for name, each in waiting.items() if each.waits_since is None]:
                 found[name] = self.now - self._began
                 del waiting[name]
-                quiet = 0
         return found
+
+    def _somebody_leaves(self) -> bool:
+        return any(run.waits_since is None and run.ends for run in self._live.values())
 
     def _course(self, job: Job) -> _Course:
         spec, seen = job.spec, job.observed.ring

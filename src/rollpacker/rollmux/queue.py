@@ -122,7 +122,7 @@ class Queue:
             return None
         gangs = [job.spec.gangs for job in self.urgent.values()]
         fresh = max(gang[0] for gang in gangs), max(gang[1] for gang in gangs)
-        return Reservation(job="", at=now, nodes=frozenset(), fresh=fresh)
+        return Reservation(job="", at=now, nodes=(), fresh=fresh)
 
     def _reserve(self, job: Job, now: float) -> Reservation | None:
         """The nodes that are expected to be free soonest; None where there never are enough."""
@@ -144,7 +144,7 @@ class Queue:
         if self._impatient(job, now):
             at = now  # Whatever was expected: nobody else comes to these nodes any more.
         return Reservation(
-            job=job.spec.id, at=at, nodes=frozenset(nodes), fresh=(fresh[0], fresh[1])
+            job=job.spec.id, at=at, nodes=tuple(sorted(nodes)), fresh=(fresh[0], fresh[1])
         )
 
     def _end(self, name: str, now: float) -> float:

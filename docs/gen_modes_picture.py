@@ -66,7 +66,8 @@ def running(worker: Mapping[str, Any], pixel_s: float, aborted: bool) -> np.ndar
 
 def steps(low: np.ndarray, high: np.ndarray, y: float, fill: str) -> str:
     """What lies between two curves of heights."""
-    changes = np.flatnonzero((np.diff(low) != 0) | (np.diff(high) != 0)) + 1
+    changed = np.flatnonzero((np.diff(low) != 0) | (np.diff(high) != 0)) + 1
+    changes: list[int] = changed.tolist()
     bars = [
         outline(LEFT + a, y + ROW - high[a], b - a, high[a] - low[a])
         for a, b in zip([0, *changes], [*changes, len(low)], strict=True)

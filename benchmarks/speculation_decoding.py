@@ -4,7 +4,8 @@
     python benchmarks/speculation_decoding.py long --model FOLDER     # up to --tokens a response
     python benchmarks/speculation_decoding.py noise                   # a flat softmax
 
-The engine is told what the policy of a run would tell it at a round's start.
+The engine is told what the policy of a run would tell it at a round's start, and the policy what
+the engine's worker would tell it at a round's end.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId
 from rollpacker.demo.model import build_model
 from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
+from rollpacker.engine.latency import StepTimes
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.policy.latency import LatencyCurve, RowCosts
 from rollpacker.policy.ledger import Ledger
@@ -46,6 +48,7 @@ class Told:
 
     def __init__(self, rows: RowCosts) -> None:
         self._policy = Speculating(RolloutConfig(), rows, Ledger())
+        self.times = StepTimes()
 
     def rule(self) -> Speculation:
         (said,) = self._policy.begin([EngineId(0)])
@@ -53,6 +56,8 @@ class Told:
         return Speculation(below=said.below, most=said.most, free=said.free, row_cost=said.row_cost)
 
     def hear(self, outputs: list[Output]) -> None:
+        timed = tuple(self.times.latency().items())
+        self._policy.timed(ev.DecodeTimed(step=0, rows=timed))
         for output in outputs:
             drafts = output.drafts
             event = ev.AttemptFinished(
@@ -105,8 +110,13 @@ def one_round(
         engine.speculate(told.rule())
     engine.submit(requests)
     outputs: list[Output] = []
+    rows, began = engine.stats().rows, cpu
     while engine.busy():
         outputs += engine.step()
+        ran, now = engine.stats().rows - rows, time.process_time()
+        if told is not None and ran:
+            told.times.add(ran, now - began)
+        rows, began = rows + ran, now
     took = time.perf_counter() - wall, time.process_time() - cpu
     if told is not None:
         told.hear(outputs)

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +17,11 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, Replica
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
+    if get_origin(hint) is tuple:
+        first, *others = get_args(hint)
+        if others == [...]:
+            return st.lists(_values(first)).map(tuple)
+        return st.tuples(_values(first), *map(_values, others))
     finite = st.floats(allow_nan=False)
     return st.from_type(hint) if float not in (hint, *get_args(hint)) else finite
 

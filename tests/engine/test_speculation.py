@@ -239,7 +239,7 @@ def test_tables_are_bounded() -> None:
         drafter.ended(scope, random.integers(0, 1000, 500).astype(np.int32), 0)
         drafter.catch_up()
         drafter.turn_over()
-    assert len(drafter._young.tags) + len(drafter._old.tags) <= 2 * entries
+    assert len(drafter._young.entries) + len(drafter._old.entries) <= 2 * entries
     assert drafter._young.used[0] <= entries // 2 + 500 * len(LENGTHS)
     assert not drafter._round
     assert len(drafter._past) == 1

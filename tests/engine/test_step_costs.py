@@ -8,7 +8,14 @@ import pytest
 
 from rollpacker.config import FakeEngineConfig
 from rollpacker.engine.fake import FakeEngine
-from rollpacker.engine.latency import NONE, ON_A_CPU, ON_A_GPU, Contexts, measure_steps
+from rollpacker.engine.latency import (
+    NONE,
+    ON_A_CPU,
+    ON_A_GPU,
+    Contexts,
+    StepTimes,
+    measure_steps,
+)
 
 STEP_S, SEQUENCE_S, PREFILL_S = 1e-4, 1e-5, 1e-5
 SIZES = (1, 4, 16)
@@ -91,3 +98,24 @@ def test_contexts_are_cut_to_what_fits() -> None:
     assert ON_A_CPU.within(1024, 65536, 2).sequences == 2
     assert not ON_A_CPU.within(1024, 64, 64).sequences
     assert not ON_A_CPU.within(9, 65536, 64).sequences
+
+
+def test_the_middle_of_steps_at_work_forgets_a_slow_moment() -> None:
+    times = StepTimes()
+    for number in range(200):
+        slow = 3.0 if 80 <= number < 100 else 1.0
+        for rows in (1, 7, 8, 64):
+            times.add(rows, slow * (STEP_S + SEQUENCE_S * rows))
+    found = times.latency()
+    assert sorted(found) == [1, 8, 64]
+    for rows, seconds in found.items():
+        assert seconds == pytest.approx(STEP_S + SEQUENCE_S * rows, rel=0.1)
+
+
+def test_of_rows_that_were_seldom_run_nothing_is_said() -> None:
+    times = StepTimes()
+    for _ in range(7):
+        times.add(32, STEP_S)
+    assert times.latency() == {}
+    times.add(32, STEP_S)
+    assert times.latency() == {32: STEP_S}

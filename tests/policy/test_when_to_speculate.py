@@ -93,6 +93,47 @@ def test_what_is_not_accepted_is_drafted_later_and_that_outlives_the_job() -> No
     assert told(job)[before].below <= 3
 
 
+def timed(job: World, each: float, sizes: tuple[int, ...] = (1, 4, 16, 64)) -> None:
+    """The engines' steps took a millisecond, and ``each`` of it more for each row."""
+    rows = tuple((n, 1e-3 * (1.0 + each * n)) for n in sizes)
+    job.tell(ev.DecodeTimed(step=0, rows=rows))
+
+
+def test_what_rows_cost_at_work_counts_more_than_what_they_cost_at_the_start() -> None:
+    job = world(rows=RowCosts(free=1, each=0.3))
+    job.start()
+    first = told(job)[-1]
+    end_step(job, verifications=3, drafted=30, accepted=27)
+    timed(job, 0.02)
+    job.start()
+    assert told(job)[-1].row_cost == pytest.approx(0.02, rel=0.03)
+    assert told(job)[-1].below > 2 * first.below
+    end_step(job)
+    state = job.policy.state_dict()
+    job.policy = RolloutPolicy(job.settings)
+    job.policy.load_state_dict(state)
+    job.start()
+    assert told(job)[-1].row_cost == pytest.approx(0.02, rel=0.03)
+
+
+def test_a_few_sizes_of_steps_do_not_say_what_a_row_costs() -> None:
+    job = world()
+    job.start()
+    end_step(job)
+    timed(job, 0.4, (16, 20))
+    job.start()
+    assert told(job)[-1].row_cost == ROWS.each
+
+
+def test_a_state_of_before_rows_were_timed_is_taken_up() -> None:
+    job = world()
+    state = job.policy.state_dict()
+    del state["speculating"]["rows"]
+    job.policy.load_state_dict(state)
+    job.start()
+    assert told(job)[-1].row_cost == ROWS.each
+
+
 def test_what_is_nearly_always_right_is_drafted_of_many() -> None:
     job = world()
     for _ in range(2):

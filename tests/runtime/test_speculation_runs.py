@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,11 @@ def total(folder: Path, name: str) -> float:
     return sum(row[name] for row in metrics(folder))
 
 
+def events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line["event"] for line in map(json.loads, lines) if "event" in line]
+
+
 def test_samples_and_weights_are_the_same(shop: Workshop) -> None:
     plain, _ = run(shop.config("plain", **COLD, rollout__speculation__mode="off"))
     ahead, _ = run(shop.config("ahead", **COLD))
@@ -52,6 +58,10 @@ def test_samples_and_weights_are_the_same(shop: Workshop) -> None:
         if decision["kind"] == "Speculate"
     ]
     assert told
+    timed = [line for line in events(ahead) if line["kind"] == "DecodeTimed"]
+    assert len(timed) == len(metrics(ahead))
+    assert all(rows > 0 and seconds > 0.0 for rows, seconds in timed[-1]["rows"])
+    assert not any(line["kind"] == "DecodeTimed" for line in events(plain))
     reports = [(folder / "report.html").read_text(encoding="utf-8") for folder in (ahead, plain)]
     assert ["Decoded ahead" in report for report in reports] == [True, False]
     assert journal.replay(ahead / "journal.jsonl", from_journal).differences == []

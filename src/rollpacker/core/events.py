@@ -157,6 +157,14 @@ class RoundMeasured(Tagged, frozen=True, kw_only=True):
     seconds: float
 
 
+class DecodeTimed(Tagged, frozen=True, kw_only=True):
+    """What decode steps of the engines took lately: rows that they ran, each a token of a sequence
+    or of its draft, and seconds."""
+
+    step: int
+    rows: tuple[tuple[int, float], ...]
+
+
 class EpochEnded(Tagged, frozen=True, kw_only=True):
     """The data is used up; prompts still queued are given up (``data.drop_last``)."""
 
@@ -188,6 +196,7 @@ Event = (
     | WeightsPublished
     | EngineFormed
     | RoundMeasured
+    | DecodeTimed
     | EpochEnded
     | DevicesLost
 )

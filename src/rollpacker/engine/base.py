@@ -159,6 +159,8 @@ class EngineStats:
         prefill_tokens: tokens of prompts (and recomputed responses) run through the model.
         cached_tokens: tokens of requests that were not, since KV of the attempt's last turn was
             found; 0 where the engine keeps none of it, or does not tell.
+        rows: tokens run, drafts included, in steps that only decode; 0 where the engine does not
+            tell.
     """
 
     running: int
@@ -169,6 +171,7 @@ class EngineStats:
     generated_tokens: int
     prefill_tokens: int
     cached_tokens: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +68,39 @@ ON_A_CPU = Contexts(sequences=4, tokens=256)
 """Prefill is slow: 12 ms for 0.2M parameters, two seconds for 135M."""
 ON_A_GPU = Contexts(sequences=16, tokens=2048)
 """Of a 7B model these are 2 GB of KV beside 15 GB of weights."""
+
+
+_KEPT = 64
+"""Steps of about as many rows that are remembered."""
+_LEAST = 8
+"""From which their middle is told."""
+_OCTAVE = 2
+"""Kinds of steps for each doubling of their rows."""
+
+
+class StepTimes:
+    """What decode steps take while the engine is at work: the middle of the latest ones.
+
+    A machine that is slow for a second moves a measurement at the start by half, and these hardly.
+    """
+
+    def __init__(self) -> None:
+        self._latest: defaultdict[int, deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=_KEPT)
+        )
+
+    def add(self, rows: int, seconds: float) -> None:
+        """A step ran so many rows (tokens, drafts included), and prefilled nothing."""
+        self._latest[round(_OCTAVE * math.log2(rows))].append((rows, seconds))
+
+    def latency(self) -> dict[int, float]:
+        """Seconds of a step by rows, where enough were seen."""
+        found: dict[int, float] = {}
+        for steps in self._latest.values():
+            if len(steps) >= _LEAST:
+                rows, seconds = zip(*steps, strict=True)
+                found[round(median(rows))] = median(seconds)
+        return found
 
 
 def measure_steps(

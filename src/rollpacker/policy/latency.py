@@ -34,6 +34,11 @@ class RowCosts:
     free: int
     each: float
 
+    def seconds(self, rows: int) -> float:
+        """Of a step, over those of one that has few. The free ones are not quite free."""
+        share = min(1.0, (rows - 1) / (self.free - 1)) if self.free > 1 else 0.0
+        return 1.0 + (_FREE - 1.0) * share + self.each * max(0, rows - self.free)
+
 
 class LatencyCurve:
     """Seconds of one decode step of one engine, by batch size.

@@ -69,6 +69,7 @@ class RolloutPolicy:
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
             ev.TailReleased: [streaming.release_tail],
             ev.UpdateApplied: [streaming.applied],
+            ev.DecodeTimed: [self._speculating.timed],
             ev.DevicesLost: [streaming.lose, self._speculating.lose],
             do.AcceptGroup: [streaming.accept],
             do.FinishRollout: [streaming.finish, measure.finish, self._speculating.finish],

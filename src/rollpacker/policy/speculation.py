@@ -16,7 +16,7 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
-from rollpacker.policy.latency import RowCosts
+from rollpacker.policy.latency import LatencyCurve, RowCosts
 from rollpacker.policy.ledger import Attempt, Ledger
 
 MOST = 16
@@ -29,6 +29,8 @@ _GAIN = 1.15
 """A step with drafts must give so much more for its time: looking them up takes some of it too."""
 _MOST_SEQUENCES = 256
 """From which drafting may begin."""
+_SPREAD = 8
+"""Between the fewest and the most rows that were timed, before they say what a row costs."""
 _CHANGE = 1.5
 """An engine is told anew when the batch from which it drafts has changed by this factor."""
 
@@ -62,10 +64,7 @@ def gain(batch: int, accepted: float, rows: RowCosts) -> float:
     """Tokens for the time of a step with drafts over those of one without."""
     count = drafted(accepted, worth(batch, rows.free, rows.each), MOST)
 
-    def seconds(each: int) -> float:
-        return 1.0 + rows.each * max(0, batch * each - rows.free)
-
-    return tokens(accepted, count) * seconds(1) / seconds(1 + count)
+    return tokens(accepted, count) * rows.seconds(batch) / rows.seconds(batch * (1 + count))
 
 
 class Speculating:
@@ -82,7 +81,8 @@ class Speculating:
         plain = config.tail_batching.mode == "off" or config.speculation.mode == "off"
         self._rows = None if plain else rows
         self._ledger = ledger
-        self._verified = self._accepted = 0.0
+        self._refused = self._accepted = 0.0
+        """Guessed tokens: a verification refuses one at most, those behind it are not looked at."""
         self._learnt = False
         self._told: dict[EngineId, int] = {}
 
@@ -93,7 +93,7 @@ class Speculating:
 
     def begin(self, engines: Sequence[EngineId]) -> Iterator[do.Speculate]:
         """A round begins on these engines."""
-        self._verified *= _FORGET
+        self._refused *= _FORGET
         self._accepted *= _FORGET
         if self._rows is not None and self._ledger.kind is not RoundKind.SHORT:
             for engine in engines:
@@ -107,9 +107,15 @@ class Speculating:
 
     def finished(self, event: ev.AttemptFinished, _of: Attempt) -> None:
         """What its drafts brought."""
-        self._verified += event.verifications
+        self._refused += min(event.verifications, event.drafted - event.accepted)
         self._accepted += event.accepted
         self._learnt |= event.verifications > 0
+
+    def timed(self, event: ev.DecodeTimed) -> None:
+        """What rows cost while the run is at work, instead of what was measured at its start."""
+        seconds = dict(event.rows)
+        if self._rows is not None and seconds and max(seconds) >= _SPREAD * min(seconds):
+            self._rows = LatencyCurve(seconds).rows()
 
     def decide(self) -> Iterator[do.Speculate]:
         """Tell those anew for whom it has changed much."""
@@ -132,11 +138,17 @@ class Speculating:
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
-        return {"verified": self._verified, "accepted": self._accepted}
+        rows = self._rows
+        costs = None if rows is None else {"free": rows.free, "each": rows.each}
+        return {"refused": self._refused, "accepted": self._accepted, "rows": costs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
-        self._verified, self._accepted = state["verified"], state["accepted"]
+        # Of before refusals were told apart: each verification counted as one.
+        self._refused = state.get("refused", state.get("verified", 0.0))
+        self._accepted = state["accepted"]
+        if self._rows is not None and (costs := state.get("rows")) is not None:
+            self._rows = RowCosts(free=costs["free"], each=costs["each"])
 
     def _tell(self, engine: EngineId, rows: RowCosts) -> do.Speculate:
         below = self._told[engine] = self._below(rows)
@@ -145,10 +157,9 @@ class Speculating:
         )
 
     def _below(self, rows: RowCosts) -> int:
-        """Most sequences of which drafts are worth their looking up. A verification refuses one
-        token at most."""
+        """Most sequences of which drafts are worth their looking up."""
         right, wrong = _PRIOR
-        accepted = (self._accepted + right) / (self._accepted + right + self._verified + wrong)
+        accepted = (self._accepted + right) / (self._accepted + right + self._refused + wrong)
         few, many = 1, _MOST_SEQUENCES  # the gain falls with the batch
         while few < many:
             batch = (few + many + 1) // 2

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.configured import build_engine
+from rollpacker.engine.latency import StepTimes
 from rollpacker.engine.relay import Lead, follow, join, meet
 from rollpacker.engine.requests import check_room
 from rollpacker.runtime import messages as msg
@@ -57,6 +58,8 @@ class EngineWorker:
         self._away = False
         self._newest: msg.LoadWeights | None = None
         self._carrier = Carrier()
+        self._times = StepTimes()
+        self._rows = engine.stats().rows
         self.commands: Commands = {
             msg.BeginStep: self._begin_step,
             msg.LoadWeights: self._load_weights,
@@ -86,10 +89,15 @@ class EngineWorker:
         """One decode step."""
         before = time.process_time()
         outputs = self._engine.step()
-        self._decode_cpu_s += time.process_time() - before
+        seconds = time.process_time() - before
+        self._decode_cpu_s += seconds
         self._steps += 1
+        stats = self._engine.stats()
+        if stats.rows > self._rows:
+            self._times.add(stats.rows - self._rows, seconds)
+            self._rows = stats.rows
         if self._steps % _LOOK == 1:
-            self._look(self._engine.stats())
+            self._look(stats)
         if outputs:
             self._held = self._lockstep
             self._send(msg.Finished(outputs=outputs))
@@ -166,6 +174,7 @@ class EngineWorker:
             decode_cpu_s=self._decode_cpu_s,
             # A preemption may have come, and the cache been full, between two looks.
             peak_kv=1.0 if now.preemptions > before.preemptions else self._peak_kv,
+            decode_s=self._times.latency(),
         )
         self._begin_step()
         return work

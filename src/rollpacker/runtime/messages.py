@@ -5,8 +5,8 @@ Without slots: a frozen class with slots pickles through Python code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +174,8 @@ class Work:
         cpu_s: CPU seconds of the process.
         decode_cpu_s: those spent in the engine.
         peak_kv: largest share of the KV budget that was seen in use, 0 to 1.
+        decode_s: seconds of a decode step by the rows that it runs, lately; empty where the engine
+            does not tell rows.
     """
 
     decode_steps: int
@@ -184,9 +186,10 @@ class Work:
     decode_cpu_s: float
     peak_kv: float = 0.0
     cached_tokens: int = 0
+    decode_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def __add__(self, other: Work) -> Work:
-        """Of both."""
+        """Of both, ``other`` being the later one."""
         return Work(
             decode_steps=self.decode_steps + other.decode_steps,
             generated_tokens=self.generated_tokens + other.generated_tokens,
@@ -196,6 +199,7 @@ class Work:
             decode_cpu_s=self.decode_cpu_s + other.decode_cpu_s,
             peak_kv=max(self.peak_kv, other.peak_kv),
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            decode_s=other.decode_s,
         )
 
 

@@ -87,6 +87,7 @@ class Rollout:
         later = None if self._lockstep else self._perform_later
         self._pump = Pump(policy, self._perform, clock, journal.record, self._send, later)
         self._measures = config.rollout.planner != "off"
+        self._speculates = policy.speculates
         self._decoding = Decoding(
             workers,
             problems,
@@ -94,7 +95,7 @@ class Rollout:
             params,
             config.seed,
             lockstep=self._lockstep,
-            hints=Hints() if policy.speculates else None,
+            hints=Hints() if self._speculates else None,
             episodes=episodes,
             post=self._pump.post,
             clock=clock,
@@ -299,6 +300,8 @@ class Rollout:
         def done() -> None:
             if self._measures:
                 self._pump.post(self.record.measured())
+            if self._speculates and (timed := self.record.timed()) is not None:
+                self._pump.post(timed)
             self._pump.post(ev.WeightsPublished(version=decision.version))
             if not self._published.done():
                 self._published.set_result(None)

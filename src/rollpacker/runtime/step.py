@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -97,6 +98,21 @@ class StepRecord:
             preemptions=sum(each.preemptions for each in work),
             peak_kv=max((each.peak_kv for each in work), default=0.0),
             seconds=round(self.rollout_end_s - self.start_s, 6),
+        )
+
+    def timed(self) -> ev.DecodeTimed | None:
+        """What its engines' decode steps took; None where none of them tells."""
+        seconds: dict[int, list[float]] = {}
+        for work in self.work.values():
+            for rows, each in work.decode_s.items():
+                seconds.setdefault(rows, []).append(each)
+        if not seconds:
+            return None
+        return ev.DecodeTimed(
+            step=self.step,
+            rows=tuple(
+                (rows, round(statistics.mean(seconds[rows]), 9)) for rows in sorted(seconds)
+            ),
         )
 
     def check_graded(self) -> None:

@@ -3,7 +3,7 @@
 A key is a scope (a group's number, or 0 for all texts) and the last few tokens; an entry is the
 token that came next and how often it did. There are two generations: the younger one is written,
 and takes the place of the older one when it is half full, so nothing is ever searched for what to
-forget. At most 45 bytes a token and scope.
+forget. At most 40 bytes a token and scope.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ BUCKETS = 2 * len(LENGTHS) * VOTES
 """Kinds of entries whose acceptance is told apart: scope, length of the context, votes."""
 
 
-class Table(NamedTuple):
-    """One generation, each (entries,), entries a power of two; ``used`` (1,) of them are taken."""
+_TAG_BITS, _VOTE_BITS = np.uint64(32), np.uint64(29)
+_TOKEN, _VOTE = np.uint64((1 << 29) - 1), np.uint64(7)
+"""An entry: half of its key, votes, a token. One number, so that it is in one line of the cache."""
 
-    tags: Any
-    tokens: Any
-    votes: Any
+
+class Table(NamedTuple):
+    """One generation: (entries,), a power of two; ``used`` (1,) of them are taken."""
+
+    entries: Any
     used: Any
 
 
 def new_table(entries: int) -> Table:
     """An empty one; its memory is taken as it fills."""
-    return Table(
-        np.zeros(entries, np.uint32),
-        np.zeros(entries, np.int32),
-        np.zeros(entries, np.uint8),
-        np.zeros(1, np.int64),
-    )
+    return Table(np.zeros(entries, np.uint64), np.zeros(1, np.int64))
 
 
 @njit(cache=True, nogil=True)
@@ -55,23 +53,30 @@ def _mix(key: Any, token: Any) -> Any:
 @njit(cache=True, nogil=True)
 def _place(table: Any, key: Any) -> tuple[Any, Any]:
     """Where an entry is, and its tag, which is never 0."""
-    tag = np.uint32(key >> np.uint64(32)) | np.uint32(1)
-    return np.int64(key & np.uint64(len(table.tags) - 1)), tag
+    return np.int64(key & np.uint64(len(table.entries) - 1)), key >> _TAG_BITS | np.uint64(1)
+
+
+@njit(cache=True, nogil=True)
+def _entry(tag: Any, votes: Any, token: Any) -> Any:
+    return tag << _TAG_BITS | np.uint64(votes) << _VOTE_BITS | np.uint64(token)
 
 
 @njit(cache=True, nogil=True)
 def _note(table: Any, key: Any, token: int) -> None:
     at, tag = _place(table, key)
-    if table.tags[at] != tag:
-        if table.tags[at] == 0:
+    entry = table.entries[at]
+    if entry >> _TAG_BITS != tag:
+        if entry == np.uint64(0):
             table.used[0] += 1
-        table.tags[at], table.tokens[at], table.votes[at] = tag, token, 1
-    elif table.tokens[at] == token:
-        table.votes[at] = min(VOTES, table.votes[at] + 1)
-    elif table.votes[at] > 1:
-        table.votes[at] -= 1
+        table.entries[at] = _entry(tag, 1, token)
+        return
+    known, votes = np.int64(entry & _TOKEN), np.int64(entry >> _VOTE_BITS & _VOTE)
+    if known == token:
+        table.entries[at] = _entry(tag, min(VOTES, votes + 1), token)
+    elif votes > 1:
+        table.entries[at] = _entry(tag, votes - 1, known)
     else:
-        table.tokens[at] = token
+        table.entries[at] = _entry(tag, 1, token)
 
 
 @njit(cache=True, nogil=True)
@@ -88,29 +93,45 @@ def learn(table: Any, scope: Any, text: Any, start: int, end: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _next(young: Any, old: Any, scope: Any, text: Any, end: int) -> tuple[int, int]:
+def _find(young: Any, old: Any, own: Any, all_texts: Any) -> tuple[int, int]:
+    """The token behind a context, and how sure: votes, ``VOTES`` more where all texts say so. Its
+    group's own texts come first; (-1, 0) where nobody knows."""
+    for wide in range(2):
+        key = all_texts if wide else own
+        for table in (young, old):
+            at, tag = _place(table, key)
+            entry = table.entries[at]
+            if entry >> _TAG_BITS == tag:
+                votes = np.int64(entry >> _VOTE_BITS & _VOTE)
+                return np.int64(entry & _TOKEN), wide * VOTES + votes - 1
+    return -1, 0
+
+
+@njit(cache=True, nogil=True)
+def _next(tables: Any, scope: Any, text: Any, end: int, keys: Any) -> tuple[int, int]:
     """The token that should come at ``end`` and the bucket of what says so; (-1, -1) if nothing.
 
-    The longest context wins; of one length the group's own texts.
+    The longest context wins; of one length the group's own texts. It is looked for first, since
+    where much is drafted it is there; then from the shortest one on.
     """
+    young, old = tables
     own, all_texts = scope, np.uint64(0)
-    token, bucket, level = -1, -1, 0
+    levels = 0
     for n in range(1, min(end, LONGEST) + 1):
         own, all_texts = _mix(own, text[end - n]), _mix(all_texts, text[end - n])
-        if n != LENGTHS[level]:
-            continue
-        known = False
-        for wide in range(2):
-            key = all_texts if wide else own
-            for table in (young, old):
-                at, tag = _place(table, key)
-                if not known and table.tags[at] == tag:
-                    known = True
-                    token = table.tokens[at]
-                    bucket = (2 * level + wide) * VOTES + table.votes[at] - 1
-        level += 1
-        if not known:
+        if n == LENGTHS[levels]:
+            keys[0, levels], keys[1, levels] = own, all_texts
+            levels += 1
+    token, bucket = -1, -1
+    if levels:
+        token, sure = _find(young, old, keys[0, levels - 1], keys[1, levels - 1])
+        if token >= 0:
+            return token, 2 * (levels - 1) * VOTES + sure
+    for level in range(levels - 1):
+        found, sure = _find(young, old, keys[0, level], keys[1, level])
+        if found < 0:
             break  # a longer context was noted with this one
+        token, bucket = found, 2 * level * VOTES + sure
     return token, bucket
 
 
@@ -124,7 +145,7 @@ def draft(
     least: tuple[int, float],
     rates: Any,
     stops: Any,
-    window: Any,
+    room: tuple[Any, Any],
     tokens: Any,
     buckets: Any,
 ) -> int:
@@ -133,14 +154,15 @@ def draft(
 
     Args: ``tables`` the younger and the older one; ``rates`` (``BUCKETS``,) how often a token of
     each bucket was right; ``least`` tokens that cost nothing, and the probability, as the product
-    of these, below which a draft of more ends; ``stops`` (S,); ``window`` (``LONGEST`` + k,) is
-    room to work in; ``tokens`` and ``buckets`` (k,) take the result.
+    of these, below which a draft of more ends; ``stops`` (S,); ``room`` to work in, (``LONGEST`` +
+    k,) and (2, ``len(LENGTHS)``); ``tokens`` and ``buckets`` (k,) take the result.
     """
+    window, keys = room
     known = min(LONGEST, end)
     window[:known] = text[end - known : end]
     hope = 1.0
     for j in range(most):
-        token, bucket = _next(tables[0], tables[1], scope, window, known + j)
+        token, bucket = _next(tables, scope, window, known + j, keys)
         if token < 0:
             return j
         hope *= rates[bucket]

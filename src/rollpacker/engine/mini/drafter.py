@@ -11,11 +11,18 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.mini.draft_table import BUCKETS, LONGEST, draft, learn, new_table
+from rollpacker.engine.mini.draft_table import (
+    BUCKETS,
+    LENGTHS,
+    LONGEST,
+    draft,
+    learn,
+    new_table,
+)
 from rollpacker.engine.mini.runner import Ints
 
 _FIRST, _MOST = 1 << 16, 1 << 22
-"""Entries of the first generation and of those after some: 36 MB, 400,000 tokens in one scope."""
+"""Entries of the first generation and of those after some: 34 MB, 400,000 tokens in one scope."""
 _KEPT = 1 << 19
 """Most tokens of finished responses that wait to be learnt for all groups."""
 _FORGET = 0.5
@@ -98,7 +105,7 @@ class Drafter:
         learn(self._young, scope, text, start, len(text))
 
     def _make_room(self) -> None:
-        entries = len(self._young.tags)
+        entries = len(self._young.entries)
         if 2 * int(self._young.used[0]) > entries:
             self._old, self._young = self._young, new_table(min(4 * entries, self._entries))
 
@@ -158,7 +165,10 @@ def _draft(
         end = prompts[row] + counts[row]
         learn(tables[0], scopes[row], texts[row], learnt[row], end)
         learnt[row] = end
-    window = np.empty(LONGEST + drafts.shape[1], np.int32)
+    room = (
+        np.empty(LONGEST + drafts.shape[1], np.int32),
+        np.empty((2, len(LENGTHS)), np.uint64),
+    )
     for i in range(len(rows)):
         row = rows[i]
         lengths[i] = draft(
@@ -170,7 +180,7 @@ def _draft(
             least,
             rates,
             stops[row],
-            window,
+            room,
             drafts[i],
             buckets[i],
         )

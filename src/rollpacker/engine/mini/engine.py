@@ -53,9 +53,9 @@ _SMALL = 5e6
 class MiniEngine:
     """Continuous batching with blocked KV over a transformers model that it shares.
 
-    On a CPU, numba kernels read packed copies of the weights, refreshed by ``load_weights`` and
-    whenever autograd's version counters show that a parameter was written in place (``fused=True``
-    optimizers do not move these). On other devices the model's own tensors are used through torch.
+    On a CPU, numba kernels read packed copies of the weights, refreshed by ``load_weights`` and,
+    when a sequence is admitted, where autograd's version counters show that a parameter was written
+    in place (``fused=True`` optimizers do not move these). On other devices the model's own tensors are used through torch.
 
     Args:
         model: Qwen2, Qwen3 or Llama causal language model; never modified but by
@@ -94,7 +94,7 @@ class MiniEngine:
         self._speculator = Speculator(
             self._slots, self._scheduler, drafter or Drafter(), equal=self._runner.equal_rows
         )
-        self._version = self._steps = self._generated = self._prefilled = 0
+        self._version = self._steps = self._generated = self._prefilled = self._rows = 0
         self._runner.allocate(self._blocks.count)
 
     def info(self) -> EngineInfo:
@@ -164,8 +164,9 @@ class MiniEngine:
         them prove right; return what finished."""
         if not self.busy():
             return []
-        self._runner.refresh()
         decoding, admitted = self._scheduler.schedule()
+        if admitted:  # weights do not change under a sequence: its KV would not be theirs
+            self._runner.refresh()
         if not admitted and (drafts := self._speculator.draft(decoding)) is not None:
             return self._verify(decoding, drafts)
         hidden, slots, rows = self._run(decoding, admitted)
@@ -176,6 +177,7 @@ class MiniEngine:
     def _verify(self, slots: Ints, drafts: Drafts) -> list[Output]:
         """Decode along drafts: several tokens of a sequence in one step."""
         rows, ahead = self._speculator.rows(slots, drafts)
+        self._rows += len(rows.tokens)
         hidden = self._runner.forward(rows, self._slots.tables)
         tokens, logprobs = self._sample(hidden, rows.slots, rows.keep, ahead)
         before = self._slots.count[slots]
@@ -237,6 +239,7 @@ class MiniEngine:
             generated_tokens=self._generated,
             prefill_tokens=self._prefilled,
             cached_tokens=self._scheduler.cached,
+            rows=self._rows,
         )
 
     def _check(self, request: Request) -> None:
@@ -254,6 +257,7 @@ class MiniEngine:
         positions = s.prompt[decoding] + s.count[decoding] - 1
         every = np.arange(len(decoding), dtype=np.int32)
         if not admitted:
+            self._rows += len(decoding)
             rows = Rows(s.token[decoding], positions, decoding, every)
             return self._runner.forward(rows, s.tables), decoding, every
         parts = [(s.token[decoding], positions, decoding)]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.rehearsal import rehearse
 from rollpacker.rollmux.seat import POOLS, TRAIN, Seat, State
 
 seconds = st.floats(1.0, 500.0)
@@ -103,7 +104,7 @@ def test_shorter_phases_never_end_anything_later(data: st.DataObject) -> None:
 
 
 def slowdowns(order: il.Order, seats: list[Seat]) -> list[float]:
-    return il.rehearse(seats, [[(seat.r, seat.t)] for seat in seats], order)
+    return rehearse(seats, [[(seat.r, seat.t)] for seat in seats], order)
 
 
 def test_a_short_job_beside_a_long_one_suffers_less_under_deadlines() -> None:

@@ -9,6 +9,7 @@ from math import inf
 from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.inventory import Needs
+from rollpacker.rollmux.rehearsal import rehearse
 from rollpacker.rollmux.seat import NEVER, POOLS, Seat
 from rollpacker.rollmux.settings import Settings
 
@@ -207,8 +208,20 @@ class Admission:
     def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
         self.left -= SEAT_EFFORT * len(seats)
         durations = [self._durations(self._cluster.jobs[seat.job]) for seat in seats]
-        slowdowns = il.rehearse(seats, durations, self._order, switch_s=self._settings.warm_s)
+        slowdowns = rehearse(
+            seats,
+            durations,
+            self._order,
+            switch_s=self._settings.warm_s,
+            tails=self._tails(seats),
+        )
         return {seat.job: slow for seat, slow in zip(seats, slowdowns, strict=True)}
+
+    def _tails(self, seats: Sequence[Seat]) -> set[str]:
+        """Jobs that have offered one, and so will again."""
+        if not self._settings.tails:
+            return set()
+        return {seat.job for seat in seats if self._cluster.jobs[seat.job].leaves_tails}
 
     def _durations(self, job: Job) -> list[tuple[float, float]]:
         if self._settings.learn and job.observed.known:

@@ -61,6 +61,8 @@ class Job:
         going: whether its state is being loaded at its destination.
         asked: whether it asked for its next rollout while it was being moved.
         token: of the permit it holds; -1 for none.
+        tail_reached: whether about 80% of the responses of its running rollout are there.
+        leaves_tails: whether it said so of any rollout: plans count on it then.
     """
 
     spec: JobSpec
@@ -84,6 +86,7 @@ class Job:
     asked: bool = False
     token: int = -1
     tail_reached: bool = False
+    leaves_tails: bool = False
 
     @property
     def admitted(self) -> bool:

@@ -14,8 +14,6 @@ from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.event_log import EventLog
 from rollpacker.rollmux.inventory import count_pools
 from rollpacker.rollmux.result import (
-    TAIL_COST,
-    TAIL_TIME,
     JobResult,
     Meter,
     SimulationResult,
@@ -24,6 +22,7 @@ from rollpacker.rollmux.result import (
 )
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import NEVER
+from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME, extra_beside
 from rollpacker.rollmux.trace import TraceJob
 
 Clock = Callable[[], float]
@@ -238,10 +237,8 @@ class ClusterSimulation:
         seconds = run.seconds() * gang / len(decision.nodes)
         if any(self._tenant.get(node, job) != job for node in decision.nodes):
             seconds += settings.warm_s
-        beside = max(self._tails.get(node, 0.0) for node in decision.nodes) - self.now
-        if beside > 0:
-            # Beside a tail three quarters of the workers do the work.
-            seconds += min(beside, seconds / (1.0 - TAIL_ENGINES)) * TAIL_ENGINES
+        tail_end = max(self._tails.get(node, 0.0) for node in decision.nodes)
+        seconds += extra_beside(seconds, tail_end - self.now)
         for node in decision.nodes:
             self._tenant[node] = job
         return seconds

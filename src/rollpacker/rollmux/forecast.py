@@ -18,9 +18,9 @@ import numpy as np
 from rollpacker.rollmux.cluster import Cluster, Job
 from rollpacker.rollmux.cluster_sim import ClusterSimulation, Running
 from rollpacker.rollmux.queue import why_never
-from rollpacker.rollmux.result import TAIL_COST, TAIL_TIME
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT, RUNNING, WAITING, Seat
+from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME
 from rollpacker.rollmux.trace import TraceJob
 
 EVENTS = 200_000

@@ -1,4 +1,4 @@
-"""Who runs next inside a co-execution group: permit orders, the exact cycle, a small rehearsal.
+"""Who runs next inside a co-execution group: permit orders, and the exact cycle.
 
 The scheduler and the rehearsal (stochastic admission) call the same two orders.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from heapq import heappop, heappush
 from operator import or_
 
 import numpy as np
@@ -141,98 +140,6 @@ def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bo
         if max(ready - its, ready + other.seconds(pool) - own) < at_once:
             return True
     return False
-
-
-def rehearse(
-    seats: Sequence[Seat],
-    durations: Sequence[Sequence[tuple[float, float]]],
-    order: Order,
-    *,
-    iterations: int = 16,
-    switch_s: float = 0.0,
-) -> list[float]:
-    """Slowdown of each member when the group runs under an order from a common start.
-
-    The first iteration of a member does not count: plans keep a cycle in reserve for it.
-
-    Stops when the members made ``iterations`` each on average and a third of that at least, or
-    as soon as somebody is hopelessly late.
-
-    Args:
-        durations: rollout and training seconds of each member, used over and over.
-        switch_s: added to every phase.
-
-    Returns:
-        Elapsed seconds over seconds alone, infinite for who finished nothing.
-    """
-    actors = [_Actor(seat, each) for seat, each in zip(seats, durations, strict=True)]
-    numbers = {seat: number for number, seat in enumerate(seats)}
-    heap: list[tuple[float, int]] = []
-    left = iterations * len(seats)
-    least = max(2, iterations // 3)
-    waits = [len(seats), 0]
-    rolling_out = RUNNING[ROLLOUT]
-
-    def grant(now: float) -> None:
-        for pool in POOLS:
-            while waits[pool] and (seat := order(seats, pool, now)) is not None:
-                number = numbers[seat]
-                seconds = actors[number].next_pair()[pool]
-                seat.start(pool, now)
-                waits[pool] -= 1
-                heappush(heap, (now + seconds * seat.stretch[pool] + switch_s, number))
-
-    grant(0.0)
-    while heap:
-        now, number = heappop(heap)
-        actor, seat = actors[number], seats[number]
-        pool = ROLLOUT if seat.state is rolling_out else TRAIN
-        if pool == TRAIN:
-            solo_s = actor.iterate(now)
-            left -= 1
-            if left <= 0 and min(each.count for each in actors) >= least:
-                break
-            late = now - seat.target * seat.solo
-            if actor.count >= least and late > solo_s * seat.target:
-                break
-            if left < -8 * iterations * len(seats):
-                break
-        seat.go_on(pool)
-        waits[1 - pool] += 1
-        grant(now)
-    return [actor.slowdown() for actor in actors]
-
-
-class _Actor:
-    """A member in a rehearsal: its iterations so far."""
-
-    __slots__ = ("_durations", "_first", "_last", "_seat", "count")
-
-    def __init__(self, seat: Seat, durations: Sequence[tuple[float, float]]) -> None:
-        self._seat = seat
-        self._durations = durations
-        self._first = (0.0, 0.0)
-        self._last = 0.0
-        self.count = 0
-
-    def next_pair(self) -> tuple[float, float]:
-        """Seconds of its next rollout and training."""
-        return self._durations[self.count % len(self._durations)]
-
-    def iterate(self, now: float) -> float:
-        """One more is over; what it took alone."""
-        rollout_s, train_s = self.next_pair()
-        self._seat.learn(rollout_s + train_s, (self._seat.r, self._seat.t))
-        self.count += 1
-        self._last = now
-        if self.count == 1:
-            self._first = (now, self._seat.solo)
-        return rollout_s + train_s
-
-    def slowdown(self) -> float:
-        at, solo = self._first
-        alone = self._seat.solo - solo
-        return (self._last - at) / alone if alone > 0.0 else float("inf")
 
 
 def formula_holds(members: Sequence[Seat]) -> bool:

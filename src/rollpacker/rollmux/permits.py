@@ -10,7 +10,8 @@ from rollpacker.rollmux.admission import affordable
 from rollpacker.rollmux.cluster import Cluster, Group
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN, Seat
 from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.waiting import Looks, due, tails_to_release
+from rollpacker.rollmux.tails import to_release
+from rollpacker.rollmux.waiting import Looks, due
 
 
 class Permits:
@@ -100,7 +101,12 @@ class Permits:
 
     def _release_tails(self, group: Group) -> bool:
         """Nodes of rollouts that are nearly over go to who waits for them."""
-        found = tails_to_release(group, self._cluster.jobs, self._settings.lifetime)
+        jobs = self._cluster.jobs
+        found = to_release(
+            group.seats,
+            lambda seat: jobs[seat.job].tail_reached,
+            lifetime=self._settings.lifetime,
+        )
         for seat in found:
             home = self._cluster.jobs[seat.job].home
             assert home is not None

@@ -11,14 +11,11 @@ import numpy as np
 from rollpacker.policy.tail_release import TAIL_ENGINES
 from rollpacker.rollmux.inventory import POOL_NAMES
 from rollpacker.rollmux.settings import Prices
+from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME
 from rollpacker.rollmux.trace import TraceJob
 
 GPUS = 8
 """Per node."""
-TAIL_TIME = 0.70
-"""Share of a rollout's time after which about 80% of its responses are done."""
-TAIL_COST = 0.02
-"""A rollout whose tail moved takes so much longer."""
 
 
 @dataclass(slots=True)

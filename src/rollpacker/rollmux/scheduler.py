@@ -270,7 +270,7 @@ class Scheduler:
     def _tail(self, _: float, event: ev.TailReached) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is not None and job.home is not None and job.token >= 0:
-            job.tail_reached = True
+            job.tail_reached = job.leaves_tails = True
             self._permits.touch(job.home.group)
 
     def _lost(self, now: float, event: ev.PermitLost) -> None:

@@ -6,26 +6,20 @@ aside: under round-robin the others would wait for it for ever. It is back as so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from rollpacker.policy.tail_release import TAIL_ENGINES
 from rollpacker.rollmux.cluster import Group, Job
-from rollpacker.rollmux.seat import IDLE, NEVER, ROLLOUT, RUNNING, WAITING, Seat, State
+from rollpacker.rollmux.seat import IDLE, NEVER, ROLLOUT, RUNNING, WAITING, Seat
 from rollpacker.rollmux.settings import Settings
-
-_BESIDE_A_TAIL = 1.0 / (1.0 - TAIL_ENGINES)
-"""A rollout that starts on the workers that a tail has left takes so much longer at most."""
-
-TIGHT = 1.05
-"""A rollout does not leave its tail, which takes longer then, under a target below this."""
+from rollpacker.rollmux.tails import SLOWEST_BESIDE
 
 
 def due(job: Job, seat: Seat, pool: int, now: float, settings: Settings) -> float:
     """When a phase that starts now has to be over, unless its job promised too much."""
     worst = job.spec.worst_rollout_s if pool == ROLLOUT else job.spec.worst_train_s
     longest = max(worst * seat.stretch[pool], seat.seconds(pool))
-    return now + settings.warm_s + longest * _BESIDE_A_TAIL
+    return now + settings.warm_s + longest * SLOWEST_BESIDE
 
 
 class Looks:
@@ -81,24 +75,3 @@ class Looks:
             due.append(heappop(self._heap)[1])
             del self._times[due[-1]]
         return due
-
-
-def tails_to_release(group: Group, jobs: Mapping[str, Job], lifetime: bool) -> list[Seat]:
-    """Rollouts that are nearly over and whose nodes somebody waits for."""
-    waiting = 0
-    tails = 0
-    for seat in group.seats:
-        if seat.state is State.WAIT_R:
-            waiting |= seat.masks[ROLLOUT]
-        elif seat.state is State.RUN_R and not seat.busy:
-            tails |= seat.masks[ROLLOUT]
-    found: list[Seat] = []
-    for seat in group.seats:
-        reached = jobs[seat.job].tail_reached
-        if seat.state is not State.RUN_R or not reached or not seat.busy & waiting:
-            continue
-        if seat.busy & tails or (lifetime and seat.target < TIGHT):
-            continue
-        tails |= seat.busy
-        found.append(seat)
-    return found

@@ -59,6 +59,7 @@ class Job:
         destination: reserved: where it goes at its next iteration boundary.
         next_seat: its seat there.
         going: whether its state is being loaded at its destination.
+        went_at: since when, the last time that it was.
         asked: whether it asked for its next rollout while it was being moved.
         token: of the permit it holds; -1 for none.
         tail_reached: whether about 80% of the responses of its running rollout are there.
@@ -83,6 +84,7 @@ class Job:
     destination: Home | None = None
     next_seat: Seat | None = None
     going: bool = False
+    went_at: float = 0.0
     asked: bool = False
     token: int = -1
     tail_reached: bool = False

@@ -20,7 +20,7 @@ from rollpacker.rollmux.cluster_sim import ClusterSimulation, Running
 from rollpacker.rollmux.queue import why_never
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT, RUNNING, WAITING, Seat
-from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME
+from rollpacker.rollmux.tails import TAIL_TIME
 from rollpacker.rollmux.trace import TraceJob
 
 EVENTS = 200_000
@@ -164,8 +164,7 @@ class _Ahead(ClusterSimulation):
         elif job.going:
             assert job.destination is not None
             run.moving, run.homes = True, job.destination.nodes
-            # Nobody knows when it has begun.
-            done = self.now + self._scheduler.settings.cold_s
+            done = max(self.now, job.went_at + self._scheduler.settings.cold_s)
             self._at(done, self._end_move, run, run.homes)
         elif job.seat is not None:
             self._sit(run, job, job.seat)
@@ -185,12 +184,13 @@ class _Ahead(ClusterSimulation):
         nodes, stretch = job.home.nodes[seat.pool], seat.stretch[seat.pool]
         self._tenant |= dict.fromkeys(nodes, job.spec.id)
         run.token = job.token
-        run.began = seat.expected_end - seat.seconds(seat.pool)
+        run.began = seat.running_since
         run.lasts((self.now - run.began) / stretch)
-        run.end_at = run.began + run.seconds() * stretch
+        # Beside a tail, or as one itself, it takes longer.
+        longer = (seat.expected_end - seat.running_since) / seat.seconds(seat.pool)
+        run.end_at = run.began + run.seconds() * stretch * longer
         run.tailing = seat.pool == ROLLOUT and not seat.busy
         if run.tailing:
-            run.end_at += TAIL_COST * (run.end_at - run.began)
             self._tails |= dict.fromkeys(nodes, run.end_at)
         elif seat.pool == ROLLOUT and not job.tail_reached:
             tail = run.began + TAIL_TIME * (run.end_at - run.began)

@@ -70,7 +70,7 @@ class Homes:
         """A job goes to where it has a reservation."""
         home = job.destination
         assert home is not None
-        job.going = True
+        job.going, job.went_at = True, now
         if job.seat is not None:
             self._permits.rebase(self._moves.depart(job), now)
         self._acquire(self._moves.acquire(home))

@@ -10,7 +10,7 @@ from rollpacker.rollmux.admission import affordable
 from rollpacker.rollmux.cluster import Cluster, Group
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN, Seat
 from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.tails import to_release
+from rollpacker.rollmux.tails import TAIL_COST, extra_beside, tail_end, to_release
 from rollpacker.rollmux.waiting import Looks, due
 
 
@@ -82,7 +82,12 @@ class Permits:
             job = self._cluster.jobs[seat.job]
             assert job.home is not None
             number = seat.rounds[pool] if self._in_turn else group.next_pass(seat, pool)
-            seat.start(pool, now, due(job, seat, pool, now, self._settings))
+            beside_s = 0.0
+            if pool == ROLLOUT:
+                tail_s = tail_end(group.seats, seat) - now
+                beside_s = extra_beside(seat.seconds(ROLLOUT), tail_s)
+            late_at = due(job, seat, pool, now, self._settings)
+            seat.start(pool, now, late_at, beside_s=beside_s)
             job.token = self.token
             job.tail_reached = False
             self.token += 1
@@ -110,6 +115,6 @@ class Permits:
         for seat in found:
             home = self._cluster.jobs[seat.job].home
             assert home is not None
-            seat.leave_to_tail()
+            seat.leave_to_tail(TAIL_COST)
             self._made.append(do.ReleaseTail(job=seat.job, nodes=home.nodes[0]))
         return bool(found)

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from rollpacker.rollmux.interleave import Order
 from rollpacker.rollmux.seat import ROLLOUT, RUNNING, TRAIN, Seat
-from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME, extra_beside, to_release
+from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME, extra_beside, tail_end, to_release
 
 ITERATIONS = 16
 """Of each member on average."""
@@ -159,9 +159,12 @@ class _Rehearsal:
 
     def _start(self, actor: _Actor, pool: int, now: float) -> None:
         seconds = actor.seconds(pool) + self._switch_s
+        seat, beside_s = actor.seat, 0.0
         if pool == ROLLOUT and self._tails:
-            seconds += extra_beside(seconds, self._tail_end(actor.seat) - now)
-        actor.seat.start(pool, now)
+            seconds += extra_beside(seconds, self._tail_end(seat) - now)
+            tail_s = tail_end(self._seats, seat) - now
+            beside_s = extra_beside(seat.seconds(ROLLOUT), tail_s)
+        seat.start(pool, now, beside_s=beside_s)
         actor.version += 1
         actor.began, actor.end = now, now + seconds
         heappush(self._heap, (actor.end, actor.number, actor.version, False))
@@ -189,7 +192,7 @@ class _Rehearsal:
         found = to_release(self._seats, lambda seat: self._of[seat].tail_reached, lifetime=True)
         for seat in found:
             actor = self._of[seat]
-            seat.leave_to_tail()
+            seat.leave_to_tail(TAIL_COST)
             actor.version += 1
             actor.end += TAIL_COST * (actor.end - actor.began)
             heappush(self._heap, (actor.end, actor.number, actor.version, False))

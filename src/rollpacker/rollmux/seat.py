@@ -71,7 +71,8 @@ class Seat:
         busy: the nodes that it holds while it runs.
         position: its place in the order of the group.
         rounds: the next round of either phase.
-        expected_end: of its phase; of the last one while it is idle.
+        running_since: of its phase, or of its last one.
+        expected_end: of its phase, with what tails cost it; of the last one while it is idle.
         late_at: after this nobody counts on the end of its phase, or on its asking for the next.
         alone: whether those who share its nodes have to wait, or its promise is lost.
     """
@@ -88,6 +89,7 @@ class Seat:
     busy: int = 0
     position: int = 0
     rounds: list[int] = field(default_factory=lambda: [0, 0])
+    running_since: float = 0.0
     expected_end: float = 0.0
     late_at: float = NEVER
     alone: bool = False
@@ -139,18 +141,22 @@ class Seat:
         """It is ready for its next phase; back, if it was set aside."""
         self.state = WAITING[self.pool]
 
-    def start(self, pool: int, now: float, late_at: float = NEVER) -> None:
-        """It was picked, and holds its nodes from now on."""
+    def start(
+        self, pool: int, now: float, late_at: float = NEVER, *, beside_s: float = 0.0
+    ) -> None:
+        """It was picked, and holds its nodes from now on; ``beside_s`` longer beside a tail."""
         self.state = RUNNING[pool]
         self.busy = self.masks[pool]
         self.rounds[pool] += 1
         # What is expected, not what it will be: the order must not know the future.
-        self.expected_end = now + self.seconds(pool)
+        self.running_since = now
+        self.expected_end = now + self.seconds(pool) + beside_s
         self.late_at = late_at
 
-    def leave_to_tail(self) -> None:
-        """Its rollout goes on, on nodes that others may have."""
+    def leave_to_tail(self, cost: float) -> None:
+        """Its rollout goes on, ``cost`` of its time longer, on nodes that others may have."""
         self.busy = 0
+        self.expected_end += cost * (self.expected_end - self.running_since)
 
     def finish(self, pool: int, now: float, late_at: float = NEVER) -> None:
         """A phase is over; it may ask for the other one."""

@@ -26,6 +26,15 @@ def extra_beside(seconds: float, tail_s: float) -> float:
     return min(tail_s, seconds * SLOWEST_BESIDE) * TAIL_ENGINES if tail_s > 0.0 else 0.0
 
 
+def tail_end(seats: Sequence[Seat], seat: Seat) -> float:
+    """When the last tail on the nodes of a rollout is expected to be over; 0 for none."""
+    mask, end = seat.masks[ROLLOUT], 0.0
+    for other in seats:
+        if other.state is State.RUN_R and not other.busy and other.masks[ROLLOUT] & mask:
+            end = max(end, other.expected_end)
+    return end
+
+
 def to_release(
     seats: Sequence[Seat], reached: Callable[[Seat], bool], *, lifetime: bool
 ) -> list[Seat]:

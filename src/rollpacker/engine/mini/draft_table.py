@@ -93,7 +93,7 @@ def learn(table: Any, scope: Any, text: Any, start: int, end: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _find(young: Any, old: Any, own: Any, all_texts: Any) -> tuple[int, int]:
+def _find(young: Any, old: Any, own: Any, all_texts: Any) -> tuple[Any, Any]:
     """The token behind a context, and how sure: votes, ``VOTES`` more where all texts say so. Its
     group's own texts come first; (-1, 0) where nobody knows."""
     for wide in range(2):

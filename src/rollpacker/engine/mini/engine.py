@@ -55,7 +55,8 @@ class MiniEngine:
 
     On a CPU, numba kernels read packed copies of the weights, refreshed by ``load_weights`` and,
     when a sequence is admitted, where autograd's version counters show that a parameter was written
-    in place (``fused=True`` optimizers do not move these). On other devices the model's own tensors are used through torch.
+    in place (``fused=True`` optimizers do not move these). On other devices the model's own tensors
+    are used through torch.
 
     Args:
         model: Qwen2, Qwen3 or Llama causal language model; never modified but by

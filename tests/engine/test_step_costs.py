@@ -103,7 +103,7 @@ def test_contexts_are_cut_to_what_fits() -> None:
 def test_the_middle_of_steps_at_work_forgets_a_slow_moment() -> None:
     times = StepTimes()
     for number in range(200):
-        slow = 3.0 if 80 <= number < 100 else 1.0
+        slow = 3.0 if 160 <= number < 180 else 1.0
         for rows in (1, 7, 8, 64):
             times.add(rows, slow * (STEP_S + SEQUENCE_S * rows))
     found = times.latency()

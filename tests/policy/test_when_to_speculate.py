@@ -116,11 +116,32 @@ def test_what_rows_cost_at_work_counts_more_than_what_they_cost_at_the_start() -
     assert told(job)[-1].row_cost == pytest.approx(0.02, rel=0.03)
 
 
+def test_a_draft_that_is_right_to_its_end_is_no_refusal() -> None:
+    below = []
+    for accepted in (1595, 1300):
+        job = world()
+        job.start()
+        end_step(job, verifications=400, drafted=1600, accepted=accepted)
+        below.append(told(job)[-1].below)
+    assert below[0] > 1.5 * below[1]
+
+
+def test_what_another_process_measured_is_not_taken_up() -> None:
+    job = world(rows=RowCosts(free=1, each=0.3))
+    job.start()
+    end_step(job)
+    timed(job, 0.4)
+    other = world()
+    other.policy.load_state_dict(job.policy.state_dict())
+    other.start()
+    assert told(other)[-1].row_cost == ROWS.each
+
+
 def test_a_few_sizes_of_steps_do_not_say_what_a_row_costs() -> None:
     job = world()
     job.start()
     end_step(job)
-    timed(job, 0.4, (16, 20))
+    timed(job, 0.4, (16, 20, 4096))
     job.start()
     assert told(job)[-1].row_cost == ROWS.each
 

@@ -87,6 +87,10 @@ class Foreseeing(Scheduler):
         return made
 
     def look(self, now: float) -> None:
+        placed = [job for job in self.cluster.jobs.values() if job.home is not None]
+        seen = [job.observed for job in placed]
+        if not all(each.count for each in seen) or not any(each.known for each in seen):
+            return  # what they take has to be guessed
         at, self.at = self.at, ()  # the copy that is run ahead must not look too
         self.said.append((now, forecast(self, now)))
         self.at = at
@@ -111,19 +115,15 @@ def predictable(seed: int) -> list[TraceJob]:
     ]
 
 
-@pytest.mark.parametrize(("seed", "at"), [(0, (52, 148, 166, 352)), (2, (82, 130, 184))])
-def test_where_nothing_is_left_to_chance_a_run_ahead_is_what_happens(
-    seed: int, at: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("seed", [0, 2])
+def test_where_nothing_is_left_to_chance_a_run_ahead_is_what_happens(seed: int) -> None:
     """But for which job a free node was switched to last, which nobody keeps."""
-    scheduler = Foreseeing(Settings(nodes="named", warm_s=0.0), at)
+    scheduler = Foreseeing(Settings(nodes="named", warm_s=0.0), range(60, 400, 11))
     run_on(predictable(seed), scheduler)
-    assert len(scheduler.said) == len(at)
-    assert scheduler.tails
-    assert scheduler.reserved
-    assert scheduler.going or seed == 2
+    assert len(scheduler.said) > 10
+    assert min(scheduler.tails, scheduler.reserved) > 0
+    assert scheduler.going or seed == 0
     for now, said in scheduler.said:
-        assert len(said) >= 4
         assert said == pytest.approx({job: scheduler.placed[job] - now for job in said})
 
 

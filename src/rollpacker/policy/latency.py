@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-_ROWS = 128
+MOST_ROWS = 128
 """Rows of a step up to which one more costs about as much as the last."""
 _CHEAPEST = 1e-4
 """Row cost where none was seen: on a large GPU a row is a few thousandths of a step."""
@@ -59,8 +59,8 @@ class LatencyCurve:
         self._slope = float(rise[0]) if rise.size else 0.0
 
     def rows(self) -> RowCosts:
-        """What rows of a step cost: of the line that is nearest to the points up to ``_ROWS``."""
-        near = self._batch <= max(_ROWS, float(self._batch[0]))
+        """What rows of a step cost, by the line nearest to the points up to ``MOST_ROWS``."""
+        near = self._batch <= max(MOST_ROWS, float(self._batch[0]))
         batch = self._batch[near]
         seconds = np.array([self.points[int(size)] for size in batch])
         least = float(seconds.min())

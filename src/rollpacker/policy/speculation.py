@@ -10,13 +10,14 @@ with which others are compared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
-from rollpacker.policy.latency import LatencyCurve, RowCosts
+from rollpacker.policy.latency import MOST_ROWS, LatencyCurve, RowCosts
 from rollpacker.policy.ledger import Attempt, Ledger
 
 MOST = 16
@@ -79,7 +80,7 @@ class Speculating:
 
     def __init__(self, config: RolloutConfig, rows: RowCosts | None, ledger: Ledger) -> None:
         plain = config.tail_batching.mode == "off" or config.speculation.mode == "off"
-        self._rows = None if plain else rows
+        self._first = self._rows = None if plain else rows
         self._ledger = ledger
         self._refused = self._accepted = 0.0
         """Guessed tokens: a verification refuses one at most, those behind it are not looked at."""
@@ -113,7 +114,7 @@ class Speculating:
 
     def timed(self, event: ev.DecodeTimed) -> None:
         """What rows cost while the run is at work, instead of what was measured at its start."""
-        seconds = dict(event.rows)
+        seconds = {rows: each for rows, each in event.rows if rows <= MOST_ROWS}
         if self._rows is not None and seconds and max(seconds) >= _SPREAD * min(seconds):
             self._rows = LatencyCurve(seconds).rows()
 
@@ -138,8 +139,9 @@ class Speculating:
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
-        rows = self._rows
-        costs = None if rows is None else {"free": rows.free, "each": rows.each}
+        costs = None
+        if self._first is not None and self._rows is not None and self._rows != self._first:
+            costs = [asdict(self._first), asdict(self._rows)]
         return {"refused": self._refused, "accepted": self._accepted, "rows": costs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,8 +149,11 @@ class Speculating:
         # Of before refusals were told apart: each verification counted as one.
         self._refused = state.get("refused", state.get("verified", 0.0))
         self._accepted = state["accepted"]
-        if self._rows is not None and (costs := state.get("rows")) is not None:
-            self._rows = RowCosts(free=costs["free"], each=costs["each"])
+        if (costs := state.get("rows")) is not None:
+            first, timed = (RowCosts(**each) for each in costs)
+            # What another process measured, maybe elsewhere, says nothing of this one's engines.
+            if first == self._first:
+                self._rows = timed
 
     def _tell(self, engine: EngineId, rows: RowCosts) -> do.Speculate:
         below = self._told[engine] = self._below(rows)

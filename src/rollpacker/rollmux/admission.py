@@ -10,11 +10,13 @@ from rollpacker.rollmux import interleave as il
 from rollpacker.rollmux.cluster import Cluster, Group, Job
 from rollpacker.rollmux.inventory import Needs
 from rollpacker.rollmux.rehearsal import rehearse
-from rollpacker.rollmux.seat import NEVER, POOLS, Seat
+from rollpacker.rollmux.seat import NEVER, POOLS, ROLLOUT, Seat
 from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.tails import HELD
 
 Masks = tuple[int, int]
-Members = tuple[tuple[str, int, int, bool], ...]
+Members = tuple[tuple[str, int, int, bool, bool], ...]
+"""Their nodes, whether they are known, and whether they leave tails."""
 
 
 GUESSED_SLOWDOWN = 1.3
@@ -142,7 +144,7 @@ class Admission:
         seats = sorted(seats, key=lambda seat: seat.job)
         hopeless = min(seat.target for seat in seats) <= 1.0
         if self._recall(seats, now) is None and (
-            hopeless or overloaded(seats, self._settings.warm_s)
+            hopeless or overloaded(seats, self._settings.warm_s, self._tails(seats))
         ):
             return Verdict(False, float("inf"))
         slow = self._slowdowns(seats, now)
@@ -160,7 +162,11 @@ class Admission:
         return 1.0 + (slowdown - 1.0) / TURNS_OUT
 
     def _key(self, seats: Sequence[Seat]) -> Members:
-        return tuple((seat.job, *seat.masks, self._known(seat.job)) for seat in seats)
+        jobs = self._cluster.jobs
+        return tuple(
+            (seat.job, *seat.masks, self._known(seat.job), jobs[seat.job].leaves_tails)
+            for seat in seats
+        )
 
     def _recall(self, seats: Sequence[Seat], now: float) -> dict[str, float] | None:
         known = self.rehearsed.get(self._key(seats))
@@ -229,13 +235,18 @@ class Admission:
         return [(job.spec.worst_rollout_s, job.spec.worst_train_s)]
 
 
-def overloaded(seats: Sequence[Seat], switch_s: float) -> bool:
-    """Whether a node would have to work more than all the time to meet the targets."""
+def overloaded(seats: Sequence[Seat], switch_s: float, tails: Collection[str] = ()) -> bool:
+    """Whether a node would have to work more than all the time to meet the targets.
+
+    Args:
+        tails: jobs whose rollouts may leave most of their nodes before they are over.
+    """
     load: dict[tuple[int, int], float] = {}
     for seat in seats:
         period = seat.target * (seat.r + seat.t)
         for pool in POOLS:
-            need = (seat.seconds(pool) + switch_s) / period
+            share = HELD if pool == ROLLOUT and seat.job in tails else 1.0
+            need = (seat.seconds(pool) + switch_s) * share / period
             for bit in il.bits(seat.masks[pool]):
                 total = load.get((pool, bit), 0.0) + need
                 if total > 1.0:

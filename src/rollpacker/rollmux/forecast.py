@@ -184,6 +184,12 @@ class _Ahead(ClusterSimulation):
             over = job.spec.iterations is not None and job.done >= job.spec.iterations
             self._at(self.now, self._finish if over else self._ask, run)
 
+    def _reach_tail(self, run: Running, token: int) -> None:
+        """As far as anybody knows, those leave no tail that have finished a rollout without one."""
+        job = self._scheduler.cluster.jobs.get(run.job.spec.id)
+        if job is not None and (job.leaves_tails or not job.observed.count):
+            super()._reach_tail(run, token)
+
     def _go_on(self, run: _Course, job: Job, seat: Seat) -> None:
         """Its phase has been running for a while."""
         assert job.home is not None
@@ -191,9 +197,9 @@ class _Ahead(ClusterSimulation):
         self._tenant |= dict.fromkeys(nodes, job.spec.id)
         run.token = job.token
         run.began = seat.running_since
-        run.lasts((self.now - run.began) / stretch)
         # Beside a tail, or as one itself, it takes longer.
         longer = (seat.expected_end - seat.running_since) / seat.seconds(seat.pool)
+        run.lasts((self.now - run.began) / (stretch * longer))
         run.end_at = run.began + run.seconds() * stretch * longer
         run.tailing = seat.pool == ROLLOUT and not seat.busy
         if run.tailing:

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rollpacker.policy.tail_release import TAIL_ENGINES
 from rollpacker.rollmux.inventory import POOL_NAMES
 from rollpacker.rollmux.settings import Prices
-from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME
+from rollpacker.rollmux.tails import HELD
 from rollpacker.rollmux.trace import TraceJob
 
 GPUS = 8
@@ -148,10 +147,9 @@ def lower_bound(jobs: Iterable[TraceJob], prices: Prices) -> float:
 
     A rollout holds its nodes until its tail has moved, then a quarter of them.
     """
-    share = TAIL_TIME + (1.0 + TAIL_COST - TAIL_TIME) * TAIL_ENGINES
     return (
         sum(
-            job.rollout_s.sum() * share * job.spec.rollout_nodes * prices.rollout
+            job.rollout_s.sum() * HELD * job.spec.rollout_nodes * prices.rollout
             + job.train_s.sum() * job.spec.train_nodes * prices.train
             for job in jobs
         )

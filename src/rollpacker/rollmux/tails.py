@@ -16,6 +16,8 @@ TAIL_COST = 0.02
 """A rollout whose tail moved takes so much longer."""
 SLOWEST_BESIDE = 1.0 / (1.0 - TAIL_ENGINES)
 """A rollout that starts on the workers that a tail has left takes so much longer at most."""
+HELD = TAIL_TIME + (1.0 + TAIL_COST - TAIL_TIME) * TAIL_ENGINES
+"""Share of a rollout's time for which it holds its nodes, where its tail leaves most of them."""
 TIGHT = 1.05
 """A rollout does not leave its tail, which takes longer then, under a target below this."""
 

@@ -59,7 +59,6 @@ class EngineWorker:
         self._newest: msg.LoadWeights | None = None
         self._carrier = Carrier()
         self._times = StepTimes()
-        self._rows = engine.stats().rows
         self.commands: Commands = {
             msg.BeginStep: self._begin_step,
             msg.LoadWeights: self._load_weights,
@@ -87,14 +86,14 @@ class EngineWorker:
 
     def work(self) -> None:
         """One decode step."""
-        before = time.process_time()
+        before, alone = time.process_time(), time.thread_time()
         outputs = self._engine.step()
-        seconds = time.process_time() - before
-        self._decode_cpu_s += seconds
+        alone = time.thread_time() - alone
+        self._decode_cpu_s += time.process_time() - before
         self._steps += 1
         stats = self._engine.stats()
         if stats.rows > self._rows:
-            self._times.add(stats.rows - self._rows, seconds)
+            self._times.add(stats.rows - self._rows, alone)
             self._rows = stats.rows
         if self._steps % _LOOK == 1:
             self._look(stats)
@@ -104,6 +103,7 @@ class EngineWorker:
 
     def _begin_step(self, _command: msg.BeginStep | None = None) -> None:
         self._before = self._engine.stats()
+        self._rows = self._before.rows
         self._cpu_before = time.process_time()
         self._decode_cpu_s = self._peak_kv = 0.0
         self._steps = 0

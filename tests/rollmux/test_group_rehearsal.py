@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.rollmux import interleave as il
+from rollpacker.rollmux.admission import overloaded
 from rollpacker.rollmux.rehearsal import rehearse
 from rollpacker.rollmux.seat import Seat, State
 from rollpacker.rollmux.tails import extra_beside, to_release
@@ -36,6 +37,15 @@ def test_a_tail_lets_the_next_rollout_begin() -> None:
 def test_nobody_leaves_a_tail_who_cannot_afford_it() -> None:
     tight = one_rollout_node(target=1.04)
     assert slowdowns(tight, "ab") == slowdowns(one_rollout_node(target=1.04), "")
+
+
+def test_what_tails_make_possible_is_not_refused_beforehand() -> None:
+    seats = one_rollout_node(target=1.5)
+    assert overloaded(seats, 0.0)
+    assert overloaded(seats, 0.0, {"a"}) is False  # 0.56 and 0.43 of the time
+    assert overloaded(one_rollout_node(target=1.25), 0.0, {"a"})
+    assert not overloaded(one_rollout_node(target=1.35), 0.0, {"a", "b"})
+    assert overloaded(one_rollout_node(target=1.25), 0.0, {"a", "b"})
 
 
 def test_a_tail_is_left_to_who_waits_and_once_a_node() -> None:

@@ -18,12 +18,10 @@ from rollpacker.runtime.worker import Commands, Role, Send, WorkerSpec, prepare,
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from rollpacker.engine.base import Engine, EngineStats
+    from rollpacker.engine.base import Engine
 
 NewWeights = Callable[[], "Iterable[tuple[str, Any]] | None"]
 """The newest weights by the checkpoint's names; None where the engine shares them."""
-_LOOK = 16
-"""Decode steps between two looks at how full the KV cache is."""
 
 
 class EngineWorker:
@@ -90,13 +88,11 @@ class EngineWorker:
         outputs = self._engine.step()
         alone = time.thread_time() - alone
         self._decode_cpu_s += time.process_time() - before
-        self._steps += 1
         stats = self._engine.stats()
         if stats.rows > self._rows:
             self._times.add(stats.rows - self._rows, alone)
             self._rows = stats.rows
-        if self._steps % _LOOK == 1:
-            self._look(stats)
+        self._peak_kv = max(self._peak_kv, stats.kv_used)
         if outputs:
             self._held = self._lockstep
             self._send(msg.Finished(outputs=outputs))
@@ -106,7 +102,6 @@ class EngineWorker:
         self._rows = self._before.rows
         self._cpu_before = time.process_time()
         self._decode_cpu_s = self._peak_kv = 0.0
-        self._steps = 0
 
     def _load_weights(self, command: msg.LoadWeights) -> None:
         self._newest = command
@@ -158,9 +153,6 @@ class EngineWorker:
     def _proceed(self, _command: msg.Proceed) -> None:
         self._held = False
 
-    def _look(self, stats: EngineStats) -> None:
-        self._peak_kv = max(self._peak_kv, stats.kv_used)
-
     def _work(self) -> msg.Work:
         """What was done since it was last asked, or told to begin."""
         now, before = self._engine.stats(), self._before
@@ -172,7 +164,7 @@ class EngineWorker:
             preemptions=now.preemptions - before.preemptions,
             cpu_s=time.process_time() - self._cpu_before,
             decode_cpu_s=self._decode_cpu_s,
-            # A preemption may have come, and the cache been full, between two looks.
+            # Who was preempted found the cache full, in the middle of a step.
             peak_kv=1.0 if now.preemptions > before.preemptions else self._peak_kv,
             decode_s=self._times.latency(),
         )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from statistics import geometric_mean
+from statistics import median_low
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from rollpacker.rollmux.trace import TraceJob
 EVENTS = 200_000
 """Of a run ahead at most."""
 RUNS = 3
-"""Runs ahead of which the mean is told: docs/log.md."""
-_SHORTEST_S = 1.0
-"""Less is told as this."""
+"""Runs ahead of which the middle is told: docs/log.md."""
 USUAL_SHARE = 0.8
 """Share of its worst case that a phase takes, where none was seen."""
 
@@ -57,15 +55,11 @@ def forecast(
 
 
 def middle(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of runs ahead, for each job that any of them has seen: the geometric mean, since waits differ
-    by factors. Those that most of the runs do not see start are left out."""
-    found: dict[str, float] = {}
-    for job in dict.fromkeys(job for run in runs for job in run):
-        waits = [run[job] for run in runs if job in run]
-        seen = [max(wait, _SHORTEST_S) for wait in waits if math.isfinite(wait)]
-        if 2 * len(seen) > len(waits):
-            found[job] = geometric_mean(seen)
-    return found
+    """Of runs ahead, for each job that any of them has seen; those that may never start are left
+    out."""
+    jobs = dict.fromkeys(job for run in runs for job in run)
+    found = {job: median_low(run[job] for run in runs if job in run) for job in jobs}
+    return {job: wait for job, wait in found.items() if math.isfinite(wait)}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -10,7 +10,7 @@ from rollpacker.rollmux.admission import affordable
 from rollpacker.rollmux.cluster import Cluster, Group
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN, Seat
 from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.tails import TAIL_COST, extra_beside, tail_end, to_release
+from rollpacker.rollmux.tails import TAIL_COST, expected_extra, to_release
 from rollpacker.rollmux.waiting import Looks, due
 
 
@@ -82,10 +82,7 @@ class Permits:
             job = self._cluster.jobs[seat.job]
             assert job.home is not None
             number = seat.rounds[pool] if self._in_turn else group.next_pass(seat, pool)
-            beside_s = 0.0
-            if pool == ROLLOUT:
-                tail_s = tail_end(group.seats, seat) - now
-                beside_s = extra_beside(seat.seconds(ROLLOUT), tail_s)
+            beside_s = expected_extra(group.seats, seat, now) if pool == ROLLOUT else 0.0
             late_at = due(job, seat, pool, now, self._settings)
             seat.start(pool, now, late_at, beside_s=beside_s)
             job.token = self.token

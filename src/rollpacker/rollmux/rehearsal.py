@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from rollpacker.rollmux.interleave import Order
 from rollpacker.rollmux.seat import ROLLOUT, RUNNING, TRAIN, Seat
-from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME, extra_beside, tail_end, to_release
+from rollpacker.rollmux.tails import TAIL_COST, TAIL_TIME, expected_extra, extra_beside, to_release
 
 ITERATIONS = 16
 """Of each member on average."""
@@ -162,8 +162,7 @@ class _Rehearsal:
         seat, beside_s = actor.seat, 0.0
         if pool == ROLLOUT and self._tails:
             seconds += extra_beside(seconds, self._tail_end(seat) - now)
-            tail_s = tail_end(self._seats, seat) - now
-            beside_s = extra_beside(seat.seconds(ROLLOUT), tail_s)
+            beside_s = expected_extra(self._seats, seat, now)
         seat.start(pool, now, beside_s=beside_s)
         actor.version += 1
         actor.began, actor.end = now, now + seconds

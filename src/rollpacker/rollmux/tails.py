@@ -28,7 +28,12 @@ def extra_beside(seconds: float, tail_s: float) -> float:
     return min(tail_s, seconds * SLOWEST_BESIDE) * TAIL_ENGINES if tail_s > 0.0 else 0.0
 
 
-def tail_end(seats: Sequence[Seat], seat: Seat) -> float:
+def expected_extra(seats: Sequence[Seat], seat: Seat, now: float) -> float:
+    """What a rollout that starts now is expected to take longer beside tails of its group."""
+    return extra_beside(seat.seconds(ROLLOUT), _tail_end(seats, seat) - now)
+
+
+def _tail_end(seats: Sequence[Seat], seat: Seat) -> float:
     """When the last tail on the nodes of a rollout is expected to be over; 0 for none."""
     mask, end = seat.masks[ROLLOUT], 0.0
     for other in seats:

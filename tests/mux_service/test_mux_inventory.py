@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from mux_world import SHARED, TTL, World
 
+from rollpacker.rollmux.arrivals import Arrivals
 from rollpacker.rollmux.check import check_lines
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.service import commands, lookout, node_commands, views
@@ -214,9 +215,9 @@ def test_nobody_waits_for_a_long_forecast(world: World, monkeypatch: pytest.Monk
     found = Event()
     look = lookout.forecast
 
-    def slow(*args: Any, number: int) -> dict[str, float]:
+    def slow(*args: Any, **more: Any) -> dict[str, float]:
         found.wait()
-        return look(*args, number=number)
+        return look(*args, **more)
 
     monkeypatch.setattr(lookout, "forecast", slow)
     assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
@@ -236,10 +237,12 @@ class Foreseen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *waits: float) -> None:
         self._waits = list(waits)
         self.numbers: list[int] = []
+        self.coming: list[str] = []
         monkeypatch.setattr(Lookout, "patience_s", 10.0)
         monkeypatch.setattr(lookout, "forecast", self._found)
 
-    def _found(self, *_: Any, number: int) -> dict[str, float]:
+    def _found(self, *_: Any, number: int, arrivals: Arrivals) -> dict[str, float]:
+        self.coming = [spec.id for spec in arrivals.like]
         self.numbers.append(number)
         return {"b": self._waits[min(len(self.numbers), len(self._waits)) - 1]}
 
@@ -259,16 +262,32 @@ def test_what_is_told_is_the_middle_of_the_last_runs_ahead(
         told.append(told_of(world, "b"))
         world.wait(100.0)
     assert runs.numbers == [0, 1, 2, 3]
-    assert told == pytest.approx([500.0, 400.0, 300.0, 700.0], abs=5.0)
+    assert told == pytest.approx([500.0, 400.0, 300.0, 200.0], abs=5.0)
+    assert runs.coming == ["a", "b"], "those of late are expected again"
+
+
+def test_a_range_is_told_of_enough_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    Foreseen(monkeypatch, 500.0, 900.0, 300.0, 650.0, math.inf)
+    alone(world, "a")
+    alone(world, "b")
+    told: list[object] = []
+    for _ in range(5):
+        told.append(views.job(world.core, "b")["queue"]["starts_between_s"])
+        world.wait(100.0)
+    assert told[:2] == [None, None]
+    assert told[2] == pytest.approx((300.0, 800.0), abs=5.0)
+    assert told[3] == pytest.approx((200.0, 700.0), abs=5.0)
+    # The third said 300 when 200 had passed: it has a say until then.
+    assert told[4] == (pytest.approx(100.0, abs=5.0), None)
 
 
 def test_runs_that_were_wrong_or_are_old_have_no_say(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Foreseen(monkeypatch, *[150.0] * 3, 5000.0)
+    Foreseen(monkeypatch, *[150.0] * 5, 5000.0)
     alone(world, "a")
     alone(world, "b")
-    for _ in range(3):
+    for _ in range(5):
         assert told_of(world, "b") is not None
         world.wait(200.0)
     assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0), "the others said: by now"

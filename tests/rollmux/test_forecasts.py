@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from cluster_worlds import run_on
 
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.forecast import forecast, middle
+from rollpacker.rollmux.arrivals import LATELY_S, NOBODY, Arrivals, lately
+from rollpacker.rollmux.forecast import expected_starts, forecast
 from rollpacker.rollmux.inventory import Fixed, Machine
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.scheduler import Scheduler
@@ -154,6 +156,52 @@ def test_nobody_is_waited_for_behind_a_job_without_end() -> None:
 def test_the_middle_of_runs_is_told_and_who_may_never_start_is_left_out() -> None:
     never = math.inf
     runs = [{"a": 3.0, "b": never}, {"a": 9.0, "b": never, "c": 1.0}, {"a": 4.0, "b": 5.0}]
-    assert middle(runs) == {"a": 4.0, "c": 1.0}
-    assert middle(runs[:1]) == {"a": 3.0}
-    assert middle([]) == {}
+    assert expected_starts(runs) == {"a": (4.0, 3.0, 9.0, 3), "c": (1.0, 1.0, 1.0, 1)}
+    assert expected_starts(runs[:1]) == {"a": (3.0, 3.0, 3.0, 1)}
+    assert expected_starts([]) == {}
+
+
+def test_a_range_is_told_where_enough_runs_know_a_job() -> None:
+    found = expected_starts([{"a": 3.0, "b": 1.0}, {"a": 5.0, "b": 2.0}, {"a": math.inf}])
+    assert found["a"].between == (3.0, None)
+    assert found["b"].between is None
+
+
+def waiting_pair() -> tuple[Scheduler, JobSpec]:
+    """One of two jobs waits for the only pair of nodes."""
+    scheduler = Scheduler(Settings(nodes="named"), Fixed([MACHINES[0], MACHINES[8]]))
+    spec = JobSpec(id="a", worst_rollout_s=100.0, worst_train_s=50.0, slo=1.0, iterations=400)
+    scheduler.handle(0.0, ev.JobArrived(spec=spec))
+    scheduler.handle(0.0, ev.JobArrived(spec=replace(spec, id="b", team="t")))
+    return scheduler, spec
+
+
+def test_whoever_comes_goes_before_a_job_of_less_right() -> None:
+    scheduler, spec = waiting_pair()
+    alone = forecast(scheduler, 0.0)["b"]
+    urgent = Arrivals(like=(replace(spec, id="c", priority=9, team="t"),), every_s=10_000.0)
+    said = forecast(scheduler, 0.0, arrivals=urgent)
+    assert set(said) == {"b"}, "nobody asked for those who may come"
+    assert said["b"] > alone + 40_000.0, "two and more have got past it"
+    meek = Arrivals(like=(replace(spec, id="c", team="t"),), every_s=10_000.0)
+    assert forecast(scheduler, 0.0, arrivals=meek)["b"] == alone
+
+
+def test_jobs_go_on_arriving_as_they_did_lately() -> None:
+    scheduler, _ = waiting_pair()
+    assert [spec.id for spec in lately(scheduler.cluster, 100.0).like] == ["a", "b"]
+    assert lately(scheduler.cluster, 100.0).every_s == LATELY_S / 2.0
+    assert lately(scheduler.cluster, LATELY_S + 1.0) == NOBODY
+    come = Arrivals(lately(scheduler.cluster, 100.0).like, every_s=60.0)
+    first, again = (list(islice(come.draw(500.0, np.random.default_rng(1)), 400)) for _ in range(2))
+    assert first == again
+    assert {spec.id.split()[0] for _, spec in first} == {"a", "b"}
+    assert len({spec.id for _, spec in first}) == 400
+    assert first[-1][0] - 500.0 == pytest.approx(400 * 60.0, rel=0.2)
+    assert list(NOBODY.draw(0.0, np.random.default_rng(1))) == []
+
+
+def test_who_is_like_a_job_that_no_longer_fits_is_not_refused_in_a_run_ahead() -> None:
+    scheduler, spec = waiting_pair()
+    huge = Arrivals(like=(replace(spec, id="c", rollout_nodes=7),), every_s=1000.0)
+    assert math.isfinite(forecast(scheduler, 0.0, arrivals=huge)["b"])

@@ -125,9 +125,22 @@ def _not_started(job: dict[str, Any]) -> bool:
 
 def _place_in_queue(job: dict[str, Any]) -> str:
     queue = job["queue"]
-    seconds = queue["starts_in_s"]
-    when = "not known when" if seconds is None else f"starts in about {seconds / 60:.0f} min"
-    return f"{queue['position']} of {queue['of']}: {job['id']}, {when}; {queue['reason']}"
+    return f"{queue['position']} of {queue['of']}: {job['id']}, {_start(queue)}; {queue['reason']}"
+
+
+def _start(queue: dict[str, Any]) -> str:
+    """When, and between when and when chance may have it."""
+    if queue["starts_in_s"] is None:
+        return "not known when"
+    when = f"starts in about {_time(queue['starts_in_s'])}"
+    if queue["starts_between_s"] is None:
+        return when
+    least, most = queue["starts_between_s"]
+    return f"{when} ({_time(least)} to {'never' if most is None else _time(most)})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 7200.0 else f"{seconds / 3600:.1f} h"
 
 
 def _team(team: dict[str, Any]) -> str:

@@ -182,8 +182,13 @@ class ClusterSimulation:
 
     def _arrive(self, job: TraceJob) -> None:
         run = self._live[job.spec.id] = Running(job)
-        run.wait(self.now, clock_runs=job.spec.slo_since == "submission")
-        self._post(ev.JobArrived(spec=job.spec))
+        self._join(run)
+
+    def _join(self, run: Running) -> None:
+        """It is new here."""
+        spec = run.job.spec
+        run.wait(self.now, clock_runs=spec.slo_since == "submission")
+        self._post(ev.JobArrived(spec=spec))
         self._ask(run)
 
     def _ask(self, run: Running) -> None:

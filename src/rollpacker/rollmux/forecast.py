@@ -2,7 +2,7 @@
 
 The copy drives a simulated cluster that begins where the scheduler stands: phases go on, those of
 a job take what its observed ones did, and who is placed, moved or set aside is decided by the same
-code as ever. Nobody arrives.
+code as ever. Jobs go on arriving as they did lately.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import median_low
+from typing import NamedTuple
 
 import numpy as np
 
+from rollpacker.rollmux.arrivals import NOBODY, Arrivals
 from rollpacker.rollmux.cluster import Cluster, Job
 from rollpacker.rollmux.cluster_sim import ClusterSimulation, Running
+from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.queue import why_never
 from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.seat import ROLLOUT, RUNNING, WAITING, Seat
@@ -25,8 +28,10 @@ from rollpacker.rollmux.trace import TraceJob
 
 EVENTS = 200_000
 """Of a run ahead at most."""
-RUNS = 3
+RUNS = 5
 """Runs ahead of which the middle is told: docs/log.md."""
+ENOUGH = 3
+"""Runs whose least and most are told as a range."""
 USUAL_SHARE = 0.8
 """Share of its worst case that a phase takes, where none was seen."""
 
@@ -41,6 +46,7 @@ def forecast(
     number: int = 0,
     job: str | None = None,
     events: int = EVENTS,
+    arrivals: Arrivals = NOBODY,
 ) -> dict[str, float]:
     """Seconds until each job that waits starts, in one run ahead; infinite where nobody can say.
 
@@ -50,16 +56,41 @@ def forecast(
         number: of the run: phases are drawn anew in each.
         job: the run ends when this one has started; None: when all have.
         events: of the run at most; who would start later is not told.
+        arrivals: who comes meanwhile.
     """
-    return _Ahead(scheduler, now, number).starts(job, events)
+    return _Ahead(scheduler, now, number, arrivals).starts(job, events)
 
 
-def middle(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of runs ahead, for each job that any of them has seen; those that may never start are left
-    out."""
-    jobs = dict.fromkeys(job for run in runs for job in run)
-    found = {job: median_low(run[job] for run in runs if job in run) for job in jobs}
-    return {job: wait for job, wait in found.items() if math.isfinite(wait)}
+class Start(NamedTuple):
+    """When a job that waits is expected to start, in seconds from now: the middle of runs ahead.
+
+    ``least`` and ``most`` of them are as far apart as chance makes them; ``most`` may be infinite.
+    Of five runs they hold what happens in two of three cases.
+    """
+
+    middle: float
+    least: float
+    most: float
+    runs: int
+    """That know the job."""
+
+    @property
+    def between(self) -> tuple[float, float | None] | None:
+        """Least and most; None for the latter where some say never, and at all of few runs."""
+        if self.runs < ENOUGH:
+            return None
+        return self.least, self.most if math.isfinite(self.most) else None
+
+
+def expected_starts(runs: Sequence[Mapping[str, float]]) -> dict[str, Start]:
+    """Of each job that any run ahead has seen; those that may never start are left out."""
+    found: dict[str, Start] = {}
+    for job in dict.fromkeys(job for run in runs for job in run):
+        waits = [run[job] for run in runs if job in run]
+        start = Start(median_low(waits), min(waits), max(waits), len(waits))
+        if math.isfinite(start.middle):
+            found[job] = start
+    return found
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -108,17 +139,20 @@ class _Course(Running):
 class _Ahead(ClusterSimulation):
     """The cluster of a scheduler's copy, from now on."""
 
-    def __init__(self, scheduler: Scheduler, now: float, number: int) -> None:
+    def __init__(self, scheduler: Scheduler, now: float, number: int, arrivals: Arrivals) -> None:
         super().__init__((), deepcopy(scheduler))
         self._random = np.random.default_rng(number)
+        self._coming = arrivals.draw(now, np.random.default_rng((number, 1)))
         self._began = self.now = self.meter.since = now
         cluster = self._scheduler.cluster
         self._shares = _shares(cluster)
         self._pools = {node.name: node.pool for node in cluster.nodes.values() if node.held}
         for job in cluster.jobs.values():
-            run = self._live[job.spec.id] = self._course(job)
-            self._take_up(run, job)
+            course = self._course(job.spec, job.submitted, job.observed.ring, job.done)
+            self._live[job.spec.id] = course
+            self._take_up(course, job)
         self._look_later()
+        self._expect_another()
 
     def starts(self, job: str | None, events: int) -> dict[str, float]:
         """Until the job has started, or all who ever will, or so many events have happened."""
@@ -142,17 +176,28 @@ class _Ahead(ClusterSimulation):
     def _somebody_leaves(self) -> bool:
         return any(run.waits_since is None and run.ends for run in self._live.values())
 
-    def _course(self, job: Job) -> _Course:
-        spec, seen = job.spec, job.observed.ring
+    def _expect_another(self) -> None:
+        coming = next(self._coming, None)
+        if coming is not None:
+            self._at(coming[0], self._come, coming[1])
+
+    def _come(self, spec: JobSpec) -> None:
+        run = self._live[spec.id] = self._course(spec, self.now)
+        self._join(run)
+        self._expect_another()
+
+    def _course(
+        self, spec: JobSpec, submitted: float, seen: Sequence[Pair] = (), done: int = 0
+    ) -> _Course:
         if not seen:
             rollout, train = self._shares[int(self._random.integers(len(self._shares)))]
             seen = [(rollout * spec.worst_rollout_s, train * spec.worst_train_s)]
         none = np.zeros(0)
         return _Course(
-            TraceJob(spec, job.submitted, none, none),
+            TraceJob(spec, submitted, none, none),
             random=self._random,
             seen=tuple(seen),
-            left=math.inf if spec.iterations is None else spec.iterations - job.done,
+            left=math.inf if spec.iterations is None else spec.iterations - done,
         )
 
     def _take_up(self, run: _Course, job: Job) -> None:

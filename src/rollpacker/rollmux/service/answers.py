@@ -11,9 +11,7 @@ from rollpacker.rollmux.inventory import Status as NodeStatus
 from rollpacker.rollmux.service.attempts import Outcome
 from rollpacker.rollmux.service.bodies import NewJob, NewNode, NewProgram
 
-JobState = Literal[
-    "queued", "idle", "waiting", "running", "moving", "failing", "ending", "ended"
-]  # fmt: skip
+JobState = Literal["queued", "idle", "waiting", "running", "moving", "failing", "ending", "ended"]
 Next = Phase | None
 
 
@@ -126,6 +124,8 @@ class Queued(Told):
     reason: str
     starts_in_s: float | None
     """As expected; null where nobody can say, or not yet."""
+    starts_between_s: tuple[float, float | None] | None
+    """What chance makes of it; null where not enough is known, the latter if it may be never."""
 
 
 class AttemptTold(Told):

@@ -9,6 +9,7 @@ from typing import Any
 from rollpacker import __version__
 from rollpacker.core.codec import dumps, load, loads
 from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.forecast import Start
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.service import notes
@@ -142,8 +143,8 @@ class Core:
         if self.brain.scheduler.next_look() <= now:
             self.record(ev.TimePassed())
 
-    def forecast(self) -> dict[str, float]:
-        """Seconds until jobs that wait are expected to start; looked into now and then."""
+    def forecast(self) -> dict[str, Start]:
+        """When jobs that wait are expected to start; looked into now and then."""
         return self._lookout.look(self.brain.scheduler, self.now())
 
     def queue(self) -> list[str]:

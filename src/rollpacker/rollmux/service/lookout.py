@@ -12,7 +12,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from threading import Thread
 
-from rollpacker.rollmux.forecast import RUNS, forecast, middle
+from rollpacker.rollmux.arrivals import lately
+from rollpacker.rollmux.forecast import RUNS, Start, expected_starts, forecast
 from rollpacker.rollmux.scheduler import Scheduler
 
 _FRESH_S = 60.0
@@ -38,7 +39,8 @@ class _Look:
     def run(self) -> None:
         began, found = time.monotonic(), dict[str, float]()
         try:
-            found = forecast(self.scheduler, self.now, number=self.number)
+            coming = lately(self.scheduler.cluster, self.now)
+            found = forecast(self.scheduler, self.now, number=self.number, arrivals=coming)
         finally:
             # Also where it failed: the next one is made in its time.
             self.took_s = time.monotonic() - began
@@ -59,8 +61,8 @@ class Lookout:
         self._ended = float("-inf")
         """When the last run was over."""
 
-    def look(self, scheduler: Scheduler, now: float) -> dict[str, float]:
-        """Seconds until jobs that wait are expected to start, those left out that nobody knows."""
+    def look(self, scheduler: Scheduler, now: float) -> dict[str, Start]:
+        """When jobs that wait are expected to start, those left out of which nobody knows."""
         votes = [self._vote(run, scheduler, now) for run in self._runs]
         known = all(any(name in vote for vote in votes) for name in scheduler.queue.jobs)
         if self._running is None and now >= self._ended + self._pause(_SHARE if known else _SOON):
@@ -76,7 +78,7 @@ class Lookout:
                 self._runs.popleft()
             self._ended, self._running = now, None
             votes = [self._vote(run, scheduler, now) for run in self._runs]
-        return middle(votes)
+        return expected_starts(votes)
 
     def _pause(self, share: float) -> float:
         """Seconds from the end of the last run to the next."""

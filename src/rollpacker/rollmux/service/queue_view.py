@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from rollpacker.rollmux.cluster import Job
+from rollpacker.rollmux.forecast import Start
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.queue import why_it_waits
 from rollpacker.rollmux.service.core import Core
@@ -23,19 +24,21 @@ class QueueView:
         return {job: place for place, job in enumerate(self._core.queue(), 1)}
 
     @cached_property
-    def _forecast(self) -> dict[str, float]:
+    def _forecast(self) -> dict[str, Start]:
         return self._core.forecast()
 
     def of(self, job: Job | None) -> dict[str, Any] | None:
         """Place, reason and forecast; None of a job that does not wait."""
         if job is None or job.waits_since is None:
             return None
+        start = self._forecast.get(job.spec.id)
         return {
             "position": self._positions[job.spec.id],
             "of": len(self._positions),
             "since_s": job.waits_since,
             "reason": self._reason(job),
-            "starts_in_s": self._forecast.get(job.spec.id),
+            "starts_in_s": None if start is None else start.middle,
+            "starts_between_s": None if start is None else start.between,
         }
 
     def _reason(self, job: Job) -> str:

@@ -10,6 +10,14 @@ export function seconds(value) {
   return `${(value / 3600).toFixed(1)} h`;
 }
 
+// When a job that waits is expected to start, and what chance makes of it.
+export function start(queue) {
+  if (queue.starts_in_s === null) return "unknown";
+  const [least, most] = queue.starts_between_s ?? [null, null];
+  const to = most === null ? "never" : seconds(most);
+  return `in ${seconds(queue.starts_in_s)}${least === null ? "" : ` (${seconds(least)} to ${to})`}`;
+}
+
 export const money = (value) => `$${value.toFixed(2)}/h`;
 export const times = (value) => (value === null ? NONE : `${value.toFixed(2)}×`);
 export const count = (value) => String(Math.round(value * 10) / 10);

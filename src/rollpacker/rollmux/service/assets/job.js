@@ -2,7 +2,7 @@
 
 import { at, differs, make, rows, tiles } from "./dom.js";
 import {
-  NONE, colour, nodeLink, ofTotal, placeOf, seconds, sloClass, spaced, times, wants,
+  NONE, colour, nodeLink, ofTotal, placeOf, seconds, sloClass, spaced, start, times, wants,
 } from "./format.js";
 import { Gantt, svg } from "./gantt.js";
 
@@ -34,11 +34,10 @@ function placeRows(job) {
     found.push(["moves to", spaced(nodes.map(nodeLink))]);
   }
   if (!job.queue) return found;
-  const starts = job.queue.starts_in_s;
   return [
     ...found,
     ["waits for nodes", `place ${job.queue.position} of ${job.queue.of}: ${job.queue.reason}`],
-    ["expected to start", starts === null ? "unknown" : `in ${seconds(starts)}`],
+    ["expected to start", start(job.queue)],
   ];
 }
 

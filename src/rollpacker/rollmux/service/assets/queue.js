@@ -1,7 +1,7 @@
 // Jobs that wait for nodes, the next one first.
 
 import { at, rows, tiles } from "./dom.js";
-import { NONE, jobLink, seconds, wants } from "./format.js";
+import { NONE, jobLink, seconds, start, wants } from "./format.js";
 
 function show(status) {
   const waiting = status.jobs.filter((job) => job.queue);
@@ -16,7 +16,7 @@ function show(status) {
   rows(at("queue-jobs"), waiting, (job) => job.id, (job) => [
     job.queue.position, jobLink(job.id), job.spec.team || NONE, job.spec.priority,
     wants(job.spec), seconds(status.now - job.queue.since_s),
-    job.queue.starts_in_s === null ? "unknown" : `in ${seconds(job.queue.starts_in_s)}`,
+    start(job.queue),
     job.queue.reason,
   ], "No job waits.");
 }

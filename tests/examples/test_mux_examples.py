@@ -54,6 +54,23 @@ def test_the_run_is_submitted_as_a_job_that_fits_the_inventory() -> None:
     assert made.train_memory_gb < 1536
 
 
+def test_a_run_says_about_how_many_steps_are_left(tmp_path: Path) -> None:
+    run = yaml.safe_load((FOLDER / "job.yaml").read_text(encoding="utf-8"))
+    file = tmp_path / "job.yaml"
+
+    def told(**changes: int) -> int | None:
+        file.write_text(yaml.safe_dump(run | {"output": str(tmp_path / "run")} | changes))
+        body = read_submission(file)
+        assert body["iterations"] is None, "one that is started again does some steps again"
+        return body["expected_iterations"]
+
+    assert told(steps=40) == 40
+    (tmp_path / "run" / "checkpoint-15").mkdir(parents=True)
+    assert told(steps=40) == 25
+    assert told(steps=15) == 1
+    assert told(steps=0) is None, "nobody knows yet how many epochs are"
+
+
 def test_the_specification_is_one() -> None:
     made = NewJob.model_validate(read_submission(FOLDER / "program.yaml"))
     assert made.program is not None

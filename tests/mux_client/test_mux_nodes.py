@@ -61,7 +61,7 @@ def until(daemon: Daemon, node: str, **wanted: Any) -> None:
 def alone(daemon: Daemon, name: str, **more: Any) -> Phases:
     """A job that shares with nobody."""
     phases = Phases(daemon.client(), name)
-    phases.submit(replace(spec(name, **SMALL, iterations=50, **more), slo=1.0))
+    phases.submit(replace(spec(name, **SMALL | {"iterations": 50} | more), slo=1.0))
     return phases
 
 
@@ -70,9 +70,12 @@ def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> N
     with first.phase("rollout") as permit:
         assert permit is not None
         assert permit.nodes[0].startswith("roll-")
-    second = alone(daemon, "second", train_nodes=1, rollout_nodes=2)
+    about = {"iterations": None, "expected_iterations": 40}
+    second = alone(daemon, "second", train_nodes=1, rollout_nodes=2, **about)
     said = mux(daemon, "status")
     assert "waits: 1 of 1: second, " in said
+    assert "0/50" in said
+    assert "0/~40" in said
     assert "it needs 2 rollout nodes (1 free) and 1 train nodes (0 free) of its own" in said
     assert "team math: 0.0 of 1 rollout nodes" in said
     found: list[tuple[str, ...]] = []

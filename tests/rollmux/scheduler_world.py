@@ -102,6 +102,7 @@ class World:
             train_nodes=data.draw(st.sampled_from([1, 1, 2])),
             slo=data.draw(st.floats(1.0, 3.0)),
             iterations=data.draw(st.sampled_from([None, 3, 500])),
+            expected_iterations=data.draw(st.sampled_from([None, 2, 400])),
             rollout_memory_gb=data.draw(st.floats(100, 900)),
             team=data.draw(st.sampled_from(["", "a", "b"])),
             priority=data.draw(st.integers(0, 2)),

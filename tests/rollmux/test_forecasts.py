@@ -153,6 +153,18 @@ def test_nobody_is_waited_for_behind_a_job_without_end() -> None:
     assert forecast(scheduler, 0.0) == {"b": math.inf}
 
 
+def test_behind_a_job_that_is_expected_to_end_there_is_a_forecast() -> None:
+    scheduler = Scheduler(Settings(nodes="named"), Fixed([MACHINES[0], MACHINES[8]]))
+    spec = JobSpec(id="a", worst_rollout_s=100.0, worst_train_s=50.0, slo=1.0)
+    about = replace(spec, expected_iterations=40)
+    scheduler.handle(0.0, ev.JobArrived(spec=about))
+    scheduler.handle(0.0, ev.JobArrived(spec=replace(spec, id="b")))
+    assert forecast(scheduler, 0.0)["b"] == pytest.approx(40 * 150.0 * 0.8)
+    # It goes on though more are done than were expected, and may end with any.
+    scheduler.cluster.jobs["a"].done = 90
+    assert forecast(scheduler, 0.0)["b"] == pytest.approx(150.0 * 0.8)
+
+
 def test_the_middle_of_runs_is_told_and_who_may_never_start_is_left_out() -> None:
     never = math.inf
     runs = [{"a": 3.0, "b": never}, {"a": 9.0, "b": never, "c": 1.0}, {"a": 4.0, "b": 5.0}]

@@ -95,13 +95,12 @@ def status(
         return
     view = Table("job", "state", "group", "nodes", "done", "SLO slack")
     for job in found["jobs"]:
-        total = job["spec"]["iterations"]
         view.add_row(
             job["id"],
             job["state"],
             "" if job["group"] is None else f"{job['group']}",
             " ".join((*job["rollout_nodes"], *job["train_nodes"])),
-            f"{job['done']}" if total is None else f"{job['done']}/{total}",
+            _done(job),
             f"{job['slo_slack_s']:.0f} s {job['slo_state']}",
         )
     console.print(view)
@@ -115,6 +114,13 @@ def status(
     for team in found["teams"]:
         print_plain(f"{_team(team)}: {_share(team)}")
     print_plain(_nodes_line(found) + (", draining" if found["draining"] else ""))
+
+
+def _done(job: dict[str, Any]) -> str:
+    exact, expected = job["spec"]["iterations"], job["spec"]["expected_iterations"]
+    if exact is None and expected is None:
+        return f"{job['done']}"
+    return f"{job['done']}/{exact}" if exact is not None else f"{job['done']}/~{expected}"
 
 
 def _not_started(job: dict[str, Any]) -> bool:

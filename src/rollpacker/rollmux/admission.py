@@ -69,12 +69,13 @@ def affordable(job: Job, now: float, settings: Settings, reserve_s: float) -> fl
 
 def expected_end(job: Job, now: float, settings: Settings) -> float:
     """When a job will be over at the pace that it has had; ``NEVER`` where nobody can say."""
-    if job.spec.iterations is None:
+    left = job.spec.left(job.done)
+    if left is None:
         return NEVER
     pace = GUESSED_SLOWDOWN
     if job.solo_s > 0.0:
         pace = max(1.0, (now - job.started) / job.solo_s)
-    return now + (job.spec.iterations - job.done) * sum(expected(job, settings)) * pace
+    return now + left * sum(expected(job, settings)) * pace
 
 
 class Admission:

@@ -129,9 +129,8 @@ class Job:
 
     def remaining(self) -> int:
         """Iterations to go; ``HORIZON`` where nobody knows."""
-        if self.spec.iterations is None:
-            return HORIZON
-        return max(self.spec.iterations - self.done, 1)
+        left = self.spec.left(self.done)
+        return HORIZON if left is None else max(left, 1)
 
 
 @dataclass(slots=True, eq=False)

@@ -192,12 +192,12 @@ class _Ahead(ClusterSimulation):
         if not seen:
             rollout, train = self._shares[int(self._random.integers(len(self._shares)))]
             seen = [(rollout * spec.worst_rollout_s, train * spec.worst_train_s)]
-        none = np.zeros(0)
+        none, left = np.zeros(0), spec.left(done)
         return _Course(
             TraceJob(spec, submitted, none, none),
             random=self._random,
             seen=tuple(seen),
-            left=math.inf if spec.iterations is None else spec.iterations - done,
+            left=math.inf if left is None else left,
         )
 
     def _take_up(self, run: _Course, job: Job) -> None:

@@ -25,6 +25,8 @@ class JobSpec:
         worst_train_s: the same of a training phase.
         slo: allowed slowdown of the whole life against running alone; 1 or more.
         iterations: how many there will be; None where the user cannot say.
+        expected_iterations: about how many, where the exact number is not known: for plans and
+            forecasts; the job may stop before, or go on.
         rollout_memory_gb: host memory that stays taken on every rollout node.
         train_memory_gb: the same on every training node.
         min_rollout_nodes: a gang may shrink to so few nodes, at proportionally longer phases;
@@ -49,6 +51,7 @@ class JobSpec:
     train_nodes: int = 1
     slo: float = 1.5
     iterations: int | None = None
+    expected_iterations: int | None = None
     rollout_memory_gb: float = 150.0
     train_memory_gb: float = 250.0
     min_rollout_nodes: int | None = None
@@ -74,8 +77,9 @@ class JobSpec:
             )
         if not 1.0 <= self.slo < 1e6:
             raise ValueError(f"job {self.id}: slo is a slowdown of 1 or more, got {self.slo}")
-        if self.iterations is not None and self.iterations < 1:
-            raise ValueError(f"job {self.id}: iterations must be 1 or more")
+        for name in ("iterations", "expected_iterations"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"job {self.id}: {name} must be 1 or more")
         if self.node_devices < 1:
             raise ValueError(f"job {self.id}: node_devices must be 1 or more")
         for low, high in (
@@ -89,6 +93,13 @@ class JobSpec:
     def gangs(self) -> tuple[int, int]:
         """Nodes of either pool that it asks for."""
         return self.rollout_nodes, self.train_nodes
+
+    def left(self, done: int) -> int | None:
+        """Iterations to come after so many; None where nobody can say."""
+        if self.iterations is not None:
+            return self.iterations - done
+        # It goes on though more are done than were expected: one more, then.
+        return None if self.expected_iterations is None else max(self.expected_iterations - done, 1)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:

@@ -125,8 +125,9 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
     for name in ("rollout_nodes", "train_nodes"):
         if getattr(spec, name) > _MAX_GANG:
             raise Refused(400, f"{name}: at most {_MAX_GANG}")
-    if spec.iterations is not None and spec.iterations > _MAX_ITERATIONS:
-        raise Refused(400, f"iterations: at most {_MAX_ITERATIONS}")
+    for name in ("iterations", "expected_iterations"):
+        if (getattr(spec, name) or 0) > _MAX_ITERATIONS:
+            raise Refused(400, f"{name}: at most {_MAX_ITERATIONS}")
     for name in ("rollout_memory_gb", "train_memory_gb"):
         if not 0 <= getattr(spec, name) <= cap_gb:
             raise Refused(400, f"{name}: must be 0 to {cap_gb:g}, a node's memory")

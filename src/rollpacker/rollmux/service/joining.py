@@ -16,6 +16,7 @@ from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.link import MuxError, UnreachableError
 from rollpacker.rollmux.service.phase_lease import patiently
+from rollpacker.runtime.checkpoint import newest_step
 
 _NAME = 48
 _PATIENCE_S = 5.0
@@ -40,12 +41,23 @@ def job_spec(config: RunConfig, name: str) -> JobSpec:
         worst_rollout_s=mux.worst_rollout_s,
         worst_train_s=mux.worst_train_s,
         slo=mux.slo,
+        expected_iterations=_steps_to_come(config),
         team=mux.team,
         priority=mux.priority,
         rollout_memory_gb=mux.rollout_memory_gb,
         train_memory_gb=mux.train_memory_gb,
         owner=hashlib.sha256(str(Path(config.output).resolve()).encode()).hexdigest()[:16],
     )
+
+
+def _steps_to_come(config: RunConfig) -> int | None:
+    """Those that are left after the newest checkpoint; None for a run that goes by epochs.
+
+    Not exact: what comes after a checkpoint is done again by a run that is started again.
+    """
+    if not config.steps:
+        return None
+    return max(config.steps - max(newest_step(Path(config.output)), 0), 1)
 
 
 def _gangs(config: RunConfig) -> tuple[int, int]:

@@ -68,14 +68,17 @@ def _program(core: Core, record: JobRecord) -> dict[str, Any] | None:
 def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     """Seconds that a job may still lose without breaking its promise, and how it stands.
 
-    A job of unknown length may stop after any iteration: it banks on the running one only.
+    A job of which nobody knows how long it is may stop after any iteration: it banks on the
+    running one only.
     ``slo_state`` is ``missed`` without slack, ``behind`` where only iterations to come can make
     up for what was lost (a daemon that was away, a failed node), ``near`` with little, else
     ``kept``.
     """
     now = core.now() if record.ended is None else record.ended
     elapsed = now - record.arrived - core.brain.uncounted_s(record.spec.id, now)
-    to_come = 0 if live is None else live.remaining() if live.spec.iterations else 1
+    to_come = 0
+    if live is not None:
+        to_come = 1 if live.spec.left(live.done) is None else live.remaining()
     rest = 0.0 if live is None else to_come * sum(expected(live, core.settings))
     slack = record.spec.slo * (record.solo_s + rest) - elapsed - rest
     slowdown = None if record.solo_s <= 0 else elapsed / record.solo_s

@@ -43,8 +43,11 @@ export function spaced(parts) {
   return parts.length ? parts.flatMap((part, index) => (index ? [" ", part] : [part])) : [NONE];
 }
 
-export const ofTotal = (job) =>
-  (job.spec.iterations ? `${job.done} / ${job.spec.iterations}` : `${job.done}`);
+export function ofTotal(job) {
+  const { iterations, expected_iterations: expected } = job.spec;
+  if (iterations) return `${job.done} / ${iterations}`;
+  return expected ? `${job.done} / about ${expected}` : `${job.done}`;
+}
 export const placeOf = (job) => spaced([...job.rollout_nodes, ...job.train_nodes].map(nodeLink));
 
 const SLO_CLASSES = { kept: "good", near: "warn", behind: "warn", missed: "bad" };

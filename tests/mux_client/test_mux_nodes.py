@@ -15,6 +15,7 @@ from mux_real_daemon import COMMAND, Daemon, spec
 from typer.testing import CliRunner
 
 from rollpacker.cli import app
+from rollpacker.core.codec import plain
 from rollpacker.rollmux.service.phase import Phases
 
 INVENTORY = """
@@ -76,7 +77,7 @@ def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> N
     assert "waits: 1 of 1: second, " in said
     assert "0/50" in said
     assert "0/~40" in said
-    assert "it needs 2 rollout nodes (1 free) and 1 train nodes (0 free) of its own" in said
+    assert "it needs 2 rollout nodes (1 free) and 1 train node (0 free) of its own" in said
     assert "team math: 0.0 of 1 rollout nodes" in said
     found: list[tuple[str, ...]] = []
 
@@ -93,6 +94,26 @@ def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> N
     thread.join(30)
     assert [sorted(nodes) for nodes in found] == [["roll-0", "roll-1"]]
     second.end()
+
+
+@pytest.mark.parametrize(
+    ("team", "note"),
+    [
+        ("math", ""),
+        ("maths", "note: no nodes are guaranteed to team maths; the inventory has math\n"),
+        ("", "note: no nodes are guaranteed to jobs of no team; the inventory has math\n"),
+    ],
+)
+def test_a_team_that_owns_nothing_is_pointed_out(
+    daemon: Daemon, tmp_path: Path, team: str, note: str
+) -> None:
+    file = tmp_path / "job.json"
+    name = f"of-{team or 'nobody'}"
+    file.write_text(json.dumps(plain(spec(name, **SMALL, team=team))), encoding="utf-8")
+    asked = ["mux", "submit", str(file), "--url", daemon.url, "--state", str(daemon.folder)]
+    done = CliRunner().invoke(app, asked)
+    assert (done.exit_code, done.stderr) == (0, note)
+    mux(daemon, "end", name)
 
 
 def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None:

@@ -1,6 +1,7 @@
 """Tokens with roles, on a real daemon: who may do what, whose jobs, and what is written of it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rollpacker.cli import app
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.link import MuxError, new_key
 from rollpacker.rollmux.service.roles import OPERATOR, ROLES, Principal, Role
+from rollpacker.rollmux.service.tokens import FILE, Token, Tokens, add_token
 
 ROUTES = [
     ("GET", "/v1/status"),
@@ -35,6 +37,31 @@ MAY: dict[Role, str] = {
     "node": "#..######...",
     "operate": "############",
 }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_what_root_makes_is_the_daemons(tmp_path: Path) -> None:
+    os.chown(tmp_path, 4242, 4243)
+    add_token(tmp_path / FILE, Token(name="a", role="read"))
+    made = {each.name: each.stat() for each in tmp_path.iterdir()}
+    assert made.keys() == {FILE, f"{FILE}.lock"}
+    assert {(each.st_uid, each.st_gid) for each in made.values()} == {(4242, 4243)}
+
+
+def test_a_file_that_cannot_be_read_lets_in_the_operator_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / FILE
+    tokens = Tokens(file, b"secret")
+    header = b"Bearer " + add_token(file, Token(name="a", role="read")).encode()
+    good = file.read_bytes()
+    assert tokens.principal(header) == Principal(name="a", role="read")
+    file.write_bytes(b"[{")
+    assert tokens.principal(header) is None
+    assert tokens.principal(b"Bearer secret") == OPERATOR
+    assert "tokens.json cannot be read" in caplog.text
+    file.write_bytes(good)
+    assert tokens.principal(header) == Principal(name="a", role="read")
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -55,8 +55,8 @@ def test_a_job_waits_with_its_place_reason_and_forecast_and_starts_in_its_turn(
         time.sleep(0.01)
     assert (queue["position"], queue["of"]) == (2, 2)
     assert queue["reason"] == (
-        "no group can take it, and it needs 1 rollout nodes (0 free) and "
-        "1 train nodes (0 free) of its own"
+        "no group can take it, and it needs 1 rollout node (0 free) and "
+        "1 train node (0 free) of its own"
     )
     # Two jobs go first, of four iterations of twenty seconds at worst and 16 usually.
     assert 120.0 < queue["starts_in_s"] < 180.0
@@ -293,6 +293,25 @@ def test_runs_that_were_wrong_or_are_old_have_no_say(
     assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0), "the others said: by now"
     world.wait(20_000.0)
     assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0)
+
+
+def test_runs_from_before_a_node_was_closed_have_no_say(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Foreseen(monkeypatch, 500.0, math.inf, 900.0)
+    alone(world, "a")
+    alone(world, "b")
+    assert told_of(world, "b") == pytest.approx(500.0, abs=5.0)
+    closed = {"status": "cordoned", "reason": "slow link"}
+    assert world.post(node_commands.node_closed, "roll-0", closed)[0] == 200
+    world.wait(1.0)
+    assert told_of(world, "b") is None, "at once, whatever was told before"
+    queue = views.job(world.core, "b")["queue"]
+    assert "needs 1 rollout node (0 free, 1 closed)" in queue["reason"]
+    assert world.post(node_commands.node_opened, "roll-0")[0] == 200
+    world.wait(1.0)
+    assert told_of(world, "b") == pytest.approx(900.0, abs=5.0)
+    assert runs.numbers == [0, 1, 2]
 
 
 def test_who_has_just_come_is_looked_for_sooner(

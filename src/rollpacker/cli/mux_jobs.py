@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from rollpacker.cli.mux_daemon import Daemon, of_daemon
-from rollpacker.cli.output import Json, print_found
+from rollpacker.cli.output import Json, print_found, print_note
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
 _LOOK_S = 1.0
@@ -43,6 +43,7 @@ def submit(
     found = _submitted(daemon, read_submission(spec), key)
     waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""
     print_found(found, as_json, f"job {found['id']} submitted{waits}")
+    _note_no_guarantee(daemon, found["id"])
 
 
 @of_daemon
@@ -125,6 +126,19 @@ def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[st
         number += 1
         body = body | {"id": f"{name}.{number}"}
         key = None
+
+
+def _note_no_guarantee(daemon: Daemon, job: str) -> None:
+    """A name that is misspelt is a team too, to which nothing is guaranteed."""
+    owners = [
+        team["name"]
+        for team in daemon.get("/v1/status")["teams"]
+        if any(team["guaranteed"].values())
+    ]
+    team = daemon.get(f"/v1/jobs/{_quoted(job)}")["spec"]["team"]
+    if owners and team not in owners:
+        whose = f"team {team}" if team else "jobs of no team"
+        print_note(f"no nodes are guaranteed to {whose}; the inventory has {', '.join(owners)}")
 
 
 def _is_to_start(daemon: Daemon, job: str, error: ValueError) -> bool:

@@ -146,7 +146,9 @@ def _start(queue: dict[str, Any]) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < 7200.0 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200.0:
+        return f"{max(seconds / 60, 1.0):.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _team(team: dict[str, Any]) -> str:

@@ -47,7 +47,7 @@ def add(
     with _new(to) as file:
         try:
             file.write(add_token(known, Token(name=name, role=role, team=team)) + "\n")
-        except ValueError:
+        except (OSError, ValueError):
             to.unlink()
             raise
     print_found({"name": name, "file": str(to)}, as_json, f"token {name}: in {to}")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rollpacker.rollmux.admission import expected, expected_end
 from rollpacker.rollmux.cluster import Cluster, Job, Reservation
-from rollpacker.rollmux.inventory import POOL_NAMES, Inventory
+from rollpacker.rollmux.inventory import POOL_NAMES, Fixed, Inventory, Needs
 from rollpacker.rollmux.placement import Site
 from rollpacker.rollmux.seat import NEVER, POOLS
 from rollpacker.rollmux.settings import Settings
@@ -168,12 +168,27 @@ def why_it_waits(cluster: Cluster, job: Job) -> str:
         return never
     lacks: list[str] = []
     for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
-        free = cluster.inventory.free(pool, job.needs(pool, gang))
+        needs = job.needs(pool, gang)
+        free = cluster.inventory.free(pool, needs)
         if free < gang:
-            lacks.append(f"{gang} {POOL_NAMES[pool]} nodes ({free:g} free)")
+            closed = _closed(cluster.inventory, pool, needs)
+            shut = f", {closed} closed" if closed else ""
+            nodes = f"{POOL_NAMES[pool]} node{'s' if gang > 1 else ''}"
+            lacks.append(f"{gang} {nodes} ({free:g} free{shut})")
     if lacks:
         return f"no group can take it, and it needs {' and '.join(lacks)} of its own"
     return "the free nodes are kept for who is before it"
+
+
+def _closed(inventory: Inventory, pool: int, needs: Needs) -> int:
+    """Nodes that would do, but are cordoned, draining, set aside or down."""
+    slots = inventory.slots.values() if isinstance(inventory, Fixed) else ()
+    return sum(
+        slot.status != "open"
+        and slot.machine.pool == POOL_NAMES[pool]
+        and slot.machine.suits(needs)
+        for slot in slots
+    )
 
 
 def why_never(inventory: Inventory, job: Job) -> str | None:

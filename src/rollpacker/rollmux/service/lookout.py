@@ -14,6 +14,7 @@ from threading import Thread
 
 from rollpacker.rollmux.arrivals import lately
 from rollpacker.rollmux.forecast import RUNS, Start, expected_starts, forecast
+from rollpacker.rollmux.inventory import Fixed
 from rollpacker.rollmux.scheduler import Scheduler
 
 _FRESH_S = 60.0
@@ -33,6 +34,8 @@ class _Look:
     scheduler: Scheduler
     now: float
     number: int
+    nodes: frozenset[str]
+    """That were open."""
     took_s: float = 0.0
     found: dict[str, float] | None = field(default=None)
 
@@ -58,31 +61,36 @@ class Lookout:
         self._runs: deque[_Look] = deque(maxlen=RUNS)
         """The newest one last."""
         self._number = 0
+        self._took_s = 0.0
         self._ended = float("-inf")
         """When the last run was over."""
 
     def look(self, scheduler: Scheduler, now: float) -> dict[str, Start]:
         """When jobs that wait are expected to start, those left out of which nobody knows."""
+        nodes = _open_nodes(scheduler)
+        if any(run.nodes != nodes for run in self._runs):
+            self._runs.clear()
         votes = [self._vote(run, scheduler, now) for run in self._runs]
         known = all(any(name in vote for vote in votes) for name in scheduler.queue.jobs)
         if self._running is None and now >= self._ended + self._pause(_SHARE if known else _SOON):
-            self._running = _Look(deepcopy(scheduler), now, self._number)
+            self._running = _Look(deepcopy(scheduler), now, self._number, nodes)
             self._number += 1
             thread = Thread(target=self._running.run, name="mux-lookout", daemon=True)
             thread.start()
             thread.join(self.patience_s)
         done = self._running
         if done is not None and done.found is not None:
-            self._runs.append(done)
-            while now - self._runs[0].now > _AGE * self._pause(_SHARE) and len(self._runs) > 1:
+            self._ended, self._running, self._took_s = now, None, done.took_s
+            if done.nodes == nodes:
+                self._runs.append(done)
+            while len(self._runs) > 1 and now - self._runs[0].now > _AGE * self._pause(_SHARE):
                 self._runs.popleft()
-            self._ended, self._running = now, None
             votes = [self._vote(run, scheduler, now) for run in self._runs]
         return expected_starts(votes)
 
     def _pause(self, share: float) -> float:
         """Seconds from the end of the last run to the next."""
-        return max(_FRESH_S, share * self._runs[-1].took_s) if self._runs else 0.0
+        return max(_FRESH_S if self._runs else 0.0, share * self._took_s)
 
     def _vote(self, run: _Look, scheduler: Scheduler, now: float) -> dict[str, float]:
         """What a run says of those that wait since before it; one that was wrong has no say."""
@@ -97,3 +105,10 @@ class Lookout:
             if newest or left > 0.0:
                 told[job] = max(left, 0.0)
         return told
+
+
+def _open_nodes(scheduler: Scheduler) -> frozenset[str]:
+    """Runs from before a node came or went say nothing of what is now; a cloud's are all alike."""
+    inventory = scheduler.cluster.inventory
+    slots = inventory.slots if isinstance(inventory, Fixed) else {}
+    return frozenset(name for name, slot in slots.items() if slot.status == "open")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ from rollpacker.core.codec import dumps, load, loads
 from rollpacker.rollmux.service.auth import is_authorized
 from rollpacker.rollmux.service.roles import OPERATOR, ROLES, Principal, Role
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 FILE = "tokens.json"
 """In the daemon's folder."""
@@ -83,11 +85,18 @@ class Tokens:
             stamp = None
         if stamp == self._stamp:
             return
+        self._stamp = stamp
+        self._known = {}
+        try:
+            tokens = read_tokens(self._path)
+        except (OSError, ValueError) as error:
+            _log.error("only the operator's token counts: %s cannot be read: %s", FILE, error)
+            self._stamp = None  # it may be mended without a change that shows
+            return
         self._known = {
             each.sha256: Principal(name=each.name, role=each.role, team=each.team)
-            for each in read_tokens(self._path)
+            for each in tokens
         }
-        self._stamp = stamp
 
 
 def read_tokens(path: Path) -> list[Token]:
@@ -122,12 +131,21 @@ def _changing(path: Path) -> Iterator[list[Token]]:
     """One at a time changes the file, and readers see it before or after."""
     lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        _give_to_owner(path, lock)
         fcntl.flock(lock, fcntl.LOCK_EX)
         tokens = read_tokens(path)
         yield tokens
         new = path.with_name(f"{path.name}.new")
         new.touch(mode=0o600)
+        _give_to_owner(path, new)
         new.write_bytes(dumps(tokens))
         new.replace(path)
     finally:
         os.close(lock)
+
+
+def _give_to_owner(path: Path, made: Path | int) -> None:
+    """What root makes for a daemon of another user has to be that user's, or it cannot read it."""
+    if os.geteuid() == 0:
+        folder = path.parent.stat()
+        os.chown(made, folder.st_uid, folder.st_gid)

@@ -14,8 +14,13 @@ export function seconds(value) {
 export function start(queue) {
   if (queue.starts_in_s === null) return "unknown";
   const [least, most] = queue.starts_between_s ?? [null, null];
-  const to = most === null ? "never" : seconds(most);
-  return `in ${seconds(queue.starts_in_s)}${least === null ? "" : ` (${seconds(least)} to ${to})`}`;
+  const to = most === null ? "never" : about(most);
+  return `in ${about(queue.starts_in_s)}${least === null ? "" : ` (${about(least)} to ${to})`}`;
+}
+
+// What is only expected has no seconds.
+export function about(value) {
+  return value < 7200 ? `${Math.max(Math.round(value / 60), 1)} min` : seconds(value);
 }
 
 export const money = (value) => `$${value.toFixed(2)}/h`;

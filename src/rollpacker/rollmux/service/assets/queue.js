@@ -1,7 +1,7 @@
 // Jobs that wait for nodes, the next one first.
 
 import { at, rows, tiles } from "./dom.js";
-import { NONE, jobLink, seconds, start, wants } from "./format.js";
+import { NONE, about, jobLink, seconds, start, wants } from "./format.js";
 
 function show(status) {
   const waiting = status.jobs.filter((job) => job.queue);
@@ -11,7 +11,7 @@ function show(status) {
   tiles(at("queue-tiles"), [
     ["jobs waiting", waiting.length],
     ["longest wait", since.length ? seconds(Math.max(...since)) : NONE],
-    ["next start expected in", starts.length ? seconds(Math.min(...starts)) : NONE],
+    ["next start expected in", starts.length ? about(Math.min(...starts)) : NONE],
   ]);
   rows(at("queue-jobs"), waiting, (job) => job.id, (job) => [
     job.queue.position, jobLink(job.id), job.spec.team || NONE, job.spec.priority,

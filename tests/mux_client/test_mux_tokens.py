@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,23 @@ def test_what_root_makes_is_the_daemons(tmp_path: Path) -> None:
     made = {each.name: each.stat() for each in tmp_path.iterdir()}
     assert made.keys() == {FILE, f"{FILE}.lock"}
     assert {(each.st_uid, each.st_gid) for each in made.values()} == {(4242, 4243)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+@pytest.mark.parametrize("name", [f"{FILE}.lock", f"{FILE}.new"])
+def test_links_get_nobody_what_is_not_theirs(tmp_path: Path, name: str) -> None:
+    folder, victim = tmp_path / "mux", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("precious", encoding="utf-8")
+    os.chown(folder, 4242, 4243)
+    (folder / name).symlink_to(victim)
+    with suppress(OSError):
+        add_token(folder / FILE, Token(name="a", role="read"))
+    (folder / name).unlink(missing_ok=True)
+    os.link(victim, folder / name)
+    with suppress(OSError, ValueError):
+        add_token(folder / FILE, Token(name="b", role="read"))
+    assert (victim.stat().st_uid, victim.read_text(encoding="utf-8")) == (0, "precious")
 
 
 def test_a_file_that_cannot_be_read_lets_in_the_operator_only(

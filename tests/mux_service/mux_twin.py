@@ -48,4 +48,5 @@ def seen(core: Core) -> dict[str, Any]:
 def lasting(found: dict[str, Any]) -> Any:
     """Without what begins anew at every start: leases, forecasts, when agents reported."""
     text = dumps(found).decode()
+    text = re.sub(r'"starts_between_s":(null|\[[^]]*\])', '"starts_between_s":0', text)
     return loads(re.sub(r'"(ttl_s|starts_in_s|reported_s)":[^,}]+', r'"\1":0', text))

@@ -210,6 +210,7 @@ def test_jobs_go_on_arriving_as_they_did_lately() -> None:
     assert {spec.id.split()[0] for _, spec in first} == {"a", "b"}
     assert len({spec.id for _, spec in first}) == 400
     assert first[-1][0] - 500.0 == pytest.approx(400 * 60.0, rel=0.2)
+    assert sum(1 for _ in come.draw(0.0, np.random.default_rng(1))) == pytest.approx(2880, rel=0.1)
     assert list(NOBODY.draw(0.0, np.random.default_rng(1))) == []
 
 

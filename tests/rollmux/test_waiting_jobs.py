@@ -12,6 +12,7 @@ from scheduler_world import World
 
 from rollpacker.rollmux import decisions as do
 from rollpacker.rollmux import events as ev
+from rollpacker.rollmux.cluster import HORIZON, Job
 from rollpacker.rollmux.cluster_sim import ClusterSimulation
 from rollpacker.rollmux.inventory import FLAPS, Fixed, Machine, Needs
 from rollpacker.rollmux.jobs import JobSpec
@@ -357,3 +358,31 @@ def test_one_job_alone_on_its_nodes_is_as_fast_as_ever() -> None:
     assert violations == []
     assert result.jobs[0].slowdown == pytest.approx(1.0)
     assert ClusterSimulation(only, scheduler(1, 1)).run().nodes == (1, 1)
+
+
+def test_plans_count_on_few_of_the_iterations_that_are_only_expected() -> None:
+    """A run that stops early must not have spent slack that never came."""
+    made = {
+        key: [Job(spec("a", **{key: 100}), 0.0, done=done).remaining() for done in (0, 95, 500)]
+        for key in ("iterations", "expected_iterations")
+    }
+    assert made == {"iterations": [100, 5, 1], "expected_iterations": [HORIZON, 5, HORIZON]}
+    assert Job(spec("a"), 0.0).remaining() == HORIZON
+
+
+@pytest.mark.parametrize("about", [{}, {"expected_iterations": 10}], ids=str)
+def test_one_that_goes_on_longer_than_expected_keeps_no_nodes_free(about: dict[str, int]) -> None:
+    to = scheduler(2, 2)
+    arrive(to, 0.0, spec("a", **about))
+    to.cluster.jobs["a"].done = 500
+    arrive(to, 1.0, spec("wide", 2, iterations=20))
+    arrive(to, 2.0, spec("mid", iterations=30))
+    assert list(to.queue.jobs) == ["wide"]
+
+
+@pytest.mark.parametrize(("about", "waits"), [("iterations", False), ("expected_iterations", True)])
+def test_only_who_is_sure_to_be_over_in_time_overtakes(about: str, waits: bool) -> None:
+    to = scheduler(2, 2)
+    arrive(to, 0.0, spec("a", iterations=40), spec("wide", 2, iterations=20))
+    arrive(to, 5.0, spec("late", **{about: 1}))
+    assert ("late" in to.queue.jobs) == waits

@@ -6,6 +6,7 @@ import base64
 import sys
 import time
 import urllib.parse
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +44,8 @@ def submit(
     found = _submitted(daemon, read_submission(spec), key)
     waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""
     print_found(found, as_json, f"job {found['id']} submitted{waits}")
-    _note_no_guarantee(daemon, found["id"])
+    with suppress(ValueError, RuntimeError):  # the job is in, whatever happens to the note
+        _note_no_guarantee(daemon, found["id"])
 
 
 @of_daemon

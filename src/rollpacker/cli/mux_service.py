@@ -142,7 +142,8 @@ def _start(queue: dict[str, Any]) -> str:
     if queue["starts_between_s"] is None:
         return when
     least, most = queue["starts_between_s"]
-    return f"{when} ({_time(least)} to {'never' if most is None else _time(most)})"
+    first, last = _time(least), "never" if most is None else _time(most)
+    return when if first == last else f"{when} ({first} to {last})"
 
 
 def _time(seconds: float) -> str:

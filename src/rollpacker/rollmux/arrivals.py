@@ -12,6 +12,8 @@ from rollpacker.rollmux.jobs import JobSpec
 
 LATELY_S = 86_400.0
 """A whole day: clusters have a daily rhythm."""
+FORESEEN_S = 2 * LATELY_S
+"""Nobody is expected later: where a queue only grows a run ahead has to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,12 @@ class Arrivals:
     every_s: float
 
     def draw(self, now: float, random: np.random.Generator) -> Iterator[tuple[float, JobSpec]]:
-        """When each comes, and what it asks for; without end."""
-        number = 0
+        """When each comes, and what it asks for, for ``FORESEEN_S``."""
+        number, end = 0, now + FORESEEN_S
         while self.like:
             now += float(random.exponential(self.every_s))
+            if now > end:
+                break
             spec = self.like[int(random.integers(len(self.like)))]
             # Nodes may have gone since it came: it would not be refused.
             yield now, replace(spec, id=f"{spec.id} again {number}", too_large="wait")

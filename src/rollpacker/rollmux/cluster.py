@@ -128,9 +128,12 @@ class Job:
         )
 
     def remaining(self) -> int:
-        """Iterations to go; ``HORIZON`` where nobody knows."""
+        """Iterations that plans count on; ``HORIZON`` at most where nobody knows for sure."""
         left = self.spec.left(self.done)
-        return HORIZON if left is None else max(left, 1)
+        if self.spec.iterations is None:
+            # It may stop at once: slack that later iterations would bring is not spent on it.
+            return HORIZON if left is None else min(left, HORIZON)
+        return max(self.spec.iterations - self.done, 1)
 
 
 @dataclass(slots=True, eq=False)

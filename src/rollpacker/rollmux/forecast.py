@@ -193,6 +193,8 @@ class _Ahead(ClusterSimulation):
             rollout, train = self._shares[int(self._random.integers(len(self._shares)))]
             seen = [(rollout * spec.worst_rollout_s, train * spec.worst_train_s)]
         none, left = np.zeros(0), spec.left(done)
+        if left is None and spec.expected_iterations is not None:
+            left = 1  # it is over any moment
         return _Course(
             TraceJob(spec, submitted, none, none),
             random=self._random,

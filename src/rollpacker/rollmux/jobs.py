@@ -95,11 +95,13 @@ class JobSpec:
         return self.rollout_nodes, self.train_nodes
 
     def left(self, done: int) -> int | None:
-        """Iterations to come after so many; None where nobody can say."""
+        """Iterations to come after so many; None where nobody can say, as of a job that goes on
+        though more are done than were expected."""
         if self.iterations is not None:
             return self.iterations - done
-        # It goes on though more are done than were expected: one more, then.
-        return None if self.expected_iterations is None else max(self.expected_iterations - done, 1)
+        if self.expected_iterations is None or done >= self.expected_iterations:
+            return None
+        return self.expected_iterations - done
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:

@@ -120,7 +120,9 @@ class Placement:
         kept = self._cluster.reservation
         if kept is None or kept.job == job.spec.id:
             return None
-        return None if expected_end(job, now, self._settings) <= kept.at else kept
+        # One that is only expected to be over by then may go on.
+        ends = job.spec.iterations is not None
+        return None if ends and expected_end(job, now, self._settings) <= kept.at else kept
 
     def _widths(self, job: Job) -> list[tuple[int, int]]:
         """Gang sizes to try, the full one first; halves down to what the job allows."""

@@ -23,6 +23,8 @@ _SHARE = 10.0
 """So many times what a forecast took passes before the next one."""
 _SOON = 2.0
 """The same where somebody has come whom no run knows."""
+_SOON_S = 5.0
+"""Then seconds from one run to the next, at least."""
 _AGE = 2 * RUNS
 """Pauses between runs after which one is too old to have a say."""
 
@@ -68,11 +70,13 @@ class Lookout:
     def look(self, scheduler: Scheduler, now: float) -> dict[str, Start]:
         """When jobs that wait are expected to start, those left out of which nobody knows."""
         nodes = _open_nodes(scheduler)
-        if any(run.nodes != nodes for run in self._runs):
-            self._runs.clear()
-        votes = [self._vote(run, scheduler, now) for run in self._runs]
+        votes = self._votes(scheduler, now, nodes)
         known = all(any(name in vote for vote in votes) for name in scheduler.queue.jobs)
-        if self._running is None and now >= self._ended + self._pause(_SHARE if known else _SOON):
+        if known and self._is_of(nodes):
+            pause_s = self._pause_s()
+        else:
+            pause_s = max(_SOON_S, _SOON * self._took_s) if self._runs else 0.0
+        if self._running is None and now >= self._ended + pause_s:
             self._running = _Look(deepcopy(scheduler), now, self._number, nodes)
             self._number += 1
             thread = Thread(target=self._running.run, name="mux-lookout", daemon=True)
@@ -81,21 +85,34 @@ class Lookout:
         done = self._running
         if done is not None and done.found is not None:
             self._ended, self._running, self._took_s = now, None, done.took_s
-            if done.nodes == nodes:
-                self._runs.append(done)
-            while len(self._runs) > 1 and now - self._runs[0].now > _AGE * self._pause(_SHARE):
+            self._runs.append(done)
+            while len(self._runs) > 1 and now - self._runs[0].now > _AGE * self._pause_s():
                 self._runs.popleft()
-            votes = [self._vote(run, scheduler, now) for run in self._runs]
+            votes = self._votes(scheduler, now, nodes)
         return expected_starts(votes)
 
-    def _pause(self, share: float) -> float:
-        """Seconds from the end of the last run to the next."""
-        return max(_FRESH_S if self._runs else 0.0, share * self._took_s)
+    def _is_of(self, nodes: frozenset[str]) -> bool:
+        """Whether any run knows that these are open."""
+        return any(run.nodes == nodes for run in self._runs)
 
-    def _vote(self, run: _Look, scheduler: Scheduler, now: float) -> dict[str, float]:
+    def _votes(
+        self, scheduler: Scheduler, now: float, nodes: frozenset[str]
+    ) -> list[dict[str, float]]:
+        """Runs from before a node came or went have a say as long as there is no other."""
+        runs = list(self._runs)
+        if self._is_of(nodes):
+            runs = [run for run in runs if run.nodes == nodes]
+        return [self._vote(run, scheduler, now, newest=run is runs[-1]) for run in runs]
+
+    def _pause_s(self) -> float:
+        """From the end of the last run to the next, where there is no hurry."""
+        return max(_FRESH_S, _SHARE * self._took_s)
+
+    def _vote(
+        self, run: _Look, scheduler: Scheduler, now: float, *, newest: bool
+    ) -> dict[str, float]:
         """What a run says of those that wait since before it; one that was wrong has no say."""
         assert run.found is not None
-        newest = run is self._runs[-1]
         told: dict[str, float] = {}
         for job, wait in run.found.items():
             waiting = scheduler.queue.jobs.get(job)
@@ -108,7 +125,7 @@ class Lookout:
 
 
 def _open_nodes(scheduler: Scheduler) -> frozenset[str]:
-    """Runs from before a node came or went say nothing of what is now; a cloud's are all alike."""
+    """By name; none of a cloud, whose nodes are all alike."""
     inventory = scheduler.cluster.inventory
     slots = inventory.slots if isinstance(inventory, Fixed) else {}
     return frozenset(name for name, slot in slots.items() if slot.status == "open")

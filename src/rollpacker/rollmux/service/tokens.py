@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ class Tokens:
     def __init__(self, path: Path, operator: bytes) -> None:
         self._path = path
         self._operator = operator
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, ...] | None = None
         self._known: dict[str, Principal] = {}
 
     def principal(self, header: bytes) -> Principal | None:
@@ -80,18 +81,17 @@ class Tokens:
         """Read the file again where it changed."""
         try:
             status = self._path.stat()
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            # The time of a change of owner or mode too: then it may be readable.
+            stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
         except FileNotFoundError:
             stamp = None
         if stamp == self._stamp:
             return
-        self._stamp = stamp
-        self._known = {}
+        self._stamp, self._known = stamp, {}
         try:
             tokens = read_tokens(self._path)
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             _log.error("only the operator's token counts: %s cannot be read: %s", FILE, error)
-            self._stamp = None  # it may be mended without a change that shows
             return
         self._known = {
             each.sha256: Principal(name=each.name, role=each.role, team=each.team)
@@ -129,23 +129,33 @@ def revoke_token(path: Path, name: str) -> None:
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Token]]:
     """One at a time changes the file, and readers see it before or after."""
-    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(
+        path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600
+    )
     try:
         _give_to_owner(path, lock)
         fcntl.flock(lock, fcntl.LOCK_EX)
         tokens = read_tokens(path)
         yield tokens
         new = path.with_name(f"{path.name}.new")
-        new.touch(mode=0o600)
-        _give_to_owner(path, new)
-        new.write_bytes(dumps(tokens))
+        new.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(new, flags, 0o600), "wb") as file:
+            _give_to_owner(path, file.fileno())
+            file.write(dumps(tokens))
         new.replace(path)
     finally:
         os.close(lock)
 
 
-def _give_to_owner(path: Path, made: Path | int) -> None:
-    """What root makes for a daemon of another user has to be that user's, or it cannot read it."""
-    if os.geteuid() == 0:
-        folder = path.parent.stat()
-        os.chown(made, folder.st_uid, folder.st_gid)
+def _give_to_owner(path: Path, made: int) -> None:
+    """What root makes for a daemon of another user has to be that user's, or it cannot read it.
+
+    Raises ``ValueError`` on what that user has put there to get a file of somebody else's.
+    """
+    if os.geteuid() != 0:
+        return
+    found, folder = os.fstat(made), path.parent.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        raise ValueError(f"{path.parent}: a file of tokens is a link or no file; remove it")
+    os.fchown(made, folder.st_uid, folder.st_gid)

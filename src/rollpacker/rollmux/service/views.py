@@ -78,7 +78,8 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     elapsed = now - record.arrived - core.brain.uncounted_s(record.spec.id, now)
     to_come = 0
     if live is not None:
-        to_come = 1 if live.spec.left(live.done) is None else live.remaining()
+        left = live.spec.left(live.done)
+        to_come = 1 if left is None else max(left, 1)
     rest = 0.0 if live is None else to_come * sum(expected(live, core.settings))
     slack = record.spec.slo * (record.solo_s + rest) - elapsed - rest
     slowdown = None if record.solo_s <= 0 else elapsed / record.solo_s

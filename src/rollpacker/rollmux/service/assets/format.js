@@ -13,9 +13,11 @@ export function seconds(value) {
 // When a job that waits is expected to start, and what chance makes of it.
 export function start(queue) {
   if (queue.starts_in_s === null) return "unknown";
-  const [least, most] = queue.starts_between_s ?? [null, null];
-  const to = most === null ? "never" : about(most);
-  return `in ${about(queue.starts_in_s)}${least === null ? "" : ` (${about(least)} to ${to})`}`;
+  const when = `in ${about(queue.starts_in_s)}`;
+  if (queue.starts_between_s === null) return when;
+  const [least, most] = queue.starts_between_s;
+  const from = about(least), to = most === null ? "never" : about(most);
+  return from === to ? when : `${when} (${from} to ${to})`;
 }
 
 // What is only expected has no seconds.

@@ -34,7 +34,8 @@ function showCard(made, node) {
   const name = { ...nodeLink(node.name), className: "name" };
   fill(head, [name, " ", statusPart(node), ` ${node.state}`]);
   memoryBar(memory, node);
-  const devices = node.machine ? `, ${node.machine.devices} devices` : "";
+  const count = node.machine?.devices;
+  const devices = count ? `, ${count} device${count > 1 ? "s" : ""}` : "";
   fill(room, [`${usedGb(node).toFixed(0)} of ${node.total_gb.toFixed(0)} GB${devices}`]);
   fill(jobs, spaced(Object.keys(node.memory_gb).map(jobLink)));
   fill(agent, [node.why ? `${node.why}; ${reported(node)}` : reported(node)]);

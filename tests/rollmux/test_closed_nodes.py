@@ -65,3 +65,16 @@ def test_the_number_of_a_group_that_had_jobs_is_not_used_again() -> None:
     on.handle(4.0, ev.NodeOpened(node=home.nodes[0][0]))
     arrive(on, 5.0, spec("three"))
     assert on.cluster.jobs["three"].home.group > home.group
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_one_that_has_only_to_say_that_it_is_over_is_not_moved(iterations: int) -> None:
+    on = scheduler(2, 2)
+    arrive(on, 0.0, spec("one", iterations=iterations))
+    for now, phase in ((1.0, "rollout"), (2.0, "train")):
+        (permit,) = on.handle(now, ev.PermitRequested(job="one", phase=phase))
+        done = ev.PhaseFinished(job="one", phase=phase, seconds=0.5, token=permit.token)
+        on.handle(now + 0.5, done)
+    node = on.cluster.jobs["one"].home.nodes[1][0]
+    made = on.handle(3.0, ev.NodeClosed(node=node, status="draining"))
+    assert any(isinstance(each, do.Move) for each in made) == (iterations == 2)

@@ -95,6 +95,11 @@ class Job:
         """Whether it ever had nodes."""
         return self.admitted_at >= 0.0
 
+    @property
+    def over(self) -> bool:
+        """Whether all its iterations are done: it has only to say so."""
+        return self.spec.iterations is not None and self.done >= self.spec.iterations
+
     def wait(self, now: float, *, clock_runs: bool) -> None:
         """It has no nodes from now on."""
         self.waits_since = now

@@ -222,8 +222,7 @@ class _Ahead(ClusterSimulation):
         if seat.state in RUNNING:
             self._go_on(run, job, seat)
         elif seat.state not in WAITING:
-            over = job.spec.iterations is not None and job.done >= job.spec.iterations
-            self._at(self.now, self._finish if over else self._ask, run)
+            self._at(self.now, self._finish if job.over else self._ask, run)
 
     def _reach_tail(self, run: Running, token: int) -> None:
         """As far as anybody knows, those leave no tail that have finished a rollout without one."""

@@ -140,6 +140,7 @@ class Homes:
 
 
 def between_iterations(job: Job) -> bool:
-    """Whether a job has nodes and nothing runs, so that it may leave at once."""
+    """Whether a job has nodes and nothing runs, so that it may go elsewhere at once."""
     seat = job.seat
-    return seat is not None and job.token < 0 and seat.state in (State.WAIT_R, State.IDLE_R)
+    idle = seat is not None and job.token < 0 and seat.state in (State.WAIT_R, State.IDLE_R)
+    return idle and not job.over

@@ -227,7 +227,7 @@ class Repack:
 
     def _worth(self, job: Job, now: float) -> bool:
         """Whether a move pays and the job can afford it."""
-        if job.destination is not None or job.home is None:
+        if job.destination is not None or job.home is None or job.over:
             return False
         rest = job.remaining() * sum(expected(job, self._settings))
         cold = self._settings.cold_s

@@ -195,7 +195,7 @@ class Scheduler:
             job.rollout_s = event.seconds
             return
         self._iterated(job, job.seat, event.seconds)
-        if job.spec.iterations is not None and job.done >= job.spec.iterations:
+        if job.over:
             self._permits.set_aside(self.cluster.groups[job.home.group], [job.seat], now)
             return
         self._leave(job, now)

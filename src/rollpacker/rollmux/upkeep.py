@@ -80,7 +80,11 @@ class Upkeep:
                 continue
             for name in list(node.pins):
                 job = self._cluster.jobs[name]
-                if job.destination is None and job.home is not None and not job.leaves:
+                if (
+                    job.destination is None
+                    and job.home is not None
+                    and not (job.leaves or job.over)
+                ):
                     self._reserve(job, now, moved)
         return moved
 

@@ -109,10 +109,8 @@ class Brain:
         While it holds a permit that is the running phase: what a process that takes over asks for
         when the lease of its predecessor has run out.
         """
-        record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
-        if live is None:
-            return None
-        if record.spec.iterations is not None and live.done >= record.spec.iterations:
+        live = self.scheduler.cluster.jobs.get(job)
+        if live is None or live.over:
             return None
         seat = live.seat
         if live.going or seat is None:

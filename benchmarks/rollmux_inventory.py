@@ -31,11 +31,12 @@ from rollpacker.rollmux.trace import Philly, TraceJob, philly
 class Forecasting(ClusterSimulation):
     """Says of every so many'th job that has to wait when it will start, and sees when it does."""
 
-    every = 1
-    waited = 0
-
-    def __init__(self, jobs: list[TraceJob], scheduler: Scheduler, log: EventLog) -> None:
+    def __init__(
+        self, jobs: list[TraceJob], scheduler: Scheduler, log: EventLog, every: int
+    ) -> None:
         super().__init__(jobs, scheduler, log)
+        self.every = every
+        self.waited = 0
         self.said: dict[str, tuple[float, Start]] = {}
         self.right: list[tuple[Start, float]] = []
         """As said, and the seconds of waiting as they were."""
@@ -80,8 +81,7 @@ def ours(nodes: InventoryFile, jobs: list[TraceJob], name: str, until: float, ev
     scheduler = Scheduler(nodes.settings(Settings()), Fixed(nodes.machines))
     log = io.StringIO()
     began = time.process_time()
-    simulation = Forecasting(jobs, scheduler, EventLog(log))
-    simulation.every = every
+    simulation = Forecasting(jobs, scheduler, EventLog(log), every)
     result = simulation.run()
     print(row(name, result, until))
     violations = check_lines(io.StringIO(log.getvalue()))

@@ -135,10 +135,10 @@ class Job:
     def remaining(self) -> int:
         """Iterations that plans count on; ``HORIZON`` at most where nobody knows for sure."""
         left = self.spec.left(self.done)
-        if self.spec.iterations is None:
-            # It may stop at once: slack that later iterations would bring is not spent on it.
-            return HORIZON if left is None else min(left, HORIZON)
-        return max(self.spec.iterations - self.done, 1)
+        if left is None:
+            return HORIZON
+        # One that may stop at once must not have spent slack of iterations that never come.
+        return min(left, HORIZON) if self.spec.iterations is None else max(left, 1)
 
 
 @dataclass(slots=True, eq=False)

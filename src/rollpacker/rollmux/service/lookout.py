@@ -72,7 +72,7 @@ class Lookout:
         nodes = _open_nodes(scheduler)
         votes = self._votes(scheduler, now, nodes)
         known = all(any(name in vote for vote in votes) for name in scheduler.queue.jobs)
-        if known and self._is_of(nodes):
+        if known and self._knows(nodes):
             pause_s = self._pause_s()
         else:
             pause_s = max(_SOON_S, _SOON * self._took_s) if self._runs else 0.0
@@ -91,7 +91,7 @@ class Lookout:
             votes = self._votes(scheduler, now, nodes)
         return expected_starts(votes)
 
-    def _is_of(self, nodes: frozenset[str]) -> bool:
+    def _knows(self, nodes: frozenset[str]) -> bool:
         """Whether any run knows that these are open."""
         return any(run.nodes == nodes for run in self._runs)
 
@@ -100,7 +100,7 @@ class Lookout:
     ) -> list[dict[str, float]]:
         """Runs from before a node came or went have a say as long as there is no other."""
         runs = list(self._runs)
-        if self._is_of(nodes):
+        if self._knows(nodes):
             runs = [run for run in runs if run.nodes == nodes]
         return [self._vote(run, scheduler, now, newest=run is runs[-1]) for run in runs]
 

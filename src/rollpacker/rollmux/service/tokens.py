@@ -129,11 +129,10 @@ def revoke_token(path: Path, name: str) -> None:
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Token]]:
     """One at a time changes the file, and readers see it before or after."""
-    lock = os.open(
-        path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600
-    )
+    beside = path.with_name(f"{path.name}.lock")
+    lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        _give_to_owner(path, lock)
+        _give_to_owner(beside, lock)
         fcntl.flock(lock, fcntl.LOCK_EX)
         tokens = read_tokens(path)
         yield tokens
@@ -141,7 +140,7 @@ def _changing(path: Path) -> Iterator[list[Token]]:
         new.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with open(os.open(new, flags, 0o600), "wb") as file:
-            _give_to_owner(path, file.fileno())
+            _give_to_owner(new, file.fileno())
             file.write(dumps(tokens))
         new.replace(path)
     finally:
@@ -157,5 +156,5 @@ def _give_to_owner(path: Path, made: int) -> None:
         return
     found, folder = os.fstat(made), path.parent.stat()
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        raise ValueError(f"{path.parent}: a file of tokens is a link or no file; remove it")
+        raise ValueError(f"{path} is a link, or no plain file: remove it")
     os.fchown(made, folder.st_uid, folder.st_gid)

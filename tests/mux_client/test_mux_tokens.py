@@ -7,37 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mux_real_daemon import Daemon, spec
 from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.link import MuxError, new_key
-from rollpacker.rollmux.service.roles import OPERATOR, ROLES, Principal, Role
+from rollpacker.rollmux.service.roles import OPERATOR, Principal
 from rollpacker.rollmux.service.tokens import FILE, Token, Tokens, add_token
-
-ROUTES = [
-    ("GET", "/v1/status"),
-    ("GET", "/v1/journal"),
-    ("POST", "/v1/jobs"),
-    ("POST", "/v1/jobs/a/permits"),
-    ("POST", "/v1/jobs/a/end"),
-    ("POST", "/v1/jobs/a/attempts/1/log"),
-    ("POST", "/v1/permits/3/finish"),
-    ("POST", "/v1/nodes"),
-    ("POST", "/v1/nodes/n/heartbeat"),
-    ("POST", "/v1/nodes/n/close"),
-    ("POST", "/v1/nodes/n/remove"),
-    ("POST", "/v1/drain"),
-]
-MAY: dict[Role, str] = {
-    "read": "#...........",
-    "submit": "#.###.#.....",
-    "node": "#..######...",
-    "operate": "############",
-}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
@@ -80,19 +57,6 @@ def test_a_file_that_cannot_be_read_lets_in_the_operator_only(
     assert "tokens.json cannot be read" in caplog.text
     file.write_bytes(good)
     assert tokens.principal(header) == Principal(name="a", role="read")
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_a_role_may_so_much(role: Role) -> None:
-    who = Principal(name="a", role=role)
-    assert "".join("#" if who.may(*route) else "." for route in ROUTES) == MAY[role]
-
-
-@given(st.sampled_from(["GET", "POST", "PUT", "DELETE"]), st.text("/v1jobsnde.%", max_size=30))
-def test_who_may_read_changes_nothing(method: str, path: str) -> None:
-    assert OPERATOR.may(method, path)
-    who = Principal(name="a", role="read")
-    assert not (method != "GET" and who.may(method, path))
 
 
 def client(daemon: Daemon, folder: Path, name: str, *words: str) -> MuxClient:

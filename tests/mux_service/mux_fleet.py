@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollpacker.rollmux.service import serve as serve_module
 from rollpacker.rollmux.service import snapshots
-from rollpacker.rollmux.service.guard import Guard
 from rollpacker.rollmux.service.protocol import PatientProtocol
+from rollpacker.rollmux.service.routing import Route
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 from rollpacker.rollmux.settings import Settings
 from rollpacker.runtime.local import PRELOADED
@@ -44,8 +45,8 @@ def _serve(
     # Whoever ran a job in this process has forked it off one that signals do not reach.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
     if patience is not None:
-        PatientProtocol.head_s, PatientProtocol.max_connections = patience
-        Guard.body_s = patience[0]
+        PatientProtocol.head_s, serve_module.STRANGERS = patience
+        Route.body_s = patience[0]
     if snapshots_every is not None:
         snapshots.EVERY = snapshots_every
     if file_limit is not None:

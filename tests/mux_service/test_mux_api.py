@@ -136,7 +136,7 @@ def test_answers_are_what_is_described(app: FastAPI, checked: Checked) -> None:
     assert [each["job"] for each in told["attempts"]] == ["a"]
     gate = "/v1/jobs/{job}/gate"
     assert checked.ask(get, f"{gate}?attempt=1", job="a")["code"] == "no_gate"
-    opened = {"host": "10.0.0.1", "port": 7, "key": "ab", "names": ["node-0-0"]}
+    opened = {"host": "10.0.0.1", "port": 7, "key": "ab" * 80, "names": ["node-0-0"]}
     checked.ask(post, gate, opened, job="a")
     assert checked.ask(get, f"{gate}?attempt=1", job="a") == opened
     assert checked.ask(get, f"{gate}?attempt=2", job="a")["code"] == "no_gate"

@@ -5,6 +5,7 @@ The scheduler asks for nodes and gives them back; only this file knows where the
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
 
 POOL_NAMES: Final[tuple[Phase, Phase]] = ("rollout", "train")
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Of jobs and nodes."""
 Labels = Mapping[str, str]
 Status = Literal["open", "cordoned", "draining", "set_aside", "down"]
 """Of a node. ``set_aside``: it failed too often, or is not what it was said to be."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
-from rollpacker.rollmux.service.client import MuxClient
+from rollpacker.rollmux.service.client import Gate, MuxClient
 from rollpacker.rollmux.service.link import MuxError, UnreachableError
 from rollpacker.runtime.agent import Agent
 from rollpacker.shield import shielded
@@ -20,18 +19,17 @@ def serve_driver(client: MuxClient, job: str, attempt: int, rank: int) -> None:
     Args:
         rank: of this node among the job's.
 
-    Raises ``MuxError`` where the job has no such attempt any more, ``OSError`` or ``EOFError``
-    when the driver is gone.
+    Raises ``MuxError`` where the job has no such attempt any more, ``ValueError`` where its driver
+    has another token, ``OSError`` or ``EOFError`` when the driver is gone.
     """
     gate = _gate(client, job, attempt)
     never, _ = os.pipe()
     # Whoever wants the job to end tells its driver, which may keep what it has done.
     with shielded():
-        key, name = bytes.fromhex(gate["key"]), gate["names"][rank]
-        Agent((gate["host"], gate["port"]), key, name).serve(never)
+        Agent((gate.host, gate.port), gate.key, gate.names[rank]).serve(never)
 
 
-def _gate(client: MuxClient, job: str, attempt: int) -> dict[str, Any]:
+def _gate(client: MuxClient, job: str, attempt: int) -> Gate:
     while True:
         try:
             return client.gate(job, attempt)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.service import (
     bodies,
     commands,
@@ -27,8 +27,18 @@ from rollpacker.rollmux.service.bodies import Asked, Key
 from rollpacker.rollmux.service.commands import Outcome
 from rollpacker.rollmux.service.metrics import Metrics
 from rollpacker.rollmux.service.refused import Refused
+from rollpacker.rollmux.service.routes import ROUTES
+from rollpacker.rollmux.service.routing import Route, no_route
 from rollpacker.rollmux.service.writer import Writer
 
+_CLOSED = {"connection": "close"}
+"""Nobody reads the rest of such a request."""
+_HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    408: _CLOSED,
+    413: _CLOSED,
+    503: {"retry-after": "1"},
+}
 _EMPTY, _WHY, _DRAIN, _ALIVE = bodies.Empty(), bodies.Failed(), bodies.Drain(), bodies.Alive()
 
 
@@ -38,9 +48,12 @@ def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
         title="RollMux",
         docs_url=None,
         redoc_url=None,
-        openapi_url="/v1/openapi.json",
+        openapi_url=None,
         separate_input_output_schemas=False,
     )
+    app.router.route_class = Route
+    app.router.redirect_slashes = False
+    app.router.default = no_route
     _add_errors(app)
     _add_jobs(app, writer)
     _add_permits(app, writer)
@@ -50,16 +63,23 @@ def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
     logs.add(app, writer, printed)
     gates.add(app, writer)
     dashboard.add(app)
+    _check_table(app)
     return app
+
+
+def _check_table(app: FastAPI) -> None:
+    """What is served is what the table has, no more and no less."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    assert len(routes) == len(app.routes)
+    served = {route.name_in_table for route in routes}
+    assert served == set(ROUTES), served ^ set(ROUTES)
 
 
 def _json(status: int, body: dict[str, Any] | None) -> Response:
     if body is None:
         return Response(status_code=status)
-    headers = {"retry-after": "1"} if status == 503 else None
-    # What is not finite is null to msgspec, as JSON wants it.
-    text = msgspec.json.encode(body)
-    return Response(text, status, headers, "application/json")
+    # What is not finite is null, as JSON wants it.
+    return Response(dumps_finite(body), status, _HEADERS.get(status), "application/json")
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -227,9 +247,15 @@ def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
         return _json(200, await writer.read(views.status))
 
     @app.get("/v1/timeline", **docs.TIMELINE)
-    async def timeline(window_s: float = 600.0, job: str = "", node: str = "") -> Response:
+    async def timeline(
+        window_s: bodies.Seconds = 600.0, job: bodies.Name = "", node: bodies.Name = ""
+    ) -> Response:
         """Phases of the last seconds; of a job or a node only, where one is named."""
         return _json(200, await writer.read(lambda core: views.timeline(core, window_s, job, node)))
+
+    @app.get("/v1/openapi.json", include_in_schema=False)
+    async def described() -> Response:
+        return _json(200, app.openapi())
 
     @app.get("/metrics", include_in_schema=False)
     @app.get("/v1/metrics", **docs.METRICS)
@@ -240,7 +266,7 @@ def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
 
 def _add_logs(app: FastAPI, writer: Writer) -> None:
     @app.get("/v1/journal", **docs.LINES)
-    def journal(after: int = 0) -> Response:
+    def journal(after: bodies.Count = 0) -> Response:
         """What was recorded after an entry, JSON lines; replayable."""
         lines = history.journal(writer.core.store.reader(), after)
         return StreamingResponse(lines, media_type="application/jsonl")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from pathlib import Path
 
+from starlette.types import Scope
+
+from rollpacker.rollmux.service.guard import BY
 from rollpacker.rollmux.service.roles import Principal
 
-_ROUTINE = re.compile(
-    r"/v1/(permits/.*|jobs/[^/]+/(permits|tail|moved|attempts/.*|gate)|.*/heartbeat)"
-)
-"""What jobs and agents ask for all the time; the log of events has it."""
 _REFUSED = (401, 403)
 
 
@@ -28,26 +26,26 @@ class Audit:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._file = os.fdopen(handle, "a", encoding="utf-8", buffering=1)
 
-    def note(
-        self, by: Principal | None, address: str, method: str, path: str, status: int, key: str
-    ) -> None:
-        """A request that was answered; ``by`` None had no valid token.
+    def note(self, scope: Scope, status: int) -> None:
+        """A request that was answered: what jobs and agents ask for all the time is left out.
 
-        Args:
-            key: the idempotency key, which the journal's entry has too.
+        The idempotency key of a line is that of the journal's entry.
         """
-        routine = method in ("GET", "HEAD") or _ROUTINE.fullmatch(path)
-        if routine and status not in _REFUSED:
+        access = getattr(scope.get("route"), "access", None)
+        looks = scope["method"] in ("GET", "HEAD")
+        if status not in _REFUSED and (looks if access is None else access.routine):
             return
+        by: Principal | None = scope.get(BY)
+        key = next((value for name, value in scope["headers"] if name == b"idempotency-key"), b"")
         line = {
             "wall_s": round(time.time(), 3),
             "by": None if by is None else by.name,
             "role": None if by is None else by.role,
-            "from": address,
-            "method": method,
-            "path": path[:256],
+            "from": (scope["client"] or ("",))[0],
+            "method": scope["method"],
+            "path": scope["path"][:256],
             "status": status,
-            "key": key,
+            "key": key.decode("latin-1")[:128],
         }
         self._file.write(json.dumps(line) + "\n")
 

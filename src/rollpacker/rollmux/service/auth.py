@@ -1,4 +1,8 @@
-"""The bearer token: a file that only its owner can read."""
+"""The bearer token: a file that only its owner can read, and what is sealed with one.
+
+What those that share a token tell each other through the daemon is sealed: the daemon knows hashes
+of tokens, and passes on what neither it nor anybody who may look can read.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import stat
 from pathlib import Path
 
 _SHORTEST = 16
+_NONCE, _TAG = 16, 32
+"""Bytes."""
 
 
 def read_token(path: Path) -> bytes:
@@ -40,3 +46,34 @@ def is_authorized(header: bytes, token: bytes) -> bool:
     scheme, _, given = header.partition(b" ")
     same = hmac.compare_digest(given, token)
     return same and scheme.lower() == b"bearer"
+
+
+def seal(key: bytes, token: bytes, about: str) -> str:
+    """A key of 32 bytes for those who have the token.
+
+    Encrypted with a pad that is used once and authenticated, both by HMAC-SHA256 of the token.
+
+    Args:
+        about: what the key is for; ``unseal`` has to say the same.
+    """
+    nonce = secrets.token_bytes(_NONCE)
+    hidden = _xor(key, _mac(token, b"pad", nonce, about))
+    return (nonce + hidden + _mac(token, b"tag", nonce + hidden, about)).hex()
+
+
+def unseal(text: str, token: bytes, about: str) -> bytes:
+    """The inverse of ``seal``. Raises ``ValueError`` where it was sealed with another token, or
+    about something else."""
+    data = bytes.fromhex(text)
+    nonce, hidden, tag = data[:_NONCE], data[_NONCE:-_TAG], data[-_TAG:]
+    if not hmac.compare_digest(tag, _mac(token, b"tag", nonce + hidden, about)):
+        raise ValueError("sealed with another token")
+    return _xor(hidden, _mac(token, b"pad", nonce, about))
+
+
+def _mac(token: bytes, use: bytes, data: bytes, about: str) -> bytes:
+    return hmac.digest(token, b"\0".join((use, data, about.encode())), "sha256")
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))

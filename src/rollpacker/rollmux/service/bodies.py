@@ -8,19 +8,23 @@ from dataclasses import MISSING, dataclass, fields, replace
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, get_type_hints
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Query, Request
 from pydantic import BaseModel, Field, create_model
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.inventory import NAME, Machine
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.program import Program
 from rollpacker.rollmux.service.docstrings import args_of
 from rollpacker.rollmux.service.guard import BY
 from rollpacker.rollmux.service.roles import OPERATOR, Principal
 
-_DIGITS = 19
-"""Of a 64-bit number."""
+_LARGEST = 2**63 - 1
+Count = Annotated[int, Query(ge=0, le=_LARGEST)]
+Position = Annotated[int, Query(ge=-_LARGEST, le=_LARGEST)]
+Seconds = Annotated[float, Query(ge=0, le=1e12)]
+Name = Annotated[str, Query(pattern=f"^({NAME.pattern})?$")]
+"""What may stand behind a path's question mark."""
 
 
 class Empty(BaseModel, extra="forbid", strict=True):
@@ -95,7 +99,10 @@ class Gate(Empty):
 
     host: str = Field(max_length=255)
     port: int = Field(ge=1, le=65535)
-    key: str = Field(max_length=128, description="that both sides show they know, as hex digits")
+    key: str = Field(
+        pattern="^[0-9a-f]{160}$",
+        description="that both sides show they know, sealed with their token, as hex digits",
+    )
     names: list[str] = Field(
         max_length=1024, description="by which each process is known, by its node's rank"
     )
@@ -140,7 +147,7 @@ class Asked:
     """A POST: its idempotency key, a fingerprint of what it asks, and who asks.
 
     Args:
-        job, token: what it is about, where the path says so.
+        job, token: what it is about, where its route says that somebody owns that.
     """
 
     key: str
@@ -158,12 +165,11 @@ async def _asked(
     request: Request,
     key: Annotated[str, Header(alias="Idempotency-Key", pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
 ) -> Asked:
-    data = await request.json() if await request.body() else {}
-    found = asked(key, f"{request.method} {request.url.path}", data)
-    about, token = request.path_params, request.path_params.get("token", "")
-    # What is no token at all is refused elsewhere.
-    number = int(token) if token.isdecimal() and len(token) < _DIGITS else None
-    return replace(found, by=request.scope[BY], job=about.get("job"), token=number)
+    line = f"{request.method} {request.url.path}"
+    found = asked(key, line, await request.json())
+    owner = request.scope["route"].access.owner
+    about = {name: value for name, value in request.path_params.items() if name == owner}
+    return replace(found, by=request.scope[BY], **about)
 
 
 Key = Annotated[Asked, Depends(_asked)]
@@ -184,9 +190,5 @@ def problem(errors: Sequence[Any]) -> str:
     match first["type"]:
         case "extra_forbidden":
             return f"{where[:64]!a}: unknown field"
-        case "string_unicode" if where == "body":
-            return "body: unknown field, its name is no Unicode"
-        case "json_invalid":
-            return f"body: no JSON: {first['ctx']['error']}"
         case _:
             return f"{where}: {first['msg']}"

@@ -13,6 +13,7 @@ from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.service.auth import seal, unseal
 from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, UnreachableError, new_key
 
 SAFE_SHARE = 0.9
@@ -59,6 +60,25 @@ class Move:
     rollout: tuple[str, ...]
     train: tuple[str, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Where the driver of an attempt lets the processes of its other nodes in.
+
+    Args:
+        key: that both sides show they know.
+        names: by which each process is known, by its node's rank.
+    """
+
+    host: str
+    port: int
+    key: bytes
+    names: Sequence[str]
+
+
+def _about(job: str, host: str, port: int, names: Sequence[str]) -> str:
+    return f"gate {job} {host} {port} {' '.join(names)}"
 
 
 class MuxClient(Link):
@@ -171,18 +191,29 @@ class MuxClient(Link):
         _, answer = self.call("POST", path, body, new_key())
         return answer["have"], answer["full"]
 
-    def open_gate(self, job: str, host: str, port: int, key: str, names: Sequence[str]) -> None:
+    def open_gate(self, job: str, host: str, port: int, key: bytes, names: Sequence[str]) -> None:
         """Say where the driver of the job's running attempt is; see ``gate``."""
-        body = {"host": host, "port": port, "key": key, "names": [*names]}
+        sealed = seal(key, self.token, _about(job, host, port, names))
+        body = {"host": host, "port": port, "key": sealed, "names": [*names]}
         self.call("POST", f"/v1/jobs/{quote(job, safe='')}/gate", body, new_key())
 
-    def gate(self, job: str, attempt: int) -> dict[str, Any]:
-        """Where the driver of an attempt is: ``host``, ``port``, ``key``, ``names`` by rank.
+    def gate(self, job: str, attempt: int) -> Gate:
+        """Where the driver of an attempt is.
 
-        Raises ``MuxError`` (404, ``no_gate``: not yet).
+        Raises ``MuxError`` (404, ``no_gate``: not yet), ``ValueError`` where the driver has another
+        token.
         """
         path = f"/v1/jobs/{quote(job, safe='')}/gate?attempt={attempt}"
-        return self.call("GET", path)[1]
+        found = self.call("GET", path)[1]
+        host, port, names = found["host"], found["port"], found["names"]
+        try:
+            key = unseal(found["key"], self.token, _about(job, host, port, names))
+        except ValueError as error:
+            raise ValueError(
+                f"job {job}: its driver, at {host}:{port}, has another token than this node: "
+                "agents on whose nodes one job runs need the same one (--token-file)"
+            ) from error
+        return Gate(host=host, port=port, key=key, names=names)
 
     def register(self, machine: Machine) -> float:
         """Join the inventory with a node; seconds in which to report it again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +10,7 @@ from rollpacker.core.codec import loads
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.cluster import Job
+from rollpacker.rollmux.inventory import NAME
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.program import Program
 from rollpacker.rollmux.queue import why_never
@@ -20,7 +20,6 @@ from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Lease
 from rollpacker.rollmux.service.refused import Refused
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_GANG = 1024
 _MAX_OWNER = 64
 _MAX_ITERATIONS = 10**9

@@ -20,17 +20,17 @@ def add(app: FastAPI) -> None:
     folder = files("rollpacker.rollmux.service").joinpath("assets")
     content = {part.name: part.read_bytes() for part in folder.iterdir()}
 
-    def part(name: str) -> Response:
+    def file(name: str) -> Response:
         return Response(content[name], media_type=_TYPES[PurePath(name).suffix])
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return part("index.html")
+        return file("index.html")
 
     @app.get("/favicon.ico", include_in_schema=False)
     async def icon() -> Response:
         return Response(status_code=204)
 
-    @app.get("/assets/{name}", include_in_schema=False)
-    async def asset(name: str) -> Response:
-        return part(name) if name in content else Response(status_code=404)
+    @app.get("/assets/{part}", include_in_schema=False)
+    async def asset(part: str) -> Response:
+        return file(part) if part in content else Response(status_code=404)

@@ -67,7 +67,7 @@ class MuxLauncher:
         self._telling = asyncio.create_task(self._tell_again(address, key, names))
 
     def _tell(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
-        self._client.open_gate(self._job, *address, key.hex(), names)
+        self._client.open_gate(self._job, *address, key, names)
 
     async def _tell_again(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
         while True:

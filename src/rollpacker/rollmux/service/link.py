@@ -75,7 +75,7 @@ class Link:
             self._connect = partial(http.client.HTTPSConnection, context=_trusted(cafile))
         self.address = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
         self._host, self._port = parts.hostname, parts.port
-        self._token, self._token_file = _token(token_file), token_file
+        self.token, self._token_file = _token(token_file), token_file
         self._patience_s = patience_s
 
     def call(
@@ -135,7 +135,10 @@ class Link:
     def _once(
         self, method: str, path: str, body: object, key: str | None, timeout: float
     ) -> tuple[int, dict[str, Any]]:
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        headers = {
+            "Authorization": f"Bearer {self.token.decode()}",
+            "Content-Type": "application/json",
+        }
         if key is not None:
             headers["Idempotency-Key"] = key
         connection = self._connect(self._host, self._port, timeout=timeout)
@@ -162,9 +165,9 @@ def _parse(data: bytes) -> dict[str, Any]:
     return answer
 
 
-def _token(path: str | Path) -> str:
+def _token(path: str | Path) -> bytes:
     try:
-        return read_token(Path(path)).decode()
+        return read_token(Path(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"mux.token_file (--token-file): {error}") from error
 

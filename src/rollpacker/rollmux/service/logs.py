@@ -79,7 +79,9 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
         return _json({"have": have, "full": have >= MOST})
 
     @app.get("/v1/jobs/{job}/log", **docs.LOG)
-    async def log(job: str, attempt: int | None = None, at: int = 0) -> Response:
+    async def log(
+        job: str, attempt: bodies.Count | None = None, at: bodies.Position = 0
+    ) -> Response:
         """A piece of what a job's program printed: of its last start, or of ``attempt``.
 
         It begins at byte ``at``; a negative one counts from the end.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollpacker.core.codec import loads, plain
+from rollpacker.core.codec import dumps, loads, plain
 from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.inventory import Machine, Slot
+from rollpacker.rollmux.inventory import NAME, Machine, Slot
 from rollpacker.rollmux.service import bodies, notes
 from rollpacker.rollmux.service.bodies import Asked
-from rollpacker.rollmux.service.commands import NAME, Answer, Outcome, recorded, the_end
+from rollpacker.rollmux.service.commands import Answer, Outcome, recorded, the_end
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord
 from rollpacker.rollmux.service.refused import Refused
 
+_log = logging.getLogger(__name__)
 _ROUNDED = 0.97
 """A node may report so much of what the inventory says: firmware and kernel take some."""
 
@@ -121,7 +123,8 @@ def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[d
             _, *others = brain.gang(job)
             begun = notes.AttemptBegun(job=job, number=last + 1, node=node, members=(*others,))
             core.record(begun)
-    return [_wanted(core, brain.jobs[job], node) for job in brain.programs.on(node)]
+    told = (_told(core, brain.jobs[job], node) for job in brain.programs.on(node))
+    return [each for each in told if each is not None]
 
 
 def _seen_end(core: Core, node: str, seen: bodies.SeenAttempt, code: int) -> None:
@@ -137,6 +140,18 @@ def _seen_end(core: Core, node: str, seen: bodies.SeenAttempt, code: int) -> Non
         _ended(core, seen.job, code, told=told)
     elif node in running.members and code and not running.broken:
         core.record(notes.MemberFailed(job=seen.job, node=node, code=code))
+
+
+def _told(core: Core, record: JobRecord, node: str) -> dict[str, Any] | None:
+    """A program that is on a node; None, so that its agent ends it, where it cannot be told: the
+    node's other programs go on."""
+    try:
+        wanted = _wanted(core, record, node)
+        dumps(wanted)
+    except Exception:
+        _log.exception("job %s: node %s cannot be told of its program", record.spec.id, node)
+        return None
+    return wanted
 
 
 def _wanted(core: Core, record: JobRecord, node: str) -> dict[str, Any]:

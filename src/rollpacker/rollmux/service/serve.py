@@ -11,10 +11,13 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
+from rollpacker.open_files import allow_files
+from rollpacker.places import Places
 from rollpacker.rollmux.inventory_file import read
 from rollpacker.rollmux.service.app import make_app
 from rollpacker.rollmux.service.audit import Audit
@@ -33,6 +36,11 @@ from rollpacker.rollmux.settings import Settings
 
 DEFAULT_PORT = 8642
 _KEEP_ALIVE_S = 75
+_HANDSHAKE_S = 10.0
+_BACKLOG = 1024
+STRANGERS, _KNOWN, _OF_ONE = 256, 2048, 1024
+"""Places for connections; those of one token are many: agents may share one, and permits are waited
+for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +157,7 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
     audit = Audit(options.state / "audit.jsonl")
     who = Tokens(options.state / TOKENS, token).principal
     guarded = Guard(app, who, metrics.request, audit.note)
+    allow_files(STRANGERS + _KNOWN)
     server = _Server(_config(options, guarded))
     writer.start(asyncio.get_running_loop())
     try:
@@ -167,7 +176,7 @@ def _config(options: ServeOptions, app: Guard) -> uvicorn.Config:
         app,  # type: ignore[arg-type]
         host=options.host,
         port=options.port,
-        http=PatientProtocol,
+        http=partial(PatientProtocol, places=_places()),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -182,13 +191,20 @@ def _config(options: ServeOptions, app: Guard) -> uvicorn.Config:
     )
 
 
+def _places() -> Places:
+    return Places(strangers=STRANGERS, known=_KNOWN, each=_OF_ONE)
+
+
 def _listen(options: ServeOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=512)
+        listener = socket.create_server((options.host, options.port), family=family)
     except OSError as error:
         address = f"{options.host} port {options.port}"
         raise RuntimeError(f"cannot listen on {address}: {error.strerror}") from error
+    # For those that are accepted: else each answer waits for the reader's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _url(options: ServeOptions, listener: socket.socket) -> str:
@@ -210,7 +226,25 @@ class _Opener:
 
 
 class _Server(uvicorn.Server):
-    """Stops at the first signal, without a trace."""
+    """Stops at the first signal, without a trace, and waits for no handshake for long."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on the sockets."""
+        protocol = partial(
+            self.config.http_protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+        )
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        patience = None if tls is None else _HANDSHAKE_S
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=sock, ssl=tls, ssl_handshake_timeout=patience, backlog=_BACKLOG
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

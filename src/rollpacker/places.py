@@ -1,0 +1,102 @@
+"""Who may keep a connection to a server: strangers few and never for long, callers that have shown
+a credential in places of their own.
+
+A server does not ask whether there is room: each that comes gets a place, and one that is idle
+makes way for it. So neither silent strangers nor one caller with many connections keep others out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """Of a connection.
+
+    Args:
+        close: closes it.
+        who: has shown a credential; None for a stranger.
+        busy: is being answered.
+    """
+
+    close: Callable[[], None] = field(repr=False)
+    who: Hashable | None = None
+    busy: bool = False
+
+
+class Places:
+    """The places of a server.
+
+    Args:
+        strangers: that may be there together.
+        known: connections of all callers together.
+        each: connections of one caller.
+    """
+
+    def __init__(self, *, strangers: int, known: int, each: int) -> None:
+        self._most_strangers = strangers
+        self._most_known = known
+        self._most_each = each
+        self._strangers: dict[Place, None] = {}
+        self._known: dict[Place, None] = {}
+        self._count: Counter[Hashable] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._strangers) + len(self._known)
+
+    def take(self, close: Callable[[], None]) -> Place:
+        """A stranger has come; the one that has been there longest makes way where need be."""
+        place = Place(close)
+        if len(self._strangers) >= self._most_strangers:
+            self._end(next(iter(self._strangers)))
+        self._strangers[place] = None
+        return place
+
+    def know(self, place: Place, who: Hashable) -> None:
+        """It has shown whose it is; an idle connection makes way where need be, or else it."""
+        if place.who == who or not self._is_there(place):
+            return
+        self.leave(place)
+        crowded = who if self._count[who] >= self._most_each else None
+        if crowded is None and len(self._known) >= self._most_known:
+            ((crowded, _),) = self._count.most_common(1)
+        idle = None if crowded is None else self._idle(crowded)
+        place.who = who
+        self._known[place] = None
+        self._count[who] += 1
+        if crowded is not None:
+            self._end(idle or place)
+
+    def answering(self, place: Place, busy: bool) -> None:
+        """A request is being answered there, or no longer: the last to end is the last to go."""
+        place.busy = busy
+        if not busy and place in self._known:
+            self._known[place] = self._known.pop(place)
+
+    def leave(self, place: Place) -> None:
+        """The connection is over."""
+        self._strangers.pop(place, None)
+        if place in self._known:
+            del self._known[place]
+            self._count[place.who] -= 1
+            if not self._count[place.who]:
+                del self._count[place.who]
+
+    def dismiss(self, who: Hashable) -> None:
+        """A credential is no longer good for anything: close what was opened with it."""
+        for place in [each for each in self._known if each.who == who]:
+            self._end(place)
+
+    def _is_there(self, place: Place) -> bool:
+        return place in self._strangers or place in self._known
+
+    def _idle(self, who: Hashable) -> Place | None:
+        """Of a caller's connections the one that has been idle longest."""
+        return next((each for each in self._known if each.who == who and not each.busy), None)
+
+    def _end(self, place: Place) -> None:
+        self.leave(place)
+        place.close()

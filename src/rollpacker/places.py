@@ -90,6 +90,11 @@ class Places:
         for place in [each for each in self._known if each.who == who]:
             self._end(place)
 
+    def close(self) -> None:
+        """Close all connections."""
+        for place in (*self._strangers, *self._known):
+            self._end(place)
+
     def _is_there(self, place: Place) -> bool:
         return place in self._strangers or place in self._known
 

@@ -218,7 +218,7 @@ def test_two_hundred_episodes_leave_nothing(tmp_path: Path) -> None:
             await asyncio.gather(*(episode(factory, i, gate) for i in range(5)))
             before = descriptors()
             ways = await asyncio.gather(*(episode(factory, i, gate) for i in range(count)))
-            await until(lambda: not factory._endpoint._connections)
+            await until(lambda: not len(factory._endpoint._places))
             assert len(asyncio.all_tasks()) == 1
             assert not factory._endpoint._sessions
             return {way: ways.count(way) for way in set(ways)}, descriptors() - before

@@ -315,7 +315,7 @@ def test_what_a_program_leaves_behind_ends_with_it_and_holds_nothing_up(tmp_path
         await environment.reset(ROW)
         turn = await environment.step(reply("1"))
         await until(lambda: not alive(int(turn.metrics["child"])))
-        await until(lambda: not environment._endpoint._connections)
+        await until(lambda: not len(environment._endpoint._places))
         assert descriptors() <= before
         return turn
 

@@ -88,6 +88,31 @@ def test_many_chunks_do_not_add_up_to_a_body_that_is_too_large() -> None:
     assert refused.value.status == 413
 
 
+@pytest.mark.parametrize(
+    ("part", "status"), [(b"a: b\r\n", 431), (b"a:" + b"b" * 5000 + b"\r\n", 431)]
+)
+def test_trailers_have_an_end(part: bytes, status: int) -> None:
+    reader = RequestReader(dict)
+    reader.feed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+
+    def feed() -> None:
+        for _ in range(1 << 17):
+            reader.feed(part)
+            assert reader.next() is None
+
+    with pytest.raises(RefusedError) as refused:
+        feed()
+    assert refused.value.status == status
+
+
+def test_chunks_of_one_byte_have_an_end() -> None:
+    reader = RequestReader(dict)
+    reader.feed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    reader.feed(b"1\r\nx\r\n" * (1 << 16))
+    with pytest.raises(RefusedError, match="more than 32768 chunks"):
+        reader.next()
+
+
 def test_bytes_that_nobody_takes_are_bounded() -> None:
     reader = RequestReader(dict)
     reader.feed(b"x" * (64 << 20))

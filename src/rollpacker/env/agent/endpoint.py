@@ -13,9 +13,12 @@ from rollpacker.env.agent.connection import Connection
 from rollpacker.env.agent.http import RefusedError, Request, Response
 from rollpacker.env.agent.replies import completion, models
 from rollpacker.env.agent.session import Session
+from rollpacker.places import Places
 
 _HOST = "127.0.0.1"
 _BACKLOG = 1024
+_STRANGERS, _KNOWN, _OF_ONE = 64, 3072, 32
+"""Places for connections: within the files that a process of environments may open."""
 _CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
 _RETRIES = "x-stainless-retry-count"
 """What OpenAI's clients count in."""
@@ -27,13 +30,13 @@ class Endpoint:
     def __init__(self) -> None:
         self._server: asyncio.Server | None = None
         self._sessions: dict[str, Session] = {}
-        self._connections: set[Connection] = set()
+        self._places = Places(strangers=_STRANGERS, known=_KNOWN, each=_OF_ONE)
 
     async def open(self) -> None:
         """Listen, on a port that is free."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handle, self._of, self._connections),
+            lambda: Connection(self._handle, self._key, self._places),
             _HOST,
             0,
             backlog=_BACKLOG,
@@ -52,16 +55,16 @@ class Endpoint:
         return key, session
 
     def end(self, key: str) -> None:
-        """Forget a session: its program is gone."""
+        """Forget a session: its program is gone, and what it has left keeps no connection."""
         self._sessions.pop(key, None)
+        self._places.dismiss(key)
 
     async def close(self) -> None:
         """Listen no more, and close all connections."""
         if self._server is None:
             return
         self._server.close()
-        for connection in tuple(self._connections):
-            connection.abort()
+        self._places.close()
         await self._server.wait_closed()
 
     async def _handle(self, request: Request) -> Response:
@@ -73,7 +76,7 @@ class Endpoint:
             return RefusedError(400, "the body is nested too deep", "malformed").response()
 
     async def _served(self, request: Request) -> Response:
-        session = self._of(request.headers)
+        session = self._sessions[self._key(request.headers)]
         if request.path == _CHAT:
             _check_method(request, "POST")
             again = request.headers.get(_RETRIES, "0") != "0"
@@ -83,15 +86,14 @@ class Endpoint:
             return models(request.path.removeprefix(_MODELS).removeprefix("/"))
         raise RefusedError(404, f"{request.path:.80} is not served: ask {_CHAT}", "not_found")
 
-    def _of(self, headers: Mapping[str, str]) -> Session:
-        """Whose request has these headers. Raises ``RefusedError``."""
+    def _key(self, headers: Mapping[str, str]) -> str:
+        """Of a session that there is. Raises ``RefusedError``."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
-        if session is None:
+        if scheme.lower() != "bearer" or key.strip() not in self._sessions:
             raise RefusedError(
                 401, "unknown key: use the one in OPENAI_API_KEY as it is", "invalid_api_key"
             )
-        return session
+        return key.strip()
 
 
 async def _chat(session: Session, body: Mapping[str, Any], *, again: bool) -> Response:

@@ -10,6 +10,8 @@ import msgspec
 
 _LONGEST_HEAD = 64 << 10
 _LONGEST_BODY = 32 << 20
+_MOST_CHUNKS = 1 << 15
+"""Of a body: each costs work, however short it is."""
 _LONGEST_LINE = 256
 """Of a chunk's size."""
 
@@ -98,6 +100,11 @@ class RequestReader:
             raise _too_large()
         self._unread += data
 
+    @property
+    def unread(self) -> int:
+        """Bytes that are no part of a request yet that was given."""
+        return len(self._unread)
+
     def next(self) -> Request | None:
         """The next request, if all of it is there.
 
@@ -135,7 +142,7 @@ class RequestReader:
 
     def _chunks(self) -> Generator[None, None, bytes]:
         body = bytearray()
-        while True:
+        for _ in range(_MOST_CHUNKS):
             line = yield from self._until(b"\r\n", _LONGEST_LINE, 400)
             size = _number(line.partition(b";")[0].decode("latin-1").strip(), 16)
             if not size:
@@ -143,8 +150,11 @@ class RequestReader:
             body += yield from self._exactly(size, _LONGEST_BODY - len(body))
             if (yield from self._exactly(2)) != b"\r\n":
                 raise _malformed("a chunk is longer than it says")
-        while (yield from self._until(b"\r\n", _LONGEST_HEAD, 431)):
-            pass  # trailers
+        else:
+            raise _malformed(f"more than {_MOST_CHUNKS} chunks")
+        left = _LONGEST_HEAD
+        while trailer := (yield from self._until(b"\r\n", left, 431)):
+            left -= len(trailer)
         return bytes(body)
 
     def _until(self, mark: bytes, most: int, status: int) -> Generator[None, None, bytes]:

@@ -1,11 +1,23 @@
-"""Messages between the driver and a child process: length-prefixed frames over a socket."""
+"""Messages between the driver and a child process: length-prefixed frames over a socket.
+
+In such a child a user's code runs, so what it writes may be anything. It comes in by one door,
+``Channel.hear``: frames of a bounded size, and whatever cannot be taken is the child's fault. Where
+frames are MessagePack, ``check_values`` bounds the work of decoding them, too.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from enum import Enum
+from typing import Final
 
+from rollpacker.errors import one_line
+
+MOST_VALUES: Final = 200_000
+DEEPEST: Final = 100
+"""Values of a message, and how deep they are nested: of a kilobyte of text or of one digit each."""
 HEADER = struct.Struct("<I")
 LARGEST_REPLY = 1 << 20
 
@@ -75,6 +87,23 @@ class Channel:
         except OSError:
             return len(data)
 
+    def hear(self, take: Callable[[bytes], object]) -> str | None:
+        """Hand what has arrived to ``take``, a frame at a time; then why the other side must go, if
+        it must: empty where it is gone by itself. Never raises.
+
+        Args:
+            take: what it raises, the other side has brought about.
+        """
+        frames, state = self.receive()
+        try:
+            for each in frames:
+                take(each)
+        except Exception as error:
+            return f"wrote nonsense ({one_line(error)})"
+        if state is State.BROKEN:
+            return f"wrote more than {self._largest >> 20} MiB at once"
+        return "" if state is State.CLOSED else None
+
     def receive(self) -> tuple[list[bytes], State]:
         """Complete frames that have arrived, and what the other side is like after them."""
         state = State.OPEN
@@ -108,3 +137,78 @@ class Channel:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
+
+
+_SIZES: Final = {
+    0xC4: (1, 0),
+    0xC5: (2, 0),
+    0xC6: (4, 0),  # bytes
+    0xC7: (1, 1),
+    0xC8: (2, 1),
+    0xC9: (4, 1),  # extensions
+    0xD9: (1, 0),
+    0xDA: (2, 0),
+    0xDB: (4, 0),  # texts
+}
+"""Of a length, and of what stands behind it."""
+_FIXED: Final = {
+    0xCA: 4,
+    0xCB: 8,
+    0xCC: 1,
+    0xCD: 2,
+    0xCE: 4,
+    0xCF: 8,
+    0xD0: 1,
+    0xD1: 2,
+    0xD2: 4,
+    0xD3: 8,
+    0xD4: 2,
+    0xD5: 3,
+    0xD6: 5,
+    0xD7: 9,
+    0xD8: 17,
+}
+_HOLDERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+"""The size of a count, and values for each that it counts."""
+
+
+def check_values(data: bytes) -> None:
+    """Walk a MessagePack value without decoding it, which may cost a hundred times its bytes.
+
+    Raises ``ValueError`` where it has more than ``MOST_VALUES`` values or is nested deeper than
+    ``DEEPEST``; what is torn or malformed is left to the decoder.
+    """
+    at, left = 0, [1]
+    for _ in range(MOST_VALUES):
+        while left and not left[-1]:
+            left.pop()
+        if not left or at >= len(data):
+            return
+        left[-1] -= 1
+        at, inside = _step(data, at)
+        if inside:
+            left.append(inside)
+            if len(left) > DEEPEST:
+                raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+    raise ValueError(f"it has more than {MOST_VALUES} values")
+
+
+def _step(data: bytes, at: int) -> tuple[int, int]:
+    """Behind one value's head and bytes, and how many values it holds."""
+    code = data[at]
+    at += 1
+    if code < 0x80 or code >= 0xE0:
+        return at, 0
+    if code < 0x90:
+        return at, 2 * (code & 15)
+    if code < 0xA0:
+        return at, code & 15
+    if code < 0xC0:
+        return at + (code & 31), 0
+    if code in _HOLDERS:
+        size, each = _HOLDERS[code]
+        return at + size, each * int.from_bytes(data[at : at + size], "big")
+    if code in _SIZES:
+        size, more = _SIZES[code]
+        return at + size + more + int.from_bytes(data[at : at + size], "big"), 0
+    return at + _FIXED.get(code, 0), 0

@@ -6,13 +6,18 @@ and never unpickled. A row goes there pickled, since its columns may be anything
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from rollpacker.errors import one_line
+
+_MOST = 1 << 31
+_METRICS = 1000
+"""Names of a turn's."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -104,14 +109,21 @@ class Answer(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=
     episode: int
     tokens: bytes = b""
     prompt: bytes = b""
-    over: str = ""
+    over: Literal["", "stop", "length"] = ""
     error: str = ""
-    seconds: float = 0.0
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     reward: float | None = None
-    calls: int = 0
-    failed_calls: int = 0
-    metrics: dict[str, float] = {}
+    calls: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
+    failed_calls: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
+    metrics: Annotated[dict[str, float], msgspec.Meta(max_length=_METRICS)] = {}
     messages: list[dict[str, Any]] = []
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError``."""
+        if len(self.tokens) % 4 or len(self.prompt) % 4:
+            raise ValueError("token ids are 4 bytes each")
+        if not (math.isfinite(self.seconds) and math.isfinite(self.reward or 0.0)):
+            raise ValueError("seconds and a reward are finite")
 
 
 Report = Ready | Fatal | Answer

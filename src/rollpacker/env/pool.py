@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.episode import TIMED_OUT
 from rollpacker.env.messages import Answer, Begin, Close, Fatal, Ready, Report, Step
@@ -57,12 +59,14 @@ class EnvironmentPool:
     ) -> None:
         self._config = config
         self._tokenizer = pickle.dumps(tokenizer)
+        self._vocabulary = len(tokenizer)
         self._template = dict(template)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take = lambda _replies: None
         self._checking: asyncio.TimerHandle | None = None
         self._at: dict[int, Member] = {}
         self._keys: dict[int, Hashable] = {}
+        self._room: dict[int, int] = {}
         self._suspects: set[Hashable] = set()
         self._lost: dict[int, Reply] = {}
         self._queue: deque[tuple[Begin, Hashable]] = deque()
@@ -109,6 +113,7 @@ class EnvironmentPool:
                 self._loop.call_soon(self._take, [lost])
             return
         member.episodes[command.episode] = time.monotonic()
+        self._room[command.episode] = command.left
         self._tell(member, command)
         self._check_later()
 
@@ -155,6 +160,7 @@ class EnvironmentPool:
                 self._queue.append((command, key))
                 continue
             self._at[command.episode], self._keys[command.episode] = member, key
+            self._room[command.episode] = command.room
             member.episodes[command.episode] = time.monotonic()
             self._tell(member, command)
         self._queue.extend(queue)
@@ -185,6 +191,7 @@ class EnvironmentPool:
     def _forget(self, episode: int) -> None:
         member = self._at.pop(episode, None)
         self._keys.pop(episode, None)
+        self._room.pop(episode, None)
         if member is not None:
             member.episodes.pop(episode, None)
             if not member.episodes and (member.leaving or member.alone):
@@ -208,25 +215,44 @@ class EnvironmentPool:
 
     def _heard(self, member: Member, report: Report) -> list[Reply]:
         match report:
-            case Ready():
+            case Ready() if not member.ready:
                 member.ready = True
                 self._failed_starts = 0
                 self.tools = report.tools
                 self._said += [line for line in report.warnings if line not in self._said]
-            case Fatal():
+            case Fatal() if not member.ready:
                 said = report.error
                 self.broken = said if said.startswith("environment") else f"environment: {said}"
             case Answer() if self._at.get(report.episode) is member:
-                member.episodes[report.episode] = None
-                if report.over or report.error:
-                    self._suspects.discard(self._keys[report.episode])
-                    member.leaving = member.leaving or report.error.startswith(TIMED_OUT)
-                    self._forget(report.episode)
-                    self._fill()
-                return [Reply(report)]
+                return [Reply(self._checked(member, report))]
             case _:
                 pass
         return []
+
+    def _checked(self, member: Member, answer: Answer) -> Answer:
+        """An answer as the run can take it; with others an episode is over."""
+        member.episodes[answer.episode] = None
+        if problem := self._problem(answer):
+            self._tell(member, Close(answer.episode))
+            answer = Answer(episode=answer.episode, error=problem)
+        if answer.over or answer.error:
+            self._suspects.discard(self._keys[answer.episode])
+            member.leaving = member.leaving or answer.error.startswith(TIMED_OUT)
+            self._forget(answer.episode)
+            self._fill()
+        return answer
+
+    def _problem(self, answer: Answer) -> str:
+        """What is wrong with token ids: they go to an engine and into the weights."""
+        for what, data in (("prompt", answer.prompt), ("tokens", answer.tokens)):
+            ids, room = np.frombuffer(data, np.int32), self._room[answer.episode]
+            if len(ids) > room:
+                return f"its process sent {what} of {len(ids)} ids where {room} had room"
+            strange = ids[(ids < 0) | (ids >= self._vocabulary)]
+            if len(strange):
+                most = self._vocabulary
+                return f"its process sent {what} with id {strange[0]}: the tokenizer has {most}"
+        return ""
 
     def _replace(self, member: Member, why: str) -> list[Reply]:
         """A process is gone, or must go. Who waits for an answer has none; who does not will know
@@ -261,6 +287,7 @@ class EnvironmentPool:
                 self._lost[episode] = reply
             self._at.pop(episode, None)
             self._keys.pop(episode, None)
+            self._room.pop(episode, None)
         return replies
 
     def _fill(self) -> None:
@@ -335,6 +362,7 @@ class EnvironmentPool:
 
     def _on_check(self) -> None:
         self._checking = None
-        self._deliver(self._check())
+        # First: whatever comes of this look, there is another one.
         if self._at or self._queue:
             self._check_later()
+        self._deliver(self._check())

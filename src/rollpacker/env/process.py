@@ -13,7 +13,7 @@ import msgspec
 from rollpacker.children import kill_child, start_child
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Command, Report
-from rollpacker.frames import Channel, State, frame
+from rollpacker.frames import Channel, check_values, frame
 
 LARGEST = 64 << 20
 """Bytes of an answer that are read: a whole conversation."""
@@ -55,20 +55,19 @@ class Member:
         """What it has said, and why it must go if it must. Never raises."""
         # A child of its own may hold the other end, so the socket alone does not tell.
         dead = self.popen.poll() is not None
-        frames, state = self.channel.receive()
         reports: list[Report] = []
-        try:
-            reports.extend(_decode(each) for each in frames)
-        except msgspec.DecodeError as error:
-            return reports, f"wrote nonsense ({error})"
-        if state is State.BROKEN:
-            return reports, f"wrote more than {LARGEST >> 20} MiB at once"
-        return reports, "" if dead or state is State.CLOSED else None
+        gone = self.channel.hear(lambda data: reports.append(_read(data)))
+        return reports, "" if gone is None and dead else gone
 
     def kill(self) -> str:
         """End it with what it started, and say how it ended."""
         self.channel.close()
         return kill_child(self.popen)
+
+
+def _read(data: bytes) -> Report:
+    check_values(data)
+    return _decode(data)
 
 
 def start(config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any]) -> Member:

@@ -27,7 +27,7 @@ from rollpacker.env.messages import Answer, Begin, Close, Command, Fatal, Ready,
 from rollpacker.env.process import LARGEST
 from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
-from rollpacker.frames import HEADER, frame
+from rollpacker.frames import HEADER, check_values, frame
 from rollpacker.open_files import allow_files
 from rollpacker.shield import take_no_notice
 
@@ -153,6 +153,7 @@ def _encoded(answer: Answer) -> tuple[Answer, bytes]:
     """An answer of a size that the driver reads, or in its place why there is none."""
     try:
         data = _encode(answer)
+        check_values(data)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return _without(answer, f"what it left cannot be passed on: {one_line(error)}")
     if len(data) <= LARGEST:

@@ -15,6 +15,7 @@ from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.env.messages import Answer, Begin, Step, packed
 from rollpacker.env.pool import EnvironmentPool, Reply
+from rollpacker.errors import told
 from rollpacker.runtime.attempts import Attempt, Stage
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.conversation import Conversation, lengthened
@@ -223,7 +224,11 @@ class Episodes:
         seconds = self._clock() - since
         if answer.error and (self._config.on_error == "retry" or reply.blameless):
             return Answered(attempt, error=answer.error, blameless=reply.blameless)
-        self._enter(attempt, answer, seconds)
+        try:
+            self._enter(attempt, answer, seconds)
+        except Exception as error:  # of what a user's process sent: its episode's, and no other's
+            self._end(attempt.id)
+            return Answered(attempt, error=f"its answer cannot be taken: {told(error)}")
         return Answered(attempt, len(answer.tokens) // 4, round(seconds, 6))
 
     def _enter(self, attempt: Attempt, answer: Answer, seconds: float) -> None:

@@ -154,10 +154,8 @@ def fuzz(monkeypatch: pytest.MonkeyPatch, count: int, seed: int) -> None:
     bystander.write(pack(answers(rng, quiet)))
     (reply,) = pool.hear()
     assert (reply.answer.episode, reply.answer.reward) == (quiet, 0.5)
-    print(
-        f"\n{count} frames of a process of environments, seed {seed}: the other goes on; {len(seen)} kinds"
-    )
-    assert min(seen["goes on"], seen["stop"], seen["ids"]) > 10
+    print(f"\nseed {seed}: {count} frames of a process of environments, {len(seen)} kinds of ends")
+    assert min(seen["goes on"], seen["stop"], seen["ids"]) > 5
     assert sum("nonsense" in said for said in seen) > 10
 
 

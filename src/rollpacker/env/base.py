@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from rollpacker.chat import Message
 from rollpacker.errors import PlainError
-
-Message = dict[str, Any]
-"""A chat message: ``role`` (``system``, ``user``, ``assistant``, ``tool``), ``content``, and what
-else the chat template reads (``tool_calls``, ``name``)."""
 
 
 class EpisodeError(PlainError):

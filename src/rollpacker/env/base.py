@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from rollpacker.chat import Message
+from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.errors import PlainError
 
 
@@ -82,9 +83,11 @@ class Factory(Protocol):
 
     Attributes:
         tools: JSON schemas of the tools that all of them have, for the chat template.
+        faults: of these tools.
     """
 
     tools: Sequence[Mapping[str, Any]]
+    faults: ToolFaults
 
     async def open(self) -> None:
         """Begin what all episodes of the process share (a server, a sandbox)."""

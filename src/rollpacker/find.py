@@ -99,6 +99,20 @@ def nearest(name: str, names: Collection[str]) -> str:
     return f": did you mean '{close[0]}'?" if close else ""
 
 
+def bound_name(target: Callable[..., Any]) -> str | None:
+    """By which name a method, or what is called by one, takes its own object, mostly ``self``: that
+    cannot be given to it once more, whatever else it takes."""
+    if inspect.isclass(target):
+        method: Any = target.__init__
+    else:
+        method = target if inspect.isroutine(target) else type(target).__call__
+    function = getattr(method, "__func__", method)
+    if function is target or not inspect.isfunction(function):
+        return None
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    return None if first is None or first.kind is not first.POSITIONAL_OR_KEYWORD else first.name
+
+
 class Parameters:
     """What a function can be given by name.
 
@@ -131,14 +145,15 @@ class Parameters:
         """Whether it takes any name."""
         self.names = {p.name for p in named}
         self._required = [p.name for p in named if p.default is p.empty]
+        self._own = bound_name(target)
 
     def take(self, name: str) -> bool:
         """Whether it can be given this."""
-        return self.any or name in self.names
+        return name in self.names or (self.any and name != self._own)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise ``ValueError`` on an option that it does not take."""
-        unknown = [] if self.any else sorted(set(options) - self.names)
+        unknown = sorted(name for name in options if not self.take(name))
         if unknown:
             raise ValueError(
                 f"{self._key}: '{self._function}' takes no option '{unknown[0]}'; "

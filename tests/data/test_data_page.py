@@ -19,7 +19,10 @@ from rollpacker.train.card import Card
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 BLOCK = re.compile(r'^```(\w+) title="(.+?)"\n(.*?)\n```$', re.MULTILINE | re.DOTALL)
-TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ tools }}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['content'] }}{% for call in m['tool_calls'] %}"
+    "{{ call['function']['name'] }}{% endfor %}{% endfor %}{{ tools }}"
+)
 
 
 def examples() -> list[Any]:

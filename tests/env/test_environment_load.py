@@ -159,3 +159,13 @@ def test_adapters_are_imported_where_one_is_used(monkeypatch: pytest.MonkeyPatch
 def test_factories_have_what_the_process_asks_for(made: type) -> None:
     members = {name for name in vars(Factory) if not name.startswith("_")}
     assert members <= {*dir(made), "tools"}
+
+
+def test_an_option_of_the_row_s_name_is_the_user_s() -> None:
+    """skyrl-gym's are given the row as ``extras``, unless they are given something else so."""
+    factory = PythonFactory(config("Squares", extras={"goal": 7}))
+
+    async def begun() -> Any:
+        return await factory.make().reset({"goal": 9, "prompt": "Go."})
+
+    assert asyncio.run(begun()).prompt[-1]["content"] == "The goal is 7."

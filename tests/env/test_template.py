@@ -291,6 +291,8 @@ def test_the_same_answer_is_rendered_once_and_memory_is_bounded(
     monkeypatch.setattr("rollpacker.env.template._MOST", 2)
     tokenizer = make_tokenizer("qwen2_5")
     template = Template(tokenizer, {})
+    for tools in ([], [ADD]):  # once more for each form of a conversation
+        template.delta([5], [NEXT], tools)
     rendered: list[str] = []
     render = tokenizer.apply_chat_template
 

@@ -1,6 +1,7 @@
 """A program's episode in tokens: what the model reads, and what it said stays as it was."""
 
 import asyncio
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def tokenizer() -> Iterator[Any]:
         yield modules.prepare.build_tokenizer()
 
 
-def talk(folder: Path, tokenizer: Any, *said: tuple[str, bool]) -> list[Answer]:
+def talk(
+    folder: Path, tokenizer: Any, *said: tuple[str, bool], program: str = PROGRAM
+) -> list[Answer]:
     """The answers to an episode's beginning and to replies, ``cut`` or not."""
 
     def step(text: str, cut: bool) -> Step:
@@ -45,7 +48,7 @@ def talk(folder: Path, tokenizer: Any, *said: tuple[str, bool]) -> list[Answer]:
         return Step(episode=1, reply=ids.tobytes(), left=1000, left_sampled=1000, cut=cut)
 
     async def episode() -> list[Answer]:
-        path = write(folder, PROGRAM)
+        path = write(folder, program)
         config = EnvironmentConfig(kind="agent", path=path, step_timeout_s=60.0)
         async with opened(path) as factory:
             begin = Begin(episode=1, row=packed(ROW), prompt=[], tools=[], room=4000)
@@ -85,3 +88,25 @@ def test_an_episode_that_is_cut_off_ends_its_program(tmp_path: Path, tokenizer: 
     pid = text(tokenizer, first.prompt).removeprefix("<|im_start|>system\n").partition("\n")[0]
     assert (last.over, last.error, last.reward) == ("length", "", None)
     assert not alive(int(pid))
+
+
+QWEN = TOOLS.parents[1] / "tests" / "env" / "templates" / "qwen3.jinja"
+LOST = {
+    "{'role': 'observation', 'content': 'It is dark.'}": "leaves out what role 'observation' says",
+    "{'role': 'tool', 'content': None}": "a message of role 'tool' whose content is NoneType",
+}
+
+
+@pytest.mark.parametrize("message", LOST)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_the_model_would_not_read_is_the_episode_s_failure(
+    tmp_path: Path, tokenizer: Any, message: str, first: bool
+) -> None:
+    program = f"""
+        messages = [user("Look."), *([{message}] if {first} else [])]
+        ask([*messages, ask(messages), {message}])
+    """
+    qwen = copy.deepcopy(tokenizer)
+    qwen.chat_template = QWEN.read_text(encoding="utf-8")
+    last = talk(tmp_path, qwen, *[("I look.", False)] * (not first), program=program)[-1]
+    assert LOST[message] in last.error

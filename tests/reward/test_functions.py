@@ -164,6 +164,13 @@ def test_signatures(file, name, expected):
     assert score is None or type(score) is float
 
 
+@pytest.mark.parametrize("name", ["an_object", "Asynchronous", "trl_keywords_only"])
+def test_columns_may_have_the_name_by_which_an_object_calls_itself(file, name):
+    for columns in (None, ["answer", "self", "function"]):
+        (score,) = resolve(f"{file}:{name}", {}, None, columns)([request(self=1, function=2)])
+        assert score == (3.0 if name == "trl_keywords_only" else 1.0)
+
+
 def test_groups_are_one_call(file):
     score = resolve(f"{file}:trl", {})
     assert score([request("2"), request("3"), request("2")]) == [1.0, 0.0, 1.0]

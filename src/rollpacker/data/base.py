@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollpacker.chat import Message
 from rollpacker.core.types import PromptId
-
-Message = dict[str, Any]
-"""A chat turn: ``role``, ``content``, and what else the chat template reads."""
 
 
 class DataError(ValueError):

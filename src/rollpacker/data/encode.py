@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollpacker.chat import Complete
 from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Message, Row, whole_text
@@ -43,10 +44,12 @@ def encode_prompts(
 
     A prompt must leave ``max_response`` of ``max_context`` tokens (0: no length is configured, so
     that 16 will do). Raises ``DataError`` on one that does not (unless ``data.overlong`` is
-    ``skip``), on settings that need a chat template, and on tools that the template has no use for.
+    ``skip``), on settings that need a chat template, on tools that the template has no use for, and
+    on messages that it leaves out.
     """
     _check_settings(config, tokenizer)
-    texts = [_text(row, tokenizer, config, chat_template_kwargs or {}) for row in rows]
+    kwargs, complete = chat_template_kwargs or {}, Complete()
+    texts = [_text(row, tokenizer, config, kwargs, complete) for row in rows]
     for row, (text, _) in zip(rows, texts, strict=True):
         whole_text(text, f"row '{row.id}': its prompt")
     ids = _tokenize(texts, tokenizer)
@@ -118,7 +121,9 @@ def _plain(prompt: str, config: DataConfig) -> str:
     return config.prompt_template.replace("{prompt}", prompt)
 
 
-def _text(row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any]) -> Any:
+def _text(
+    row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any], complete: Complete
+) -> Any:
     """A pair: the text to tokenize, and whether the tokenizer adds its special tokens."""
     if isinstance(row.prompt, str) and not _uses_chat(tokenizer, config):
         _check_plain(row)
@@ -129,18 +134,25 @@ def _text(row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any
             "use one that has, or string prompts with data.chat: false"
         )
     _check_tools(row, tokenizer)
-    messages = chat(row, config)
-    try:
-        text = tokenizer.apply_chat_template(
-            messages,
+    messages, more = chat(row, config), {**kwargs, **row.template_kwargs}
+
+    def render(messages: Sequence[Message]) -> str:
+        return tokenizer.apply_chat_template(
+            list(messages),
             tools=list(row.tools) or None,
             tokenize=False,
             add_generation_prompt=True,
-            **{**kwargs, **row.template_kwargs},
+            **more,
         )
+
+    try:
+        text = render(messages)
     except Exception as error:  # templates are programs with errors of their own
         reason = " ".join(str(error).split())
         raise DataError(f"row '{row.id}': the chat template refuses it: {reason}") from None
+    mistake = complete.mistake(messages, render, (bool(row.tools), repr(sorted(more.items()))))
+    if mistake is not None:
+        raise DataError(f"row '{row.id}': {mistake}")
     return text, False
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rollpacker.chat import NotTextError, text_of
 from rollpacker.data.base import DataError, Message, whole_text
 from rollpacker.data.files import Record
 
@@ -112,20 +113,10 @@ def _message(turn: Any, where: str) -> Message:
 
 def _content(content: Any, where: str) -> Any:
     """Content blocks of text as one text."""
-    if not isinstance(content, list):
-        return content
-    texts: list[str] = []
-    for block in content:
-        if not isinstance(block, dict) or block.get("type") != "text":
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            raise DataError(
-                f"{where}: a chat message has content of type '{kind}', but models are trained on "
-                "text alone"
-            )
-        if not isinstance(block.get("text"), str):
-            raise DataError(f"{where}: a content block of type 'text' has no text")
-        texts.append(block["text"])
-    return "\n".join(texts)
+    try:
+        return text_of(content)
+    except NotTextError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def without_nones(value: Any) -> Any:

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from rollpacker.chat import Message
+from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.errors import PlainError
-
-Message = dict[str, Any]
-"""A chat message: ``role`` (``system``, ``user``, ``assistant``, ``tool``), ``content``, and what
-else the chat template reads (``tool_calls``, ``name``)."""
 
 
 class EpisodeError(PlainError):
@@ -85,9 +83,11 @@ class Factory(Protocol):
 
     Attributes:
         tools: JSON schemas of the tools that all of them have, for the chat template.
+        faults: of these tools.
     """
 
     tools: Sequence[Mapping[str, Any]]
+    faults: ToolFaults
 
     async def open(self) -> None:
         """Begin what all episodes of the process share (a server, a sandbox)."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of a function; a plain one runs in a thread, for it may take its time.
+async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The result of a function; a plain one runs in a thread, for it may take its time. It may take
+    arguments of any name.
 
     Raises what it raises; what would end the process, or cannot leave a thread, is a
     ``RuntimeError`` that names it.

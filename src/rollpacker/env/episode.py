@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rollpacker.chat import NotTextError, text_of
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Factory, Message, Opening, Turn
 from rollpacker.env.calling import call
@@ -199,8 +200,13 @@ def _opening(said: Any) -> Opening:
         opening = Opening()
     else:
         opening = Opening(messages=said)
-    _check_messages(opening.messages, "reset")
-    return replace(opening, reward=_reward(opening.reward, "reset"))
+    prompt = opening.prompt
+    return replace(
+        opening,
+        messages=_checked(opening.messages, "reset"),
+        prompt=None if prompt is None else _checked(prompt, "reset"),
+        reward=_reward(opening.reward, "reset"),
+    )
 
 
 def _turn(said: Any) -> Turn:
@@ -208,9 +214,9 @@ def _turn(said: Any) -> Turn:
         raise EpisodeError(f"step returned {type(said).__name__}, not a Turn")
     if not said.done and not said.messages:
         raise EpisodeError("step returned no messages, and is not done")
-    _check_messages(said.messages, "step")
     return replace(
         said,
+        messages=_checked(said.messages, "step"),
         reward=_reward(said.reward, "step"),
         calls=_count(said.calls, "calls"),
         failed_calls=_count(said.failed_calls, "failed_calls"),
@@ -251,22 +257,37 @@ def _count(given: Any, what: str) -> int:
         raise EpisodeError(f"step gave {what} of {kind}, not a whole number") from None
 
 
-def _check_messages(messages: Any, where: str) -> None:
-    """They are written for the driver, which reads nothing else."""
+def _checked(messages: Any, where: str) -> list[Message]:
+    """Messages as templates and the driver, which reads nothing else, take them."""
     if isinstance(messages, str | bytes | dict) or not isinstance(messages, Sequence):
         raise EpisodeError(f"{where} returned {type(messages).__name__}, not a list of messages")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise EpisodeError(f"{where} returned a message without a role: {message!r:.80}")
-        if odd := [key for key in message if not isinstance(key, str)]:
-            raise EpisodeError(f"{where} returned a message with a key that is no text: {odd[0]!r}")
-        try:
-            msgspec.msgpack.encode(message)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            why = one_line(error)
-            raise EpisodeError(
-                f"{where} returned a message that cannot be passed on: {why}"
-            ) from error
+    return [_message(message, where) for message in messages]
+
+
+def _message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise EpisodeError(f"{where} returned a message without a role: {message!r:.80}")
+    if odd := [key for key in message if not isinstance(key, str)]:
+        raise EpisodeError(f"{where} returned a message with a key that is no text: {odd[0]!r}")
+    message = _with_text(message, f"{where} returned a message of role '{message['role']:.40}'")
+    try:
+        msgspec.msgpack.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        why = one_line(error)
+        raise EpisodeError(f"{where} returned a message that cannot be passed on: {why}") from error
+    return message
+
+
+def _with_text(message: Message, where: str) -> Message:
+    try:
+        content = text_of(message.get("content"))
+    except NotTextError as error:
+        raise EpisodeError(f"{where}: {error}") from None
+    if content is None and message.get("tool_calls"):
+        return message
+    if not isinstance(content, str):
+        raise EpisodeError(f"{where} whose content is {type(content).__name__}, not text")
+    return {**message, "content": content}
 
 
 def _with_reward(turn: Turn, more: Any) -> Turn:

@@ -10,7 +10,8 @@ from typing import Any
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.adapters.kinds import Kind, kind_of
 from rollpacker.env.base import EpisodeError, Factory
-from rollpacker.env.tools import KEY, ToolsFactory
+from rollpacker.env.tool_faults import KEY, ToolFaults
+from rollpacker.env.tools import ToolsFactory
 from rollpacker.errors import told
 from rollpacker.find import Parameters, find
 
@@ -58,8 +59,10 @@ class PythonFactory:
         self._spare: list[Any] = []
         self.tools: Sequence[Mapping[str, Any]] = ()
         """JSON schemas of its tools; none where it has none of its own."""
+        self.faults = ToolFaults()
         self._kind: Kind | None = self._kind_of(target)
-        self._extras = self._kind == "skyrl" and parameters.take(_EXTRAS)
+        takes = parameters.take(_EXTRAS) and _EXTRAS not in self._options
+        self._extras = self._kind == "skyrl" and takes
         if self._kind is not None:
             self._look_at(self._kind)
 
@@ -140,7 +143,7 @@ class PythonFactory:
             case "trl":
                 from rollpacker.env.adapters.trl import TrlEnvironment
 
-                return TrlEnvironment(instance, self.tools)
+                return TrlEnvironment(instance, self.tools, self.faults)
             case "gym":
                 from rollpacker.env.adapters.gym import GymEnvironment
 

@@ -77,14 +77,14 @@ Command = Begin | Step | Close
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The process has loaded its environment; ``warnings`` for the user."""
+    """The process has loaded its environment, or goes on with it; ``warnings`` for the user."""
 
     warnings: list[str] = []
     tools: list[dict[str, Any]] = []
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """It cannot be loaded."""
+    """It cannot be loaded, or is broken: no process can go on with it."""
 
     error: str
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rollpacker.chat import Complete
 from rollpacker.env.base import EpisodeError, Message
 from rollpacker.env.calls import FORMATS, REASONING, Call, Format, parse
 from rollpacker.env.conversation import arguments_of, to_message, whole
@@ -78,6 +79,7 @@ class Template:
         self._kwargs = dict(kwargs)
         self._variants: dict[str, Template] = {}
         self._tails: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._complete = Complete()
         # Llama 3's <|eom_id|> and the like have no name of their own.
         added = {id_: str(t) for id_, t in tokenizer.added_tokens_decoder.items() if t.special}
         special = sorted({*tokenizer.all_special_tokens, *added.values()}, key=len, reverse=True)
@@ -127,7 +129,7 @@ class Template:
 
     def prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Token ids of a conversation that the model is to go on with. Raises ``EpisodeError``."""
-        return self.tokens(self._rendered(messages, tools, "prompt"))
+        return self.tokens(self._rendered(messages, tools))
 
     def reply(self, ids: Sequence[int], tools: Tools = ()) -> Reply:
         """What the model has sampled, with its end token or without. Never raises."""
@@ -203,16 +205,34 @@ class Template:
             tail = tuple(self.tokens(self.behind(messages, tools)))
         except Exception as error:
             raise _refused("what the environment said", error) from error
+        self._check_complete(messages, lambda others: self.behind(others, tools), "tail", tools)
         self._tails[key] = tail
         if len(self._tails) > _MOST:
             self._tails.popitem(last=False)
         return tail
 
-    def _rendered(self, messages: Sequence[Message], tools: Tools, what: str) -> str:
-        try:
+    def _rendered(self, messages: Sequence[Message], tools: Tools) -> str:
+        def render(messages: Sequence[Message]) -> str:
             return self.render(self.fit(messages), tools, goes_on=True)
+
+        try:
+            text = render(messages)
         except Exception as error:
-            raise _refused(f"the {what}", error) from error
+            raise _refused("the prompt", error) from error
+        self._check_complete(messages, render, "prompt", tools)
+        return text
+
+    def _check_complete(
+        self,
+        messages: Sequence[Message],
+        render: Callable[[Sequence[Message]], str],
+        place: str,
+        tools: Tools,
+    ) -> None:
+        """Raises ``EpisodeError`` where a message is not to be found in what was rendered."""
+        mistake = self._complete.mistake(messages, render, (place, bool(tools)))
+        if mistake is not None:
+            raise EpisodeError(mistake)
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """With what tools answer as the user's, where the template has no other place for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +13,11 @@ from rollpacker.env.calls import BadCall, Call, short
 from rollpacker.env.code_tool import CodeTool
 from rollpacker.env.conversation import Asked, calls_of, whole
 from rollpacker.env.schema import Schema, mistake, schema_of
+from rollpacker.env.tool_faults import KEY, Caller, ToolFaults
+from rollpacker.env.values import NoTextError, as_text
 from rollpacker.errors import one_line
 from rollpacker.find import find
 
-KEY = "environment.path"
 BUILT_IN = "python"
 """The tool that runs code in the sandbox."""
 
@@ -51,7 +51,7 @@ def tools_of(functions: Sequence[Callable[..., Any]], where: str) -> dict[str, T
     return tools
 
 
-async def answer(tools: Mapping[str, Tool], reply: Message) -> Turn:
+async def answer(tools: Mapping[str, Tool], reply: Message, by: Caller) -> Turn:
     """Run the calls of a reply in their order; one that fails tells the model why.
 
     Without a call the episode is over.
@@ -62,13 +62,13 @@ async def answer(tools: Mapping[str, Tool], reply: Message) -> Turn:
     messages: list[Message] = []
     failed = 0
     for each in asked:
-        text, error = await _result(tools, each.call)
+        text, error = await _result(tools, each.call, by)
         failed += error
         messages.append(_message(each, text))
     return Turn(messages=messages, calls=len(asked), failed_calls=failed)
 
 
-async def _result(tools: Mapping[str, Tool], made: Call | BadCall) -> tuple[str, bool]:
+async def _result(tools: Mapping[str, Tool], made: Call | BadCall, by: Caller) -> tuple[str, bool]:
     """What a call gives, as text, and whether it failed."""
     if isinstance(made, BadCall):
         return f"Error: {made.error}", True
@@ -79,15 +79,17 @@ async def _result(tools: Mapping[str, Tool], made: Call | BadCall) -> tuple[str,
     if wrong is not None:
         return f"Error: {made.name}: {wrong}", True
     try:
-        return _text(await call(tool.function, **made.arguments)), False
+        text = as_text(await call(tool.function, **made.arguments))
     except EpisodeError:
         raise
+    except NoTextError as error:
+        by.returned(made.name, str(error))
+        return f"Error: {made.name} returned {error}, which cannot be shown", True
     except Exception as error:  # the call's own, whatever it is
+        by.raised(made.name, error)
         return f"Error: {one_line(error)}", True
-
-
-def _text(result: Any) -> str:
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    by.answered(made.name)
+    return text, False
 
 
 def _message(asked: Asked, text: str) -> Message:
@@ -104,18 +106,22 @@ class ToolsEnvironment:
 
     Args:
         tools: by their names.
+        faults: of the process's tools.
     """
 
-    def __init__(self, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, tools: Mapping[str, Tool], faults: ToolFaults | None = None) -> None:
         self._tools = tools
+        self._faults = faults or ToolFaults()
+        self._by = self._faults.caller({})
 
-    async def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:  # noqa: ARG002
+    async def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
         """Nothing is added to the prompt: the chat template shows the tools."""
+        self._by = self._faults.caller(row)
         return ()
 
     async def step(self, reply: Message) -> Turn:
         """Run the calls of a reply."""
-        return await answer(self._tools, reply)
+        return await answer(self._tools, reply, self._by)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -134,6 +140,7 @@ class ToolsFactory:
         self._tools = tools_of(functions, KEY)
         self.tools: Sequence[Mapping[str, Any]] = [tool.schema for tool in self._tools.values()]
         """JSON schemas for the chat template."""
+        self.faults = ToolFaults()
 
     def _find(self, path: str) -> Callable[..., Any]:
         if path == BUILT_IN:
@@ -151,7 +158,7 @@ class ToolsFactory:
 
     def make(self) -> ToolsEnvironment:
         """For one episode."""
-        return ToolsEnvironment(self._tools)
+        return ToolsEnvironment(self._tools, self.faults)
 
     async def close(self) -> None:
         """End the sandbox, if there is one."""

@@ -1,9 +1,17 @@
-"""Values checked against JSON schemas, as far as those of tools go."""
+"""Values of tools: arguments checked against JSON schemas, results written as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence, Set, ValuesView
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -62,3 +70,105 @@ def _items(schema: Mapping[str, Any], value: list[Any]) -> str | None:
         return f"a list of {len(each)}"
     found = (wanted(part, item) for part, item in zip(each, value, strict=True))
     return next((f"a list whose items are {what}" for what in found if what), None)
+
+
+# Results -----------------------------------------------------------------------------------------
+
+_SPELLED = (date, time)
+"""``isoformat`` writes them, as JSON has them everywhere."""
+_NAMED = (timedelta, UUID, PurePath)
+_BYTES = (bytes, bytearray, memoryview)
+_PLAIN = (str, int, float, type(None))
+
+
+class NoTextError(TypeError):
+    """A value is no text and has no obvious JSON form; the message says of which type it is."""
+
+
+def as_text(value: Any) -> str:
+    """A value as the model reads it: text as it is, anything else as JSON.
+
+    Numbers and arrays of other libraries, decimals, dates, sets, text in bytes and objects with
+    fields are what they stand for. Raises ``NoTextError``, and ``ValueError`` on a value that holds
+    itself.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError:
+        pass
+    try:
+        plain = _as_json(value)
+    except RecursionError:
+        raise NoTextError(f"{type(value).__name__}, nested too deep") from None
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def shown(value: Any) -> str:
+    """The same of what an environment shows: what has no JSON form is as Python writes it."""
+    try:
+        return as_text(value)
+    except NoTextError:
+        return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _as_json(value.value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key): _as_json(each) for key, each in value.items()}
+    if isinstance(value, _BYTES):
+        return _decoded(value)
+    if isinstance(value, Set):
+        return [_as_json(each) for each in _ordered(value)]
+    if isinstance(value, Sequence | ValuesView):
+        return [_as_json(each) for each in value]
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    """What is no container of Python's."""
+    if isinstance(value, _SPELLED):
+        return value.isoformat()
+    if isinstance(value, _NAMED):
+        return str(value)
+    if isinstance(value, Decimal):
+        return _number(value)
+    if not isinstance(value, type):
+        if dataclasses.is_dataclass(value):
+            fields = dataclasses.fields(value)
+            return {field.name: _as_json(getattr(value, field.name)) for field in fields}
+        for method in ("model_dump", "tolist"):  # pydantic's; numpy's and torch's
+            if callable(made := getattr(value, method, None)):
+                return _as_json(made())
+    raise NoTextError(type(value).__name__)
+
+
+def _number(value: Decimal) -> float | str:
+    """As text where JSON's numbers, as most read them, would be others."""
+    number = float(value) if value.is_finite() else math.inf
+    if math.isinf(number) or Decimal(repr(number)) != value:
+        return str(value)
+    return int(number) if number.is_integer() else number
+
+
+def _key(key: Any) -> Any:
+    return key if isinstance(key, _PLAIN) and not isinstance(key, Enum) else as_text(key)
+
+
+def _decoded(value: Any) -> str:
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        raise NoTextError(f"{type(value).__name__} that are no text") from None
+
+
+def _ordered(values: Set[Any]) -> list[Any]:
+    """The same in every process, whose hashes of text differ."""
+    try:
+        return sorted(values)
+    except TypeError:
+        return sorted(values, key=repr)

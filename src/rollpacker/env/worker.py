@@ -79,7 +79,13 @@ def _prepare(
     factory = load(config)
     template = Template(pickle.loads(tokenizer), kwargs, call_format=config.call_format)
     warnings = template.check(list(factory.tools))
-    return factory, template, Ready(warnings=warnings, tools=[dict(t) for t in factory.tools])
+    return factory, template, _ready(factory, warnings)
+
+
+def _ready(factory: Factory, warnings: list[str]) -> Ready:
+    return Ready(
+        warnings=[whole(line) for line in warnings], tools=[dict(t) for t in factory.tools]
+    )
 
 
 async def _next(reader: asyncio.StreamReader) -> bytes:
@@ -133,9 +139,18 @@ class Host:
     async def _answer(self, number: int, work: Callable[[], Awaitable[Answer]]) -> None:
         answer, data = _encoded(await work())
         self._writer.write(frame(data))
+        self._tell()
         if answer.over or answer.error:
             self._tasks.pop(number, None)
             self._drop(number)  # closed by now, unless its answer cannot be passed on
+
+    def _tell(self) -> None:
+        """What is wrong with the tools rather than with this answer."""
+        faults = self._factory.faults
+        if faults.broken is not None:
+            self._writer.write(frame(_encode(Fatal(error=whole(faults.broken)))))
+        elif said := faults.said():
+            self._writer.write(frame(_encode(_ready(self._factory, said))))
 
     def _drop(self, number: int) -> None:
         """An episode is not wanted any more: stop what it does, and close it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from rollpacker.env.adapters.rows import number, opened, seed_of, taken, user
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
 from rollpacker.env.calling import call
 from rollpacker.env.conversation import said
+from rollpacker.env.values import shown
 
 _LENGTHS = (4, 5)
 """Of what ``step`` returns: with ``done``, or with ``terminated`` and ``truncated``."""
@@ -34,7 +34,7 @@ class GymEnvironment:
         reset = self._instance.reset
         async with self._alone:
             result = await call(reset, **taken(reset, {"seed": seed_of(row)}))
-        return opened(row, shown(result[0] if isinstance(result, tuple) else result))
+        return opened(row, observed(result[0] if isinstance(result, tuple) else result))
 
     async def step(self, reply: Message) -> Turn:
         """Act by a reply's whole text."""
@@ -48,7 +48,7 @@ class GymEnvironment:
         observation, reward, *ends, _ = result
         done = any(bool(end) for end in ends)
         return Turn(
-            messages=() if done else user(shown(observation)),
+            messages=() if done else user(observed(observation)),
             reward=number(reward, "the reward of step"),
             done=done,
         )
@@ -60,8 +60,6 @@ class GymEnvironment:
             await call(close)
 
 
-def shown(observation: Any) -> str:
+def observed(observation: Any) -> str:
     """An observation as text: as it is, or as JSON."""
-    if observation is None or isinstance(observation, str):
-        return observation or ""
-    return json.dumps(observation, ensure_ascii=False, default=str)
+    return "" if observation is None else shown(observation)

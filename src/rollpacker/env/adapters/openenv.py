@@ -11,6 +11,7 @@ from rollpacker.env.adapters.rows import number, opened, seed_of, user
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
 from rollpacker.env.calling import call
 from rollpacker.env.conversation import said
+from rollpacker.env.values import shown
 from rollpacker.errors import one_line
 
 _NOT_SHOWN = {"done", "reward", "metadata"}
@@ -32,7 +33,7 @@ class OpenenvEnvironment:
     async def reset(self, row: Mapping[str, Any]) -> Opening:
         """Begin with a row's seed; the observation comes behind its prompt."""
         result = await call(self._client.reset, seed=seed_of(row))
-        opening = opened(row, shown(_part(result, "observation")))
+        opening = opened(row, observed(_part(result, "observation")))
         return Opening(
             messages=opening.messages, prompt=opening.prompt, done=bool(_part(result, "done"))
         )
@@ -47,7 +48,7 @@ class OpenenvEnvironment:
         result = await call(self._client.step, action)
         done = bool(_part(result, "done"))
         return Turn(
-            messages=() if done else user(shown(_part(result, "observation"))),
+            messages=() if done else user(observed(_part(result, "observation"))),
             reward=number(_part(result, "reward"), "the reward of step"),
             done=done,
         )
@@ -94,7 +95,7 @@ def _text_field(made: Any) -> str | None:
     return texts[0] if len(texts) == len(needed) == 1 else None
 
 
-def shown(observation: Any) -> str:
+def observed(observation: Any) -> str:
     """An observation as text: its only text, or all that it has as JSON."""
     if isinstance(observation, str):
         return observation
@@ -102,12 +103,12 @@ def shown(observation: Any) -> str:
     if dumped is None:
         return ""
     if not isinstance(dumped, Mapping):
-        return json.dumps(dumped, ensure_ascii=False, default=str)
+        return shown(dumped)
     kept = {name: value for name, value in dumped.items() if name not in _NOT_SHOWN}
     texts = [value for value in kept.values() if isinstance(value, str)]
     if len(texts) == 1 == len(kept):
         return texts[0]
-    return json.dumps(kept, ensure_ascii=False, default=str) if kept else ""
+    return shown(kept) if kept else ""
 
 
 def _part(result: Any, name: str) -> Any:

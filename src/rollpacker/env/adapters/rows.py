@@ -10,6 +10,7 @@ from typing import Any
 
 from rollpacker.env.base import EpisodeError, Message, Opening
 from rollpacker.env.conversation import whole, with_text
+from rollpacker.find import bound_name
 
 _SEEDS = 2**31
 
@@ -37,7 +38,8 @@ def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, A
     """Of what there is, what a function takes by name."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(given)
+        own = bound_name(function)
+        return {name: value for name, value in given.items() if name != own}
     return {name: value for name, value in given.items() if name in parameters}
 
 

@@ -10,6 +10,7 @@ from rollpacker.env.adapters.rows import number, opened, taken
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
 from rollpacker.env.calling import call
 from rollpacker.env.schema import Schema
+from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.env.tools import Tool, answer, tools_of
 
 _NOT_TOOLS = ("reset", "get_reward", "close")
@@ -29,15 +30,24 @@ class TrlEnvironment:
     Args:
         instance: for this episode alone.
         tools: schemas of its methods.
+        faults: of all that call them in this process.
     """
 
-    def __init__(self, instance: Any, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        instance: Any,
+        tools: Sequence[Mapping[str, Any]],
+        faults: ToolFaults | None = None,
+    ) -> None:
         self._instance = instance
+        self._faults = faults or ToolFaults()
+        self._by = self._faults.caller({})
         found = [Tool(getattr(instance, _name(schema)), dict(schema)) for schema in tools]
         self._tools = {tool.name: tool for tool in found}
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
         """Begin with a row's columns."""
+        self._by = self._faults.caller(row)
         reset = self._instance.reset
         said = await call(reset, **taken(reset, row))
         if said is not None and not isinstance(said, str):
@@ -46,7 +56,7 @@ class TrlEnvironment:
 
     async def step(self, reply: Message) -> Turn:
         """Run the methods that a reply calls."""
-        return await answer(self._tools, reply)
+        return await answer(self._tools, reply, self._by)
 
     async def final_reward(self) -> float | None:
         """What ``get_reward`` says; None without one."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rollpacker.chat import NotTextError, text_of
 from rollpacker.env.agent.http import RefusedError
 from rollpacker.env.base import Message
 
@@ -114,7 +115,7 @@ def _message(message: Any, where: str) -> Message:
         raise _refused(f"{where} has no role")
     role = message["role"]
     read: Message = {"role": _ROLES.get(role, role)}
-    read["content"] = _content(message.get("content"), where)
+    read["content"] = _content(message.get("content"), role, where)
     read |= {key: message[key] for key in _KEPT if isinstance(message.get(key), str)}
     calls = message.get("tool_calls")
     if calls:
@@ -131,15 +132,17 @@ def _call(call: Any, where: str) -> Message:
     return {**number, "type": "function", "function": read}
 
 
-def _content(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts: list[str] = []
-    for part in _list(content, f"{where}.content"):
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise _refused(f"{where}.content has more than text: the model reads only text")
-        texts.append(part["text"])
-    return "\n".join(texts)
+def _content(content: Any, role: str, where: str) -> str | None:
+    """None where nobody but the assistant says nothing: that is the episode's failure."""
+    try:
+        text = text_of(content)
+    except NotTextError:
+        raise _refused(f"{where}.content has more than text: the model reads only text") from None
+    if text is None:
+        return "" if role == "assistant" else None
+    if not isinstance(text, str):
+        raise _refused(f"{where}.content is no list of parts, and no text")
+    return text
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -12,6 +12,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.agent.endpoint import Endpoint
 from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.reaper import Reaper
+from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.find import find
 
 
@@ -38,6 +39,7 @@ class AgentFactory:
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, config: EnvironmentConfig) -> None:
+        self.faults = ToolFaults()
         self._function = _function(config.path)
         self._argv = [] if self._function is not None else _argv(config.path)
         script = next((each for each in config.path if each.endswith(".py")), config.path[0])

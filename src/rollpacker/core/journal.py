@@ -60,10 +60,10 @@ class JournalWriter:
         self.flush()
 
     def record(self, now: float, event: events.Event, made: Sequence[decisions.Decision]) -> None:
-        """Write one handled event."""
+        """Write one handled event, and the time exactly as the policy was told it."""
         if self._lost:
             return
-        self._add({"t": round(now, 6), "event": event, "decisions": made})
+        self._add({"t": now, "event": event, "decisions": made})
         if self._waiting >= _BUFFER:
             self.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,32 @@ DEATHS = {
     "flood": "its process wrote more than 64 MiB at once",
     "fork and exit": "its process exited with code 3",
 }
+
+
+def test_giving_up_those_that_wait_costs_each_of_them_alike(tmp_path: Path) -> None:
+    """Not a look at all the others: a round may leave thousands."""
+
+    async def talk(driver: Driver) -> None:
+        first = await driver.begun()
+        waiting = [driver.begin() for _ in range(400)]
+        calls = 0
+
+        def count(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            for episode in waiting[:-1]:
+                driver.pool.close_episode(episode)
+        finally:
+            sys.setprofile(None)
+        assert driver.pool.queued == 1
+        assert calls < 20 * len(waiting)
+        driver.pool.close_episode(first)
+        assert (await driver.answer(waiting[-1])).answer.error == ""
+
+    run(tmp_path, talk, concurrency=1)
 
 
 def test_who_takes_a_process_down_alone_is_charged_and_others_are_not(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A bounded journal: segments that replay alone, gaps of a full disk, journals without either."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,57 @@ def test_a_full_disk_leaves_a_gap_between_whole_lines(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"]["epoch"] for line in lines if "event" in line] == [1, 4]
     assert replay(path, build).events == 2
+
+
+def test_a_turn_loses_no_line_that_waits(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    writer = JournalWriter(path)
+    writer.meta(SETTINGS)
+    for epoch in range(20):
+        writer.record(float(epoch), EpochEnded(epoch=epoch), [])
+    writer.turn(lambda: SETTINGS, 2000)
+    writer.close()
+    assert len(segments(path)) == 2
+    assert replay(path, build).events == 20
+
+
+def full(path: Path, writer: JournalWriter) -> None:
+    """It takes no byte, and cannot be cut either."""
+    writer._file.close()
+    writer._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+
+
+def stays(path: Path, writer: JournalWriter) -> None:
+    """The oldest segment cannot be removed."""
+    (path.parent / "journal-00001.jsonl").mkdir()
+
+
+def gone(path: Path, writer: JournalWriter) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("harm", [full, stays, gone])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_who_goes_on_without_it_is_told_and_never_ended(
+    tmp_path: Path, harm: Callable[[Path, JournalWriter], None]
+) -> None:
+    """Whatever of the journal's upkeep fails; without ``on_error`` it is raised."""
+    for errors in ([], None):
+        path = tmp_path / f"{errors is None}" / "journal.jsonl"
+        path.parent.mkdir()
+        writer = JournalWriter(path, None if errors is None else errors.append)
+        writer.meta(SETTINGS)
+        harm(path, writer)
+        writer.record(1.0, EpochEnded(epoch=1), [])
+        if errors is None:
+            with pytest.raises(OSError, match=r"space|directory"):
+                writer.turn(lambda: SETTINGS, 1)
+            continue
+        for step in range(3):
+            writer.turn(lambda: SETTINGS, 1)
+            writer.record(2.0 + step, EpochEnded(epoch=2), [])
+        writer.close()
+        assert errors
+        if harm is stays:
+            (path.parent / "journal-00001.jsonl").rmdir()
+            assert replay(path, build).events == 4

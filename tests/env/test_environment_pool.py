@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,18 @@ DEATHS = {
     "flood": "its process wrote more than 64 MiB at once",
     "fork and exit": "its process exited with code 3",
 }
+
+
+def test_giving_up_those_that_wait_costs_each_of_them_alike(tmp_path: Path) -> None:
+    async def talk(driver: Driver) -> None:
+        waiting, calls = [driver.begin() for _ in range(400)], list[object]()
+        sys.setprofile(lambda *call: calls.append(call))
+        for episode in waiting[1:]:
+            driver.pool.close_episode(episode)
+        sys.setprofile(None)
+        assert (driver.pool.queued, len(calls) // len(waiting) < 20) == (0, True)
+
+    run(tmp_path, talk, concurrency=1)
 
 
 def test_who_takes_a_process_down_alone_is_charged_and_others_are_not(tmp_path: Path) -> None:

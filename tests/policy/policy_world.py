@@ -310,6 +310,9 @@ class World:
             del self.running[attempt]
             self.moving.pop(attempt, None)
         self.gradients = [task for task in self.gradients if task[0] not in replicas]
+        if replicas and self.applying:  # which has changed no weight yet
+            self.updated -= self.summed.keys()
+            self.applying = None
         self.summed = {p: r for p, r in self.summed.items() if r not in replicas}
         self.tell(ev.DevicesLost(engines=tuple(engines), replicas=tuple(replicas)))
 

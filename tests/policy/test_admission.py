@@ -144,6 +144,13 @@ def test_it_waits_until_enough_is_known():
     assert choose(admission, usual(), step=30) != Choice()
 
 
+def test_where_all_responses_are_empty_there_is_nothing_to_win():
+    history = LengthHistory(100)
+    for i in range(200):
+        tell(history, PromptId(str(i)), np.zeros(8, int), np.zeros(8, int), RoundKind.FULL, 0, 100)
+    assert choose(Admission(AUTO), history) == Choice()
+
+
 def test_it_races_prompts_only_within_the_bias_limit():
     history = usual()
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 from policy_world import World, settings
 
@@ -82,7 +83,7 @@ def test_every_part_is_summed_once_whatever_dies(workers, replica_engines, layou
         for turn in range(400):
             if world.over:
                 break
-            if turn % 5 == 4 and not world.applying:
+            if turn % 5 == 4:
                 lose_some(world, data)
             go_on(world, data)
         assert world.over
@@ -92,6 +93,7 @@ def test_every_part_is_summed_once_whatever_dies(workers, replica_engines, layou
 
 def end_step(world: World) -> None:
     while not world.over:
+        assert not world.idle(), "nothing is left to happen"
         for engine in list(world.workers):
             finish_engine(world, engine)
         while world.gradients:
@@ -144,3 +146,26 @@ def test_a_tail_moves_to_the_engine_whose_replica_is_lost() -> None:
         world.grade(attempt, float(place % 2))
     (move,) = [d for _, made in world.log for d in made if isinstance(d, do.MigrateAttempts)]
     assert (move.source, move.target) == (1, 0), "though engine 0 had fewer attempts"
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_replica_that_dies_before_an_update_changes_weights_costs_its_sums(idle: bool) -> None:
+    world = started(3, 1)
+    while not world.applying:
+        for engine in list(world.workers):
+            finish_engine(world, engine)
+        while world.gradients:
+            world.sum_gradients(0)
+    lost = max(set(world.summed.values()))
+    if idle:
+        world.lose_devices([], [ReplicaId(n) for n in range(3) if n != lost])
+        assert set(world.summed.values()) <= {lost}
+    else:
+        world.lose_devices([], [lost])
+        assert not world.applying, "its sums are missing"
+    end_step(world)
+    assert len(world.updated) == 12
+    world.lose_devices([], world.replicas[1:])
+    assert not world.gradients, "the step is over"
+    world.start()
+    end_step(world)

@@ -182,7 +182,7 @@ class RolloutMachine(RuleBasedStateMachine):
         self.world.grading.discard(attempt)
         self.world.tell(ev.GradingFailed(attempt=attempt, error="reward"))
 
-    @precondition(lambda self: not self.world.over and not self.world.applying)
+    @precondition(lambda self: not self.world.over)
     @rule(data=st.data())
     def lose_devices(self, data: st.DataObject) -> None:
         """Engines, replicas, or both; some of each are left, or the driver would end the step."""

@@ -1,6 +1,7 @@
 """Small real jobs: a random Qwen2, a few prompts, reward files, and ways to run them."""
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -230,10 +231,11 @@ def asked_today(stored: Path) -> Path:
 def run(
     config: RunConfig, *, resume: bool = False, phases: Phases | None = None
 ) -> tuple[Path, str]:
-    """Train in this process; the folder and what was said."""
-    said = StringIO()
+    """Train in this process, which stays as it was; the folder and what was said."""
+    said, collected = StringIO(), gc.get_threshold()
     console = Console(file=said, width=400)
     folder = job.train(config, resume=resume, progress=Progress(console), phases=phases)
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (collected, 0)
     return folder, said.getvalue()
 
 

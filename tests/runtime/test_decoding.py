@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from rollpacker.core import decisions as do
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.engine.base import SamplingParams
+from rollpacker.policy.fleet import by_number
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.decoding import Decoding
@@ -19,6 +22,7 @@ from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.step import StepRecord
 
 ENGINES, EACH = 8, 400
+CLOCK = Clock()
 
 
 class Engines:
@@ -36,7 +40,9 @@ class Engines:
         return sum(len(c.requests) for c in told if isinstance(c, msg.Submit))
 
 
-def decoding(engines: Engines, folder: Path, lockstep: bool) -> tuple[Decoding, StepRecord]:
+def decoding(
+    engines: Engines, folder: Path, lockstep: bool, clock: Callable[[], float] = CLOCK
+) -> tuple[Decoding, StepRecord]:
     """With attempts that are started and not sent yet."""
     decoding = Decoding(
         cast(Any, engines),
@@ -47,7 +53,7 @@ def decoding(engines: Engines, folder: Path, lockstep: bool) -> tuple[Decoding, 
         hints=None,
         lockstep=lockstep,
         post=print,
-        clock=Clock(),
+        clock=cast(Any, clock),
     )
     record = StepRecord(step=0, start_s=0.0)
     decoding.begin(record)
@@ -82,3 +88,22 @@ def test_in_lockstep_all_of_it_is_sent_at_once(tmp_path: Path) -> None:
     sender, _ = decoding(engines, tmp_path, lockstep=True)
     sender.send()
     assert engines.submitted() == ENGINES * EACH
+
+
+def test_whatever_ran_on_a_lost_engine_has_ended_then(tmp_path: Path) -> None:
+    """Also what it had been told to stop: the bubble begins with the loss."""
+    now = 1.0
+    engines = Engines()
+    sender, record = decoding(engines, tmp_path, lockstep=True, clock=lambda: now)
+    sender.send()
+    for each in record.attempts.values():
+        if each.engine or each.index % 2:
+            sender.abort(each)
+    sender.send()
+    now = 4.0
+    lost = [sender.lose(engine) for engine in engines.engines]
+    assert sum(map(len, lost)) == ENGINES * EACH - EACH // 2
+    assert {each.end_s for each in record.attempts.values()} == {4.0}
+    record.fleet = by_number("colocated", engines.engines, ())
+    record.rollout_end_s = record.end_s = 10.0
+    assert record.bubble()["rollout"] == pytest.approx(0.7)

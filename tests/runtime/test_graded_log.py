@@ -189,6 +189,21 @@ def test_a_full_disk_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "cannot be written" in said[0]
 
 
+def test_without_it_a_run_goes_on(tmp_path: Path) -> None:
+    """It can be neither read, nor written, nor removed."""
+    (tmp_path / "log").mkdir()
+    said: list[str] = []
+    log = GradedLog(tmp_path / "log", say=said.append)
+    assert log.begin(STEP, "w") == 0
+    log.add([graded(0)])
+    assert log.begin(STEP + 1, None) == 0
+    log.clear()
+    log.clear()
+    (line,) = said
+    assert "cannot be written ([Errno 21] Is a directory" in line
+    assert "the run goes on without it" in line
+
+
 FIXED = {
     "deterministic": True,
     "epochs": 1,

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId, ReplicaId
+from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.engine.base import Output
+from rollpacker.policy.bias import BiasMeter
 from rollpacker.policy.fleet import Fleet, by_number, colocated, grid, separate
+from rollpacker.policy.lengths import LengthHistory
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.counters import Counters
 from rollpacker.runtime.metrics import Tail
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.run_log import RunLog
@@ -182,3 +185,20 @@ def test_what_decoding_ahead_brought() -> None:
         "last_tokens_per_verification": 3.0,
         "last_verifications": 2,
     }
+
+
+def test_what_only_empty_responses_tell_is_counted() -> None:
+    """Those that raced and lost had begun."""
+    history = LengthHistory()
+    for n in range(10):
+        history.observe(PromptId("p"), 5 * (n == 0), n == 0, RoundKind.SHORT, 0)
+    bias = BiasMeter("race", history).measure(RoundKind.SHORT, [0, 0], [False, False])
+    assert bias.censored
+    step = record(by_number("colocated", (0, 1), (0, 1)))
+    step.kept = [*step.attempts.values()]
+    counters = Counters()
+    counters.add(step)
+    names = ("engine/steps", "engine/generated_tokens", "timing_s/worker_cpu")
+    metrics = dict.fromkeys((*names, "timing_s/decode_cpu"), 0.0)
+    counters.measure(step, metrics, bias.kept_vs_true_len)
+    assert counters.summary()["tail"]["kept_vs_true_len"] == 1.0

@@ -57,7 +57,7 @@ class VirtualWorker:
         self._costs = script.costs()
         self._inbox: deque[msg.Command] = deque()
         self._contexts: dict[int, int] = {}
-        self._tasks: deque[msg.Accumulate] = deque()
+        self._tasks: deque[msg.Accumulate | msg.Score] = deque()
         self._busy = self._apply = False
 
     def receive(self, command: msg.Command) -> None:
@@ -78,7 +78,8 @@ class VirtualWorker:
         elif self._tasks:
             task = self._tasks.popleft()
             start = self._agenda.now
-            self._agenda.after(self._gradient_s(task), lambda: self._accumulated(task, start))
+            done = self._accumulated if isinstance(task, msg.Accumulate) else self._scored
+            self._agenda.after(self._gradient_s(task), lambda: done(task, start))
 
     def _go_on(self) -> None:
         """What the driver sends back at once is read before the next step begins."""
@@ -107,7 +108,7 @@ class VirtualWorker:
                 outputs = self.engine.abort(command.attempts)
                 self._forget(outputs)
                 self._report(self._id, msg.Aborted(outputs=outputs))
-            case msg.Accumulate():
+            case msg.Accumulate() | msg.Score():
                 self._tasks.append(command)
             case _:
                 raise AssertionError(command)
@@ -133,7 +134,7 @@ class VirtualWorker:
             self._report(self._id, msg.Finished(outputs=outputs))
         self._go_on()
 
-    def _gradient_s(self, task: msg.Accumulate) -> float:
+    def _gradient_s(self, task: msg.Accumulate | msg.Score) -> float:
         """As a trainer, which passes over groups whose advantages are zero."""
         trained = [group.samples for group in task.groups if group.advantages.any()]
         return sum(self._costs.train.sequence_s(len(s.tokens)) for group in trained for s in group)
@@ -143,6 +144,12 @@ class VirtualWorker:
         partial = Partial(normaliser=float(tokens), tokens=tokens, sums={})
         end = self._agenda.now
         report = msg.Accumulated(parts=task.parts, partial=partial, start_s=start, end_s=end)
+        self._report(self._id, report)
+        self._go_on()
+
+    def _scored(self, task: msg.Score, start: float) -> None:
+        logprobs = {(s.prompt, s.index): s.logprobs for g in task.groups for s in g.samples}
+        report = msg.Scored(logprobs=logprobs, start_s=start, end_s=self._agenda.now)
         self._report(self._id, report)
         self._go_on()
 
@@ -194,6 +201,8 @@ class VirtualPool:
         return []
 
     def _tell(self, worker, report) -> None:
+        if worker not in self._workers:
+            return
         self._told = True
         if self._listener is not None:
             of_engine = isinstance(report, msg.EngineReport)
@@ -201,6 +210,8 @@ class VirtualPool:
 
     def _wake(self, worker: EngineId) -> None:
         """When this instant is over, lowest worker first."""
+        if worker not in self._workers:
+            return
         if not self._awake:
             self._agenda.after(0.0, self._serve)
         self._awake.add(worker)
@@ -233,7 +244,8 @@ class VirtualPool:
         pass
 
     def to_engine(self, engine, command) -> None:
-        self._workers[engine].receive(command)
+        if engine in self._workers:
+            self._workers[engine].receive(command)
 
     to_replica = to_engine
 
@@ -323,7 +335,7 @@ class VirtualRun:
 class Runtime:
     """The real driver with its virtual processes."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, pool=VirtualPool, *, full_softmax: bool = True) -> None:
         self._script = script
         self.agenda = Agenda()
         self.run = VirtualRun()
@@ -335,15 +347,16 @@ class Runtime:
         self.problems = Problems(rows, tokens, source, chat=lambda row: [])
         self.policy = RolloutPolicy(script.settings())
         run = run_config(script)
-        pool = VirtualPool(script, self.agenda)
+        self.pool = pool = pool(script, self.agenda)
         algorithm = algorithms.build(run.train.algorithm)
+        softmax = {"full_softmax": full_softmax}
         self.rollout = Rollout(
             run,
             self.policy,
             workers=pool,
             problems=self.problems,
             rewards=VirtualRewards(script, self.agenda),
-            updates=Updates(pool, algorithm, max_length=script.cap, clock=clock),
+            updates=Updates(pool, algorithm, max_length=script.cap, clock=clock, **softmax),
             params=SamplingParams(max_tokens=script.cap),
             journal=self.run.journal,
             graded=GradedLog(Path("never-begun"), say=print),

@@ -8,6 +8,7 @@ decisions, always. A bounded journal is cut into segments, each with a ``meta`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from errno import ENOSPC
 from os import SEEK_END
 from pathlib import Path
@@ -37,7 +38,8 @@ class JournalWriter:
     Args:
         path: the file; older lines may be in segments beside it (see ``segments``).
         on_error: told when it cannot be written, a full disk for one; what comes until the next
-            ``meta`` or ``turn`` is then left out. None raises ``OSError``.
+            ``meta`` or ``turn`` is then left out. Told too when no new segment can be begun, or an
+            old one stays. None raises ``OSError``.
     """
 
     def __init__(self, path: Path, on_error: Callable[[OSError], None] | None = None) -> None:
@@ -51,7 +53,7 @@ class JournalWriter:
         self._good = self._file.seek(0, SEEK_END)
         self._lines: list[bytes] = []
         self._waiting = 0
-        self._lost = False
+        self._lost = self._torn = False
 
     def meta(self, policy: dict[str, Any]) -> None:
         """Write how to build the policy whose events follow: ``{"settings": …, "state": …}``."""
@@ -60,10 +62,10 @@ class JournalWriter:
         self.flush()
 
     def record(self, now: float, event: events.Event, made: Sequence[decisions.Decision]) -> None:
-        """Write one handled event."""
+        """Write one handled event, and the time exactly as the policy was told it."""
         if self._lost:
             return
-        self._add({"t": round(now, 6), "event": event, "decisions": made})
+        self._add({"t": now, "event": event, "decisions": made})
         if self._waiting >= _BUFFER:
             self.flush()
 
@@ -78,16 +80,27 @@ class JournalWriter:
         data = b"".join(self._lines)
         self._lines, self._waiting = [], 0
         try:
+            if self._torn:
+                self._cut()
             if self._file.write(data) != len(data):
                 raise OSError(ENOSPC, "No space left on device", str(self._path))
         except OSError as error:
-            self._file.truncate(self._good)
-            if self._on_error is None:
-                raise
-            self._lost = True
-            self._on_error(error)
+            self._lost = self._torn = True
+            with suppress(OSError):
+                self._cut()
+            self._fail(error)
         else:
             self._good += len(data)
+
+    def _cut(self) -> None:
+        """Off with what was written of a line that did not fit."""
+        self._file.truncate(self._good)
+        self._torn = False
+
+    def _fail(self, error: OSError) -> None:
+        if self._on_error is None:
+            raise error
+        self._on_error(error)
 
     def turn(self, policy: Callable[[], dict[str, Any]], most: float) -> None:
         """Between two steps: keep at most about ``most`` bytes, 0 for all.
@@ -96,18 +109,25 @@ class JournalWriter:
         begins with what ``policy`` gives for ``meta``: each replays alone. So does what follows a
         gap.
         """
+        self.flush()
         if most and self._good >= most / _SEGMENTS:
-            older = segments(self._path)[:-1]
-            self._file.close()
-            number = _number(older[-1]) + 1 if older else 1
-            older.append(self._path.with_name(f"{self._path.stem}-{number:0{_DIGITS}}.jsonl"))
-            self._path.replace(older[-1])
-            while older and sum(p.stat().st_size for p in older) > most * (1 - 1 / _SEGMENTS):
-                older.pop(0).unlink()
-            self._open()
+            try:
+                self._turn(most)
+            except OSError as error:
+                self._fail(error)
             self.meta(policy())
         elif self._lost:
             self.meta(policy())
+
+    def _turn(self, most: float) -> None:
+        older, file = segments(self._path)[:-1], self._file
+        number = _number(older[-1]) + 1 if older else 1
+        older.append(self._path.with_name(f"{self._path.stem}-{number:0{_DIGITS}}.jsonl"))
+        self._path.replace(older[-1])
+        self._open()
+        file.close()
+        while older and sum(p.stat().st_size for p in older) > most * (1 - 1 / _SEGMENTS):
+            older.pop(0).unlink()
 
     def close(self) -> None:
         """Flush and close."""

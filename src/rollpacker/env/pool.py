@@ -13,7 +13,7 @@ import asyncio
 import pickle
 import select
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +69,7 @@ class EnvironmentPool:
         self._room: dict[int, int] = {}
         self._suspects: set[Hashable] = set()
         self._lost: dict[int, Reply] = {}
-        self._queue: deque[tuple[Begin, Hashable]] = deque()
+        self._queue: OrderedDict[int, tuple[Begin, Hashable]] = OrderedDict()
         self._said: list[str] = []
         self._failed_starts = 0
         self.broken: str | None = None
@@ -100,7 +100,7 @@ class EnvironmentPool:
 
     def begin(self, command: Begin, key: Hashable) -> None:
         """Begin an episode; ``key`` stays the same where it begins again. Never waits."""
-        self._queue.append((command, key))
+        self._queue[command.episode] = command, key
         self._dispatch()
 
     def step(self, command: Step) -> None:
@@ -122,7 +122,7 @@ class EnvironmentPool:
         member = self._at.get(episode)
         if member is None:
             self._lost.pop(episode, None)
-            self._queue = deque(each for each in self._queue if each[0].episode != episode)
+            self._queue.pop(episode, None)
             return
         member.abandoned = True  # its end is not heard of, and may bring the process down
         self._tell(member, Close(episode))
@@ -152,18 +152,20 @@ class EnvironmentPool:
 
     def _dispatch(self) -> None:
         most = self._config.concurrency
-        queue, self._queue = self._queue, deque()
+        queue, passed = self._queue, list[tuple[Begin, Hashable]]()
         while queue and not (most and len(self._at) >= most):
-            command, key = queue.popleft()
+            episode, (command, key) = queue.popitem(last=False)
             member = self._place(key)
             if member is None:
-                self._queue.append((command, key))
+                passed.append((command, key))
                 continue
-            self._at[command.episode], self._keys[command.episode] = member, key
-            self._room[command.episode] = command.room
-            member.episodes[command.episode] = time.monotonic()
+            self._at[episode], self._keys[episode] = member, key
+            self._room[episode] = command.room
+            member.episodes[episode] = time.monotonic()
             self._tell(member, command)
-        self._queue.extend(queue)
+        for command, key in reversed(passed):
+            queue[command.episode] = command, key
+            queue.move_to_end(command.episode, last=False)
         self._separate()
         if self._at or self._queue:
             self._check_later()
@@ -181,7 +183,7 @@ class EnvironmentPool:
         alone = [member for member in self._members if member.alone]
         if self.broken is not None or not (self._suspects or alone):
             return
-        waiting = sum(key in self._suspects for _, key in self._queue)
+        waiting = sum(key in self._suspects for _, key in self._queue.values())
         idle = [member for member in alone if not member.episodes]
         for member in idle[waiting:]:
             self._retire(member)

@@ -138,7 +138,7 @@ async def _train(order: _Order, resume: bool) -> None:
     parts = await build(config, folder, progress, start, order.phases)
     phases = order.phases or Alone()
     breaker = Breaker()
-    displaced = False
+    displaced, collected = False, gc.get_threshold()
     try:
         job = Job(config, folder, parts, checkpoints, phases, signals)
         pool, rollout = parts.pool, parts.rollout
@@ -156,7 +156,8 @@ async def _train(order: _Order, resume: bool) -> None:
         raise
     finally:
         signals.react(first=lambda: None)
-        gc.unfreeze()  # another one may follow
+        gc.unfreeze()  # another one may follow, or whatever the process does besides
+        gc.set_threshold(*collected)
         try:
             await phases.close(displaced=displaced)
         finally:

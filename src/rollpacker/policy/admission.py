@@ -157,7 +157,12 @@ def predict(choice: Choice, rounds: SyntheticRounds, work: Workload, time: StepT
         share = (P - P0) / P
         seconds += share * (time.mean(long, long.sum(axis=1)) - seconds)
         length += share * (float(losers.mean()) - length)
-    return Prediction(gain=base / seconds, kept_vs_true=length / float(tries.mean()))
+    return Prediction(gain=_ratio(base, seconds), kept_vs_true=_ratio(length, float(tries.mean())))
+
+
+def _ratio(part: float, whole: float) -> float:
+    """1 where all responses are empty: nothing takes time, nothing is biased."""
+    return part / whole if whole else 1.0
 
 
 def _long_rounds(losers: Lengths, prompts: int) -> Lengths:

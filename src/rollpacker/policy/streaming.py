@@ -113,7 +113,7 @@ class Streaming:
         self._next: list[GroupPart] = []
         self._update = 0
         self._rollout_over = False
-        self._applying = self._updated = False
+        self._applying = self._updated = self._over = False
         self._tail.start()
 
     # What happened and what was decided -------------------------------------------------------
@@ -137,14 +137,17 @@ class Streaming:
         for replica in self._sums.values():
             replica.parts.clear()
         self._update += 1
+        self._applying = False
         if self._later:
-            self._applying = False
             self._set_ready(self._later.pop(0))
         else:
-            self._updated = True
+            self._updated = self._over = True
 
     def lose(self, event: ev.DevicesLost) -> None:
-        """Gradient sums are gone: others must repeat their groups."""
+        """Gradient sums are gone: others must repeat their groups, before an update that has been
+        decided and has changed no weight yet; there is no going on from one that has."""
+        if any(one in self._sums for one in event.replicas):
+            self._applying = False
         for lost in (self._sums.pop(one) for one in event.replicas if one in self._sums):
             self._tasks -= lost.tasks
             self._set_ready([*lost.parts, *self._parts()])
@@ -183,7 +186,7 @@ class Streaming:
         if self._updated:
             self._updated = False
             yield do.PublishWeights(version=self._ledger.step + 1)
-        if self._applying:
+        if self._applying or self._over:
             return
         if not self._rollout_over:
             yield from self._tail.decide()

@@ -56,7 +56,8 @@ class Counters:
 
     def measure(self, record: StepRecord, metrics: Metrics, kept_vs_true: float) -> None:
         """What only the metrics of that step tell."""
-        self.true_tokens += sum(attempt.tokens for attempt in record.kept) / kept_vs_true
+        if kept_vs_true:  # else all that was kept lately is empty
+            self.true_tokens += sum(attempt.tokens for attempt in record.kept) / kept_vs_true
         self.decode_steps += int(metrics["engine/steps"])
         self.generated_tokens += int(metrics["engine/generated_tokens"])
         self.worker_cpu_s += float(metrics["timing_s/worker_cpu"])

@@ -129,7 +129,6 @@ class Decoding:
         attempt.stage = Stage.STOPPING
         if acting:
             self._forget(attempt)
-            attempt.end_s = self._clock()
             self._post(self.aborted(attempt))
 
     def _close(self, attempt: Attempt) -> None:
@@ -270,7 +269,9 @@ class Decoding:
         return events
 
     def aborted(self, attempt: Attempt) -> ev.AttemptAborted:
-        """An attempt is over because it was told to be."""
+        """An attempt is over because it was told to be: now, unless its response was there."""
+        if attempt.end_s is None:
+            attempt.end_s = self._clock()
         attempt.stage, attempt.verdict = Stage.OVER, "aborted"
         return ev.AttemptAborted(attempt=attempt.id, tokens=attempt.tokens)
 
@@ -282,7 +283,7 @@ class Decoding:
                 f"in step {self._record.step}"
             )
         if attempt.stage is Stage.STOPPING:
-            attempt.output, attempt.end_s = output, self._clock()
+            attempt.output = output
             return self.aborted(attempt)
         talk = attempt.conversation
         if talk is None:
@@ -333,7 +334,7 @@ class Decoding:
     def _stopped(self, output: Output) -> ev.Event:
         attempt = self._record.attempts[output.attempt]
         if attempt.stage is Stage.STOPPING:
-            attempt.output, attempt.end_s = output, self._clock()
+            attempt.output = output
             return self.aborted(attempt)
         assert attempt.target is not None
         return self._continue(attempt, output, attempt.target)

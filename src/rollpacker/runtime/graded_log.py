@@ -64,13 +64,15 @@ class GradedLog:
 
     Args:
         path: its file; made when the first step that can use it begins.
-        say: told when the log cannot be written; the run goes on without it.
+        say: told, once, when the log cannot be read, written or removed; the run goes on without
+            it.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self._path = path
         self._say = say
         self._file: AppendFile | None = None
+        self._told = False
         self._known: dict[tuple[PromptId, int], GradedResponse] = {}
 
     def begin(self, step: int, weights: str | None) -> int:
@@ -87,11 +89,11 @@ class GradedLog:
             self.clear()
             return 0
         head = {"step": step, "weights": weights}
-        records, good = _read(self._path)
-        if records and records[0][0] == head:
-            for fields, body in records[1:]:
-                self._known[fields["prompt"], fields["index"]] = _response(step, fields, body)
         try:
+            records, good = _read(self._path)
+            if records and records[0][0] == head:
+                for fields, body in records[1:]:
+                    self._known[fields["prompt"], fields["index"]] = _response(step, fields, body)
             self._open(head, good if self._known else 0)
         except OSError as error:
             self._stop(error)
@@ -114,7 +116,10 @@ class GradedLog:
     def clear(self) -> None:
         """Nothing is in flight: remove the file."""
         self.close()
-        self._path.unlink(missing_ok=True)
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            self._stop(error)
 
     def close(self) -> None:
         """Close the file."""
@@ -131,10 +136,12 @@ class GradedLog:
 
     def _stop(self, error: OSError) -> None:
         self.close()
-        self._say(
-            f"WARNING {self._path} cannot be written ({error}): a run killed in this step samples "
-            "it again"
-        )
+        if not self._told:
+            self._told = True
+            self._say(
+                f"WARNING {self._path} cannot be written ({error}): the run goes on without it; "
+                "one that is killed samples the step again"
+            )
 
 
 def _encode_attempt(attempt: Attempt) -> Sequence[Buffer]:

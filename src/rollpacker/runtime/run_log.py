@@ -240,7 +240,7 @@ class RunLog:
             self._journal_failed = True
             self.progress.note(
                 f"WARNING {self._folder / 'journal.jsonl'} cannot be written ({error.strerror}): "
-                "decisions are missing from it; the run goes on"
+                "decisions may be missing from it; the run goes on"
             )
 
     def flush(self) -> None:

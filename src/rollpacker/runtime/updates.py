@@ -60,7 +60,7 @@ class Updates:
         self._mask_truncated = mask_truncated
         self._weigh = weigh
         self._checksums = True
-        self._waiting: list[Callable[[], None]] | None = None
+        self._waiting: list[tuple[ReplicaId | None, Callable[[], None]]] | None = None
 
     def begin(self, record: StepRecord, on_applied: Callable[[int, bool], None]) -> None:
         """Start a step; ``on_applied(update, last)`` is called after each update."""
@@ -74,7 +74,9 @@ class Updates:
         self._begun: set[PromptId] = set()
         self._updated = False
         self._old: dict[SampleId, NDArray[np.float32]] = {}
-        self._scoring: set[ReplicaId] = set()
+        self._scoring: dict[ReplicaId, list[set[PromptId]]] = {}
+        self._scored: set[PromptId] = set()
+        self._dividing = False
         self._waiting = None
         self._sent: Counter[ReplicaId] = Counter()
 
@@ -85,7 +87,7 @@ class Updates:
     def release(self) -> None:
         """Send what was kept, in order."""
         waiting, self._waiting = self._waiting, None
-        for send in waiting or ():
+        for _, send in waiting or ():
             send()
 
     @property
@@ -100,8 +102,8 @@ class Updates:
 
     @property
     def applying(self) -> bool:
-        """Whether an update is under way on the replicas."""
-        return self._decision is not None
+        """Whether an update is under way that may have changed the weights of some replicas."""
+        return self._dividing
 
     @property
     def begun(self) -> bool:
@@ -139,7 +141,7 @@ class Updates:
     def accumulate(self, replica: ReplicaId, parts: tuple[GroupPart, ...]) -> None:
         """Send parts of groups to a replica's gradient sum."""
         if self._waiting is not None:
-            self._waiting.append(lambda: self.accumulate(replica, parts))
+            self._waiting.append((replica, lambda: self.accumulate(replica, parts)))
             return
         self._sent[replica] += 1
         self._begun.update(part.prompt for part in parts)
@@ -168,47 +170,53 @@ class Updates:
         self._task(replica, "accumulate", report.parts, report.start_s, report.end_s)
 
     def lose(self, replica: ReplicaId) -> None:
-        """A replica's sum is gone with it."""
+        """A replica's sum is gone with it, and what it was to score: others do that, and an update
+        that has changed no weight yet is decided anew."""
         self._partials.pop(replica, None)
         self._sent.pop(replica, None)
+        self._scoring.pop(replica, None)
+        self._decision = None
+        if self._waiting is not None:
+            self._waiting = [each for each in self._waiting if each[0] not in (replica, None)]
 
     def apply(self, decision: do.ApplyUpdate) -> None:
         """Divide and update on every replica at once; nothing to do where nothing was kept."""
         if self._waiting is not None:
-            self._waiting.append(lambda: self.apply(decision))
+            self._waiting.append((None, lambda: self.apply(decision)))
             return
         if not self._partials:
             self._on_applied(decision.update, decision.last)
             return
         self._decision = decision
-        later = [g for p, g in self._groups.items() if p not in self._begun]
-        if later and not (self._full_softmax or self._updated):
-            self._score(later)
-        else:
+        if not (self._full_softmax or self._updated):
+            self._score()
+        if not self._scoring:
             self._divide()
 
-    def _score(self, groups: Sequence[Group]) -> None:
+    def _score(self) -> None:
         """Ask for the log-probabilities of what later updates train, while the weights are still
-        those that sampled it."""
-        shares = share_out(groups, self._workers.replicas)
-        self._scoring = set(shares)
-        for replica, share in shares.items():
+        those that sampled it: of what nobody has scored or is at."""
+        asked = self._scored.union(*(each for shares in self._scoring.values() for each in shares))
+        groups = [g for p, g in self._groups.items() if p not in self._begun | asked]
+        for replica, share in share_out(groups, self._workers.replicas).items():
+            self._scoring.setdefault(replica, []).append({group.prompt for group in share})
             self._workers.to_replica(replica, msg.Score(groups=share))
 
     def scored(self, replica: ReplicaId, report: msg.Scored) -> None:
         """A replica has its share; the update goes on when all have."""
         self._old |= report.logprobs
         self._task(replica, "score", (), report.start_s, report.end_s)
-        self._scoring.discard(replica)
-        if not self._scoring:
+        self._scored |= self._scoring[replica].pop(0)
+        if not self._scoring[replica]:
+            del self._scoring[replica]
+        if self._decision is not None and not self._scoring:
             self._divide()
 
     def _divide(self) -> None:
         total = NOTHING
         for replica in sorted(self._partials):
             total = total + self._partials[replica]
-        self._updated = True
-        assert self._decision is not None
+        self._updated = self._dividing = True
         for replica in self._workers.replicas:
             self._workers.to_replica(replica, msg.Apply(total=total, checksum=self._checksums))
 
@@ -224,6 +232,7 @@ class Updates:
         self._checksums = False
         self._record.updates.append(self._applied[min(self._applied)].update)
         decision, self._decision = self._decision, None
+        self._dividing = False
         assert decision is not None
         self._partials.clear()
         self._applied.clear()

@@ -116,6 +116,21 @@ def test_a_team_that_owns_nothing_is_pointed_out(
     mux(daemon, "end", name)
 
 
+def test_a_submission_that_is_repeated_is_one_job(daemon: Daemon, tmp_path: Path) -> None:
+    """Its answer was lost; by then the job may be over, too."""
+    file = tmp_path / "job.json"
+    told = plain(spec("again", **SMALL, owner="me"))
+    file.write_text(json.dumps(told), encoding="utf-8")
+    assert "job again submitted" in mux(daemon, "submit", str(file))
+    mux(daemon, "end", "again")
+    for _ in range(2):
+        assert "job again.2 submitted" in mux(daemon, "submit", str(file), "--key", "k" * 128)
+    mux(daemon, "end", "again.2")
+    assert "job again.2 submitted" in mux(daemon, "submit", str(file), "--key", "k" * 128)
+    assert "job again.3 submitted" in mux(daemon, "submit", str(file), "--key", "another")
+    mux(daemon, "end", "again.3")
+
+
 def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None:
     joined = agent(daemon, "roll-9", "--pool", "rollout", "--rack", "b", "--label", "gpu=h20")
     until(daemon, "roll-9", status="open", agent=True)

@@ -87,7 +87,7 @@ class Core:
         self._keys: dict[str, Entry] = {}
         self._grants: list[Grant] = []
         self._ends: dict[int, int] = {}
-        self._lookout = Lookout()
+        self._lookout = Lookout(self.settings)
         self._queue: tuple[int, list[str]] = (-1, [])
         self.clock = ClusterClock(saved, self.brain.now, monotonic)
         self.brain.renew(self.now())
@@ -198,10 +198,14 @@ class Core:
         else:
             self.record(ev.PermitLost(job=lease.job, token=lease.token))
 
-    def go_on_from(self, before: Core, stood_s: float) -> None:
-        """Take the place of a core that the scheduler failed in: it read the log again, but jobs
-        and nodes were heard all the time, apart from the last ``stood_s``."""
+    def follow(self, before: Core) -> None:
+        """Take over from a core that is closed what no log holds."""
         self.setbacks = before.setbacks
+        self._lookout = before._lookout
+
+    def keep_times(self, before: Core, stood_s: float) -> None:
+        """The log was read again, but jobs and nodes were heard all the time, apart from the last
+        ``stood_s``: nobody has more time than before."""
         for token, lease in self.brain.leases.items():
             if (old := before.brain.leases.get(token)) is not None:
                 lease.deadline, lease.beat = old.deadline + stood_s, old.beat
@@ -263,6 +267,11 @@ class Core:
         """Write a snapshot if one is due; everything recorded is committed."""
         if self.keeper.due(self.brain.seq):
             self.keeper.keep(self.brain, self._digest)
+
+    def close(self) -> None:
+        """Let go of the store and of the process that looks ahead."""
+        self._lookout.close()
+        self.store.close()
 
     def leave(self) -> None:
         """An orderly end: the next start finds a snapshot."""

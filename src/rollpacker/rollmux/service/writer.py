@@ -84,7 +84,7 @@ class Writer:
         """Finish what is in the queue, close the store."""
         self._queue.put(None)
         self._thread.join()
-        self.core.store.close()
+        self.core.close()
 
     @property
     def alive(self) -> bool:
@@ -212,7 +212,7 @@ class Writer:
         before, began = self.core, self.core.now()
         before.store.set_closed(True)
         self._reopen()
-        self.core.go_on_from(before, max(self.core.now() - began, 0.0))
+        self.core.keep_times(before, max(self.core.now() - began, 0.0))
 
     def _outcome(self, call: _Call) -> Outcome | Refused:
         try:
@@ -283,8 +283,10 @@ class Writer:
 
     def _reopen(self) -> None:
         """What is on disk is the truth: read it again."""
-        self.core.store.close()
+        before = self.core
+        before.store.close()
         self.core = self._timed_open()
+        self.core.follow(before)
         self.core.brain.touched.update(self._waiting)
 
     def _deliver(self) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from mux_real_daemon import Daemon, free_port
 
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.core.types import Phase
+from rollpacker.rollmux.node import keeper
 from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
 from rollpacker.rollmux.service.link import Link, MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_job import JobPhases
 from rollpacker.runtime import guard as guard_process
+from rollpacker.runtime.guarding import Guard
 from rollpacker.runtime.phases import DisplacedError, StoppedError
 
 
@@ -290,6 +293,35 @@ def test_a_process_that_is_not_watched_any_more_goes_on() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize("script", [guard_process, keeper], ids=lambda each: each.__name__)
+def test_a_process_that_may_not_be_signalled_keeps_no_other_from_it(script: ModuleType) -> None:
+    """Its number was another user's by then: those after it went on without a permit."""
+    nobody = 65534
+    if os.geteuid() != 0 and os.stat("/proc/1").st_uid == os.geteuid():
+        pytest.skip("all processes here are this user's")
+    as_nobody = {"user": nobody} if os.geteuid() == 0 else {}
+    child = subprocess.Popen(["sleep", "60"], **as_nobody)
+    source = Path(str(script.__file__)).read_text(encoding="utf-8")
+    # As a program: it imports nothing of this package.
+    code = source.partition('if __name__ == "__main__"')[0] + f"send([1, {child.pid}], 9)"
+    try:
+        subprocess.run(["python3", "-S", "-c", code], **as_nobody, cwd="/", check=True)
+        assert child.wait(30) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_guard_that_has_died_is_dismissed_all_the_same() -> None:
+    """A job ended with this, and not with what it had to say."""
+    guard = Guard()
+    guard._process.kill()
+    guard._process.wait()
+    with pytest.raises(BrokenPipeError):
+        guard.tell([], None)
+    guard.dismiss()
 
 
 def test_time_after_the_lease_is_no_work(daemon: Daemon) -> None:

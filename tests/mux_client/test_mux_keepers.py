@@ -225,3 +225,48 @@ def test_a_request_that_did_not_arrive_whole_is_sent_again(tmp_path: Path) -> No
 def test_marks_are_of_live_processes_only() -> None:
     assert keeper.marked("/no/such/attempt") == []
     assert psutil.Process().environ().get(keeper.MARK) is None
+
+
+def test_a_lease_that_cannot_be_read_for_a_moment_is_the_one_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as over since the machine was started, so the program was killed."""
+    hasty = folder / "hasty" / "node" / "keeper.py"
+    hasty.parent.mkdir(parents=True)
+    source = Path(keeper.__file__).read_text(encoding="utf-8")
+    hasty.write_text(source.replace("GIVE_UP_S = 3600.0", "GIVE_UP_S = 20.0"), encoding="utf-8")
+    monkeypatch.setattr(keeper, "__file__", str(hasty))
+    programs = NodePrograms(folder, {})
+    programs.settle([wanted(*python(SLEEP))])
+    lease = folder / "lease"
+    programs.renew(time.monotonic() + 1.5)
+    until(lambda: running(folder, 1))
+    lease.rename(folder / "aside")
+    lease.mkdir()
+    # It lasts no longer than the one before, all the same.
+    until(lambda: frozen(folder) == [True])
+    lease.rmdir()
+    ours(programs)
+    until(lambda: frozen(folder) == [False])
+    assert codes(programs) == [None]
+
+
+def frozen(folder: Path) -> list[bool]:
+    pids = keeper.marked(str(folder / str(FIRST)))
+    return [psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids]
+
+
+def test_an_end_that_cannot_be_written_for_a_moment_is_written_later(folder: Path) -> None:
+    """The disk was full: a program that was done counted as killed, and was started again."""
+    programs = NodePrograms(folder, {})
+    programs.settle([wanted(*python("import os; os.mkdir('../exit.new')"))])
+    told = json.loads((folder / str(FIRST) / "program.json").read_text())
+    (folder / str(FIRST) / "sub").mkdir()
+    told["folder"] = str(folder / str(FIRST) / "sub")
+    (folder / str(FIRST) / "program.json").write_text(json.dumps(told))
+    ours(programs)
+    until((folder / str(FIRST) / "exit.new").is_dir)
+    until(lambda: not running(folder, 1))
+    time.sleep(3 * keeper.LOOK_S)
+    (folder / str(FIRST) / "exit.new").rmdir()
+    until(lambda: codes(programs) == [0])

@@ -74,7 +74,7 @@ def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> N
     about = {"iterations": None, "expected_iterations": 40}
     second = alone(daemon, "second", train_nodes=1, rollout_nodes=2, **about)
     said = mux(daemon, "status")
-    assert "waits: 1 of 1: second, " in said
+    assert "waits: 1 of 1: second, starts in about " in said
     assert "0/50" in said
     assert "0/~40" in said
     assert "it needs 2 rollout nodes (1 free) and 1 train node (0 free) of its own" in said
@@ -114,6 +114,21 @@ def test_a_team_that_owns_nothing_is_pointed_out(
     done = CliRunner().invoke(app, asked)
     assert (done.exit_code, done.stderr) == (0, note)
     mux(daemon, "end", name)
+
+
+def test_a_submission_that_is_repeated_is_one_job(daemon: Daemon, tmp_path: Path) -> None:
+    """Its answer was lost; by then the job may be over, too."""
+    file = tmp_path / "job.json"
+    told = plain(spec("again", **SMALL, owner="me"))
+    file.write_text(json.dumps(told), encoding="utf-8")
+    assert "job again submitted" in mux(daemon, "submit", str(file))
+    mux(daemon, "end", "again")
+    for _ in range(2):
+        assert "job again.2 submitted" in mux(daemon, "submit", str(file), "--key", "k" * 128)
+    mux(daemon, "end", "again.2")
+    assert "job again.2 submitted" in mux(daemon, "submit", str(file), "--key", "k" * 128)
+    assert "job again.3 submitted" in mux(daemon, "submit", str(file), "--key", "another")
+    mux(daemon, "end", "again.3")
 
 
 def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None:

@@ -17,9 +17,8 @@ from mux_fleet import Daemon, Link
 from mux_world import World
 
 from rollpacker.cli import main
-from rollpacker.rollmux import events as ev
 from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.store import Grant, chained
+from rollpacker.rollmux.service.store import Grant
 
 COMMAND = "from rollpacker.cli import main; main()"
 TEXTS = ("event", "decisions")
@@ -183,47 +182,6 @@ def test_from_the_command_line(tmp_path: Path, call: Call) -> None:
     daemon.stop()
     code, _, err = call("status", *to)
     assert (code, "no daemon answers" in err) == (1, True)
-
-
-def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> None:
-    """The rest of its batch is kept; the brain is built again without it."""
-    import asyncio
-
-    from rollpacker.rollmux.service import bodies, commands
-    from rollpacker.rollmux.service.commands import Answer
-    from rollpacker.rollmux.service.core import Core
-    from rollpacker.rollmux.service.refused import Refused
-    from rollpacker.rollmux.service.writer import Writer
-
-    def submit(name: str) -> commands.Command:
-        asked, body = bodies.Asked(name, name), bodies.NewJob(id=name, **SPEC)
-        return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked, body))
-
-    def poison(core: Core) -> Answer:
-        core.record(ev.PermitRequested(job="nobody", phase="rollout"))
-        return Answer(200, {})
-
-    async def batch() -> list[object]:
-        writer = Writer(lambda: Core(SqliteStore(tmp_path / "mux.sqlite"), None, 10.0))
-        calls = [submit("a"), poison, submit("b"), submit("c")]
-        tasks = [asyncio.ensure_future(writer.call(call)) for call in calls]
-        loop = asyncio.get_running_loop()
-        writer._loop = loop
-        await asyncio.sleep(0)
-        writer.start(loop)
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(writer.stop)
-        assert writer.stats.poisoned == 1
-        return list(found)
-
-    found = asyncio.run(batch())
-    assert [isinstance(each, Answer) for each in found] == [True, False, True, True]
-    assert isinstance(found[1], Refused)
-    assert found[1].status == 500
-    store = SqliteStore(tmp_path / "mux.sqlite")
-    kept = [entry.key for entry in chained(store.entries())]
-    store.close()
-    assert kept == ["a", "b", "c"]
 
 
 def test_reading_again_gives_the_same(tmp_path: Path) -> None:

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from mux_world import SHARED, TTL, World
 
-from rollpacker.rollmux.arrivals import Arrivals
+from rollpacker.core.codec import load, loads
+from rollpacker.rollmux.arrivals import lately
 from rollpacker.rollmux.check import check_lines
+from rollpacker.rollmux.forecast import forecast
 from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.scheduler import Scheduler
 from rollpacker.rollmux.service import commands, lookout, node_commands, views
+from rollpacker.rollmux.service.ahead import Ahead, asked
 from rollpacker.rollmux.service.history import event_log
-from rollpacker.rollmux.service.lookout import Lookout
 from rollpacker.rollmux.settings import Settings, Team
+from rollpacker.rollmux.snapshot import Snapshot
 
 ONE_EACH = [Machine(name="roll-0", pool="rollout"), Machine(name="train-0", pool="train")]
 NAMED = replace(SHARED, nodes="named", teams=(Team(name="math", rollout=1, train=1),))
@@ -28,7 +32,7 @@ NAMED = replace(SHARED, nodes="named", teams=(Team(name="math", rollout=1, train
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path, NAMED, ONE_EACH)
     yield made
-    made.store.close()
+    made.core.close()
 
 
 def violations(world: World) -> list[str]:
@@ -207,28 +211,60 @@ def test_a_cloud_has_no_named_nodes(tmp_path: Path) -> None:
     world.store.close()
 
 
-def test_nobody_waits_for_a_long_forecast(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def told_of(world: World, job: str) -> Any:
+    """What is told of a job's start as soon as a run ahead that is due is over."""
+    views.job(world.core, job)
+    if (running := world.core._lookout._running) is not None:
+        while running.found is None:
+            time.sleep(0.01)
+    return views.job(world.core, job)["queue"]["starts_in_s"]
+
+
+def test_nobody_waits_for_a_forecast(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there later, and by then as much time has passed."""
-    monkeypatch.setattr(Lookout, "patience_s", 0.0)
     alone(world, "a")
     alone(world, "b")
     found = Event()
-    look = lookout.forecast
+    look = Ahead.run
 
-    def slow(*args: Any, **more: Any) -> dict[str, float]:
-        found.wait()
-        return look(*args, **more)
+    def slow(self: Ahead, request: bytes) -> dict[str, float]:
+        assert found.wait(60.0)
+        return look(self, request)
 
-    monkeypatch.setattr(lookout, "forecast", slow)
+    monkeypatch.setattr(Ahead, "run", slow)
     assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
     world.wait(10.0)
     assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
     found.set()
-    while (expected := views.job(world.core, "b")["queue"]["starts_in_s"]) is None:
-        time.sleep(0.01)
+    expected = told_of(world, "b")
     assert 40.0 < expected < 80.0
     world.wait(5.0)
-    assert views.job(world.core, "b")["queue"]["starts_in_s"] == pytest.approx(expected - 5.0)
+    assert told_of(world, "b") == pytest.approx(expected - 5.0)
+
+
+def test_a_process_that_has_ended_is_followed_by_another(world: World) -> None:
+    alone(world, "a")
+    alone(world, "b")
+    assert told_of(world, "b") is not None
+    ahead = world.core._lookout._ahead
+    assert ahead is not None
+    ahead.close()
+    for _ in range(2):
+        world.wait(100.0)
+        told_of(world, "b")
+    assert told_of(world, "b") is not None
+    assert world.core._lookout._ahead not in (None, ahead)
+
+
+def test_a_process_says_what_the_scheduler_itself_does(world: World) -> None:
+    for name in "abcd":
+        alone(world, name)
+    scheduler, now = world.core.brain.scheduler, world.core.now()
+    ahead = Ahead(world.core.settings)
+    for number in range(2):
+        mine = forecast(scheduler, now, number=number, arrivals=lately(scheduler.cluster, now))
+        assert ahead.run(asked(scheduler, now, number)) == mine
+    ahead.close()
 
 
 class Foreseen:
@@ -238,17 +274,14 @@ class Foreseen:
         self._waits = list(waits)
         self.numbers: list[int] = []
         self.coming: list[str] = []
-        monkeypatch.setattr(Lookout, "patience_s", 10.0)
-        monkeypatch.setattr(lookout, "forecast", self._found)
+        monkeypatch.setattr(Ahead, "run", lambda _, request: self._found(*loads(request)))
 
-    def _found(self, *_: Any, number: int, arrivals: Arrivals) -> dict[str, float]:
-        self.coming = [spec.id for spec in arrivals.like]
+    def _found(self, now: float, number: int, state: dict[str, Any]) -> dict[str, float]:
+        scheduler = Scheduler(NAMED)
+        scheduler.restore(load(state, Snapshot))
+        self.coming = [spec.id for spec in lately(scheduler.cluster, now).like]
         self.numbers.append(number)
         return {"b": self._waits[min(len(self.numbers), len(self._waits)) - 1]}
-
-
-def told_of(world: World, job: str) -> float | None:
-    return views.job(world.core, job)["queue"]["starts_in_s"]
 
 
 def test_what_is_told_is_the_middle_of_the_last_runs_ahead(
@@ -272,6 +305,7 @@ def test_a_range_is_told_of_enough_runs(world: World, monkeypatch: pytest.Monkey
     alone(world, "b")
     told: list[object] = []
     for _ in range(5):
+        told_of(world, "b")
         told.append(views.job(world.core, "b")["queue"]["starts_between_s"])
         world.wait(100.0)
     assert told[:2] == [None, None]

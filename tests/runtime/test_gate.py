@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import resource
 import socket
 import subprocess
 import sys
@@ -132,6 +133,50 @@ def test_strangers_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPa
             assert (await asyncio.wait_for(came.get(), 10))[0] == "node/1"
             for each in silent:
                 each.close()
+
+    asyncio.run(main())
+
+
+def test_who_comes_while_no_file_can_be_opened_is_let_in_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One such moment ended the gate: nodes that were lost never came back."""
+    monkeypatch.setattr(gates, "_ENTERING_S", 5.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main() -> None:
+        async with opened() as (gate, came):
+            with socket.socket() as stranger:
+                # The one that is waited for has its file already, the next one has none.
+                resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+                try:
+                    stranger.connect(gate.address)
+                    await asyncio.sleep(0.2)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                (await come(gate, "node/1")).close()
+            assert (await asyncio.wait_for(came.get(), 10))[0] == "node/1"
+
+    asyncio.run(main())
+
+
+def test_who_comes_while_no_thread_can_be_started_is_sent_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gates, "_ENTERING_S", 5.0)
+
+    class Full(Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        async with opened() as (gate, came):
+            with monkeypatch.context() as full:
+                full.setattr(gates, "Thread", Full)
+                with pytest.raises(OSError, match=r"hung up|reset"):
+                    await come(gate, "node/0")
+            (await come(gate, "node/1")).close()
+            assert (await asyncio.wait_for(came.get(), 10))[0] == "node/1"
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import sys
 import time
 import urllib.parse
@@ -114,8 +115,11 @@ def end(
 
 
 def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Under the first name that no job of the same owner has had."""
-    name, number = body.get("id"), 1
+    """Under the first name that no job of the same owner has had.
+
+    Each name has a key of its own that follows from ``key``: whoever asks again finds the job.
+    """
+    name, number, first = body.get("id"), 1, key
     while True:
         try:
             return daemon.post("/v1/jobs", body, key)
@@ -127,7 +131,9 @@ def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[st
                 raise
         number += 1
         body = body | {"id": f"{name}.{number}"}
-        key = None
+        if first is not None:
+            # Whatever its length is, the daemon takes this one.
+            key = hashlib.blake2b(f"{first} {number}".encode(), digest_size=16).hexdigest()
 
 
 def _note_no_guarantee(daemon: Daemon, job: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,9 @@ from rich.table import Table
 
 from rollpacker.cli.mux_daemon import STATE, Daemon, State, TokenFile, of_daemon
 from rollpacker.cli.output import Json, console, print_found, print_json, print_plain
+
+_LOOKS, _LOOK_S = 4, 0.2
+"""For forecasts of jobs that wait: where nobody can say when, that much later."""
 
 
 def serve(
@@ -89,7 +93,7 @@ def status(
 
     Example: rollpacker mux status
     """
-    found = daemon.get("/v1/status")
+    found = _status(daemon)
     if as_json:
         print_json(found)
         return
@@ -114,6 +118,17 @@ def status(
     for team in found["teams"]:
         print_plain(f"{_team(team)}: {_share(team)}")
     print_plain(_nodes_line(found) + (", draining" if found["draining"] else ""))
+
+
+def _status(daemon: Daemon) -> dict[str, Any]:
+    """With forecasts: on a small cluster they are there a moment after the first question."""
+    for _ in range(_LOOKS):
+        found = daemon.get("/v1/status")
+        waiting = [job["queue"] for job in found["jobs"] if job["queue"]]
+        if not waiting or any(queue["starts_in_s"] is not None for queue in waiting):
+            return found
+        time.sleep(_LOOK_S)
+    return daemon.get("/v1/status")
 
 
 def _done(job: dict[str, Any]) -> str:

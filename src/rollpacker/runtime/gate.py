@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import AuthenticationError
@@ -24,6 +25,8 @@ _ENTERING_S = 60.0
 """In which one that has come is asked: strangers may be at the door before it."""
 _AT_DOOR = 64
 """That may be at it together; more wait outside."""
+_PAUSE_S = 0.1
+"""After one that could not be let in."""
 _LONGEST_NAME = 64
 
 Take = Callable[[str, socket.socket], None]
@@ -53,13 +56,25 @@ class Gate:
         Thread(target=self._listen, name="gate", daemon=True).start()
 
     def _listen(self) -> None:
-        while True:
+        while not self._closed:
             self._at_door.acquire()
-            try:
-                end, _ = self._socket.accept()
-            except OSError:
-                return  # closed
+            if not self._next():
+                # It goes by: too many open files or threads, or one that has hung up already.
+                self._at_door.release()
+                time.sleep(_PAUSE_S)
+
+    def _next(self) -> bool:
+        """Whether one has come, who is asked who it is."""
+        try:
+            end, _ = self._socket.accept()
+        except OSError:
+            return False
+        try:
             Thread(target=self._ask, args=(end,), name="gate", daemon=True).start()
+        except RuntimeError:
+            end.close()
+            return False
+        return True
 
     def _ask(self, end: socket.socket) -> None:
         try:

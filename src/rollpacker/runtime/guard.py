@@ -16,11 +16,11 @@ import time
 
 
 def send(pids: list[int], number: int) -> None:
-    """A signal to processes, of which some may have ended."""
+    """A signal to processes, of which some may have ended; their numbers may be others' by now."""
     for pid in pids:
         try:
             os.kill(pid, number)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             continue
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from rollpacker.runtime import guard
 from rollpacker.shield import shielded
@@ -33,6 +34,7 @@ class Guard:
     def dismiss(self) -> None:
         """Without a process to watch its end harms nobody."""
         assert self._process.stdin is not None
-        self._process.stdin.write(b'{"pids": [], "stop_at": null}\n')
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it has died
+            self._process.stdin.write(b'{"pids": [], "stop_at": null}\n')
+            self._process.stdin.close()
         self._process.wait()

@@ -42,6 +42,8 @@ class Keeper:
         with open(self._path("program.json"), encoding="utf-8") as file:
             self._told = json.load(file)
         self._frozen: set[int] = set()
+        self._ours_until = 0.0
+        """As the lease said when it could be read last."""
         self._asked_at: float | None = None
 
     def _path(self, name: str) -> str:
@@ -107,11 +109,12 @@ class Keeper:
             self._frozen.clear()
 
     def _lease(self) -> float:
-        try:
-            with open(self._told["lease"], encoding="utf-8") as file:
-                return float(file.read())
-        except (OSError, ValueError):
-            return 0.0
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(self._told["lease"], encoding="utf-8") as file,
+        ):
+            self._ours_until = float(file.read())
+        return self._ours_until
 
     def _freeze(self) -> None:
         """All but those that somebody else has stopped: these are not ours to continue."""
@@ -120,9 +123,14 @@ class Keeper:
         send(going, signal.SIGSTOP)
 
     def _over(self, code: int) -> None:
-        with open(self._path("exit.new"), "w", encoding="utf-8") as file:
-            file.write(str(code))
-        os.replace(self._path("exit.new"), self._path("exit"))
+        """Write it down, however long the disk is full: without it the program counts as killed."""
+        while os.path.isdir(self._folder):
+            with contextlib.suppress(OSError):
+                with open(self._path("exit.new"), "w", encoding="utf-8") as file:
+                    file.write(str(code))
+                os.replace(self._path("exit.new"), self._path("exit"))
+                return
+            time.sleep(LOOK_S)
 
 
 def _end_with_keeper() -> None:
@@ -149,9 +157,9 @@ def descendants() -> dict[int, str]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """A signal to processes, of which some may have ended."""
+    """A signal to processes, of which some may have ended; their numbers may be others' by now."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 

@@ -239,7 +239,7 @@ def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
         """Whether the daemon can work; needs no token."""
         if not writer.alive:
             return _json(503, {"status": "the store cannot be written"})
-        return _json(200, {"status": "ok"})
+        return _json(200, {"status": writer.ailing or "ok"})
 
     @app.get("/v1/status", **docs.STATUS)
     async def status() -> Response:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any
 
 from rollpacker import __version__
@@ -15,14 +19,37 @@ from rollpacker.rollmux.seat import NEVER
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.clock import ClusterClock
 from rollpacker.rollmux.service.lookout import Lookout
+from rollpacker.rollmux.service.records import Fence, Lease
 from rollpacker.rollmux.service.recovery import recover, verify
 from rollpacker.rollmux.service.snapshots import Keeper
-from rollpacker.rollmux.service.store import FORMAT, Entry, Grant, Store, StoreError
+from rollpacker.rollmux.service.store import (
+    FORMAT,
+    Entry,
+    Grant,
+    Store,
+    StoreError,
+    UnavailableError,
+)
 from rollpacker.rollmux.settings import Settings
+
+_log = logging.getLogger(__name__)
+Due = tuple[str, object]
+"""What is due: its kind, and which one."""
+_TIME: Due = ("passing of", "time")
+_LONGEST_PAUSE_S = 60.0
+"""Until what the scheduler failed on is tried again."""
 
 
 class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
     """The scheduler failed on an event: it was not recorded, the brain must be built again."""
+
+
+@dataclass(slots=True)
+class Setback:
+    """What was due and the scheduler failed on; it is tried again at ``until``."""
+
+    count: int
+    until: float
 
 
 class Core:
@@ -52,6 +79,7 @@ class Core:
         self.store = store
         self.settings, saved = _settings(store, settings)
         self.ttl = ttl
+        self.setbacks: dict[Due, Setback] = {}
         found = (verify if verified else recover)(store, self.settings, ttl, saved)
         self.brain, self._digest = found.brain, found.digest
         self.keeper = Keeper(store, found.base, found.counted, found.worked_s)
@@ -59,7 +87,7 @@ class Core:
         self._keys: dict[str, Entry] = {}
         self._grants: list[Grant] = []
         self._ends: dict[int, int] = {}
-        self._lookout = Lookout()
+        self._lookout = Lookout(self.settings)
         self._queue: tuple[int, list[str]] = (-1, [])
         self.clock = ClusterClock(saved, self.brain.now, monotonic)
         self.brain.renew(self.now())
@@ -130,18 +158,61 @@ class Core:
         return count
 
     def expire(self) -> None:
-        """Leases and agents whose time is over, and what waited for them or for time to pass."""
-        now = self.now()
-        for lease in [each for each in self.brain.leases.values() if each.deadline <= now]:
-            if lease.fenced:
-                self.brain.over(lease.token)
-            else:
-                self.record(ev.PermitLost(job=lease.job, token=lease.token))
-        for node in [n for n, seen in self.brain.agents.items() if seen + self.ttl <= now]:
-            self.fail_node(node)
-        self.release_fences()
-        if self.brain.scheduler.next_look() <= now:
-            self.record(ev.TimePassed())
+        """Leases and agents whose time is over, and what waited for them or for time to pass.
+
+        What the scheduler fails on is put off, longer each time, so that the next call sees to the
+        rest. Raises what it failed with.
+        """
+        now, brain = self.now(), self.brain
+        due = set[Due]()
+        for lease in [each for each in brain.leases.values() if each.deadline <= now]:
+            self._try(due, now, ("permit", lease.token), partial(self._run_out, lease))
+        for node in [n for n, seen in brain.agents.items() if seen + self.ttl <= now]:
+            self._try(due, now, ("node", node), partial(self.fail_node, node))
+        while fence := next((f for f in brain.fences if f.ready and _name(f) not in due), None):
+            self._try(due, now, _name(fence), partial(self._release, fence))
+        if brain.scheduler.next_look() <= now:
+            self._try(due, now, _TIME, partial(self.record, ev.TimePassed()))
+        self.setbacks = {what: each for what, each in self.setbacks.items() if what in due}
+
+    def _try(self, due: set[Due], now: float, what: Due, act: Callable[[], object]) -> None:
+        before = self.setbacks.get(what)
+        due.add(what)
+        if before is not None and before.until > now:
+            return
+        try:
+            act()
+        except (UnavailableError, StoreError):
+            raise
+        except Exception:
+            count = 1 if before is None else before.count + 1
+            pause = min(2.0 ** (count - 1), _LONGEST_PAUSE_S)
+            self.setbacks[what] = Setback(count, now + pause)
+            _log.exception("%s %s: the scheduler fails; tried again in %.0f s", *what, pause)
+            raise
+        self.setbacks.pop(what, None)
+
+    def _run_out(self, lease: Lease) -> None:
+        if lease.fenced:
+            self.brain.over(lease.token)
+        else:
+            self.record(ev.PermitLost(job=lease.job, token=lease.token))
+
+    def follow(self, before: Core) -> None:
+        """Take over from a core that is closed what no log holds."""
+        self.setbacks = before.setbacks
+        self._lookout = before._lookout
+
+    def keep_times(self, before: Core, stood_s: float) -> None:
+        """The log was read again, but jobs and nodes were heard all the time, apart from the last
+        ``stood_s``: nobody has more time than before."""
+        for token, lease in self.brain.leases.items():
+            if (old := before.brain.leases.get(token)) is not None:
+                lease.deadline, lease.beat = old.deadline + stood_s, old.beat
+                if lease.deadline == inf:
+                    self.brain.over(token)
+        for node in self.brain.agents.keys() & before.brain.agents.keys():
+            self.brain.agents[node] = before.brain.agents[node] + stood_s
 
     def forecast(self) -> dict[str, Start]:
         """When jobs that wait are expected to start; looked into now and then."""
@@ -156,20 +227,22 @@ class Core:
 
     def release_fences(self) -> None:
         """Tell the scheduler of what waited for permits that are over now."""
-        while ready := [fence for fence in self.brain.fences if not fence.tokens]:
-            fence = ready[0]
-            if fence.node is not None:
-                self.record(ev.NodeFailed(node=fence.node))
-            elif fence.job is not None:
-                self.record(ev.JobEnded(job=fence.job))
+        while fence := next((each for each in self.brain.fences if each.ready), None):
+            self._release(fence)
+
+    def _release(self, fence: Fence) -> None:
+        if fence.node is not None:
+            self.record(ev.NodeFailed(node=fence.node))
+        elif fence.job is not None:
+            self.record(ev.JobEnded(job=fence.job))
 
     def fail_node(self, node: str, **request: Any) -> Entry | None:
         """A node is gone. None where this is known already, or the node was given back."""
-        self.brain.agents.pop(node, None)
         slot = self.brain.slots.get(node)
         down = slot is not None and slot.status == "down"
         given_back = slot is None and not self.brain.needs(node)
         if given_back or down or self.brain.fails(node):
+            self.brain.agents.pop(node, None)
             return None
         jobs = self.brain.hit_by(node)
         tokens = [token for job in jobs if (token := self.brain.jobs[job].token) is not None]
@@ -179,22 +252,36 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """Seconds from now until something runs out or is to be looked at; None for never."""
-        times = [lease.deadline for lease in self.brain.leases.values()]
-        times.extend(seen + self.ttl for seen in self.brain.agents.values())
+        times = [self._when(("permit", n), x.deadline) for n, x in self.brain.leases.items()]
+        times.extend(self._when(("node", n), t + self.ttl) for n, t in self.brain.agents.items())
+        times.extend(self._when(_name(fence), 0.0) for fence in self.brain.fences if fence.ready)
         if (look := self.brain.scheduler.next_look()) < NEVER:
-            times.append(look)
+            times.append(self._when(_TIME, look))
         return max(min(times) - self.now(), 0.0) if times else None
+
+    def _when(self, what: Due, due: float) -> float:
+        back = self.setbacks.get(what)
+        return due if back is None else max(due, back.until)
 
     def keep(self) -> None:
         """Write a snapshot if one is due; everything recorded is committed."""
         if self.keeper.due(self.brain.seq):
             self.keeper.keep(self.brain, self._digest)
 
+    def close(self) -> None:
+        """Let go of the store and of the process that looks ahead."""
+        self._lookout.close()
+        self.store.close()
+
     def leave(self) -> None:
         """An orderly end: the next start finds a snapshot."""
         if self.keeper.due_at_stop(self.brain.seq):
             self.keeper.keep(self.brain, self._digest)
         self.store.set_closed(True)
+
+
+def _name(fence: Fence) -> Due:
+    return ("end of job", fence.job) if fence.node is None else ("failure of node", fence.node)
 
 
 def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str, str]]:

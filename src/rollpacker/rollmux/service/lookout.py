@@ -1,22 +1,24 @@
 """Forecasts made beside the work: with a hundred jobs one takes a minute.
 
-A copy of the scheduler is run ahead in a thread of its own; whoever asks gets the middle of the
-last runs, which follow each other by a minute at least.
+The scheduler is run ahead in another process; whoever asks gets the middle of the last runs, which
+follow each other by a minute at least.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from copy import deepcopy
 from dataclasses import dataclass, field
 from threading import Thread
 
-from rollpacker.rollmux.arrivals import lately
-from rollpacker.rollmux.forecast import RUNS, Start, expected_starts, forecast
+from rollpacker.rollmux.forecast import RUNS, Start, expected_starts
 from rollpacker.rollmux.inventory import Fixed
 from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.service.ahead import Ahead, asked
+from rollpacker.rollmux.settings import Settings
 
+_log = logging.getLogger(__name__)
 _FRESH_S = 60.0
 """Seconds for which a forecast is taken to be right."""
 _SHARE = 10.0
@@ -33,19 +35,22 @@ _AGE = 2 * RUNS
 class _Look:
     """One run ahead from ``now``; ``found`` None until it is over."""
 
-    scheduler: Scheduler
+    ahead: Ahead
+    request: bytes
     now: float
-    number: int
     nodes: frozenset[str]
     """That were open."""
     took_s: float = 0.0
+    failed: bool = False
+    """Its process has ended."""
     found: dict[str, float] | None = field(default=None)
 
     def run(self) -> None:
         began, found = time.monotonic(), dict[str, float]()
         try:
-            coming = lately(self.scheduler.cluster, self.now)
-            found = forecast(self.scheduler, self.now, number=self.number, arrivals=coming)
+            found = self.ahead.run(self.request)
+        except (EOFError, OSError):
+            self.failed = True
         finally:
             # Also where it failed: the next one is made in its time.
             self.took_s = time.monotonic() - began
@@ -53,12 +58,15 @@ class _Look:
 
 
 class Lookout:
-    """Is asked by one thread only."""
+    """Is asked by one thread only, which never waits for a run.
 
-    patience_s = 0.2
-    """Seconds that somebody who asks waits for a new forecast: a small cluster's is there then."""
+    Args:
+        settings: of the scheduler that it is asked about.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ahead: Ahead | None = None
         self._running: _Look | None = None
         self._runs: deque[_Look] = deque(maxlen=RUNS)
         """The newest one last."""
@@ -77,19 +85,31 @@ class Lookout:
         else:
             pause_s = max(_SOON_S, _SOON * self._took_s) if self._runs else 0.0
         if self._running is None and now >= self._ended + pause_s:
-            self._running = _Look(deepcopy(scheduler), now, self._number, nodes)
-            self._number += 1
-            thread = Thread(target=self._running.run, name="mux-lookout", daemon=True)
-            thread.start()
-            thread.join(self.patience_s)
+            self._begin(scheduler, now, nodes)
         done = self._running
         if done is not None and done.found is not None:
             self._ended, self._running, self._took_s = now, None, done.took_s
+            if done.failed:
+                _log.warning("a forecast has failed: the next one is made in a new process")
+                self.close()
             self._runs.append(done)
             while len(self._runs) > 1 and now - self._runs[0].now > _AGE * self._pause_s():
                 self._runs.popleft()
             votes = self._votes(scheduler, now, nodes)
         return expected_starts(votes)
+
+    def close(self) -> None:
+        """End the process; a later run begins another."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+    def _begin(self, scheduler: Scheduler, now: float, nodes: frozenset[str]) -> None:
+        self._ahead = self._ahead or Ahead(self._settings)
+        request = asked(scheduler, now, self._number)
+        self._running = _Look(self._ahead, request, now, nodes)
+        self._number += 1
+        Thread(target=self._running.run, name="mux-lookout", daemon=True).start()
 
     def _knows(self, nodes: frozenset[str]) -> bool:
         """Whether any run knows that these are open."""

@@ -257,6 +257,7 @@ class JobPhases:
                 lease = self._lease
                 if lease is None or self._stopped or self._broken or not lease.lost:
                     return
+                lease.give_up("its lease ran out")
                 self._freeze(lease)
                 self.stats["lost"] += 1
             try:
@@ -285,10 +286,10 @@ class JobPhases:
                     lease.give_up(str(error))
                 else:
                     self._lease = None
-                    self._tell_guard(None)
                     break
             self._regain()
         lease.close()
+        self._tell_guard(None)
 
     def _finish(self, permit: Permit) -> None:
         finish = partial(self._client.finish, permit, self._seconds(), new_key())

@@ -89,6 +89,9 @@ class Lease:
 
     ``check`` is for the owner's safe points: it looks at the clock itself, so a process that was
     stopped for longer than the lease finds out before it does anything else.
+
+    Of a lease that was given up, or is closed, nobody is told anything any more: an answer that
+    comes late would start workers which have been stopped since.
     """
 
     def __init__(
@@ -110,6 +113,8 @@ class Lease:
         self.tail_released = False
         """Whether another job has the nodes: the rest of a rollout has to leave most workers."""
         self._problem: str | None = None
+        self._telling = threading.Lock()
+        """Held while the owner is told, and while it is decided that it is not any more."""
         self._closing = threading.Event()
         self._thread = threading.Thread(
             target=self._keep, name=f"lease-{permit.token}", daemon=True
@@ -128,8 +133,9 @@ class Lease:
             raise LeaseLostError(f"permit {self.permit.token} ({self.permit.phase}): {reason}")
 
     def give_up(self, reason: str) -> None:
-        """The daemon has said elsewhere that the lease is lost."""
-        self._problem = self._problem or reason
+        """It is lost, as the daemon or the clock has said: no answer brings it back."""
+        with self._telling:
+            self._problem = self._problem or reason
 
     def offer_tail(self, job: str) -> None:
         """Most responses of a rollout are there; nothing happens where the daemon is away."""
@@ -137,16 +143,24 @@ class Lease:
             released = self._client.tail(job, self.permit)
         except (LeaseLostError, UnreachableError):
             return
-        self._tail(released)
+        self._told(None, released)
 
-    def _tail(self, released: bool) -> None:
-        if released and not self.tail_released:
-            self.tail_released = True
-            self._on_tail()
+    def _told(self, stop_at: float | None, tail_released: bool) -> None:
+        """The daemon has answered."""
+        with self._telling:
+            if self._problem is not None or self._closing.is_set():
+                return
+            if stop_at is not None:
+                self.stop_at = stop_at
+                self._on_extended(stop_at)
+            if tail_released and not self.tail_released:
+                self.tail_released = True
+                self._on_tail()
 
     def close(self) -> None:
-        """Stop extending; may be called from ``on_lost``."""
-        self._closing.set()
+        """Stop extending; may be called from ``on_lost``, and not from what else it tells."""
+        with self._telling:
+            self._closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -157,7 +171,7 @@ class Lease:
             try:
                 self._extend()
             except (LeaseLostError, UnreachableError) as error:
-                self._problem = str(error)
+                self.give_up(str(error))
             except MuxError:
                 pause = _RETRY_S
             if self.lost:
@@ -169,6 +183,4 @@ class Lease:
         if self.lost:
             raise LeaseLostError("its lease ran out")
         now = replace(self.permit, stop_at=self.stop_at)
-        self.stop_at, released = self._client.heartbeat(now)
-        self._on_extended(self.stop_at)
-        self._tail(released)
+        self._told(*self._client.heartbeat(now))

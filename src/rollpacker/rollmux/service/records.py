@@ -104,6 +104,11 @@ class Fence:
     def __post_init__(self) -> None:
         self.fenced = frozenset(self.tokens)
 
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return not self.tokens
+
 
 @dataclass(slots=True)
 class Effects:

@@ -84,12 +84,20 @@ class Writer:
         """Finish what is in the queue, close the store."""
         self._queue.put(None)
         self._thread.join()
-        self.core.store.close()
+        self.core.close()
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs and the store can be written."""
         return self._thread.is_alive() and not self._broken
+
+    @property
+    def ailing(self) -> str:
+        """What the scheduler fails on again and again, in words for anybody; empty where all is
+        well."""
+        count = len(self.core.setbacks)
+        events = "1 event that is" if count == 1 else f"{count} events that are"
+        return f"the scheduler fails on {events} due: see the daemon's log" if count else ""
 
     async def call(self, command: Command, wait_s: float | None = None) -> Answer | None:
         """Run a command in the next batch; None where a wait took longer than ``wait_s``.
@@ -201,8 +209,10 @@ class Writer:
         """Keep what came before an event that the scheduler failed on, and forget that event."""
         self.stats.poisoned += 1
         self._commit()
-        self.core.store.set_closed(True)
+        before, began = self.core, self.core.now()
+        before.store.set_closed(True)
         self._reopen()
+        self.core.keep_times(before, max(self.core.now() - began, 0.0))
 
     def _outcome(self, call: _Call) -> Outcome | Refused:
         try:
@@ -273,8 +283,10 @@ class Writer:
 
     def _reopen(self) -> None:
         """What is on disk is the truth: read it again."""
-        self.core.store.close()
+        before = self.core
+        before.store.close()
         self.core = self._timed_open()
+        self.core.follow(before)
         self.core.brain.touched.update(self._waiting)
 
     def _deliver(self) -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollpacker.open_files import allow_files
 from rollpacker.runtime import gate as gates
 from rollpacker.runtime.gate import Gate, enter
 from rollpacker.runtime.wire import encode, head
@@ -124,13 +125,19 @@ def test_nothing_of_a_stranger_is_unpickled(tmp_path) -> None:
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "_PATIENCE_S", 0.3)
+    """Whoever shows the key at once has not to make way, however many come together."""
+    monkeypatch.setattr(gates, "_FAIR_S", 0.1)
+    monkeypatch.setattr(gates, "_AT_DOOR", 64)
+    allow_files(5000)
 
     async def main() -> None:
         async with opened() as (gate, came):
-            silent = [socket.create_connection(gate.address) for _ in range(100)]
-            (await come(gate, "node/1")).close()
-            assert (await asyncio.wait_for(came.get(), 10))[0] == "node/1"
+            silent = [socket.create_connection(gate.address) for _ in range(2000)]
+            names = {f"node/{number}" for number in range(100)}
+            for end in await asyncio.gather(*(come(gate, name) for name in names)):
+                end.close()
+            found = {(await asyncio.wait_for(came.get(), 10))[0] for _ in names}
+            assert found == names
             for each in silent:
                 each.close()
 

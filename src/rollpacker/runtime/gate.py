@@ -17,14 +17,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from threading import BoundedSemaphore, Thread
+from threading import Condition, Thread
 
 _PATIENCE_S = 10.0
 """In which one that has come says who it is."""
 _ENTERING_S = 60.0
 """In which one that has come is asked: strangers may be at the door before it."""
-_AT_DOOR = 64
-"""That may be at it together; more wait outside."""
+_AT_DOOR = 256
+"""That are asked together; one more, and the first of them has to go, after"""
+_FAIR_S = 0.5
+"""in which one that knows the key has shown it."""
 _PAUSE_S = 0.1
 """After one that could not be let in."""
 _LONGEST_NAME = 64
@@ -48,7 +50,8 @@ class Gate:
         self.key = secrets.token_bytes(32)
         self._take = take
         self._loop = loop
-        self._at_door = BoundedSemaphore(_AT_DOOR)
+        self._at_door: dict[socket.socket, float] = {}
+        self._room = Condition()
         self._closed = False
         self._socket = socket.create_server((host, 0), backlog=512)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
@@ -57,10 +60,8 @@ class Gate:
 
     def _listen(self) -> None:
         while not self._closed:
-            self._at_door.acquire()
             if not self._next():
                 # It goes by: too many open files or threads, or one that has hung up already.
-                self._at_door.release()
                 time.sleep(_PAUSE_S)
 
     def _next(self) -> bool:
@@ -69,25 +70,50 @@ class Gate:
             end, _ = self._socket.accept()
         except OSError:
             return False
+        self._make_room()
+        with self._room:
+            self._at_door[end] = time.monotonic()
         try:
             Thread(target=self._ask, args=(end,), name="gate", daemon=True).start()
         except RuntimeError:
+            self._left(end)
             end.close()
             return False
         return True
+
+    def _make_room(self) -> None:
+        """Where too many are asked, the one that is asked longest makes way."""
+        with self._room:
+            while len(self._at_door) >= _AT_DOOR:
+                first, since = next(iter(self._at_door.items()))
+                left = since + _FAIR_S - time.monotonic()
+                if left > 0:
+                    self._room.wait(left)
+                    continue
+                del self._at_door[first]
+                with suppress(OSError):
+                    first.shutdown(socket.SHUT_RDWR)  # whoever reads from it finds its end
 
     def _ask(self, end: socket.socket) -> None:
         try:
             name = _admit(end, self.key)
         except (OSError, EOFError, ValueError, AuthenticationError):
+            self._left(end)
             end.close()
             return
-        finally:
-            self._at_door.release()
+        if not self._left(end):
+            end.close()
+            return
         try:
             self._loop.call_soon_threadsafe(self._let_in, name, end)
         except RuntimeError:  # the loop has ended
             end.close()
+
+    def _left(self, end: socket.socket) -> bool:
+        """Nobody asks any more; whether it had not to make way."""
+        with self._room:
+            self._room.notify()
+            return self._at_door.pop(end, None) is not None
 
     def _let_in(self, name: str, end: socket.socket) -> None:
         if self._closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence, Set, ValuesView
+from collections.abc import Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -23,6 +23,24 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _NUMBERS = ("integer", "number")
+_DEEPEST = 64
+"""Lists and objects inside of each other: what handles them may be recursive."""
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and objects of JSON are nested deeper than anybody means them to be."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [each for outer in level for each in _parts(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def wanted(schema: Any, value: Any) -> str | None:

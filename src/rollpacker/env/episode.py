@@ -247,9 +247,12 @@ def _metrics(given: Any) -> dict[str, float]:
 
 def _number(given: Any, what: str) -> float:
     """Also of numpy's kinds, and others'."""
-    if not hasattr(given, "__float__"):
-        raise EpisodeError(f"{what} of {type(given).__name__}, not a number")
-    return float(given)
+    try:
+        if hasattr(given, "__float__"):
+            return float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise EpisodeError(f"{what} of {type(given).__name__}, not a number")
 
 
 def _count(given: Any, what: str) -> int:

@@ -1,4 +1,4 @@
-"""Values of tools: arguments checked against JSON schemas, results written as text."""
+"""Values of users' code: arguments checked against JSON schemas, results as text, numbers."""
 
 from __future__ import annotations
 
@@ -190,3 +190,19 @@ def _ordered(values: Set[Any]) -> list[Any]:
         return sorted(values)
     except TypeError:
         return sorted(values, key=repr)
+
+
+# Numbers -----------------------------------------------------------------------------------------
+
+
+def number(value: Any) -> float | None:
+    """A number of any library, a truth value or an array of one number; None where it is none, or
+    not finite. Text is no number."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        one = value.item() if callable(getattr(value, "item", None)) else value
+        found = float(one)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last
+        return None
+    return found if math.isfinite(found) else None

@@ -250,10 +250,12 @@ def test_a_client_of_plain_objects_takes_json_alone() -> None:
     environment = OpenenvEnvironment(client)
 
     async def episode() -> list[Turn]:
-        return [await environment.step(answer(text)) for text in ("forward", "[1]", '{"go": 1}')]
+        deep = '{"go": ' * 100 + "1" + "}" * 100
+        said = ("forward", "[1]", deep, '{"go": 1}')
+        return [await environment.step(answer(text)) for text in said]
 
-    text, listed, done = play(episode)
-    for wrong in (text, listed):
+    text, listed, deep, done = play(episode)
+    for wrong in (text, listed, deep):
         assert wrong.failed_calls == 1
         assert wrong.messages[0]["content"].endswith("ValueError: expected a JSON object")
     assert done.reward == 0.5

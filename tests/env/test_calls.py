@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.env.base import Message
-from rollpacker.env.calls import FORMATS, BadCall, Call, Format, parse, written
+from rollpacker.env.calls import FORMATS, BadCall, Call, Format, Parsed, parse, written
 from rollpacker.env.conversation import calls_of, said, to_message
 
 ADD = Call("add", {"a": 2, "b": 3})
@@ -66,6 +66,16 @@ def test_several_llama3_calls(between: str) -> None:
     second = '{"name": "take", "parameters": {}}'
     parsed = parse(f"{LLAMA3}{between}{second}", "llama3")
     assert parsed.calls == (ADD, Call("take", {}))
+
+
+@pytest.mark.parametrize(
+    ("behind", "content"),
+    [(" and then", "and then"), ("; So.\n", "So."), ("}", "}"), ("<|eom_id|>", "<|eom_id|>")],
+)
+def test_text_behind_a_llama3_call_is_no_call(behind: str, content: str) -> None:
+    assert parse(f"{LLAMA3}{behind}", "llama3") == Parsed(content, (ADD,))
+    two = parse(f"<|python_tag|>{LLAMA3};{LLAMA3}{behind}", "llama3")
+    assert two == Parsed(content, (ADD, ADD))
 
 
 def test_several_hermes_calls_keep_their_order() -> None:
@@ -141,6 +151,8 @@ def test_a_reply_may_begin_inside_of_reasoning(form: Format) -> None:
 BAD = {
     '{"name": "add", "arguments": {"a": 2}': "no valid JSON",
     '{"name": "add", "arguments": {"a": 2}} {"name": "add"}': "more than one JSON object",
+    '{"name": "add", "arguments": {"a": 2}}}': "there is one } too many behind the JSON object",
+    '{"name": "add", "arguments": {"a": 2}} and then': "there is text behind the JSON object",
     '{"arguments": {"a": 2}}': 'has no "name"',
     '{"name": 7, "arguments": {"a": 2}}': 'has no "name"',
     '{"name": "add", "arguments": [2, 3]}': "arguments of 'add' must be a JSON object",
@@ -171,7 +183,11 @@ def test_a_call_that_is_not_closed_ends_where_the_next_begins() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"name": "add", "parameters": {"a": 2,}', f"{LLAMA3} and then", "<|python_tag|>1 + 1 ="],
+    [
+        '{"name": "add", "parameters": {"a": 2,}',
+        f'{LLAMA3} {{"name": "add", and then',
+        "<|python_tag|>1 + 1 =",
+    ],
 )
 def test_malformed_llama3_calls_say_what_is_wrong(text: str) -> None:
     assert isinstance(parse(text, "llama3").calls[-1], BadCall)

@@ -1,32 +1,26 @@
 """What is said to the model is in what it reads, or an error names whose it is."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from chat_models import ADD, NAMES, make_tokenizer
+from one_episode import MADE, TEMPLATES, USER, Says, talk
 
 from rollpacker.chat import Complete
-from rollpacker.config import DataConfig, EnvironmentConfig
+from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Row
 from rollpacker.data.encode import encode_prompts
-from rollpacker.env.base import Message, Opening, Turn
-from rollpacker.env.episode import Episode
-from rollpacker.env.messages import Answer, Begin, Step, packed
-from rollpacker.env.template import Template
+from rollpacker.env.base import Message, Opening
 
-MADE = {name: make_tokenizer(name) for name in NAMES}
-TEMPLATES = {name: Template(MADE[name], {}) for name in NAMES}
 QWEN = ["qwen2_5", "qwen3", "qwen3_instruct_2507"]
 CALLING = [*QWEN, "llama3_1"]
 """Templates that write calls of tools."""
 UNKNOWN = ["observation", "environment", "function", "User"]
 """Roles that Qwen's templates leave out without a word."""
 
-USER = {"role": "user", "content": "How much is 2 + 3?"}
 SYSTEM = {"role": "system", "content": " Be brief.\n"}
 THOUGHT = {"role": "assistant", "content": "<think>\nAdd.\n</think>\n\nIt is 5."}
 CALLED = {
@@ -55,48 +49,6 @@ def encode(name: str, prompt: list[Message], tools: Sequence[Any] = ()) -> str:
     )
     tokens = encode_prompts([row], MADE[name], DataConfig(path="x"), 10_000, 1).tokens
     return MADE[name].decode(tokens[row.id])
-
-
-class Says:
-    """An environment that says what it is given, and makes itself."""
-
-    tools: Sequence[Mapping[str, Any]] = ()
-
-    def __init__(self, opening: Any = (), turns: Sequence[Any] = ()) -> None:
-        self._opening = opening
-        self._turns = [*turns]
-        self.heard: list[Message] = []
-
-    def make(self) -> Any:
-        return self
-
-    async def open(self) -> None: ...
-
-    async def reset(self, row: Mapping[str, Any]) -> Any:
-        return self._opening
-
-    async def step(self, reply: Message) -> Turn:
-        self.heard.append(reply)
-        return Turn(messages=self._turns.pop(0))
-
-    async def close(self) -> None: ...
-
-
-def talk(name: str, environment: Says, *replies: str) -> list[Answer]:
-    """What comes of an episode: its beginning, and an answer to each reply."""
-
-    async def episode() -> list[Answer]:
-        begin = Begin(episode=1, row=packed({}), prompt=[USER], tools=[], room=10_000)
-        config = EnvironmentConfig(kind="python", path=["x"])
-        one = Episode(config, environment, TEMPLATES[name], begin)
-        answers = [await one.begin()]
-        for reply in replies:
-            ids = np.asarray(MADE[name](reply, add_special_tokens=False)["input_ids"], np.int32)
-            step = Step(episode=1, reply=ids.tobytes(), left=10_000, left_sampled=10_000)
-            answers.append(await one.step(step))
-        return answers
-
-    return asyncio.run(episode())
 
 
 # Roles -----------------------------------------------------------------------------------------

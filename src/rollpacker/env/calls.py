@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from rollpacker.env import xml_calls
+from rollpacker.env.values import too_deep
 
 Format = Literal["hermes", "llama3", "qwen3_coder"]
 FORMATS: tuple[Format, ...] = ("hermes", "llama3", "qwen3_coder")
@@ -126,8 +127,18 @@ def _hermes(text: str, start: int) -> tuple[Call | BadCall, int]:
     value, end = found
     closed = _closed(text, end)
     if closed is None:
-        return BadCall("there is more than one JSON object in the call"), _next(text, end)
+        return BadCall(_behind(text, end)), _next(text, end)
     return _call(value), closed
+
+
+def _behind(text: str, end: int) -> str:
+    """What is wrong with that which stands behind the JSON of a call."""
+    start = _skip(text, end)
+    if text.startswith("{", start):
+        return "there is more than one JSON object in the call"
+    if text.startswith("}", start):
+        return "there is one } too many behind the JSON object of the call"
+    return "there is text behind the JSON object of the call"
 
 
 def _xml(text: str, start: int, tools: xml_calls.Tools) -> tuple[Call | BadCall | None, int]:
@@ -169,7 +180,8 @@ def _llama3(text: str, start: int) -> Parsed:
     begin += len(_PYTHON_TAG) if tagged else 0
     if not tagged and not _meant(text, begin):
         return Parsed(text)
-    return Parsed(text[:start], tuple(_objects(text, begin)))
+    calls, end = _objects(text, begin)
+    return Parsed(text[:start] + text[end:].strip(), calls)
 
 
 def _meant(text: str, start: int) -> bool:
@@ -181,18 +193,18 @@ def _meant(text: str, start: int) -> bool:
     return any(f'"{key}"' in said if said is text else key in said for key in _ARGUMENTS)
 
 
-def _objects(text: str, start: int) -> Iterator[Call | BadCall]:
-    """JSON objects one behind the other; the first that is none ends them."""
-    while True:
+def _objects(text: str, start: int) -> tuple[tuple[Call | BadCall, ...], int]:
+    """JSON objects one behind the other, and where text goes on; the first that is none ends
+    them."""
+    calls: list[Call | BadCall] = []
+    while not calls or text.startswith("{", start):
         read = _read(text, start)
         if isinstance(read, BadCall):
-            yield read
-            return
+            return (*calls, read), len(text)
         value, end = read
-        yield _call(value)
+        calls.append(_call(value))
         start = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
-        if start == len(text):
-            return
+    return tuple(calls), start
 
 
 def _read(text: str, start: int) -> tuple[Any, int] | BadCall:
@@ -219,13 +231,21 @@ def _call(value: Any) -> Call | BadCall:
     if isinstance(arguments, str):  # some models write the object as text
         try:
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+        except ValueError:
             return BadCall(f"the arguments of {short(name)} must be a JSON object, not text")
+        except RecursionError:
+            return BadCall(_too_deep(name))
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
         return BadCall(f"the arguments of {short(name)} must be a JSON object")
+    if too_deep(arguments):
+        return BadCall(_too_deep(name))
     return Call(name, arguments)
+
+
+def _too_deep(name: str) -> str:
+    return f"the arguments of {short(name)} are nested too deep"
 
 
 def _kind(value: Any) -> str:

@@ -20,20 +20,21 @@ class Asked:
     key: str | None = None
 
 
-def to_message(parsed: Parsed, text: str) -> Message:
+def to_message(parsed: Parsed, text: str, earlier: int = 0) -> Message:
     """The assistant's message, as OpenAI's API has it.
 
     Where it has calls, ``text`` is the whole of what was said. Those that were not understood are
-    in ``bad_calls``, with their places among all calls of the reply.
+    in ``bad_calls``, with their places among all calls of the reply. ``earlier``: calls of the
+    conversation's earlier replies, so that no two have the same id.
     """
     message: Message = {"role": "assistant", "content": parsed.content}
     if not parsed.calls:
         return message
-    digest = blake2b(text.encode("utf-8", "replace"), digest_size=3).hexdigest()
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=2).hexdigest()
     good, bad = [], []
     for place, call in enumerate(parsed.calls):
         # Nine letters and digits, which some templates insist on.
-        key = f"{digest}{place % 1000:03}"
+        key = f"{digest}{(earlier + place) % 100_000:05}"
         if isinstance(call, BadCall):
             bad.append({"place": place, "error": call.error, "id": key})
         else:
@@ -46,6 +47,11 @@ def _openai(call: Call, key: str) -> dict[str, Any]:
     name = call.name.encode("utf-8", "replace").decode()
     function = {"name": name, "arguments": json.dumps(call.arguments)}
     return {"id": key, "type": "function", "function": function}
+
+
+def count_calls(message: Message) -> int:
+    """Of a reply, those that were not understood among them."""
+    return len(message.get("tool_calls") or ()) + len(message.get("bad_calls") or ())
 
 
 def calls_of(message: Message) -> list[Asked]:

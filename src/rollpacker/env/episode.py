@@ -19,6 +19,7 @@ from rollpacker.chat import NotTextError, text_of
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Factory, Message, Opening, Turn
 from rollpacker.env.calling import call
+from rollpacker.env.conversation import count_calls
 from rollpacker.env.messages import Answer, Begin, Step
 from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
@@ -53,6 +54,7 @@ class Episode:
         self._tools: list[Any] = list(begin.tools)
         self._messages: list[Message] = []
         self._turns = 0
+        self._calls = 0
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -128,7 +130,8 @@ class Episode:
 
     async def _step(self, command: Step) -> Answer:
         ids = np.frombuffer(command.reply, np.int32).tolist()
-        reply = self._template.reply(ids, self._tools)
+        reply = self._template.reply(ids, self._tools, self._calls)
+        self._calls += count_calls(reply.message)
         self._messages.append(reply.message)
         self._turns += 1
         if command.cut:
@@ -244,9 +247,12 @@ def _metrics(given: Any) -> dict[str, float]:
 
 def _number(given: Any, what: str) -> float:
     """Also of numpy's kinds, and others'."""
-    if not hasattr(given, "__float__"):
-        raise EpisodeError(f"{what} of {type(given).__name__}, not a number")
-    return float(given)
+    try:
+        if hasattr(given, "__float__"):
+            return float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise EpisodeError(f"{what} of {type(given).__name__}, not a number")
 
 
 def _count(given: Any, what: str) -> int:

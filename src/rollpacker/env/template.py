@@ -131,8 +131,9 @@ class Template:
         """Token ids of a conversation that the model is to go on with. Raises ``EpisodeError``."""
         return self.tokens(self._rendered(messages, tools))
 
-    def reply(self, ids: Sequence[int], tools: Tools = ()) -> Reply:
-        """What the model has sampled, with its end token or without. Never raises."""
+    def reply(self, ids: Sequence[int], tools: Tools = (), earlier: int = 0) -> Reply:
+        """What the model has sampled, with its end token or without, behind so many ``earlier``
+        calls of the conversation. Never raises."""
         body = list(ids)
         if body and body[-1] in self._special_ids:
             body.pop()
@@ -142,7 +143,8 @@ class Template:
         if self.closing:
             said = said.removesuffix(self.closing)
         form = self.call_format or FORMATS[0]
-        message = to_message(parse(said, form, reasons=self._reasons, tools=tools), said)
+        parsed = parse(said, form, reasons=self._reasons, tools=tools)
+        message = to_message(parsed, said, earlier)
         texts = {key: message[key] for key in ("content", "text") if key in message}
         plain = {key: self._special.sub("", text) for key, text in texts.items()}
         return Reply(message | plain)

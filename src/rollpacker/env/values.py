@@ -1,11 +1,11 @@
-"""Values of tools: arguments checked against JSON schemas, results written as text."""
+"""Values of users' code: arguments checked against JSON schemas, results as text, numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence, Set, ValuesView
+from collections.abc import Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -23,6 +23,24 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _NUMBERS = ("integer", "number")
+_DEEPEST = 64
+"""Lists and objects inside of each other: what handles them may be recursive."""
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and objects of JSON are nested deeper than anybody means them to be."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [each for outer in level for each in _parts(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def wanted(schema: Any, value: Any) -> str | None:
@@ -172,3 +190,19 @@ def _ordered(values: Set[Any]) -> list[Any]:
         return sorted(values)
     except TypeError:
         return sorted(values, key=repr)
+
+
+# Numbers -----------------------------------------------------------------------------------------
+
+
+def number(value: Any) -> float | None:
+    """A number of any library, a truth value or an array of one number; None where it is none, or
+    not finite. Text is no number."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        one = value.item() if callable(getattr(value, "item", None)) else value
+        found = float(one)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last
+        return None
+    return found if math.isfinite(found) else None

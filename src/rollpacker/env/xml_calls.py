@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.env.values import wanted
+from rollpacker.env.values import too_deep, wanted
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -99,9 +99,10 @@ def _value(text: str) -> Any:
     if word in _WORDS:
         return _WORDS[word]
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return text if too_deep(value) else value
 
 
 def write(name: str, arguments: Mapping[str, Any]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import AttemptId
+from rollpacker.policy.reward_faults import RESPONSES
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.conversation import Conversation
 
 NAME = "environment"
 """Of the reward in metrics and samples."""
@@ -19,13 +21,23 @@ class EnvironmentReward:
 
     Args:
         config: of the environment; None where there is none.
-        alone: there are no reward functions: an episode that was given nothing has a reward of 0.
+        names: of the reward functions. Where there are none, an episode that was given nothing has
+            a reward of 0.
+
+    Raises ``ValueError`` where one has the environment's name.
     """
 
-    def __init__(self, config: EnvironmentConfig | None, *, alone: bool) -> None:
+    def __init__(self, config: EnvironmentConfig | None, names: Sequence[str]) -> None:
+        if config is not None and NAME in names:
+            raise ValueError(
+                f"rewards: one is named '{NAME}', as what the environment gives is: set "
+                f"rewards.{names.index(NAME)}.name"
+            )
         self._config = config
-        self._alone = alone
+        self._alone = not names
         self._given: dict[AttemptId, float | None] = {}
+        self._silent: int | None = 0
+        """Episodes that ended by themselves and were given nothing; None once that is settled."""
 
     def note(self, attempts: Iterable[Attempt]) -> list[Attempt]:
         """Responses are about to be graded; those that reward functions are to see."""
@@ -37,9 +49,29 @@ class EnvironmentReward:
             assert conversation is not None
             given = conversation.reward(self._config.reward)
             self._given[attempt.id] = 0.0 if given is None and self._alone else given
+            self._count(given, conversation)
             if not (self._alone or conversation.failed):
                 seen.append(attempt)
         return seen
+
+    def _count(self, given: float | None, conversation: Conversation) -> None:
+        if self._silent is None or conversation.failed:
+            return
+        if given is not None:
+            self._silent = None
+        elif self._alone and conversation.over == "stop":
+            self._silent += 1
+
+    def said(self) -> list[str]:
+        """What the user should know and was not told yet."""
+        silent = self._silent
+        if silent is None or silent < RESPONSES:
+            return []
+        self._silent = None
+        return [
+            f"WARNING environment: {silent} episodes ended and none was given a reward, which "
+            "counts as 0, and there are no rewards beside: let the environment give one"
+        ]
 
     def forget(self, attempt: AttemptId) -> None:
         """Its grade is not wanted."""

@@ -17,6 +17,7 @@ from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.policy.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
+from rollpacker.reward.functions import reward_names
 from rollpacker.reward.pool import GradingPool
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.environment_reward import EnvironmentReward
@@ -38,7 +39,8 @@ class Rewards:
         epochs: its passes over the data, for functions that ask how far it is.
         environment: whose rewards are added; None where there is none.
 
-    Raises ``ValueError`` when two rewards have one name or an option is wrong.
+    Raises ``ValueError`` when two rewards have one name, the environment's among them, or an option
+    is wrong.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Rewards:
         self._longest = config.code_timeout.most_s
         self._tests: dict[PromptId, int] = {}
         self._observed: dict[AttemptId, PromptId] = {}
+        self._environment = EnvironmentReward(environment, reward_names(rewards))
         # A judge's scores differ in the last bits with what shares their batch.
         columns = _columns(rewards, rows) if rows else None
         self._pool = GradingPool(
@@ -69,7 +72,6 @@ class Rewards:
             columns=columns,
             tokenizer=backend(tokenizer),
         )
-        self._environment = EnvironmentReward(environment, alone=not rewards)
         self._ready: list[Attempt] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Callable[[Sequence[Grade]], None] = lambda _grades: None
@@ -195,7 +197,7 @@ class Rewards:
     def end_step(self) -> list[str]:
         """A step is over; returns what failed in it and was mended."""
         self._timeouts.advance()
-        return _counted(self._pool.said())
+        return [*_counted(self._pool.said()), *self._environment.said()]
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the tests' times, as JSON."""

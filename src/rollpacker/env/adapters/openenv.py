@@ -11,7 +11,7 @@ from rollpacker.env.adapters.rows import number, opened, seed_of, user
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
 from rollpacker.env.calling import call
 from rollpacker.env.conversation import said
-from rollpacker.env.values import shown
+from rollpacker.env.values import shown, too_deep
 from rollpacker.errors import one_line
 
 _NOT_SHOWN = {"done", "reward", "metadata"}
@@ -60,7 +60,7 @@ class OpenenvEnvironment:
         except (ValueError, RecursionError):
             fields = None
         made = self._action_class
-        if isinstance(fields, dict):
+        if isinstance(fields, dict) and not too_deep(fields):
             return fields if made is None else made(**fields)
         name = None if made is None else _text_field(made)
         if made is None or name is None:

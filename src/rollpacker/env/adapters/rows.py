@@ -64,5 +64,5 @@ def number(value: Any, what: str) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise EpisodeError(f"{what} is {value!r:.80}, not a number") from None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any
 
+from rollpacker.env import values
 from rollpacker.env.adapters.rows import number, prompt_of
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
 from rollpacker.env.calling import call
@@ -49,7 +49,8 @@ class SkyrlEnvironment:
     async def _metrics(self) -> dict[str, float]:
         metrics = getattr(self._instance, "get_metrics", None)
         found = {} if metrics is None else await call(metrics)
-        return {str(name): float(v) for name, v in found.items() if isinstance(v, Real)}
+        numbers = {str(name): values.number(value) for name, value in found.items()}
+        return {name: value for name, value in numbers.items() if value is not None}
 
     async def close(self) -> None:
         """Close it."""

@@ -15,6 +15,7 @@ from rollpacker.env.agent.program import Ending, Program
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.agent.session import Asked, Session
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
+from rollpacker.env.conversation import count_calls
 from rollpacker.errors import one_line
 
 _PATIENCE_S = 0.5
@@ -128,8 +129,7 @@ class AgentEnvironment:
 
 def _calls(reply: Message) -> tuple[int, int]:
     """All calls, and those that were not understood; what became of the others is not known."""
-    bad = len(reply.get("bad_calls") or ())
-    return bad + len(reply.get("tool_calls") or ()), bad
+    return count_calls(reply), len(reply.get("bad_calls") or ())
 
 
 def _variables(url: str, key: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,10 +40,4 @@ async def _live(work: Any) -> Ending:
         result = await work
     except Exception as error:  # whatever a user's function raises
         return Ending(code=1, how="failed", stdout=b"", stderr=told(error).encode())
-    try:
-        said = json.dumps(result).encode()
-    except (TypeError, ValueError):
-        kind = type(result).__name__
-        text = f"it returned {kind}, not a reward nor a dict with one"
-        return Ending(code=1, how="failed", stdout=b"", stderr=text.encode())
-    return Ending(code=0, how="returned", stdout=said, stderr=b"")
+    return Ending(code=0, how="returned", stdout=b"", stderr=b"", result=result)

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rollpacker.children import kill_child
 from rollpacker.env.agent.reaper import Reaper
@@ -33,12 +34,14 @@ class Ending:
         how: in words, such as "exited with code 1".
         stdout: the end of what it wrote there,
         stderr: and there.
+        result: what a function returned that is called in a program's place.
     """
 
     code: int
     how: str
     stdout: bytes
     stderr: bytes
+    result: Any = None
 
 
 class Program:

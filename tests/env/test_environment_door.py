@@ -73,9 +73,9 @@ class Pool:
     def of(self, episode: int) -> Process:
         return next(each for each in self.processes if episode in each.member.episodes)
 
-    def begin(self) -> int:
+    def begin(self, key: str = "") -> int:
         self._last += 1
-        self.pool.begin(Begin(self._last, b"", [], [], ROOM), self._last)
+        self.pool.begin(Begin(self._last, b"", [], [], ROOM), key or self._last)
         return self._last
 
     def step(self, episode: int) -> None:
@@ -130,7 +130,7 @@ def fuzz(monkeypatch: pytest.MonkeyPatch, count: int, seed: int) -> None:
     rng, seen = random.Random(seed), Counter[str]()
     pool = Pool(monkeypatch, 2)
     pool.hear()
-    quiet, loud = pool.begin(), pool.begin()
+    quiet, loud = pool.begin(), pool.begin("loud")
     bystander = pool.of(quiet)
     assert bystander is not pool.of(loud)
     for _ in range(count):
@@ -143,7 +143,7 @@ def fuzz(monkeypatch: pytest.MonkeyPatch, count: int, seed: int) -> None:
         assert bystander.alive
         assert pool.pool.broken is None
         while not any(loud in each.member.episodes for each in pool.processes):
-            loud = pool.begin()
+            loud = pool.begin("loud")
             for _ in range(5):
                 pool.hear()
             if loud in bystander.member.episodes:  # somewhere else
@@ -195,6 +195,23 @@ def test_a_process_that_is_ready_can_stop_no_run(monkeypatch: pytest.MonkeyPatch
     pool.of(episode).write(pack(Ready(tools=[{"name": "mine"}])))
     assert pool.hear() == []
     assert (pool.pool.broken, pool.pool.tools) == (None, [])
+
+
+def test_tools_that_fail_for_many_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a process is believed, since the answers say so too."""
+    pool = Pool(monkeypatch, 1)
+    pool.hear()
+    for number in range(3):
+        episode = pool.begin()
+        process = pool.of(episode)
+        process.write(pack({"type": "Fatal", "error": "tool 'odd' failed"}))
+        pool.hear()
+        assert pool.pool.broken is None, number
+        process.write(pack(Answer(episode=episode, calls=1, failed_calls=1)))
+        pool.hear()
+    process.write(pack({"type": "Fatal", "error": "tool 'odd' failed"}))
+    pool.hear()
+    assert pool.pool.broken == "environment: tool 'odd' failed"
 
 
 values = st.recursive(

@@ -24,6 +24,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.episode import TIMED_OUT
 from rollpacker.env.messages import Answer, Begin, Close, Fatal, Ready, Report, Step
 from rollpacker.env.process import Member, start
+from rollpacker.env.tool_faults import PROMPTS
 
 _CHECK_S = 0.25
 _GRACE_S = 2.0
@@ -68,6 +69,8 @@ class EnvironmentPool:
         self._keys: dict[int, Hashable] = {}
         self._room: dict[int, int] = {}
         self._suspects: set[Hashable] = set()
+        self._failing: set[Hashable] = set()
+        """Whose calls have failed: of few, a process says in vain that its tools are broken."""
         self._lost: dict[int, Reply] = {}
         self._queue: OrderedDict[int, tuple[Begin, Hashable]] = OrderedDict()
         self._said: list[str] = []
@@ -217,12 +220,13 @@ class EnvironmentPool:
 
     def _heard(self, member: Member, report: Report) -> list[Reply]:
         match report:
-            case Ready() if not member.ready:
-                member.ready = True
-                self._failed_starts = 0
-                self.tools = report.tools
+            case Ready():
+                if not member.ready:
+                    member.ready = True
+                    self._failed_starts = 0
+                    self.tools = report.tools
                 self._said += [line for line in report.warnings if line not in self._said]
-            case Fatal() if not member.ready:
+            case Fatal() if not member.ready or len(self._failing) >= PROMPTS:
                 said = report.error
                 self.broken = said if said.startswith("environment") else f"environment: {said}"
             case Answer() if self._at.get(report.episode) is member:
@@ -234,6 +238,8 @@ class EnvironmentPool:
     def _checked(self, member: Member, answer: Answer) -> Answer:
         """An answer as the run can take it; with others an episode is over."""
         member.episodes[answer.episode] = None
+        if answer.failed_calls and len(self._failing) < PROMPTS:
+            self._failing.add(self._keys[answer.episode])
         if problem := self._problem(answer):
             self._tell(member, Close(answer.episode))
             answer = Answer(episode=answer.episode, error=problem)

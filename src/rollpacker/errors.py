@@ -6,6 +6,7 @@ import inspect
 import os
 import sysconfig
 import traceback
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ _LIBRARIES = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _LONGEST = 400
+_UNSAFE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Categories of characters that a terminal may obey, or does not show."""
 
 
 class PlainError(RuntimeError):
@@ -23,13 +26,26 @@ class PlainError(RuntimeError):
 def one_line(error: BaseException) -> str:
     """An exception as one line of bounded length, without its place."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return " ".join(f"{type(error).__name__}: {text}".split())[:_LONGEST]
+    return visible(" ".join(f"{type(error).__name__}: {text}".split())[:_LONGEST])
+
+
+def visible(text: str, kept: str = "\n\t") -> str:
+    """A text with an escape (``\\x1b``) in the place of each character that would do something to a
+    terminal, but for ``kept``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode("ascii")
+        if unicodedata.category(char) in _UNSAFE and char not in kept
+        else char
+        for char in text
+    )
 
 
 def told(error: BaseException) -> str:
     """An exception as one line: ``my_rewards.py:12 in score: KeyError: 'answer'``."""
     if isinstance(error, PlainError):
-        return " ".join(str(error).split())[:_LONGEST]
+        return visible(" ".join(str(error).split())[:_LONGEST])
     place = _place(error)
     return one_line(error) if place is None else f"{place}: {one_line(error)}"
 

@@ -38,6 +38,7 @@ from rollpacker.cli.samples import samples
 from rollpacker.cli.sandbox import sandbox_app
 from rollpacker.cli.simulate import calibrate, estimate, simulate
 from rollpacker.cli.trace import trace_app
+from rollpacker.errors import visible
 
 if TYPE_CHECKING:
     from rollpacker.runtime.phases import Phases
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> None:
-    print(f"rollpacker: {text.strip()}", file=sys.stderr)
+    print(f"rollpacker: {visible(text.strip())}", file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import hashlib
 import sys
 import time
 import urllib.parse
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from rollpacker.cli.mux_daemon import Daemon, of_daemon
 from rollpacker.cli.output import Json, print_found, print_note
+from rollpacker.terminal import coloured
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
 _LOOK_S = 1.0
@@ -60,7 +63,7 @@ def logs(
 
     Example: rollpacker mux logs my-job --follow
     """
-    at = -_TAIL if follow else 0
+    at, show = -_TAIL if follow else 0, _shown_by(sys.stdout)
     while True:
         query = f"at={at}" + ("" if attempt is None else f"&attempt={attempt}")
         try:
@@ -71,13 +74,26 @@ def logs(
             time.sleep(_LOOK_S)
             continue
         data = base64.b64decode(found["data"])
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        show(data)
         at, attempt = found["at"] + len(data), found["attempt"]
         if found["over"] or (not data and not follow):
             return
         if not data:
             time.sleep(_LOOK_S)
+
+
+def _shown_by(out: TextIO) -> Callable[[bytes], None]:
+    """Writes what a program printed: to a file as it is, to a terminal with no power over it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(data: bytes) -> None:
+        if out.isatty():
+            out.write(coloured(decoder.decode(data)))
+        else:
+            out.buffer.write(data)
+        out.flush()
+
+    return show
 
 
 @of_daemon

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rollpacker.core.finite import finite
+from rollpacker.terminal import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]
@@ -19,8 +19,8 @@ Overrides = Annotated[
 ]
 _IN_TRL = "rollpacker"
 """Where a trainer of TRL's has its run, in its ``output_dir``."""
-console = Console()
-errors = Console(stderr=True)
+console = Terminal()
+errors = Terminal(stderr=True)
 
 
 def print_json(data: Any) -> None:

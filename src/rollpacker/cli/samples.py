@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import unicodedata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rollpacker.cli.output import Json, print_json, print_note, print_plain, run_in
+from rollpacker.errors import visible
 from rollpacker.report.conversations import Message, conversation, parsed, turns_of
 
 _RULE = "─" * 72
-_KEPT = "\n\t"
-_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's controls, formats (which turn the direction of writing), surrogates, line ends."""
 
 
 def samples(
@@ -101,13 +98,3 @@ def _said(message: Message) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
-
-
-def visible(text: str, kept: str = _KEPT) -> str:
-    """The text with everything escaped that would do something to a terminal, but for ``kept``."""
-    return "".join(
-        char.encode("unicode_escape").decode("ascii")
-        if unicodedata.category(char) in _UNSAFE and char not in kept
-        else char
-        for char in text
-    )

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollpacker.runtime.metrics import Metrics, numbers
+from rollpacker.terminal import Terminal
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
@@ -43,7 +44,7 @@ class Progress:
     def __init__(
         self, console: Console | None = None, *, every: int = 1, verbose: bool = False
     ) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or Terminal(stderr=True)
         self._every = every
         self._verbose = verbose
         self._live: Live | None = None

@@ -19,6 +19,7 @@ from rollpacker.core.types import AttemptId, Prompt, PromptId, sampling_seed
 from rollpacker.engine.base import Engine, Output, Request
 from rollpacker.engine.configured import build_engine
 from rollpacker.engine.requests import check_room
+from rollpacker.errors import visible
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime.attempts import Attempt
 from rollpacker.runtime.durable import replace_file
@@ -195,7 +196,7 @@ class Rounds:
 
     def _say(self, text: str) -> None:
         """A line on the terminal, once for all processes."""
-        self._trainer.accelerator.print(f"rollpacker: {text}")
+        self._trainer.accelerator.print(f"rollpacker: {visible(text)}")
 
     def _decoder(self) -> Engine:
         """The engine, awake; it lives as long as the trainer."""

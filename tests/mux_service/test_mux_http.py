@@ -359,3 +359,22 @@ def test_what_is_sealed_only_those_with_the_token_can_read() -> None:
     for text, other, about in wrong:
         with pytest.raises(ValueError, match="sealed with another token"):
             unseal(text, other, about)
+
+
+def test_a_state_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    """Also one that was there before, with files that others could read."""
+    for name, foreign in (("ours", ()), ("shared", ("notes.txt",))):
+        state = tmp_path / name
+        (state / "logs").mkdir(parents=True, mode=0o755)
+        for file in ("token", "audit.jsonl", "logs/a.1.log", *foreign):
+            (state / file).write_text("t" * 32)
+            (state / file).chmod(0o600 if file == "token" else 0o644)
+        state.chmod(0o755)
+        made = Daemon(state, ttl=60.0)
+        made.start()
+        assert Link(made.port, made.token).once("GET", "/v1/health")[0] == 200
+        made.stop()
+        modes = {path.name: path.stat().st_mode & 0o077 for path in state.rglob("*")}
+        assert {name for name, mode in modes.items() if mode} == {*foreign}
+        assert "mux.sqlite" in modes
+        assert state.stat().st_mode & 0o777 == (0o755 if foreign else 0o700)

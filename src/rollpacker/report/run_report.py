@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import yaml
 
+from rollpacker.config.secrets import masked
 from rollpacker.report import figures, page
 from rollpacker.report.browser import browser_section
 from rollpacker.report.environments import environment_facts, environment_section
@@ -385,4 +387,6 @@ def _config(run: RunFolder) -> Section:
     text = "The resolved configuration: running it again with this file repeats the run."
     if "train" not in run.config:
         text = "What rollpacker decides; losses, updates and schedules are the host trainer's own."
-    return Section("config", "Configuration", text, code=run.config_text)
+    shown = masked(run.config)
+    code = run.config_text if shown == run.config else yaml.safe_dump(shown, sort_keys=False)
+    return Section("config", "Configuration", text, code=code)

@@ -124,7 +124,8 @@ class Checkpoints:
         try:
             temporary.mkdir()
             write(temporary)
-            write_file(temporary / _STATE, json.dumps(state, indent=1).encode())
+            # With the configuration, whose options may be secrets.
+            write_file(temporary / _STATE, json.dumps(state, indent=1).encode(), mode=0o600)
             _seal(temporary)
             self._publish(temporary, final)
         except BaseException as error:

@@ -17,19 +17,20 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write and flush a file; a crash may leave it torn. Raises ``OSError``."""
-    with path.open("wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with open(os.open(path, flags, mode), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Make ``path`` hold ``data``, or, after a crash or ``OSError``, what it held before."""
     temporary = path.with_name(f".tmp-{path.name}")
     try:
-        write_file(temporary, data)
+        write_file(temporary, data, mode=mode)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -55,7 +55,7 @@ def save_config(config: RunConfig, folder: Path, *, hosted: bool = False) -> Non
     data = config.model_dump(mode="json", include=_OURS if hosted else None)
     head = "# The host's trainer has its own arguments.\n" if hosted else ""
     text = head + yaml.safe_dump(data, sort_keys=False)
-    replace_file(folder / "config.yaml", text.encode())
+    replace_file(folder / "config.yaml", text.encode(), mode=0o600)
 
 
 class RunLog:

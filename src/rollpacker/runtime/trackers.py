@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rollpacker.config.secrets import masked
 from rollpacker.runtime.durable import AppendFile
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class AccelerateTracker:
     def __init__(self, tracker: GeneralTracker, config: Mapping[str, Any]) -> None:
         self._tracker = tracker
         tracker.start()
-        tracker.store_init_configuration(_flat(config))
+        tracker.store_init_configuration(_flat(masked(config)))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send one step."""

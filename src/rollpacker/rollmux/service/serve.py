@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -38,6 +39,8 @@ DEFAULT_PORT = 8642
 _KEEP_ALIVE_S = 75
 _HANDSHAKE_S = 10.0
 _BACKLOG = 1024
+_OURS = ("mux.sqlite*", "token*", "audit.jsonl", "logs", "logs/*.log")
+"""Files of a state folder."""
 STRANGERS, _KNOWN, _OF_ONE = 256, 2048, 1024
 """Places for connections; those of one token are many: agents may share one, and permits are waited
 for."""
@@ -98,7 +101,7 @@ def serve(options: ServeOptions, ready: Callable[[str, Path], None]) -> None:
     Raises ``ValueError`` or ``StoreError`` where the daemon must not start.
     """
     _check_certificate(options)
-    options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_private(options.state)
     token_file = options.token_file or options.state / "token"
     if options.token_file is None:
         make_token(token_file)
@@ -108,6 +111,18 @@ def serve(options: ServeOptions, ready: Callable[[str, Path], None]) -> None:
         )
     token = read_token(token_file)
     asyncio.run(_serve(options, token, lambda url: ready(url, token_file)))
+
+
+def _make_private(state: Path) -> None:
+    """What is in the folder, or comes into it, is for its owner alone, also where it was there
+    before: programs' environments and logs, hashes of tokens."""
+    os.umask(0o077)
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    ours = [path for name in _OURS for path in state.glob(name)]
+    whole = {path for path in state.iterdir()} <= {*ours}
+    for path in (*ours, *([state] if whole else ())):
+        if not path.is_symlink() and path.stat().st_uid == os.geteuid():
+            path.chmod(path.stat().st_mode & 0o700)
 
 
 def _check_certificate(options: ServeOptions) -> None:

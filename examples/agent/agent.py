@@ -5,10 +5,10 @@ call ``solve``, with no process for each response.
 """
 
 import json
+import os
 import re
 import sys
 
-import httpx  # pyright: ignore[reportMissingImports]
 from openai import OpenAI  # pyright: ignore[reportMissingImports]
 
 # As the model of examples/tools has read it.
@@ -40,11 +40,12 @@ def result(call) -> str:
         return f"Error: {type(error).__name__}: {error}"
 
 
-CONNECTIONS = httpx.Client(limits=httpx.Limits(max_connections=None))  # shared: dear to make
+CLIENT = OpenAI(api_key=os.environ.get("OPENAI_API_KEY", "each episode has its own"))
 
 
 def solve(row: dict, **client: str) -> dict:
-    create = OpenAI(**client, http_client=CONNECTIONS).chat.completions.create
+    # The same connections with another key: they are dear to make.
+    create = CLIENT.with_options(**client).chat.completions.create
     tools = [{"type": "function", "function": CALCULATE}]
     messages, results = [{"role": "user", "content": row["question"]}], []
     while True:

@@ -48,8 +48,9 @@ def test_the_example(expression: Any, result: str, last: str, reward: float) -> 
         assert message["content"].startswith(result)
         return await environment.step(reply(last))
 
-    turn = run([str(AGENT)], talk)
-    assert turn == Turn(done=True, reward=reward, metrics={"messages": 4.0})
+    metrics = {"right_calls": float(result == ROW["answer"])}
+    for path in (str(AGENT), f"{AGENT}:solve"):
+        assert run([path], talk) == Turn(done=True, reward=reward, metrics=metrics)
 
 
 def test_errors_are_those_of_openai_and_are_not_tried_again(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class ToolFaults:
     def caller(self, row: Mapping[str, Any]) -> Caller:
         """A new episode, which calls tools."""
         self._episodes += 1
-        return Caller(self, self._episodes, repr(row.get("prompt")))
+        return Caller(self, self._episodes, row)
 
     def _record(self, tool: str) -> _Record:
         return self._records.setdefault(tool, _Record())
@@ -90,12 +90,16 @@ class Caller:
     Args:
         faults: of the tools.
         episode: its number.
-        prompt: equal for episodes of one row.
+        row: of the data.
     """
 
     faults: ToolFaults
     episode: int
-    prompt: str
+    row: Mapping[str, Any]
+
+    @property
+    def _prompt(self) -> str:
+        return repr(self.row.get("prompt"))
 
     def answered(self, tool: str) -> None:
         """A call was answered."""
@@ -103,8 +107,8 @@ class Caller:
 
     def raised(self, tool: str, error: Exception) -> None:
         """A call raised."""
-        self.faults.raised(tool, self.episode, self.prompt, error)
+        self.faults.raised(tool, self.episode, self._prompt, error)
 
     def returned(self, tool: str, kind: str) -> None:
         """A call returned what the model cannot read: a value of type ``kind``."""
-        self.faults.returned(tool, self.episode, self.prompt, kind)
+        self.faults.returned(tool, self.episode, self._prompt, kind)

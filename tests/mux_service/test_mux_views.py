@@ -1,11 +1,17 @@
 """What people are shown: promises, phases, nodes."""
 
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mux_world import World
 
-from rollpacker.rollmux.service import node_commands, views
+from rollpacker.rollmux.service import commands, node_commands, views
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.numbers import numbers
+from rollpacker.rollmux.service.records import JobRecord
 
 
 @pytest.mark.parametrize(
@@ -58,4 +64,74 @@ def test_when_an_agent_reported_and_how_much_memory_there_is(tmp_path: Path) -> 
         {"a": 150.0},
         1536.0,
     )
+    world.store.close()
+
+
+class Unwalked(dict[str, JobRecord]):
+    """Jobs that can be looked up one by one only."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("somebody walks all jobs that there ever were")
+
+    items = values = keys = __iter__  # type: ignore[assignment]
+
+
+def test_a_look_is_at_live_jobs_and_the_last_that_ended(tmp_path: Path) -> None:
+    """Each walked all jobs that there ever were, while heartbeats waited."""
+    world = World(tmp_path)
+    for name in ("live", *(f"old{number}" for number in range(4))):
+        assert world.submit(name, team="math" if name == "old1" else "")[0] == 201
+        if name != "live":
+            world.time += 1.0
+            assert world.post(commands.end, name)[0] == 200
+    for way in ("live", "restarted", "from a snapshot"):
+        if way == "from a snapshot":
+            world.core.keeper.keep(world.core.brain, world.core._digest)
+        if way != "live":
+            world.restart()
+        world.core.brain.jobs = Unwalked(world.core.brain.jobs)
+        status = views.status(world.core, ended=2)
+        assert [job["id"] for job in status["jobs"]] == ["live"]
+        assert [job["id"] for job in status["ended"]] == ["old2", "old3"]
+        assert status["counts"] == {"idle": 1, "ended": 4}
+        assert status["cost_per_h"]["solo"] > 0.0
+        states = numbers(world.core)["states"]
+        assert states == {("idle", "other"): 1, ("ended", "other"): 4}
+        assert world.post(commands.drain, None, {"draining": way == "live"})[1]["jobs"] == 1
+    # Their names are taken for ever.
+    assert world.submit("old0")[1]["code"] == "exists"
+    world.store.close()
+
+
+def test_a_job_that_ended_while_its_program_goes_on_is_among_the_ended(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    program = {"command": ["a"], "members": [], "stop_s": 1.0, "restarts": 0, "folder": ""}
+    world.submit("a", program=program)
+    node = views.job(world.core, "a")["rollout_nodes"][0]
+    world.post(node_commands.node_heartbeat, node, {"attempts": []})
+    world.post(commands.end, "a")
+    world.submit("b")
+    world.post(commands.end, "b")
+    status = views.status(world.core)
+    assert [job["id"] for job in status["ended"]] == ["a", "b"]
+    assert status["counts"] == {"ended": 2}
+    assert world.core.brain.ended == ["b"]
+    world.store.close()
+
+
+def test_all_jobs_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "_AT_ONCE", 2)
+    world = World(tmp_path)
+    looks: list[int] = []
+    for number in range(5):
+        world.submit(f"j{number}")
+
+    async def read(look: Callable[[Core], Any]) -> Any:
+        found = look(world.core)
+        looks.append(len(found))
+        return found
+
+    found = asyncio.run(views.all_jobs(read))
+    assert [job["id"] for job in found["jobs"]] == [f"j{number}" for number in range(5)]
+    assert max(looks) == 2
     world.store.close()

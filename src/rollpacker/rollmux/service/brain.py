@@ -41,6 +41,8 @@ class Brain:
         self.jobs: dict[str, JobRecord] = {}
         self.ended: list[str] = []
         """Jobs that change no more, in the order in which they and their programs ended."""
+        self.gone: Counter[str] = Counter()
+        """How many of these there are, by team."""
         self.leases: dict[int, Lease] = {}
         self.fences: list[Fence] = []
         self.agents: dict[str, float] = {}
@@ -360,6 +362,7 @@ class Brain:
         """A job that has ended changes no more once its program is over too."""
         if record.ended is not None and record.running is None:
             self.ended.append(record.spec.id)
+            self.gone[record.spec.team] += 1
 
     def _fence(self, fence: Fence) -> None:
         for token in fence.tokens:

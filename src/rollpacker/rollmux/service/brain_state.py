@@ -107,6 +107,7 @@ def restored(
     brain = Brain(settings, ttl)
     brain.seq, brain.now = state.seq, state.now
     brain.ended = [record.spec.id for record in ended]
+    brain.gone.update(record.spec.team for record in ended)
     records = sorted([*state.jobs, *ended], key=lambda record: record.number)
     brain.jobs = {record.spec.id: record for record in records}
     for lease in state.leases:

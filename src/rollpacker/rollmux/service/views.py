@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
 from heapq import nlargest
+from itertools import islice
 from typing import Any
 
 from rollpacker.core.codec import plain
@@ -11,12 +14,15 @@ from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
 from rollpacker.rollmux.inventory import POOL_NAMES, Slot
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN
+from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.commands import job_record, move_body, permit_body
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.queue_view import QueueView
 from rollpacker.rollmux.service.records import JobRecord, Stretch
 from rollpacker.rollmux.service.team_view import teams
 
+_AT_ONCE = 100
+"""Jobs that are told of in one go where all are: heartbeats come in between."""
 _NEAR = 0.2
 """Iterations at worst that a job's slack should cover."""
 
@@ -94,18 +100,45 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     }
 
 
-def jobs(core: Core) -> dict[str, Any]:
-    """All jobs, those that ended too."""
-    queue = QueueView(core)
-    return {"jobs": [_job(core, name, record, queue) for name, record in core.brain.jobs.items()]}
+async def all_jobs(read: Callable[[Callable[[Core], Any]], Awaitable[Any]]) -> dict[str, Any]:
+    """All jobs, those that ended too; ``read`` is the writer's."""
+    found: list[dict[str, Any]] = []
+    while more := await read(partial(_some_jobs, first=len(found))):
+        found += more
+    return {"jobs": found}
+
+
+def _some_jobs(core: Core, first: int) -> list[dict[str, Any]]:
+    """By arrival, from number ``first`` on."""
+    queue, records = QueueView(core), core.brain.jobs.items()
+    some = islice(records, first, first + _AT_ONCE)
+    return [_job(core, name, record, queue) for name, record in some]
+
+
+def unsettled(brain: Brain) -> list[tuple[str, JobRecord]]:
+    """Jobs of which there is still something to tell anew, by arrival."""
+    return [(name, brain.jobs[name]) for name in brain.unsettled_jobs()]
+
+
+def _last_ended(brain: Brain, count: int) -> list[tuple[str, JobRecord]]:
+    """The last one at the end."""
+    settled = brain.ended[max(len(brain.ended) - count, 0) :]
+    found = [(name, brain.jobs[name]) for name in settled]
+    found += [(name, record) for name, record in unsettled(brain) if record.ended is not None]
+    return nlargest(count, found, key=lambda pair: pair[1].ended or 0.0)[::-1]
 
 
 def status(core: Core, ended: int = 50) -> dict[str, Any]:
-    """The whole cluster, and the last jobs that ended."""
+    """The whole cluster, and the last jobs that ended.
+
+    Whoever looks looks again soon: of jobs that ended before there are counts only.
+    """
     brain = core.brain
-    live = {name: each for name, each in brain.jobs.items() if each.ended is None}
-    gone = [(name, each) for name, each in brain.jobs.items() if each.ended is not None]
-    gone = nlargest(ended, gone, key=lambda pair: pair[1].ended or 0.0)[::-1]
+    left = unsettled(brain)
+    live = {name: record for name, record in left if record.ended is None}
+    counts = Counter(brain.state(name) for name, _ in left)
+    if brain.ended:
+        counts["ended"] += len(brain.ended)
     cluster, queue = brain.scheduler.cluster, QueueView(core)
     return {
         "now": core.now(),
@@ -114,7 +147,7 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
         "named": core.settings.nodes == "named",
         "lease_s": core.ttl,
         "cost_per_h": cost(core),
-        "counts": dict(Counter(brain.state(name) for name in brain.jobs)),
+        "counts": dict(counts),
         "nodes": [_node(core, name) for name in brain.slots or cluster.nodes],
         "teams": teams(core),
         "groups": [
@@ -129,7 +162,7 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
         ],
         "memory_cap_gb": core.settings.memory_cap_gb,
         "jobs": [_job(core, name, record, queue) for name, record in live.items()],
-        "ended": [_job(core, name, record, queue) for name, record in gone],
+        "ended": [_job(core, name, record, queue) for name, record in _last_ended(brain, ended)],
     }
 
 
@@ -138,7 +171,7 @@ def cost(core: Core) -> dict[str, float]:
     prices, brain = core.settings.prices, core.brain
     each = (prices.rollout, prices.train)
     held = sum(each[node.pool] for node in brain.scheduler.cluster.nodes.values() if node.held)
-    live = [record.spec for record in brain.jobs.values() if record.ended is None]
+    live = [job.spec for job in brain.scheduler.cluster.jobs.values()]
     solo = sum(prices.of(spec.gangs) for spec in live)
     return {"now": held, "solo": solo}
 

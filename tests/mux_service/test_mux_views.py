@@ -33,6 +33,77 @@ def test_a_job_that_lost_its_time_to_a_restart_is_not_shown_as_kept(
     world.store.close()
 
 
+def test_a_job_that_has_just_started_has_missed_nothing(tmp_path: Path) -> None:
+    """It was "-50 s missed", in red."""
+    world = World(tmp_path)
+    world.submit("a", slo=1.0)
+    world.wait(50.0)
+    found = views.job(world.core, "a")
+    assert (found["slo_slack_s"], found["slo_state"]) == (-50.0, "behind")
+    world.post(commands.end, "a")
+    assert views.job(world.core, "a")["slo_state"] == "behind"
+    world.submit("b", slo=1.0, iterations=2)
+    world.wait(50.0)
+    assert views.job(world.core, "b")["slo_state"] == "missed", "it has no more to come"
+    world.store.close()
+
+
+def test_what_the_running_iteration_has_done_is_no_loss(tmp_path: Path) -> None:
+    """It counted as still to come, too, so whoever worked alone lost slack all the time."""
+    world = World(tmp_path)
+    world.submit("a", slo=1.5)
+    found: list[tuple[float, float | None]] = []
+
+    def look() -> None:
+        told = views.job(world.core, "a")
+        found.append((told["slo_slack_s"], told["slowdown"]))
+
+    look()
+    for phase in ("rollout", "train", "rollout"):
+        token = world.ask("a", phase)[1]["token"]
+        for _ in range(2):
+            world.time += 5.0
+            world.beat(token)
+            look()
+        assert world.finish(token, 10.0)[0] == 200
+        look()
+    # The first iteration banks slack for the ones to come.
+    assert [slack for slack, _ in found] == [10.0] * 6 + [20.0] * 4
+    assert {slowdown for _, slowdown in found} == {None, 1.0}
+    world.store.close()
+
+
+@pytest.mark.parametrize(
+    ("length", "runs", "code", "outcome"),
+    [
+        ({}, 1, None, "ended"),
+        ({"iterations": 1}, 1, None, "done"),
+        ({"iterations": 2}, 1, None, "ended"),
+        ({}, 0, 0, "done"),
+        ({}, 0, 3, "failed"),
+        ({}, 0, None, "stopped"),
+    ],
+)
+def test_how_a_job_has_ended(
+    tmp_path: Path, length: dict[str, int], runs: int, code: int | None, outcome: str
+) -> None:
+    world = World(tmp_path)
+    program = {"command": ["a"], "restarts": 0} if not runs else None
+    world.submit("a", program=program, **length)
+    assert views.job(world.core, "a")["outcome"] == ""
+    for phase in ("rollout", "train") * runs:
+        world.run("a", phase, takes=5.0)
+    if program is not None:
+        node = views.job(world.core, "a")["rollout_nodes"][0]
+        world.post(node_commands.node_heartbeat, node, {"attempts": []})
+        seen = {"job": "a", "number": 1, "code": code}
+        if code is not None:
+            world.post(node_commands.node_heartbeat, node, {"attempts": [seen]})
+    world.post(commands.end, "a")
+    assert views.job(world.core, "a")["outcome"] == outcome
+    world.store.close()
+
+
 def test_phases_of_one_job_or_one_node(tmp_path: Path) -> None:
     world = World(tmp_path)
     for name in ("a", "b"):

@@ -47,6 +47,7 @@ def _job(core: Core, name: str, record: JobRecord, queue: QueueView) -> dict[str
         "spec": plain(record.spec),
         "arrived_s": record.arrived,
         "ended_s": record.ended,
+        "outcome": record.outcome,
         "elapsed_s": (core.now() if record.ended is None else record.ended) - record.arrived,
         "uncounted_s": brain.uncounted_s(name, core.now()),
         "queue": queue.of(live),
@@ -75,29 +76,44 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     """Seconds that a job may still lose without breaking its promise, and how it stands.
 
     A job of which nobody knows how long it is may stop after any iteration: it banks on the
-    running one only.
+    running one only, and before its first is over nothing is missed. What the running iteration
+    has done so far counts as done.
     ``slo_state`` is ``missed`` without slack, ``behind`` where only iterations to come can make
     up for what was lost (a daemon that was away, a failed node), ``near`` with little, else
     ``kept``.
     """
     now = core.now() if record.ended is None else record.ended
     elapsed = now - record.arrived - core.brain.uncounted_s(record.spec.id, now)
-    to_come = 0
+    rest, worked, left = 0.0, 0.0, None
     if live is not None:
         left = live.spec.left(live.done)
-        to_come = 1 if left is None else max(left, 1)
-    rest = 0.0 if live is None else to_come * sum(expected(live, core.settings))
-    slack = record.spec.slo * (record.solo_s + rest) - elapsed - rest
-    slowdown = None if record.solo_s <= 0 else elapsed / record.solo_s
-    behind = slowdown is not None and slowdown > record.spec.slo
+        each = sum(expected(live, core.settings))
+        rest = each * (1 if left is None else max(left, 1))
+        worked = min(_worked(core, record, live), each)
+    slack = record.spec.slo * (record.solo_s + rest) - elapsed - (rest - worked)
+    slowdown = None if record.solo_s <= 0 else elapsed / (record.solo_s + worked)
+    over = slack < 0 and (record.solo_s > 0 or left is not None)
+    behind = slack < 0 or (slowdown is not None and slowdown > record.spec.slo)
     near = slack < _NEAR * (record.spec.worst_rollout_s + record.spec.worst_train_s)
-    state = "missed" if slack < 0 else "behind" if behind else "near" if near else "kept"
+    state = "missed" if over else "behind" if behind else "near" if near else "kept"
     return {
         "solo_s": record.solo_s,
         "slo_slack_s": slack,
         "slo_state": state,
         "slowdown": slowdown,
     }
+
+
+def _worked(core: Core, record: JobRecord, live: Job) -> float:
+    """Seconds alone of what the running iteration has done so far."""
+    name = record.spec.id
+    done = live.rollout_s if core.brain.next_phase(name) == "train" else 0.0
+    lease = None if record.token is None else core.brain.leases.get(record.token)
+    if lease is None:
+        return done
+    pool = 0 if lease.phase == "rollout" else 1
+    alone = (core.now() - lease.granted) * len(lease.nodes) / record.spec.gangs[pool]
+    return done + min(alone, expected(live, core.settings)[pool])
 
 
 async def all_jobs(read: Callable[[Callable[[Core], Any]], Awaitable[Any]]) -> dict[str, Any]:

@@ -1,28 +1,19 @@
 """A daemon with named nodes: jobs wait for them, agents report them, owners close them."""
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 import pytest
 from mux_world import SHARED, TTL, World
 
-from rollpacker.core.codec import load, loads
-from rollpacker.rollmux.arrivals import lately
 from rollpacker.rollmux.check import check_lines
-from rollpacker.rollmux.forecast import forecast
 from rollpacker.rollmux.inventory import Machine
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.service import commands, lookout, node_commands, views
-from rollpacker.rollmux.service.ahead import Ahead, asked
+from rollpacker.rollmux.service import commands, node_commands, views
 from rollpacker.rollmux.service.history import event_log
 from rollpacker.rollmux.settings import Settings, Team
-from rollpacker.rollmux.snapshot import Snapshot
 
 ONE_EACH = [Machine(name="roll-0", pool="rollout"), Machine(name="train-0", pool="train")]
 NAMED = replace(SHARED, nodes="named", teams=(Team(name="math", rollout=1, train=1),))
@@ -203,163 +194,51 @@ def test_reclaimed_nodes_go_to_the_team_and_the_guest_waits_without_losing_its_p
     assert violations(world) == []
 
 
+def beats(world: World, node: str, agent: str) -> tuple[int, str]:
+    body = {"agent": agent} if agent else {}
+    status, told = world.post(node_commands.node_heartbeat, node, body)
+    return status, told.get("code", "")
+
+
+@pytest.mark.parametrize("way", ["live", "restarted", "from a snapshot"])
+def test_one_agent_at_a_time_reports_a_node(
+    world: World, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """Both started every program, at once and silently."""
+    node = {"name": "roll-0", "pool": "rollout", "agent": "a" * 32}
+    assert world.post(node_commands.register, None, node)[0] == 200
+    if way != "live":
+        if way == "from a snapshot":
+            world.core.keeper.keep(world.core.brain, world.core._digest)
+        world.restart()
+        assert (world.core.keeper._seq > 0) == (way == "from a snapshot")
+    second = world.post(node_commands.register, None, node | {"agent": "b" * 32})
+    assert (second[0], second[1]["code"]) == (409, "taken")
+    assert second[1]["error"].startswith("node roll-0: another agent reports it, last 0.0 s ago")
+    for agent in ("b" * 32, ""):
+        assert beats(world, "roll-0", agent) == (409, "taken")
+    assert caplog.text.count("roll-0: another agent reports it") == 3
+    # The one before, started again, goes on at once.
+    assert beats(world, "roll-0", "a" * 32) == (200, "")
+    assert world.post(node_commands.register, None, node)[0] == 200
+    # When it is silent the node has failed, and another one may bring it back.
+    world.wait(TTL + 1.0)
+    assert beats(world, "roll-0", "b" * 32) == (410, "failed")
+    assert world.post(node_commands.register, None, node | {"agent": "b" * 32})[0] == 200
+    assert beats(world, "roll-0", "a" * 32) == (409, "taken")
+    assert beats(world, "roll-0", "b" * 32) == (200, "")
+
+
+def test_an_agent_of_before_is_followed_by_one_that_says_who_it_is(world: World) -> None:
+    assert beats(world, "roll-0", "") == (200, "")
+    assert beats(world, "roll-0", "") == (200, "")
+    assert beats(world, "roll-0", "a" * 32) == (200, "")
+    assert beats(world, "roll-0", "") == (409, "taken")
+
+
 def test_a_cloud_has_no_named_nodes(tmp_path: Path) -> None:
     world = World(tmp_path, Settings())
     status, told = world.post(node_commands.register, None, {"name": "a", "pool": "rollout"})
     assert (status, told["code"]) == (409, "cloud")
     assert json.loads(json.dumps(views.status(world.core)))["named"] is False
     world.store.close()
-
-
-def told_of(world: World, job: str) -> Any:
-    """What is told of a job's start as soon as a run ahead that is due is over."""
-    views.job(world.core, job)
-    if (running := world.core._lookout._running) is not None:
-        while running.found is None:
-            time.sleep(0.01)
-    return views.job(world.core, job)["queue"]["starts_in_s"]
-
-
-def test_nobody_waits_for_a_forecast(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there later, and by then as much time has passed."""
-    alone(world, "a")
-    alone(world, "b")
-    found = Event()
-    look = Ahead.run
-
-    def slow(self: Ahead, request: bytes) -> dict[str, float]:
-        assert found.wait(60.0)
-        return look(self, request)
-
-    monkeypatch.setattr(Ahead, "run", slow)
-    assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
-    world.wait(10.0)
-    assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
-    found.set()
-    expected = told_of(world, "b")
-    assert 40.0 < expected < 80.0
-    world.wait(5.0)
-    assert told_of(world, "b") == pytest.approx(expected - 5.0)
-
-
-def test_a_process_that_has_ended_is_followed_by_another(world: World) -> None:
-    alone(world, "a")
-    alone(world, "b")
-    assert told_of(world, "b") is not None
-    ahead = world.core._lookout._ahead
-    assert ahead is not None
-    ahead.close()
-    for _ in range(2):
-        world.wait(100.0)
-        told_of(world, "b")
-    assert told_of(world, "b") is not None
-    assert world.core._lookout._ahead not in (None, ahead)
-
-
-def test_a_process_says_what_the_scheduler_itself_does(world: World) -> None:
-    for name in "abcd":
-        alone(world, name)
-    scheduler, now = world.core.brain.scheduler, world.core.now()
-    ahead = Ahead(world.core.settings)
-    for number in range(2):
-        mine = forecast(scheduler, now, number=number, arrivals=lately(scheduler.cluster, now))
-        assert ahead.run(asked(scheduler, now, number)) == mine
-    ahead.close()
-
-
-class Foreseen:
-    """Runs ahead that find this for job ``b``, one after the other."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *waits: float) -> None:
-        self._waits = list(waits)
-        self.numbers: list[int] = []
-        self.coming: list[str] = []
-        monkeypatch.setattr(Ahead, "run", lambda _, request: self._found(*loads(request)))
-
-    def _found(self, now: float, number: int, state: dict[str, Any]) -> dict[str, float]:
-        scheduler = Scheduler(NAMED)
-        scheduler.restore(load(state, Snapshot))
-        self.coming = [spec.id for spec in lately(scheduler.cluster, now).like]
-        self.numbers.append(number)
-        return {"b": self._waits[min(len(self.numbers), len(self._waits)) - 1]}
-
-
-def test_what_is_told_is_the_middle_of_the_last_runs_ahead(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = Foreseen(monkeypatch, 500.0, 900.0, 300.0, math.inf)
-    alone(world, "a")
-    alone(world, "b")
-    told: list[float | None] = []
-    for _ in range(4):
-        told.append(told_of(world, "b"))
-        world.wait(100.0)
-    assert runs.numbers == [0, 1, 2, 3]
-    assert told == pytest.approx([500.0, 400.0, 300.0, 200.0], abs=5.0)
-    assert runs.coming == ["a", "b"], "those of late are expected again"
-
-
-def test_a_range_is_told_of_enough_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    Foreseen(monkeypatch, 500.0, 900.0, 300.0, 650.0, math.inf)
-    alone(world, "a")
-    alone(world, "b")
-    told: list[object] = []
-    for _ in range(5):
-        told_of(world, "b")
-        told.append(views.job(world.core, "b")["queue"]["starts_between_s"])
-        world.wait(100.0)
-    assert told[:2] == [None, None]
-    assert told[2] == pytest.approx((300.0, 800.0), abs=5.0)
-    assert told[3] == pytest.approx((200.0, 700.0), abs=5.0)
-    # The third said 300 when 200 had passed: it has a say until then.
-    assert told[4] == (pytest.approx(100.0, abs=5.0), None)
-
-
-def test_runs_that_were_wrong_or_are_old_have_no_say(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Foreseen(monkeypatch, *[150.0] * 5, 5000.0)
-    alone(world, "a")
-    alone(world, "b")
-    for _ in range(5):
-        assert told_of(world, "b") is not None
-        world.wait(200.0)
-    assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0), "the others said: by now"
-    world.wait(20_000.0)
-    assert told_of(world, "b") == pytest.approx(5000.0, abs=5.0)
-
-
-def test_runs_from_before_a_node_was_closed_have_no_say(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = Foreseen(monkeypatch, 500.0, math.inf)
-    alone(world, "a")
-    alone(world, "b")
-    assert told_of(world, "b") == pytest.approx(500.0, abs=5.0)
-    closed = {"status": "cordoned", "reason": "slow link"}
-    assert world.post(node_commands.node_closed, "roll-0", closed)[0] == 200
-    world.wait(6.0)
-    assert told_of(world, "b") is None, "whatever was told before"
-    queue = views.job(world.core, "b")["queue"]
-    assert "needs 1 rollout node (0 free, 1 closed)" in queue["reason"]
-    assert world.post(node_commands.node_opened, "roll-0")[0] == 200
-    world.wait(6.0)
-    assert told_of(world, "b") == pytest.approx(488.0, abs=5.0), "as it was before"
-    assert runs.numbers == [0, 1]
-
-
-def test_who_has_just_come_is_looked_for_sooner(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookout, "_FRESH_S", 0.0)
-    monkeypatch.setattr(lookout, "_SHARE", 1e12)
-    runs = Foreseen(monkeypatch, 500.0)
-    alone(world, "a")
-    alone(world, "b")
-    for _ in range(3):
-        assert told_of(world, "b") is not None
-        world.wait(10.0)
-    assert runs.numbers == [0]
-    alone(world, "c")
-    told_of(world, "b")
-    assert runs.numbers == [0, 1]

@@ -1,11 +1,17 @@
 """What people are shown: promises, phases, nodes."""
 
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mux_world import World
 
-from rollpacker.rollmux.service import node_commands, views
+from rollpacker.rollmux.service import commands, node_commands, views
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.numbers import numbers
+from rollpacker.rollmux.service.records import JobRecord
 
 
 @pytest.mark.parametrize(
@@ -24,6 +30,77 @@ def test_a_job_that_lost_its_time_to_a_restart_is_not_shown_as_kept(
     found = views.job(world.core, "a")
     assert found["slowdown"] > 1.5
     assert found["slo_state"] == ("behind" if length else "missed")
+    world.store.close()
+
+
+def test_a_job_that_has_just_started_has_missed_nothing(tmp_path: Path) -> None:
+    """It was "-50 s missed", in red."""
+    world = World(tmp_path)
+    world.submit("a", slo=1.0)
+    world.wait(50.0)
+    found = views.job(world.core, "a")
+    assert (found["slo_slack_s"], found["slo_state"]) == (-50.0, "behind")
+    world.post(commands.end, "a")
+    assert views.job(world.core, "a")["slo_state"] == "behind"
+    world.submit("b", slo=1.0, iterations=2)
+    world.wait(50.0)
+    assert views.job(world.core, "b")["slo_state"] == "missed", "it has no more to come"
+    world.store.close()
+
+
+def test_what_the_running_iteration_has_done_is_no_loss(tmp_path: Path) -> None:
+    """It counted as still to come, too, so whoever worked alone lost slack all the time."""
+    world = World(tmp_path)
+    world.submit("a", slo=1.5)
+    found: list[tuple[float, float | None]] = []
+
+    def look() -> None:
+        told = views.job(world.core, "a")
+        found.append((told["slo_slack_s"], told["slowdown"]))
+
+    look()
+    for phase in ("rollout", "train", "rollout"):
+        token = world.ask("a", phase)[1]["token"]
+        for _ in range(2):
+            world.time += 5.0
+            world.beat(token)
+            look()
+        assert world.finish(token, 10.0)[0] == 200
+        look()
+    # The first iteration banks slack for the ones to come.
+    assert [slack for slack, _ in found] == [10.0] * 6 + [20.0] * 4
+    assert {slowdown for _, slowdown in found} == {None, 1.0}
+    world.store.close()
+
+
+@pytest.mark.parametrize(
+    ("length", "runs", "code", "outcome"),
+    [
+        ({}, 1, None, "ended"),
+        ({"iterations": 1}, 1, None, "done"),
+        ({"iterations": 2}, 1, None, "ended"),
+        ({}, 0, 0, "done"),
+        ({}, 0, 3, "failed"),
+        ({}, 0, None, "stopped"),
+    ],
+)
+def test_how_a_job_has_ended(
+    tmp_path: Path, length: dict[str, int], runs: int, code: int | None, outcome: str
+) -> None:
+    world = World(tmp_path)
+    program = {"command": ["a"], "restarts": 0} if not runs else None
+    world.submit("a", program=program, **length)
+    assert views.job(world.core, "a")["outcome"] == ""
+    for phase in ("rollout", "train") * runs:
+        world.run("a", phase, takes=5.0)
+    if program is not None:
+        node = views.job(world.core, "a")["rollout_nodes"][0]
+        world.post(node_commands.node_heartbeat, node, {"attempts": []})
+        seen = {"job": "a", "number": 1, "code": code}
+        if code is not None:
+            world.post(node_commands.node_heartbeat, node, {"attempts": [seen]})
+    world.post(commands.end, "a")
+    assert views.job(world.core, "a")["outcome"] == outcome
     world.store.close()
 
 
@@ -58,4 +135,74 @@ def test_when_an_agent_reported_and_how_much_memory_there_is(tmp_path: Path) -> 
         {"a": 150.0},
         1536.0,
     )
+    world.store.close()
+
+
+class Unwalked(dict[str, JobRecord]):
+    """Jobs that can be looked up one by one only."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("somebody walks all jobs that there ever were")
+
+    items = values = keys = __iter__  # type: ignore[assignment]
+
+
+def test_a_look_is_at_live_jobs_and_the_last_that_ended(tmp_path: Path) -> None:
+    """Each walked all jobs that there ever were, while heartbeats waited."""
+    world = World(tmp_path)
+    for name in ("live", *(f"old{number}" for number in range(4))):
+        assert world.submit(name, team="math" if name == "old1" else "")[0] == 201
+        if name != "live":
+            world.time += 1.0
+            assert world.post(commands.end, name)[0] == 200
+    for way in ("live", "restarted", "from a snapshot"):
+        if way == "from a snapshot":
+            world.core.keeper.keep(world.core.brain, world.core._digest)
+        if way != "live":
+            world.restart()
+        world.core.brain.jobs = Unwalked(world.core.brain.jobs)
+        status = views.status(world.core, ended=2)
+        assert [job["id"] for job in status["jobs"]] == ["live"]
+        assert [job["id"] for job in status["ended"]] == ["old2", "old3"]
+        assert status["counts"] == {"idle": 1, "ended": 4}
+        assert status["cost_per_h"]["solo"] > 0.0
+        states = numbers(world.core)["states"]
+        assert states == {("idle", "other"): 1, ("ended", "other"): 4}
+        assert world.post(commands.drain, None, {"draining": way == "live"})[1]["jobs"] == 1
+    # Their names are taken for ever.
+    assert world.submit("old0")[1]["code"] == "exists"
+    world.store.close()
+
+
+def test_a_job_that_ended_while_its_program_goes_on_is_among_the_ended(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    program = {"command": ["a"], "members": [], "stop_s": 1.0, "restarts": 0, "folder": ""}
+    world.submit("a", program=program)
+    node = views.job(world.core, "a")["rollout_nodes"][0]
+    world.post(node_commands.node_heartbeat, node, {"attempts": []})
+    world.post(commands.end, "a")
+    world.submit("b")
+    world.post(commands.end, "b")
+    status = views.status(world.core)
+    assert [job["id"] for job in status["ended"]] == ["a", "b"]
+    assert status["counts"] == {"ended": 2}
+    assert world.core.brain.ended == ["b"]
+    world.store.close()
+
+
+def test_all_jobs_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "_AT_ONCE", 2)
+    world = World(tmp_path)
+    looks: list[int] = []
+    for number in range(5):
+        world.submit(f"j{number}")
+
+    async def read(look: Callable[[Core], Any]) -> Any:
+        found = look(world.core)
+        looks.append(len(found))
+        return found
+
+    found = asyncio.run(views.all_jobs(read))
+    assert [job["id"] for job in found["jobs"]] == [f"j{number}" for number in range(5)]
+    assert max(looks) == 2
     world.store.close()

@@ -17,6 +17,7 @@ from rollpacker.cli.output import print_note
 
 if TYPE_CHECKING:
     from rollpacker.rollmux.inventory import Machine
+    from rollpacker.rollmux.node.agent import NodeAgent
     from rollpacker.rollmux.node.programs import NodePrograms
 
 
@@ -52,6 +53,7 @@ def agent(
     --programs /var/lib/rollmux
     """
     from rollpacker.rollmux.node.agent import NodeAgent, check_command
+    from rollpacker.rollmux.node.identity import identity
     from rollpacker.rollmux.service.client import MuxClient
 
     name = node or socket.gethostname()
@@ -72,7 +74,14 @@ def agent(
         programs=None
         if programs is None
         else node_programs(programs, url, token_file, cafile, name),
+        identity=identity(programs),
+        say=print_note,
     )
+    _report(reporter, name)
+
+
+def _report(reporter: NodeAgent, name: str) -> None:
+    """Until a signal comes, or the node fails."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: reporter.stop.set())
     if (problem := reporter.run()) is not None:

@@ -17,6 +17,9 @@ from rollpacker.cli.output import Json, console, print_found, print_json, print_
 _LOOKS, _LOOK_S = 4, 0.2
 """For forecasts of jobs that wait: where nobody can say when, that much later."""
 
+_ENDED = 10
+"""Jobs that are over, of which is said how."""
+
 
 def serve(
     state: State = STATE,
@@ -89,7 +92,7 @@ def status(
     daemon: Daemon,
     as_json: Json = False,
 ) -> None:
-    """Show the cluster: nodes, groups, jobs, cost.
+    """Show the cluster: nodes, groups, jobs and how the last ones ended, cost.
 
     Example: rollpacker mux status
     """
@@ -115,6 +118,8 @@ def status(
     for job in filter(_not_started, found["jobs"]):
         lead = job["program"]["lead"]
         print_plain(f"not started: {job['id']}; {lead}'s agent has not, or has no --programs")
+    for job in found["ended"][-_ENDED:]:
+        print_plain(f"ended: {_end(job, found['now'])}")
     for team in found["teams"]:
         print_plain(f"{_team(team)}: {_share(team)}")
     print_plain(_nodes_line(found) + (", draining" if found["draining"] else ""))
@@ -136,6 +141,15 @@ def _done(job: dict[str, Any]) -> str:
     if exact is None and expected is None:
         return f"{job['done']}"
     return f"{job['done']}/{exact}" if exact is not None else f"{job['done']}/~{expected}"
+
+
+def _end(job: dict[str, Any], now: float) -> str:
+    """How, and when."""
+    attempts = (job["program"] or {"attempts": []})["attempts"]
+    code = attempts[-1]["code"] if attempts else None
+    left = f" (exit code {code})" if job["outcome"] == "failed" and code else ""
+    ago = _time(max(now - job["ended_s"], 0.0))
+    return f"{job['id']}, {job['outcome']}{left} after {_done(job)} iterations, {ago} ago"
 
 
 def _not_started(job: dict[str, Any]) -> bool:

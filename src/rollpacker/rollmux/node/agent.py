@@ -20,6 +20,8 @@ _LOOK_S = 1.0
 """Between two reports of an agent that starts programs: whoever submits a job waits for it."""
 _KILL_S = 10.0
 """In which what is killed has to be gone."""
+_FIRST_S = 5.0
+"""For an answer before the daemon counts on the node; without one people are told."""
 _GONE = 410
 _UNKNOWN = 404
 
@@ -39,6 +41,9 @@ class NodeAgent:
         retry_s: pause while the daemon does not use the node.
         machine: what the node is: it joins the daemon's inventory as this. None in a cloud.
         programs: of jobs; None starts none here.
+        identity: by which the daemon knows this agent from another one of the same name; empty
+            for one that cannot be known.
+        say: tells people what they have to do, once.
     """
 
     def __init__(
@@ -51,25 +56,41 @@ class NodeAgent:
         retry_s: float = 5.0,
         machine: Machine | None = None,
         programs: NodePrograms | None = None,
+        identity: str = "",
+        say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._client = client
         self._node = node
-        self._healthy = healthy
         self._on_failed = on_failed
         self._retry_s = retry_s
         self._machine = machine
         self._joins = machine is not None
         self._programs = programs
         self._printing = None if programs is None else Printing(client, programs)
+        self._identity = identity
+        self._say = say
+        self._said = ""
+        """What kind of trouble people were told of last."""
         self._ttl_s: float | None = None
         """Of the daemon's leases; None while it does not count on this node."""
-        self._checked = -float("inf")
+        self._check = _Check(healthy)
         self.stop = threading.Event()
 
     def run(self) -> str | None:
-        """Report until stopped (None), or until the node has failed: why."""
+        """Report until stopped (None), or until the node has failed: why.
+
+        Raises ``MuxError`` where the daemon refuses, also (``taken``) since another agent reports
+        the node.
+        """
+        try:
+            return self._run()
+        finally:
+            if self._printing is not None:
+                self._printing.close()
+
+    def _run(self) -> str | None:
         while not self.stop.is_set():
-            problem = self._problem()
+            problem = self._check.problem(self._ttl_s)
             if problem is not None:
                 self._give_up()
                 self._see_it_end()
@@ -77,6 +98,7 @@ class NodeAgent:
                 return problem
             try:
                 pause = self._beat()
+                self._well()
             except MuxError as error:
                 if error.status == _GONE:
                     if self._rejoined():
@@ -84,30 +106,38 @@ class NodeAgent:
                     self._give_up()
                     return "the daemon has given it up"
                 if error.status != _UNKNOWN:
+                    if error.code == "taken" and self._ttl_s is not None:
+                        # What was here is another one's to start by now.
+                        self._give_up()
                     raise
-                pause = self._not_in_use()
-            except UnreachableError:
+                pause = self._not_in_use(error)
+            except UnreachableError as error:
+                self._tell("away", f"waiting for the daemon (--url) until it answers: {error}")
                 continue
             self.stop.wait(pause)
         return None
 
-    def _problem(self) -> str | None:
-        """Of the node; looked for a few times in a lease."""
-        now = time.monotonic()
-        if self._ttl_s is not None and now - self._checked < self._ttl_s / 3:
-            return None
-        self._checked = now
-        return self._healthy()
+    def _tell(self, trouble: str, text: str) -> None:
+        if trouble != self._said:
+            self._said = trouble
+            self._say(text)
+
+    def _well(self) -> None:
+        if self._said:
+            self._said = ""
+            self._say(f"node {self._node}: the daemon knows it now")
 
     def _beat(self) -> float:
         """Report once; seconds until the next time."""
         if self._joins and self._machine is not None:
-            self._ttl_s = self._client.register(self._machine)
+            self._ttl_s = self._register(self._machine)
             self._joins = False
             return 0.0
         # Before the first answer the daemon does not count on this node: no hurry.
         told = None if self._programs is None else self._attempts(self._programs)
-        sent, answer = self._client.node_alive(self._node, told, patience_s=self._ttl_s)
+        sent, answer = self._client.node_alive(
+            self._node, told, agent=self._identity, patience_s=self._ttl_s or _FIRST_S
+        )
         self._ttl_s = ttl_s = float(answer["ttl_s"])
         if self._programs is None:
             return ttl_s / 3
@@ -126,22 +156,28 @@ class NodeAgent:
         listed = self._client.node(self._node).get("machine")
         if listed is None:
             return False
-        self._ttl_s = self._client.register(load(listed, Machine))
+        self._ttl_s = self._register(load(listed, Machine))
         return True
+
+    def _register(self, machine: Machine) -> float:
+        return self._client.register(machine, agent=self._identity, patience_s=_FIRST_S)
 
     def _attempts(self, programs: NodePrograms) -> list[Mapping[str, Any]]:
         """What is here; over is an attempt when its log has been sent too."""
         assert self._printing is not None
         found = programs.seen()
         names = [AttemptName(each["job"], each["number"]) for each in found]
-        self._printing.forget(set(names))
+        self._printing.follow(set(names))
         told: list[Mapping[str, Any]] = []
         for name, each in zip(names, found, strict=True):
-            told.append(each if self._printing.send(name) else {**each, "code": None})
+            over = each["code"] is None or self._printing.sent(name)
+            told.append(each if over else {**each, "code": None})
         return told
 
-    def _not_in_use(self) -> float:
+    def _not_in_use(self, why: MuxError) -> float:
         """Not yet, given back, or removed: nobody counts on the node."""
+        listed = "list it there, or say --pool here: it joins" if why.code == "unlisted" else ""
+        self._tell(why.code, f"{why}; {listed or 'it is reported as soon as it is'}")
         self._ttl_s = None
         self._joins = self._machine is not None
         if self._programs is not None:
@@ -170,6 +206,34 @@ class NodeAgent:
         except MuxError as error:
             if error.status not in (_GONE, _UNKNOWN):
                 raise
+
+
+class _Check:
+    """Looks after a node a few times in a lease, beside its reports: a check may take long."""
+
+    def __init__(self, healthy: Callable[[], str | None]) -> None:
+        self._healthy = healthy
+        self._began = -float("inf")
+        self._running: threading.Thread | None = None
+        self._found: str | None = None
+
+    def problem(self, ttl_s: float | None) -> str | None:
+        """What the last check found; before the daemon counts on the node it is waited for."""
+        if ttl_s is None:
+            self._look()
+        elif self._running is not None and self._running.is_alive():
+            return None
+        elif time.monotonic() - self._began >= ttl_s / 3:
+            self._running = threading.Thread(target=self._look, name="check", daemon=True)
+            self._running.start()
+        return self._found
+
+    def _look(self) -> None:
+        self._began = time.monotonic()
+        try:
+            self._found = self._healthy()
+        except Exception as error:
+            self._found = f"the check has failed: {type(error).__name__}: {error}"
 
 
 def check_command(command: Sequence[str]) -> str | None:

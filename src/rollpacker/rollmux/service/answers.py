@@ -12,7 +12,6 @@ from rollpacker.rollmux.service.attempts import Outcome
 from rollpacker.rollmux.service.bodies import NewJob, NewNode, NewProgram
 
 JobState = Literal["queued", "idle", "waiting", "running", "moving", "failing", "ending", "ended"]
-Next = Phase | None
 
 
 class Told(BaseModel):
@@ -91,7 +90,7 @@ class Done(Told):
     phase: Phase
     done: int
     """Iterations so far."""
-    next: Next
+    next: Phase | None
     """The phase to ask for; null when all iterations are done."""
 
 
@@ -99,7 +98,7 @@ class GivenBack(Told):
     """A phase that has to be asked for again."""
 
     job: str
-    next: Next
+    next: Phase | None
 
 
 class TailTold(Told):
@@ -134,14 +133,13 @@ class AttemptTold(Told):
     number: int
     node: str
     members: list[str]
-    """Its job's other nodes, where it has processes too; ``lost`` of them have failed."""
+    """Its job's other nodes, where it has processes too: some ``lost``, or one ``broken``."""
     began: float
     ended: float | None
     code: int | None
     """Of its exit; null while it runs, or where its node failed."""
     lost: list[str]
     broken: bool
-    """A process on one of them has failed."""
 
 
 class StartedProgram(Told):
@@ -171,13 +169,15 @@ class Job(Told):
     spec: NewJob
     arrived_s: float
     ended_s: float | None
+    outcome: Literal["", "done", "failed", "stopped", "ended"]
+    """How it ended: ``ended`` where its driver said no more; empty while it has not."""
     elapsed_s: float
     uncounted_s: float
     """Of its life, what its promise does not count: waiting for nodes."""
     queue: Queued | None
     done: int
     """Iterations so far."""
-    next: Next
+    next: Phase | None
     group: int | None
     rollout_nodes: list[str]
     train_nodes: list[str]

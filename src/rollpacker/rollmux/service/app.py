@@ -120,7 +120,7 @@ def _add_jobs(app: FastAPI, writer: Writer) -> None:
     @app.get("/v1/jobs", **docs.JOBS)
     async def jobs() -> Response:
         """All jobs, those that ended too."""
-        return _json(200, await writer.read(views.jobs))
+        return _json(200, await views.all_jobs(writer.read))
 
     @app.get("/v1/jobs/{job}", **docs.JOB)
     async def job_of(job: str) -> Response:

@@ -59,7 +59,9 @@ class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
 
 
 class NewNode(create_model("NewNode", __base__=Empty, **_fields_of(Machine))):
-    """A node as its agent describes it, field by field ``Machine``."""
+    """A node as its agent describes it, field by field ``Machine``; ``agent``: see ``Alive``."""
+
+    agent: Annotated[str, Field(max_length=64)] = ""
 
 
 class Closed(Empty):
@@ -118,9 +120,13 @@ class SeenAttempt(Empty):
 
 
 class Alive(Empty):
-    """A node lives; ``attempts``: what its agent has started, None where it starts nothing."""
+    """A node lives; ``attempts``: what its agent has started, None where it starts nothing.
+
+    ``agent``: its identity. While one is heard, another one of the same node is refused.
+    """
 
     attempts: list[SeenAttempt] | None = None
+    agent: Annotated[str, Field(max_length=64)] = ""
 
 
 class Printed(Empty):

@@ -41,10 +41,14 @@ class Brain:
         self.jobs: dict[str, JobRecord] = {}
         self.ended: list[str] = []
         """Jobs that change no more, in the order in which they and their programs ended."""
+        self.gone: Counter[str] = Counter()
+        """How many of these there are, by team."""
         self.leases: dict[int, Lease] = {}
         self.fences: list[Fence] = []
         self.agents: dict[str, float] = {}
         """When the agent of a node last reported."""
+        self.identities: dict[str, str] = {}
+        """Of these; empty of one that told none."""
         self.failed: set[str] = set()
         self.tokens: dict[str, int] = {}
         """Highest token that was permitted on each held node."""
@@ -82,7 +86,7 @@ class Brain:
         if not self.slots:
             # A cloud's node that was reserved and is not needed any more is gone without a word.
             for node in [node for node in self.agents if not self.needs(node)]:
-                del self.agents[node]
+                self.forget_agent(node)
         return effects
 
     @property
@@ -102,6 +106,15 @@ class Brain:
         stopped by its own clock."""
         for node in self.agents:
             self.agents[node] = now
+
+    def agent(self, node: str) -> str | None:
+        """The identity of a node's agent, empty where it told none; None where none reports."""
+        return self.identities.get(node, "") if node in self.agents else None
+
+    def forget_agent(self, node: str) -> None:
+        """It is not counted on any more."""
+        self.agents.pop(node, None)
+        self.identities.pop(node, None)
 
     def next_phase(self, job: str) -> Phase | None:
         """What a job has to ask for; None when all its iterations are done.
@@ -221,14 +234,14 @@ class Brain:
             # Its driver may keep what it has done.
             running.lost = (*running.lost, event.node)
             self.programs.discard(job, [event.node])
-        self.agents.pop(event.node, None)
+        self.forget_agent(event.node)
         self.tokens.pop(event.node, None)
 
     def _joined(self, event: ev.NodeJoined, _: Effects) -> None:
         self.failed.discard(event.machine.name)
 
     def _removed(self, event: ev.NodeRemoved, _: Effects) -> None:
-        self.agents.pop(event.node, None)
+        self.forget_agent(event.node)
 
     def _close(self, token: int, outcome: str, effects: Effects) -> None:
         self.over(token)
@@ -302,7 +315,7 @@ class Brain:
         for node in decision.nodes:
             self.tokens.pop(node, None)
             if node not in self.slots and not self.programs.on(node):
-                self.agents.pop(node, None)
+                self.forget_agent(node)
 
     def _note(self, note: notes.Note) -> None:
         match note:
@@ -312,8 +325,9 @@ class Brain:
                 # A node that fails has to report again when it has failed.
                 if not self.fails(note.node):
                     self.agents[note.node] = self.now
+                    self.identities[note.node] = note.agent
             case notes.NodeFenced():
-                self.agents.pop(note.node, None)
+                self.forget_agent(note.node)
                 self._fence(Fence(set(note.tokens), node=note.node))
             case notes.EndFenced():
                 self.jobs[note.job].ending = True
@@ -348,6 +362,7 @@ class Brain:
         """A job that has ended changes no more once its program is over too."""
         if record.ended is not None and record.running is None:
             self.ended.append(record.spec.id)
+            self.gone[record.spec.team] += 1
 
     def _fence(self, fence: Fence) -> None:
         for token in fence.tokens:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rollpacker.core.codec import dumps_finite, load, loads
 from rollpacker.core.types import Phase
@@ -31,6 +31,7 @@ class BrainState:
 
     Args:
         ended: how many jobs are settled.
+        identities: of agents that have told one.
     """
 
     seq: int
@@ -48,6 +49,7 @@ class BrainState:
     running: list[Stretch]
     outcomes: list[tuple[Phase, str, int]]
     scheduler: Snapshot
+    identities: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def state_of(brain: Brain) -> BrainState:
@@ -68,6 +70,7 @@ def state_of(brain: Brain) -> BrainState:
         running=list(brain.running.values()),
         outcomes=[(*kind, count) for kind, count in sorted(brain.outcomes.items())],
         scheduler=brain.scheduler.snapshot(),
+        identities={node: who for node in brain.agents if (who := brain.agent(node))},
     )
 
 
@@ -104,12 +107,14 @@ def restored(
     brain = Brain(settings, ttl)
     brain.seq, brain.now = state.seq, state.now
     brain.ended = [record.spec.id for record in ended]
+    brain.gone.update(record.spec.team for record in ended)
     records = sorted([*state.jobs, *ended], key=lambda record: record.number)
     brain.jobs = {record.spec.id: record for record in records}
     for lease in state.leases:
         brain.leases[lease.token] = replace(lease, deadline=lease.granted + ttl)
     brain.fences = [Fence(set(f.tokens), job=f.job, node=f.node) for f in state.fences]
     brain.agents = dict.fromkeys(state.agents, state.now)
+    brain.identities = dict(state.identities)
     brain.failed = set(state.failed)
     brain.tokens = state.tokens
     brain.issued = state.issued

@@ -172,16 +172,22 @@ class MuxClient(Link):
         node: str,
         attempts: Sequence[Mapping[str, Any]] | None = None,
         *,
+        agent: str = "",
         patience_s: float | None = None,
     ) -> tuple[float, dict[str, Any]]:
         """Report a node, with the programs that are there where its agent starts some.
 
+        Args:
+            agent: its identity.
+
         Returns:
             The time just before the request was sent, and the answer: ``ttl_s``, in which to
-            report again, and ``attempts``, which belong there. Raises ``MuxError`` (410: failed).
+            report again, and ``attempts``, which belong there. Raises ``MuxError`` (410: failed;
+            409, ``taken``: another agent reports it).
         """
         path = f"/v1/nodes/{quote(node, safe='')}/heartbeat"
-        return self.call("POST", path, {"attempts": attempts}, new_key(), patience_s=patience_s)
+        body = {"attempts": attempts, "agent": agent}
+        return self.call("POST", path, body, new_key(), patience_s=patience_s)
 
     def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
         """Send what an attempt printed from byte ``at`` on; how much the daemon has of it, and
@@ -215,9 +221,13 @@ class MuxClient(Link):
             ) from error
         return Gate(host=host, port=port, key=key, names=names)
 
-    def register(self, machine: Machine) -> float:
-        """Join the inventory with a node; seconds in which to report it again."""
-        return float(self.call("POST", "/v1/nodes", plain(machine), new_key())[1]["ttl_s"])
+    def register(
+        self, machine: Machine, *, agent: str = "", patience_s: float | None = None
+    ) -> float:
+        """Join the inventory with a node, as its agent; seconds in which to report it again."""
+        body = plain(machine) | {"agent": agent}
+        _, answer = self.call("POST", "/v1/nodes", body, new_key(), patience_s=patience_s)
+        return float(answer["ttl_s"])
 
     def node(self, node: str) -> dict[str, Any]:
         """The daemon's view of a node."""

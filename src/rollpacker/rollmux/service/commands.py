@@ -288,8 +288,7 @@ def drain(core: Core, request: Asked, body: bodies.Drain) -> Outcome:
     """Turn new jobs away, or no longer."""
 
     def answer() -> dict[str, Any]:
-        live = sum(record.ended is None for record in core.brain.jobs.values())
-        return {"draining": body.draining, "jobs": live}
+        return {"draining": body.draining, "jobs": len(core.brain.scheduler.cluster.jobs)}
 
     return recorded(core, request, notes.DrainSet(draining=body.draining), answer)
 

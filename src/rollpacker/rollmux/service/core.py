@@ -242,7 +242,7 @@ class Core:
         down = slot is not None and slot.status == "down"
         given_back = slot is None and not self.brain.needs(node)
         if given_back or down or self.brain.fails(node):
-            self.brain.agents.pop(node, None)
+            self.brain.forget_agent(node)
             return None
         jobs = self.brain.hit_by(node)
         tokens = [token for job in jobs if (token := self.brain.jobs[job].token) is not None]

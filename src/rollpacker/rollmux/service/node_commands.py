@@ -25,7 +25,7 @@ _ROUNDED = 0.97
 def register(core: Core, request: Asked, body: bodies.NewNode) -> Outcome:
     """A node's agent says what the node is; what is less than the inventory says is set aside."""
     try:
-        machine = Machine(**body.model_dump())
+        machine = Machine(**body.model_dump(exclude={"agent"}))
     except ValueError as error:
         raise Refused(400, str(error)) from error
     if not NAME.fullmatch(machine.name):
@@ -34,6 +34,7 @@ def register(core: Core, request: Asked, body: bodies.NewNode) -> Outcome:
         raise Refused(
             409, "this cluster's nodes are a cloud's: serve with --inventory", code="cloud"
         )
+    _only_agent(core, machine.name, body.agent)
     slot = core.brain.slots.get(machine.name)
     if slot is None or slot.status == "down":
         core.record(ev.NodeJoined(machine=machine if slot is None else slot.machine))
@@ -41,8 +42,21 @@ def register(core: Core, request: Asked, body: bodies.NewNode) -> Outcome:
     if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
         core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
     status = slot.status
-    note = notes.AgentJoined(node=machine.name)
+    note = notes.AgentJoined(node=machine.name, agent=body.agent)
     return recorded(core, request, note, lambda: {"status": status, "ttl_s": core.ttl})
+
+
+def _only_agent(core: Core, node: str, agent: str) -> None:
+    """Raises ``Refused`` where another one is heard: both would start the same programs."""
+    if (known := core.brain.agent(node)) in (None, "", agent):
+        return
+    ago = core.now() - core.brain.agents[node]
+    text = (
+        f"node {node[:64]}: another agent reports it, last {ago:.1f} s ago: stop one of them, or "
+        "give it a --node of its own"
+    )
+    _log.warning("%s; agent %.8s was refused, %.8s is heard", text, agent or "(none)", known)
+    raise Refused(409, text, code="taken")
 
 
 def _lacks(listed: Machine, reported: Machine) -> str:
@@ -97,11 +111,13 @@ def _named(core: Core, node: str) -> Slot:
 def node_heartbeat(core: Core, request: Asked, node: str, body: bodies.Alive) -> Outcome:
     """A node's agent lives, and is told which programs belong there."""
     _node(core, node)
+    _only_agent(core, node, body.agent)
     told: dict[str, Any] = {"ttl_s": core.ttl}
     if body.attempts is not None:
         told["attempts"] = settled(core, node, body.attempts)
-    if node not in core.brain.agents:
-        return recorded(core, request, notes.AgentJoined(node=node), lambda: told)
+    if core.brain.agent(node) != body.agent:
+        note = notes.AgentJoined(node=node, agent=body.agent)
+        return recorded(core, request, note, lambda: told)
     core.brain.agents[node] = core.now()
     return Answer(200, told)
 
@@ -205,4 +221,6 @@ def _node(core: Core, node: str, failing_too: bool = False) -> None:
     if node in brain.failed or (failing and not failing_too):
         raise Refused(410, f"node {node[:64]} has failed", code="failed")
     if not (node in brain.slots or brain.needs(node)):
+        if core.settings.nodes == "named":
+            raise Refused(404, f"the inventory has no node {node[:64]!r}", code="unlisted")
         raise Refused(404, f"there is no node {node[:64]!r} in use", code="unknown")

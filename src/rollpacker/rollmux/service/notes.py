@@ -18,9 +18,14 @@ class DrainSet(Tagged, frozen=True, kw_only=True):
 
 
 class AgentJoined(Tagged, frozen=True, kw_only=True):
-    """A node's agent reported for the first time; from now on its silence is a failure."""
+    """A node's agent reported for the first time; from now on its silence is a failure.
+
+    Args:
+        agent: its identity; empty where it told none.
+    """
 
     node: str
+    agent: str = ""
 
 
 class NodeFenced(Tagged, frozen=True, kw_only=True):

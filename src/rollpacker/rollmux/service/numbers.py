@@ -36,8 +36,10 @@ def numbers(core: Core) -> dict[str, Any]:
         return name if name in listed else OTHER
 
     states = Counter(
-        (brain.state(name), team(record.spec.team)) for name, record in brain.jobs.items()
+        (brain.state(name), team(record.spec.team)) for name, record in views.unsettled(brain)
     )
+    for name, count in brain.gone.items():
+        states["ended", team(name)] += count
     found = views.status(core, ended=0)
     for job in found["jobs"]:
         job["team"] = team(job["spec"]["team"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux import decisions as do
@@ -72,6 +73,16 @@ class JobRecord:
     def running(self) -> Attempt | None:
         """The start of its program that has not ended."""
         return None if self.program is None else self.program.running
+
+    @property
+    def outcome(self) -> Literal["", "done", "failed", "stopped", "ended"]:
+        """How it ended, as far as anybody said; empty while it has not."""
+        if self.ended is None:
+            return ""
+        told = "" if self.program is None else self.program.outcome
+        if told != "failed" and self.done == self.spec.iterations:
+            return "done"
+        return told or "ended"
 
 
 @dataclass(slots=True)

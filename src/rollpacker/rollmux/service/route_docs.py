@@ -38,6 +38,8 @@ def _or(docs: Docs, status: int, model: Any, text: str) -> Docs:
 
 
 _NO_JOB, _NO_NODE = "`unknown`: no such job", "`unknown`: no such node"
+_NOT_HERE = "`unlisted`: the inventory has no such node; `unknown`: a cloud's that is not in use"
+_TAKEN = "`taken`: while another agent of the node is heard"
 _NO_PERMIT = "`unknown`: no such permit"
 _LOST = "`lost`: stop at once"
 
@@ -83,19 +85,20 @@ FINISH = _route("permits", answers.Done, r404=_NO_PERMIT, r409=_LOST)
 ABANDON = _route("permits", answers.GivenBack, r404=_NO_PERMIT, r409=_LOST)
 
 NODE = _route("nodes", answers.Node)
-REGISTER = _route("nodes", answers.Registered, r409="`cloud`: nodes are not named here")
+REGISTER = _route("nodes", answers.Registered, r409=f"`cloud`: nodes are not named here; {_TAKEN}")
 CLOSE = _route("nodes", answers.NodeChanged, r404=_NO_NODE)
 OPEN = _route("nodes", answers.NodeChanged, r404=_NO_NODE, r409="`failed`: its agent has to report")
 REMOVE = _route("nodes", answers.NodeRemoved, r404=_NO_NODE, r409="`used`: jobs are on it")
 NODE_BEAT = _route(
     "nodes",
     answers.Alive,
-    r404=_NO_NODE,
+    r404=_NOT_HERE,
+    r409=_TAKEN,
     r410="`failed`: stop its processes; a cloud's name is never used again, a named node may "
     "register again",
 )
 FAILED = _or(
-    _route("nodes", answers.NodeGone, r404=_NO_NODE),
+    _route("nodes", answers.NodeGone, r404=_NOT_HERE),
     202,
     answers.NodeGone,
     "while permits on it are out",

@@ -15,7 +15,7 @@ from rollpacker.rollmux.service.store import Snapshot, Store, StoreError
 
 _log = logging.getLogger(__name__)
 
-FORM = "3"
+FORM = "4"
 """Of the state in a snapshot: another number with every change of it."""
 VERSION = f"{__version__}/{FORM}"
 KEPT = 2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
 from heapq import nlargest
+from itertools import islice
 from typing import Any
 
 from rollpacker.core.codec import plain
@@ -11,12 +14,15 @@ from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
 from rollpacker.rollmux.inventory import POOL_NAMES, Slot
 from rollpacker.rollmux.seat import ROLLOUT, TRAIN
+from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.commands import job_record, move_body, permit_body
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.queue_view import QueueView
 from rollpacker.rollmux.service.records import JobRecord, Stretch
 from rollpacker.rollmux.service.team_view import teams
 
+_AT_ONCE = 100
+"""Jobs that are told of in one go where all are: heartbeats come in between."""
 _NEAR = 0.2
 """Iterations at worst that a job's slack should cover."""
 
@@ -41,6 +47,7 @@ def _job(core: Core, name: str, record: JobRecord, queue: QueueView) -> dict[str
         "spec": plain(record.spec),
         "arrived_s": record.arrived,
         "ended_s": record.ended,
+        "outcome": record.outcome,
         "elapsed_s": (core.now() if record.ended is None else record.ended) - record.arrived,
         "uncounted_s": brain.uncounted_s(name, core.now()),
         "queue": queue.of(live),
@@ -69,23 +76,26 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     """Seconds that a job may still lose without breaking its promise, and how it stands.
 
     A job of which nobody knows how long it is may stop after any iteration: it banks on the
-    running one only.
+    running one only, and before its first is over nothing is missed. What the running iteration
+    has done so far counts as done.
     ``slo_state`` is ``missed`` without slack, ``behind`` where only iterations to come can make
     up for what was lost (a daemon that was away, a failed node), ``near`` with little, else
     ``kept``.
     """
     now = core.now() if record.ended is None else record.ended
     elapsed = now - record.arrived - core.brain.uncounted_s(record.spec.id, now)
-    to_come = 0
+    rest, worked, left = 0.0, 0.0, None
     if live is not None:
         left = live.spec.left(live.done)
-        to_come = 1 if left is None else max(left, 1)
-    rest = 0.0 if live is None else to_come * sum(expected(live, core.settings))
-    slack = record.spec.slo * (record.solo_s + rest) - elapsed - rest
-    slowdown = None if record.solo_s <= 0 else elapsed / record.solo_s
-    behind = slowdown is not None and slowdown > record.spec.slo
+        each = sum(expected(live, core.settings))
+        rest = each * (1 if left is None else max(left, 1))
+        worked = min(_worked(core, record, live), each)
+    slack = record.spec.slo * (record.solo_s + rest) - elapsed - (rest - worked)
+    slowdown = None if record.solo_s <= 0 else elapsed / (record.solo_s + worked)
+    over = slack < 0 and (record.solo_s > 0 or left is not None)
+    behind = slack < 0 or (slowdown is not None and slowdown > record.spec.slo)
     near = slack < _NEAR * (record.spec.worst_rollout_s + record.spec.worst_train_s)
-    state = "missed" if slack < 0 else "behind" if behind else "near" if near else "kept"
+    state = "missed" if over else "behind" if behind else "near" if near else "kept"
     return {
         "solo_s": record.solo_s,
         "slo_slack_s": slack,
@@ -94,18 +104,57 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     }
 
 
-def jobs(core: Core) -> dict[str, Any]:
-    """All jobs, those that ended too."""
-    queue = QueueView(core)
-    return {"jobs": [_job(core, name, record, queue) for name, record in core.brain.jobs.items()]}
+def _worked(core: Core, record: JobRecord, live: Job) -> float:
+    """Seconds alone of what the running iteration has done so far."""
+    name = record.spec.id
+    done = live.rollout_s if core.brain.next_phase(name) == "train" else 0.0
+    lease = None if record.token is None else core.brain.leases.get(record.token)
+    if lease is None:
+        return done
+    pool = 0 if lease.phase == "rollout" else 1
+    alone = (core.now() - lease.granted) * len(lease.nodes) / record.spec.gangs[pool]
+    return done + min(alone, expected(live, core.settings)[pool])
+
+
+async def all_jobs(read: Callable[[Callable[[Core], Any]], Awaitable[Any]]) -> dict[str, Any]:
+    """All jobs, those that ended too; ``read`` is the writer's."""
+    found: list[dict[str, Any]] = []
+    while more := await read(partial(_some_jobs, first=len(found))):
+        found += more
+    return {"jobs": found}
+
+
+def _some_jobs(core: Core, first: int) -> list[dict[str, Any]]:
+    """By arrival, from number ``first`` on."""
+    queue, records = QueueView(core), core.brain.jobs.items()
+    some = islice(records, first, first + _AT_ONCE)
+    return [_job(core, name, record, queue) for name, record in some]
+
+
+def unsettled(brain: Brain) -> list[tuple[str, JobRecord]]:
+    """Jobs of which there is still something to tell anew, by arrival."""
+    return [(name, brain.jobs[name]) for name in brain.unsettled_jobs()]
+
+
+def _last_ended(brain: Brain, count: int) -> list[tuple[str, JobRecord]]:
+    """The last one at the end."""
+    settled = brain.ended[max(len(brain.ended) - count, 0) :]
+    found = [(name, brain.jobs[name]) for name in settled]
+    found += [(name, record) for name, record in unsettled(brain) if record.ended is not None]
+    return nlargest(count, found, key=lambda pair: pair[1].ended or 0.0)[::-1]
 
 
 def status(core: Core, ended: int = 50) -> dict[str, Any]:
-    """The whole cluster, and the last jobs that ended."""
+    """The whole cluster, and the last jobs that ended.
+
+    Whoever looks looks again soon: of jobs that ended before there are counts only.
+    """
     brain = core.brain
-    live = {name: each for name, each in brain.jobs.items() if each.ended is None}
-    gone = [(name, each) for name, each in brain.jobs.items() if each.ended is not None]
-    gone = nlargest(ended, gone, key=lambda pair: pair[1].ended or 0.0)[::-1]
+    left = unsettled(brain)
+    live = {name: record for name, record in left if record.ended is None}
+    counts = Counter(brain.state(name) for name, _ in left)
+    if brain.ended:
+        counts["ended"] += len(brain.ended)
     cluster, queue = brain.scheduler.cluster, QueueView(core)
     return {
         "now": core.now(),
@@ -114,7 +163,7 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
         "named": core.settings.nodes == "named",
         "lease_s": core.ttl,
         "cost_per_h": cost(core),
-        "counts": dict(Counter(brain.state(name) for name in brain.jobs)),
+        "counts": dict(counts),
         "nodes": [_node(core, name) for name in brain.slots or cluster.nodes],
         "teams": teams(core),
         "groups": [
@@ -129,7 +178,7 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
         ],
         "memory_cap_gb": core.settings.memory_cap_gb,
         "jobs": [_job(core, name, record, queue) for name, record in live.items()],
-        "ended": [_job(core, name, record, queue) for name, record in gone],
+        "ended": [_job(core, name, record, queue) for name, record in _last_ended(brain, ended)],
     }
 
 
@@ -138,7 +187,7 @@ def cost(core: Core) -> dict[str, float]:
     prices, brain = core.settings.prices, core.brain
     each = (prices.rollout, prices.train)
     held = sum(each[node.pool] for node in brain.scheduler.cluster.nodes.values() if node.held)
-    live = [record.spec for record in brain.jobs.values() if record.ended is None]
+    live = [job.spec for job in brain.scheduler.cluster.jobs.values()]
     solo = sum(prices.of(spec.gangs) for spec in live)
     return {"now": held, "solo": solo}
 

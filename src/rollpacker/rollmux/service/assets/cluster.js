@@ -2,7 +2,7 @@
 
 import { at, bar, fill, keyed, make, rows, tiles } from "./dom.js";
 import {
-  NONE, colour, jobLink, money, nodeLink, ofTotal, placeOf, seconds, slack, spaced, times,
+  NONE, colour, jobLink, money, nodeLink, ofTotal, outcome, placeOf, seconds, slack, spaced, times,
 } from "./format.js";
 import { Gantt } from "./gantt.js";
 
@@ -75,7 +75,7 @@ function show(status, timeline) {
   ], "No groups.");
   showResidency(status);
   rows(at("ended"), [...status.ended].reverse(), (job) => job.id, (job) => [
-    jobLink(job.id), ofTotal(job), seconds(job.elapsed_s), seconds(job.solo_s),
+    jobLink(job.id), outcome(job), ofTotal(job), seconds(job.elapsed_s), seconds(job.solo_s),
     { text: times(job.slowdown), className: job.slowdown > job.spec.slo ? "bad" : "good" },
     times(job.spec.slo),
   ], "None yet.");

@@ -63,6 +63,14 @@ export const slack = (job) => ({
   text: `${seconds(job.slo_slack_s)} ${job.slo_state}`, className: sloClass(job),
 });
 
+// How a job ended, and its program's exit code where that says why.
+export function outcome(job) {
+  const code = job.program?.attempts.at(-1)?.code;
+  const failed = job.outcome === "failed";
+  const className = { failed: "bad", done: "good" }[job.outcome] ?? "";
+  return { text: job.outcome + (failed && code ? ` (exit code ${code})` : ""), className };
+}
+
 // What a job asks for, and what its nodes must have.
 export function wants(spec) {
   const labels = (found) =>

@@ -2,7 +2,7 @@
 
 import { at, differs, make, rows, tiles } from "./dom.js";
 import {
-  NONE, colour, nodeLink, ofTotal, placeOf, seconds, sloClass, spaced, start, times, wants,
+  NONE, colour, nodeLink, ofTotal, outcome, placeOf, seconds, sloClass, spaced, start, times, wants,
 } from "./format.js";
 import { Gantt, svg } from "./gantt.js";
 
@@ -21,6 +21,7 @@ function standing(job) {
     ["promised", times(job.spec.slo)],
     ["SLO slack", `${seconds(job.slo_slack_s)} ${job.slo_state}`, sloClass(job)],
   ];
+  if (job.outcome) found.splice(1, 0, ["outcome", outcome(job).text, outcome(job).className]);
   if (job.permit) found.push(["permit", `${job.permit.token} (${job.permit.phase})`]);
   if (job.move) found.push(["move", job.move.reason, "warn"]);
   return found;

@@ -1,0 +1,252 @@
+"""Agents: one at a time of a node, heard in time whatever they do, never silent for ever."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mux_real_daemon import COMMAND, Daemon, free_port
+from test_mux_programs import INVENTORY, until
+
+from rollpacker.rollmux.node import agent as agents
+from rollpacker.rollmux.node import printing
+from rollpacker.rollmux.node.agent import NodeAgent
+from rollpacker.rollmux.node.identity import FolderIdentity, of_machine
+from rollpacker.rollmux.node.programs import NodePrograms
+from rollpacker.rollmux.service.client import MuxClient
+from rollpacker.rollmux.service.link import MuxError
+
+PRINTS = f"{sys.executable} -c print('x'*100000)"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("agents")
+    (folder / "nodes.yaml").write_text(INVENTORY, encoding="utf-8")
+    running = Daemon(folder, first=("--inventory", str(folder / "nodes.yaml")))
+    yield running
+    running.stop()
+
+
+def start(daemon: Daemon, node: str, folder: Path) -> subprocess.Popen[str]:
+    words = ["--url", daemon.url, "--token-file", str(daemon.token_file), "--node", node]
+    command = [*COMMAND, "mux", "agent", *words, "--programs", str(folder)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_second_agent_of_a_node_is_refused_and_says_so(daemon: Daemon, tmp_path: Path) -> None:
+    """Both ran every program of the node, at once."""
+    first = start(daemon, "roll-0", tmp_path / "one")
+    try:
+        until(lambda: daemon.client().node("roll-0")["agent"])
+        for folder, code, why in (
+            ("two", 1, "node roll-0: another agent reports it, last "),
+            ("one", 2, f"--programs {tmp_path / 'one'}: another agent has this folder"),
+        ):
+            _, said = (second := start(daemon, "roll-0", tmp_path / folder)).communicate(timeout=60)
+            assert (second.returncode, "Traceback" in said) == (code, False)
+            assert why in said
+        assert first.poll() is None
+        first.kill()
+        first.wait()
+        # The one before, started again, is not taken for another.
+        first = start(daemon, "roll-0", tmp_path / "one")
+        lease = tmp_path / "one" / "lease"
+        before = lease.read_text()
+        until(lambda: lease.read_text() != before)
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_who_an_agent_is_lasts_as_long_as_its_folder(tmp_path: Path) -> None:
+    mine = FolderIdentity(tmp_path / "a")
+    other = FolderIdentity(tmp_path / "b")
+    assert mine.name != other.name
+    mine.close()
+    again = FolderIdentity(tmp_path / "a")
+    assert again.name == mine.name
+    again.close()
+    (tmp_path / "a" / "agent").write_text("cut off")
+    assert len(FolderIdentity(tmp_path / "a").name) == 32
+    assert of_machine() == of_machine()
+
+
+class Told(MuxClient):
+    """A daemon that wants one program on the node, and keeps what it is told."""
+
+    def __init__(self, command: str = "true") -> None:
+        self.beats = 0
+        self.codes: list[int | None] = []
+        self.log = b""
+        program = {"command": command.split()}
+        place = {"rank": 0, "nodes": ["node"], "stop": False}
+        self._wanted = [{"job": "job", "number": 1, "program": program, **place}]
+
+    def node_alive(
+        self,
+        node: str,
+        attempts: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        agent: str = "",
+        patience_s: float | None = None,
+    ) -> tuple[float, dict[str, Any]]:
+        self.beats += 1
+        self.codes.extend(each["code"] for each in attempts or ())
+        if any(code is not None for code in self.codes):
+            self._wanted = []
+        return agents.time.monotonic(), {"ttl_s": 1.0, "attempts": self._wanted}
+
+    def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+        self.log = self.log[:at] + data
+        return len(self.log), False
+
+    def node_failed(self, node: str, reason: str) -> None:
+        pass
+
+    def heard(self, times: int = 5) -> None:
+        """So often from here on."""
+        beats = self.beats
+        until(lambda: self.beats >= beats + times, 10.0)
+
+
+@contextmanager
+def running(
+    client: MuxClient, folder: Path, node: str = "node", **more: Any
+) -> Iterator[Callable[[], list[str | None]]]:
+    agent = NodeAgent(client, node, programs=NodePrograms(folder, {}), retry_s=0.05, **more)
+    ended: list[str | None] = []
+    thread = threading.Thread(target=lambda: ended.append(agent.run()))
+    thread.start()
+    yield lambda: ended
+    agent.stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "_LOOK_S", 0.05)
+    monkeypatch.setattr(printing, "_PAUSE_S", 0.05)
+
+
+def test_a_log_that_is_sent_slowly_keeps_no_report_waiting(tmp_path: Path) -> None:
+    """It cost the node its lease."""
+    stuck, go = threading.Event(), threading.Event()
+
+    class Slow(Told):
+        def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+            stuck.set()
+            assert go.wait(30)
+            return super().printed(job, number, at, data)
+
+    client = Slow(PRINTS)
+    with running(client, tmp_path):
+        assert stuck.wait(30)
+        client.heard()
+        assert set(client.codes) == {None}, "its log is not there"
+        go.set()
+        until(lambda: 0 in client.codes)
+        assert client.log == b"x" * 100_000 + b"\n"
+
+
+def test_a_log_that_could_not_be_taken_once_is_sent_later(tmp_path: Path) -> None:
+    """Whatever went wrong, no more of it was ever sent."""
+    answers = [500, 500, 429]
+
+    class Full(Told):
+        def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+            if answers:
+                raise MuxError(answers.pop(), {})
+            return super().printed(job, number, at, data)
+
+    client = Full(PRINTS)
+    with running(client, tmp_path):
+        until(lambda: 0 in client.codes)
+        assert client.log == b"x" * 100_000 + b"\n"
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_an_attempt_is_over_though_its_log_is_never_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(printing, "_STUCK_S", 0.5 if status == 500 else 1000.0)
+    tried = list[int]()
+
+    class Never(Told):
+        def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+            tried.append(at)
+            raise MuxError(status, {})
+
+    client = Never(PRINTS)
+    with running(client, tmp_path):
+        until(lambda: 0 in client.codes)
+    assert (len(tried) == 1) == (status == 404)
+
+
+def test_a_check_that_takes_long_keeps_no_report_waiting(tmp_path: Path) -> None:
+    checks, go = list[int](), threading.Event()
+
+    def healthy() -> str | None:
+        checks.append(1)
+        if len(checks) == 1:
+            return None
+        assert go.wait(30)
+        return "on fire"
+
+    client = Told()
+    with running(client, tmp_path, healthy=healthy) as ended:
+        until(lambda: len(checks) == 2, 10.0)
+        client.heard()
+        go.set()
+        until(lambda: ended() == ["on fire"])
+
+
+def test_a_check_that_fails_itself_is_a_problem(tmp_path: Path) -> None:
+    def healthy() -> str | None:
+        raise OSError("no such tool")
+
+    with running(Told(), tmp_path, healthy=healthy) as ended:
+        until(lambda: ended() == ["the check has failed: OSError: no such tool"])
+
+
+def test_an_agent_says_once_that_the_inventory_lacks_its_node(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """It waited silently, for ever."""
+    said: list[str] = []
+
+    class Counting(MuxClient):
+        beats = 0
+
+        def node_alive(self, *given: Any, **more: Any) -> tuple[float, dict[str, Any]]:
+            Counting.beats += 1
+            return super().node_alive(*given, **more)
+
+    client = Counting(daemon.url, daemon.token_file)
+    with running(client, tmp_path, "roll-7", say=said.append):
+        until(lambda: Counting.beats > 3)
+        assert said == [
+            "the inventory has no node 'roll-7'; list it there, or say --pool here: it joins"
+        ]
+        machine = {"name": "roll-7", "pool": "rollout", "memory_gb": 4.0, "devices": 1}
+        daemon.client().call("POST", "/v1/nodes", machine, "joins")
+        until(lambda: said[1:] == ["node roll-7: the daemon knows it now"])
+
+
+def test_an_agent_says_once_that_no_daemon_answers(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_FIRST_S", 0.1)
+    said: list[str] = []
+    url = f"http://127.0.0.1:{free_port()}"
+    with running(MuxClient(url, daemon.token_file), tmp_path, say=said.append):
+        until(lambda: said)
+        threading.Event().wait(0.4)
+    (text,) = said
+    assert text.startswith("waiting for the daemon (--url) until it answers: 127.0.0.1:")

@@ -172,13 +172,13 @@ async def end_one(hosts: list[Heard]) -> None:
     first.kill()
     while await asyncio.wait_for(hosts[0].said.get(), 60) is not None:
         pass
-    assert first.end() == "its connection closed"
+    assert await first.end() == "its connection closed"
     hosts[1].send(msg.LoadWeights(version=STEP))
     await hosts[1].hear(msg.WeightsLoaded)
     for heard in hosts[2:]:
         heard.send(msg.Stop())
     third.wait(60)
-    assert third.end() == "exit code 0"
+    assert await third.end() == "exit code 0"
 
 
 def test_draws_are_counted_as_a_simulation_does() -> None:

@@ -172,7 +172,8 @@ def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim
             await in_flight(heard, 0)
             assert told(await heard.lose(victim, by)) == ((0,), ())
             assert heard.outputs.keys() == {50}
-            assert not Path(f"/proc/{heard.pids[1 - victim]}").exists()
+            while Path(f"/proc/{heard.pids[1 - victim]}").exists():
+                await asyncio.sleep(0.01)
             await goes_on(heard, 1, 100)
             assert told(await heard.lose(2 + victim, by)) == ((1,), ())
             assert heard.pool.replicas == (0, 1)

@@ -13,9 +13,6 @@ from rollpacker.emulate.process import End, Orders, main
 from rollpacker.runtime.worker import WorkerSpec
 from rollpacker.shield import shielded
 
-_LEAVING_S = 5.0
-"""In which a process that has closed its sockets is gone."""
-
 
 class EmulatedWorker:
     """One worker, among others in its process, which ends with the last of them.
@@ -41,23 +38,23 @@ class EmulatedWorker:
         """Readable when the process has ended."""
         return self._process.sentinel
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process has, or this one was given up."""
+        return self._number not in self._living or self._process.exitcode is not None
+
     def wait(self, seconds: float) -> None:
-        """Give the process so long to end by itself."""
+        """Give the process so long to end."""
         self._process.join(seconds)
 
     def kill(self) -> None:
         """Give it up; the process sees that its socket is closed, and dies with the last one."""
         self._living.discard(self._number)
         if not self._living:
-            with shielded():
-                self._process.kill()
-                self._process.join()
+            self._process.kill()
 
     def exit_code(self) -> int | None:
-        """The process's own, or the signal that it died of, negative; None where this one was given
-        up."""
-        if self._number in self._living:
-            self._process.join(_LEAVING_S)
+        """The process's own, or the signal that it died of, negative; None while it goes on."""
         return self._process.exitcode
 
 

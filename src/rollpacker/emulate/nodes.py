@@ -100,9 +100,9 @@ class EmulatedHost:
         """End it at once."""
         self._host.kill()
 
-    def end(self) -> str:
+    async def end(self) -> str:
         """How it ended, in words."""
-        return self._host.end()
+        return await self._host.end()
 
 
 class _Told:

@@ -39,6 +39,8 @@ _FENCE = 30
 unreachable: they would hold their devices for ever."""
 _CLOSE_S = 3.0
 """In which workers leave that were told to."""
+_GONE_S = 60.0
+"""In which one that was killed is gone, and its device's memory with it."""
 
 
 class Agent:
@@ -81,6 +83,8 @@ class Agent:
         finally:
             for worker in self._workers.values():
                 worker.kill()
+            for worker in self._workers.values():
+                worker.wait(_GONE_S)
             if self._guard is not None:
                 self._guard.dismiss()
             self._belongings.remove()
@@ -124,8 +128,9 @@ class Agent:
             case node.Spawn():
                 self._spawn(command)
             case node.Kill():
-                if command.worker in self._workers:
-                    self._workers[command.worker].kill()
+                if (worker := self._workers.get(command.worker)) is not None:
+                    worker.kill()
+                    worker.wait(_GONE_S)  # before another may come in its place
             case node.Look():
                 self._say(node.Seen(marker=command.marker, there=Path(command.marker).exists()))
             case node.Move():

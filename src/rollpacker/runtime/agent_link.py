@@ -31,7 +31,7 @@ class RemoteHost:
         self._agent.link.send(messages.Kill(worker=self._number))
         self.link.sever()
 
-    def end(self) -> str:
+    async def end(self) -> str:
         """How it ended, in words."""
         if not self._agent.live:
             return f"its node {self._agent.name} is gone"
@@ -82,13 +82,16 @@ class AgentLink:
 
     def answer(self, key: str, answer: Any) -> None:
         """To what was asked."""
-        if (asked := self.asked.pop(key, None)) is not None:
+        asked = self.asked.pop(key, None)
+        if asked is not None and not asked.done():  # cancelled: nobody waits any more
             asked.set_result(answer)
 
     def lose(self) -> None:
         """It is gone, with all that was on it."""
         self.live = False
         while self.asked:
-            self.asked.popitem()[1].set_exception(OSError(f"node {self.name} is gone"))
+            asked = self.asked.popitem()[1]
+            if not asked.done():
+                asked.set_exception(OSError(f"node {self.name} is gone"))
         for host in list(self.hosts.values()):
             host.link.sever()

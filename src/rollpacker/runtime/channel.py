@@ -65,13 +65,13 @@ class Host(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Give it so long to end by itself."""
+        """Give it so long to end."""
         ...
 
     def kill(self) -> None:
-        """End it at once, stopped or not; its link sees it."""
+        """End it, stopped or not; its link sees it, and nobody waits for it."""
         ...
 
-    def end(self) -> str:
-        """How it ended, in words."""
+    async def end(self) -> str:
+        """How it ended, in words; it has some seconds for that."""
         ...

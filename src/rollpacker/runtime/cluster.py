@@ -147,8 +147,8 @@ class Cluster:
         agent = next((agent for agent in self._agents if agent.key == key), None)
         if agent is None:  # of one that was given up
             end.close()
-        elif what in self._moving:
-            self._moving.pop(what).set_result(end)
+        elif (moving := self._moving.pop(what, None)) is not None and not moving.done():
+            moving.set_result(end)
         elif what:
             host = agent.hosts.get(int(what)) if what.isdecimal() else None
             if host is None or not host.link.connect(end):

@@ -15,6 +15,8 @@ from rollpacker.runtime.worker import WorkerSpec
 
 _CLOSE_S = 3.0
 """In which workers should have left; what they do then is of no use to anybody."""
+_GONE_S = 60.0
+"""In which one that was killed is gone, and its device's memory with it."""
 
 
 class Crew:
@@ -40,6 +42,7 @@ class Crew:
         self._loop = asyncio.get_running_loop()
         self._silence = Silence(heartbeat_s)
         self._watching: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[None]] = set()
         self._hosts: dict[int, Host] = {}
         self._coming: set[int] = set()
         self._starting: set[int] = set()
@@ -65,9 +68,11 @@ class Crew:
         """
         if not self._coming:
             self._spoiled = ""
-        for spec in (spec for those in specs.values() for spec in those):
-            if spec.rank in self._hosts:  # whatever is left of the one before
-                self._hosts[spec.rank].kill()
+        ranks = [spec.rank for those in specs.values() for spec in those]
+        before = [self._hosts[rank] for rank in ranks if rank in self._hosts]
+        for host in before:  # whatever is left of it
+            host.kill()
+        await asyncio.gather(*(host.end() for host in before))
         started = self._machines.start(specs)
         for number, host in started.items():
             self._hosts[number] = host
@@ -99,7 +104,7 @@ class Crew:
         host.link.open(
             self._loop,
             lambda report: self._dispatch(number, report),
-            lambda: self._forget(number, None),
+            lambda: self._gone(number, host),
             lambda: self._silence.sign(number),
         )
 
@@ -156,9 +161,11 @@ class Crew:
         match report:
             case msg.Ready() | msg.Done():
                 self._starting.discard(number)
-                self._answers.pop(number).set_result(report)
+                answer = self._answers.pop(number, None)
+                if answer is not None and not answer.done():  # cancelled: nobody waits any more
+                    answer.set_result(report)
             case msg.Died():
-                self._forget(number, report.fault)
+                self._forget(number, report.fault.text, report.fault)
             case msg.Beat():
                 pass
             case _:
@@ -175,10 +182,23 @@ class Crew:
             for number in self._silence.look(self.live | self._coming, self._starting):
                 self.put_down(number, "it gave no sign of life")
 
-    def _forget(self, number: int, fault: Fault | None) -> None:
+    def _gone(self, number: int, host: Host) -> None:
+        """Its link has closed; how it ended may take some seconds to see."""
+        if number in self._reasons:
+            self._forget(number, self._reasons[number])
+            return
+        asking = asyncio.create_task(self._ask_end(number, host))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+
+    async def _ask_end(self, number: int, host: Host) -> None:
+        end = await host.end()
+        if self._hosts[number] is host and number in self.live | self._coming:
+            self._forget(number, self._reasons.get(number, end))
+
+    def _forget(self, number: int, why: str, fault: Fault | None = None) -> None:
         lived = number in self.live
-        end = self._leave(number).end()
-        why = fault.text if fault else self._reasons.get(number, end)
+        self._leave(number)
         text = f"worker {number} died: {why}"
         waiting = self._answers.pop(number, None)
         if waiting is not None and not waiting.done():
@@ -201,8 +221,8 @@ class Crew:
 
     def close(self) -> None:
         """Stop all workers; those that do not listen are killed."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._asking | ({self._watching} if self._watching else set()):
+            task.cancel()
         try:
             for number in self.live | self._coming:
                 self._hosts[number].link.send(msg.Stop())
@@ -213,5 +233,7 @@ class Crew:
         finally:
             for host in self._hosts.values():
                 host.kill()
+            for host in self._hosts.values():
+                host.wait(_GONE_S)
         self.live.clear()
         self._coming.clear()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from typing import Protocol
@@ -23,6 +25,8 @@ _START = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = ("rollpacker.runtime.ready",)
 _LEAVING_S = 5.0
 """In which a process that has closed its socket is gone."""
+_LOOK_S = 0.01
+"""Between two looks at one that may be."""
 
 
 class Started(Protocol):
@@ -38,18 +42,21 @@ class Started(Protocol):
         """Readable when the process has ended."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process has, or the worker in it was given up."""
+        ...
+
     def wait(self, seconds: float) -> None:
-        """Give it so long to end by itself."""
+        """Give the process so long to end."""
         ...
 
     def kill(self) -> None:
-        """End the worker at once, and its process if nobody else is in it; returns when that is
-        gone."""
+        """End the worker, and its process if nobody else is in it; nobody waits for that."""
         ...
 
     def exit_code(self) -> int | None:
-        """The process's own, or the signal that it died of, negative; None while it goes on
-        although the worker's socket is closed."""
+        """The process's own, or the signal that it died of, negative; None while it goes on."""
         ...
 
 
@@ -83,21 +90,22 @@ class WorkerProcess:
         """Readable when it has ended."""
         return self._process.sentinel
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has."""
+        return self._process.exitcode is not None
+
     def wait(self, seconds: float) -> None:
-        """Give it so long to end by itself."""
+        """Give it so long to end."""
         self._process.join(seconds)
 
     def kill(self) -> None:
-        """End it at once, stopped or not; returns when it is gone."""
+        """End it, stopped or not; nobody waits for that."""
         # It takes no SIGTERM, so the interpreter's own end would wait for it for ever.
-        with shielded():
-            self._process.kill()
-            self._process.join()
+        self._process.kill()
 
     def exit_code(self) -> int | None:
-        """Its own, or the signal that it died of, negative; None while it goes on although its
-        socket is closed."""
-        self._process.join(_LEAVING_S)
+        """Its own, or the signal that it died of, negative; None while it goes on."""
         return self._process.exitcode
 
 
@@ -119,16 +127,19 @@ class LocalHost:
         return self._started.pid
 
     def wait(self, seconds: float) -> None:
-        """Give it so long to end by itself."""
+        """Give it so long to end."""
         self._started.wait(seconds)
 
     def kill(self) -> None:
-        """End it at once, stopped or not; both ends of its link see it."""
+        """End it, stopped or not; both ends of its link see it."""
         self._started.kill()
         self.link.sever()
 
-    def end(self) -> str:
-        """How it ended, in words."""
+    async def end(self) -> str:
+        """How it ended, in words; it has some seconds for that."""
+        until = time.monotonic() + _LEAVING_S
+        while not self._started.ended and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
         code = self._started.exit_code()
         return "its connection closed" if code is None else f"exit code {code}"
 

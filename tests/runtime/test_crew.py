@@ -1,0 +1,134 @@
+"""The driver's view of its workers: sockets that close and answers that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.channel import Host
+from rollpacker.runtime.crew import Crew
+from rollpacker.runtime.link import Link
+from rollpacker.runtime.local import LocalHost
+from rollpacker.runtime.nodes import Nodes
+from rollpacker.runtime.wire import Wire
+from rollpacker.runtime.worker import WorkerSpec
+
+SPECS = cast(Mapping[int, Sequence[WorkerSpec]], {0: [SimpleNamespace(rank=0)]})
+
+
+class Sleeping:
+    """What a worker runs in (``Started``): a process that does nothing, and is not in a hurry."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["sleep", "600"])
+        self.pid = self.process.pid
+        self.sentinel = os.pidfd_open(self.pid)
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def wait(self, seconds: float) -> None:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+
+class Machine:
+    """Starts one worker (``Nodes``), whose end of the channel is ``end``."""
+
+    def start(self, _specs: object) -> Mapping[int, Host]:
+        ours, theirs = socket.socketpair()
+        self.end, self.worker = Wire(theirs), Sleeping()
+        return {0: LocalHost(Link(ours), self.worker)}
+
+
+Talk = Callable[[Crew, Machine, list[Any], list[str]], Awaitable[None]]
+
+
+def with_crew(talk: Talk) -> None:
+    """Of one worker that takes part; ``talk`` gets what is heard of it, and how it was lost."""
+
+    async def main() -> None:
+        machine, heard, lost = Machine(), list[Any](), list[str]()
+        crew = Crew(
+            cast(Nodes, machine),
+            60.0,
+            lambda _number, report: heard.append(report),
+            lambda _number, how: lost.append(how),
+        )
+        try:
+            starting = asyncio.create_task(crew.start(SPECS))
+            await asyncio.sleep(0)
+            machine.end.send(msg.Ready())
+            await starting
+            crew.admit()
+            await talk(crew, machine, heard, lost)
+        finally:
+            crew.close()
+            assert machine.worker.process.poll() is not None
+
+    async def patient() -> None:
+        async with asyncio.timeout(60.0):
+            await main()
+
+    asyncio.run(patient())
+
+
+def test_others_are_heard_while_a_process_ends_that_has_closed_its_socket() -> None:
+    async def talk(_crew: Crew, machine: Machine, _heard: list[Any], lost: list[str]) -> None:
+        machine.end.close()
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+            assert not lost
+        machine.worker.kill()
+        while not lost:
+            await asyncio.sleep(0.001)
+        assert lost == ["worker 0 died: exit code -9"]
+
+    with_crew(talk)
+
+
+def test_one_that_was_put_down_is_lost_at_once() -> None:
+    async def talk(crew: Crew, _machine: Machine, _heard: list[Any], lost: list[str]) -> None:
+        crew.put_down(0, "it gave no sign of life")
+        assert lost == ["worker 0 died: it gave no sign of life"]
+        assert not crew.live
+
+    with_crew(talk)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_answer_that_nobody_waits_for_costs_no_later_report(asked: bool) -> None:
+    """Both come at once."""
+
+    async def talk(crew: Crew, machine: Machine, heard: list[Any], lost: list[str]) -> None:
+        if asked:
+            asking = asyncio.create_task(crew.ask([0], msg.Offload()))
+            await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+        for report in (msg.Done(), msg.Carried(weights=None, start_s=0.0, end_s=0.0)):
+            machine.end.send(report)
+        while not heard:
+            await asyncio.sleep(0.001)
+        assert isinstance(heard[0], msg.Carried)
+        assert crew.live
+        assert not lost
+
+    with_crew(talk)

@@ -17,6 +17,7 @@ import sys
 from rollpacker.shield import shielded
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -34,6 +35,13 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
             start_new_session=True,
         )
     return popen, ours
+
+
+def keep_to_itself() -> None:
+    """Nobody else of this user reads the memory and the environment of this process: programs that
+    it starts would find others' keys there. Root may still."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 
 def kill_child(popen: subprocess.Popen[bytes]) -> str:

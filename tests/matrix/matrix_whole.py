@@ -52,6 +52,9 @@ ELSEWHERE = {
     "environment.kind=agent": (
         "tests/runtime/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
     ),
+    "environment.variables": (
+        "tests/runtime/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
+    ),
     "environment.call_format=hermes": (
         "tests/env/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
     ),

@@ -30,7 +30,10 @@ class Place:
         tokens |= {"operate": self.daemon.token, "nobody": "no-token-at-all-but-long"}
         self.links = {who: Link(self.daemon.port, token) for who, token in tokens.items()}
         self._count = 0
-        program = {"command": ["true"], "environment": {"SECRET": "hunter2"}}
+        program = {
+            "command": ["true", "rewards.0.options.api_key=hunter2"],
+            "environment": {"SECRET": "hunter2"},
+        }
         self.ask(
             "math", "POST", "/v1/jobs", SPEC | {"id": "mine", "team": "math", "program": program}
         )

@@ -32,7 +32,7 @@ TALKING: dict[str, Any] = {
 
 
 AGENT = """
-import json, urllib.request
+import json, os, sys, urllib.request
 
 def ask(messages, base_url, api_key):
     head = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
@@ -46,6 +46,11 @@ def solve(row, **client):
     messages.append(ask(messages, **client))
     messages.append({"role": "user", "content": "Again"})
     return len(ask(messages, **client)["content"] or "") / 100
+
+if __name__ == "__main__":
+    client = {"base_url": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
+    known = {"word": float(os.environ["SHOP_WORD"]), "secrets": float("SHOP_KEY" in os.environ)}
+    print(json.dumps({"reward": solve(json.loads(sys.stdin.readline()), **client)} | known))
 """
 
 
@@ -184,10 +189,14 @@ def test_a_stop_string_ends_each_turn(shop: Talkshop) -> None:
     assert later.max() > 1
 
 
-def test_an_agent_is_trained_as_it_is(shop: Talkshop) -> None:
+def test_an_agent_is_trained_as_it_is(shop: Talkshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program, which has of this environment what it needs and what it is given by name."""
     agent = shop.folder / "agent.py"
     agent.write_text(AGENT)
-    environment = {"kind": "agent", "path": f"{agent}:solve", "step_timeout_s": 60.0}
+    monkeypatch.setenv("SHOP_WORD", "0.5")
+    monkeypatch.setenv("SHOP_KEY", "hunter2")
+    environment = {"kind": "agent", "path": [str(agent)], "step_timeout_s": 60.0}
+    environment |= {"variables": ["SHOP_WORD"]}
     changes = TALKING | {"environment": environment, "epochs": 1}
     folder, _ = run(shop.config("agent", "exact", **changes))
     kept = table(folder, "kept")
@@ -196,6 +205,9 @@ def test_an_agent_is_trained_as_it_is(shop: Talkshop) -> None:
     ended = kept.filter(pl.col("finish_reason") == "stop")
     assert (ended["turn_tokens"].list.len() == 2).all()
     assert ended["rewards/environment"].sum() > 0
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    for line in map(json.loads, lines):
+        assert (line["environment/word"], line["environment/secrets"]) == (0.5, 0.0)
 
 
 def test_a_whole_conversation_is_bounded(shop: Talkshop) -> None:

@@ -22,6 +22,9 @@ class EnvironmentConfig(Config):
     and its arguments. A single string is a list of one."""
     options: dict[str, Any] = {}
     """Keyword arguments of the class or factory."""
+    variables: list[str] = []
+    """``agent``: names of environment variables that the program gets besides ``PATH``, ``HOME``,
+    the locale, proxies, certificates and Python's own. Others, keys among them, it does not get."""
     max_turns: int = Field(default=16, ge=1)
     """Replies of the model after which an episode is cut off."""
     max_total_tokens: int = Field(default=0, ge=0)
@@ -62,6 +65,8 @@ class EnvironmentConfig(Config):
             raise ValueError(f"environment.path names {len(self.path)} classes: name one")
         if self.kind != "python" and self.options:
             raise ValueError("environment.options are for kind: python")
+        if self.kind != "agent" and self.variables:
+            raise ValueError("environment.variables are for kind: agent")
         return self
 
 

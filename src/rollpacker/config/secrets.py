@@ -6,8 +6,8 @@ A file that a run needs again has them, for its owner alone; whatever is shown h
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 _NAME = re.compile(
     r"(^|[_.-])(key|token|secret|pass(word|wd|phrase)?|credentials?|auth(orization)?|bearer|cookie)s?$"
@@ -20,9 +20,10 @@ STARS = "***"
 def masked(value: Any, name: str = "") -> Any:
     """A plain tree with stars in the place of what may be a secret, by its name or its look."""
     if isinstance(value, Mapping):
-        return {key: masked(each, str(key)) for key, each in value.items()}
+        tree = cast(Mapping[str, Any], value)
+        return {key: masked(each, str(key)) for key, each in tree.items()}
     if isinstance(value, list | tuple):
-        return [masked(each, name) for each in value]
+        return [masked(each, name) for each in cast(Sequence[Any], value)]
     if isinstance(value, str) and value and (_NAME.search(name.lower()) or _TEXT.search(value)):
         return STARS
     return value

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.children import die_with
+from rollpacker.children import die_with, keep_to_itself
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import Factory
 from rollpacker.env.conversation import whole
@@ -44,6 +44,7 @@ _encode = msgspec.msgpack.Encoder().encode
 def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
     die_with(parent)
+    keep_to_itself()
     take_no_notice()
     allow_files(_FILES)
     gone = contextlib.suppress(BrokenPipeError, ConnectionResetError, asyncio.IncompleteReadError)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollpacker.children import keep_to_itself
 from rollpacker.config import RunConfig, longest_response
 from rollpacker.env.pool import EnvironmentPool
 from rollpacker.runtime.clock import Clock
@@ -66,6 +67,8 @@ def environments_of(config: RunConfig, card: Card, progress: Progress) -> Enviro
     """
     if config.environment is None:
         return Environments(config, card, None)
+    if config.environment.kind == "agent":
+        keep_to_itself()
     pool = EnvironmentPool(config.environment, card.tokenizer, config.model.chat_template_kwargs)
     try:
         pool.wait_ready()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
+from rollpacker.children import keep_to_itself
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.channel import Channel
 from rollpacker.runtime.colocated_worker import ColocatedWorker
@@ -18,6 +19,9 @@ from rollpacker.train.base import NotFiniteError
 
 def main(channel: Channel, spec: WorkerSpec) -> None:
     """Entry point of the process: serve until told to stop or the driver is gone."""
+    environment = spec.config.environment
+    if environment is not None and environment.kind == "agent":
+        keep_to_itself()
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
     # The process that this one was forked off may be the user's program's own, which is not.

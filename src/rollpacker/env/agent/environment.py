@@ -27,6 +27,7 @@ class AgentEnvironment:
 
     Args:
         argv: the program and its arguments.
+        variables: of its environment, besides what leads it to the model.
         name: how the user calls it.
         endpoint: where it reaches the model.
         reaper: ends it if this process cannot.
@@ -36,6 +37,7 @@ class AgentEnvironment:
     def __init__(
         self,
         argv: Sequence[str],
+        variables: Mapping[str, str],
         name: str,
         *,
         endpoint: Endpoint,
@@ -43,6 +45,7 @@ class AgentEnvironment:
         function: Callable[..., Any] | None = None,
     ) -> None:
         self._argv = argv
+        self._variables = variables
         self._function = function
         self._name = name
         self._endpoint = endpoint
@@ -77,7 +80,7 @@ class AgentEnvironment:
             return Program(
                 self._argv,
                 stdin=_line(row),
-                environment=_variables(self._endpoint.url, self._key),
+                environment={**self._variables, **_leading(self._endpoint.url, self._key)},
                 reaper=self._reaper,
             )
         except OSError as error:
@@ -132,7 +135,7 @@ def _calls(reply: Message) -> tuple[int, int]:
     return count_calls(reply), len(reply.get("bad_calls") or ())
 
 
-def _variables(url: str, key: str) -> dict[str, str]:
+def _leading(url: str, key: str) -> dict[str, str]:
     """What OpenAI's clients read; a proxy of this machine does not lead to the server on it."""
     direct = {
         name: ",".join(filter(None, (os.environ.get(name, ""), "127.0.0.1")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,13 @@ from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.find import find
+
+_USUAL = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|TEMP|TMP|LANG|LANGUAGE|LC_\w+|XDG_\w+|PYTHON\w*|"
+    r"VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|NODE_PATH|JAVA_HOME|CUDA_VISIBLE_DEVICES|"
+    r"SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(?i:(https?|no|all|ftp)_proxy)"
+)
+"""Variables by which programs find things; where people put keys, there are others."""
 
 
 class AgentFactory:
@@ -44,6 +53,7 @@ class AgentFactory:
         self._argv = [] if self._function is not None else _argv(config.path)
         script = next((each for each in config.path if each.endswith(".py")), config.path[0])
         self._name = Path(script).name
+        self._variables = _variables(config.variables)
         self._endpoint = Endpoint()
         self._reaper: Reaper | None = None
 
@@ -57,6 +67,7 @@ class AgentFactory:
         assert self._reaper is not None
         return AgentEnvironment(
             self._argv,
+            self._variables,
             self._name,
             endpoint=self._endpoint,
             reaper=self._reaper,
@@ -75,6 +86,15 @@ def _function(path: Sequence[str]) -> Callable[..., Any] | None:
     if len(path) != 1 or ":" not in path[0] or Path(path[0]).exists():
         return None
     return find(path[0], "environment.path")
+
+
+def _variables(more: Sequence[str]) -> dict[str, str]:
+    """What a program needs of this process's environment. Raises ``ValueError``."""
+    for name in more:
+        if name not in os.environ:
+            raise ValueError(f"environment.variables: '{name}' is not set here")
+    found = os.environ.items()
+    return {name: value for name, value in found if name in more or _USUAL.fullmatch(name)}
 
 
 def _argv(path: Sequence[str]) -> list[str]:

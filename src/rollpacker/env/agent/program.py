@@ -50,7 +50,7 @@ class Program:
     Args:
         argv: the program and its arguments.
         stdin: all that it can read there.
-        environment: variables beside those of this process.
+        environment: all variables that it has.
         reaper: ends it if this process cannot.
 
     Attributes:
@@ -75,7 +75,7 @@ class Program:
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **environment},
+                env=dict(environment),
                 start_new_session=True,
             )
         self._reaper = reaper

@@ -9,6 +9,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any
 
+from rollpacker.config.secrets import masked_argument
 from rollpacker.core.codec import plain
 from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
@@ -69,6 +70,8 @@ def _program(core: Core, record: JobRecord) -> dict[str, Any] | None:
         return None
     told = plain(started)
     del told["program"]["environment"]
+    for part in ("command", "members"):
+        told["program"][part] = [masked_argument(each) for each in told["program"][part]]
     return told | {"lead": core.brain.lead(record.spec.id), "ready_at": started.ready_at()}
 
 

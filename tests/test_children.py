@@ -1,0 +1,42 @@
+"""What a child of the driver keeps from programs that it starts."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PARENT = """
+import ctypes, os, sys
+from rollpacker.children import keep_to_itself
+os.setgid(65534)
+os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1)  # as a program of that user begins
+if sys.argv[1] == "kept":
+    keep_to_itself()
+if child := os.fork():
+    os.waitpid(child, 0)
+    sys.exit()
+ctypes.CDLL(None).prctl(4, 1)
+try:
+    print(b"HUNTER" in open(f"/proc/{os.getppid()}/environ", "rb").read())
+except PermissionError:
+    print("kept")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize(("how", "said"), [("kept", "kept"), ("open", "True")])
+def test_its_environment_is_read_by_none_of_its_user(how: str, said: str) -> None:
+    """The other half shows that it is this that keeps it."""
+    environment = {**os.environ, "KEY": "HUNTER", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT, how],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == said, done.stderr

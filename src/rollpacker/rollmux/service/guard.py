@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollpacker.rollmux.service.refused import Refused
 from rollpacker.rollmux.service.roles import Principal
 
+_log = logging.getLogger(__name__)
 MAX_HEADERS = 16 * 1024
 BY = "rollmux.by"
 """Where an application finds who asks, in the scope of a request; None for a stranger."""
@@ -71,7 +73,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 # Before anybody can have read the answer.
-                self._note(scope, status)
+                self._told(self._note, scope, status)
                 message["headers"] = [*message.get("headers", []), *_SAFETY]
                 if scope.get(BY) is None:
                     message["headers"].append(_LAST)
@@ -85,10 +87,18 @@ class Guard:
             await _error(sent, refused)
         except OSError:
             status = 499
-            self._note(scope, status)
+            self._told(self._note, scope, status)
         finally:
             route = getattr(scope.get("route"), "path", "")
-            self._observe(scope["method"], route, status, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self._told(self._observe, scope["method"], route, status, seconds)
+
+    def _told(self, tell: Callable[..., None], *what: Any) -> None:
+        """Whoever keeps count holds no answer up: a disk may be full."""
+        try:
+            tell(*what)
+        except Exception:
+            _log.exception("a request is not written down")
 
     def _look(self, scope: Scope) -> None:
         """Who it is; also for the connection, which is a stranger's until then."""

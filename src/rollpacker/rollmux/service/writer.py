@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ from rollpacker.rollmux.service.core import Core, Poisoned
 from rollpacker.rollmux.service.refused import Refused
 from rollpacker.rollmux.service.store import StoreError, UnavailableError
 
+_log = logging.getLogger(__name__)
 MAX_BATCH = 256
 MAX_QUEUE = 4096
 _RETRY_S = 1.0
@@ -48,6 +50,15 @@ def unavailable(error: object) -> Refused:
     """Nobody knows whether it happened; the same key finds out."""
     text = f"{error}; nothing is certain: send the same request with the same key again"
     return Refused(503, text, code="unavailable")
+
+
+_KNOWN = (Refused, StoreError, UnavailableError)
+
+
+def _failed(what: str, error: Exception) -> Refused:
+    """An answer that could not be built: its request's alone."""
+    _log.error("%s", what, exc_info=error)
+    return Refused(500, f"{what} ({type(error).__name__}: {error})", code="poisoned")
 
 
 class Writer:
@@ -118,8 +129,17 @@ class Writer:
             return None
 
     async def read(self, look: Callable[[Core], Any]) -> Any:
-        """What ``look`` sees of the committed state."""
-        answer = await self.call(lambda core: Answer(200, {"value": look(core)}))
+        """What ``look`` sees of the committed state; where it fails nothing has changed."""
+
+        def seen(core: Core) -> Answer:
+            try:
+                return Answer(200, {"value": look(core)})
+            except _KNOWN:
+                raise
+            except Exception as error:
+                raise _failed("this cannot be told", error) from error
+
+        answer = await self.call(seen)
         assert answer is not None
         assert answer.body is not None
         return answer.body["value"]
@@ -148,9 +168,18 @@ class Writer:
                 self._work(batch)
             self._deliver()
             if not self._broken:
-                self.core.keep()
+                self._keep()
         if not self._broken:
             self.core.leave()
+
+    def _keep(self) -> None:
+        try:
+            self.core.keep()
+        except Exception as error:
+            # A start reads more entries: what is written of the store is as good as before.
+            _log.exception("no snapshot was written")
+            if isinstance(error, StoreError | UnavailableError):
+                self._fail(error)
 
     def _collect(self) -> tuple[list[_Call], bool]:
         timeout = _RETRY_S if self._broken else self._pause()
@@ -228,7 +257,13 @@ class Writer:
         began = time.perf_counter()
         count = self.core.commit()
         if count:
-            self.stats.observe(count, time.perf_counter() - began)
+            self._observe(count, time.perf_counter() - began)
+
+    def _observe(self, count: int, seconds: float) -> None:
+        try:
+            self.stats.observe(count, seconds)
+        except Exception:
+            _log.exception("a commit is not counted")
 
     def _settle(self, outcomes: list[tuple[_Call, Outcome | Refused]]) -> None:
         for call, outcome in outcomes:
@@ -260,6 +295,8 @@ class Writer:
             return poll(self.core, job, key)
         except Refused as refused:
             return refused
+        except Exception as error:
+            return _failed("this cannot be told", error)
 
     def _fail(self, error: Exception) -> None:
         self.stats.failures += 1

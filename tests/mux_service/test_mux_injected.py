@@ -1,0 +1,210 @@
+"""Exceptions where nobody foresaw them, in every function of the daemon that a request or time
+calls: the request pays, and the daemon and all other jobs go on."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.service import (
+    bodies,
+    commands,
+    gates,
+    history,
+    logs,
+    metrics,
+    node_commands,
+    views,
+)
+from rollpacker.rollmux.service.app import make_app
+from rollpacker.rollmux.service.audit import Audit
+from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.service.guard import Guard
+from rollpacker.rollmux.service.roles import OPERATOR
+from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.service.tokens import FILE, Tokens
+from rollpacker.rollmux.service.writer import Writer
+from rollpacker.rollmux.settings import Settings
+
+MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
+CLASSES = (Audit, Core, metrics.Metrics, logs.Logs, Tokens, Writer)
+LONGEST_S = 10.0
+ENDING = {"Writer": {"start", "stop", "alive"}, "Core": {"close", "leave"}, "Audit": {"close"}}
+"""Of their own beginning and end."""
+NAMED = Settings(nodes="named", warm_s=0.0, cold_s=1.0)
+MACHINES = tuple(
+    Machine(name=f"{pool[0]}{n}", pool=pool) for pool in ("rollout", "train") for n in (0, 1)
+)
+SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 9.0, "iterations": 9}
+PROGRAM = {"command": ["true"]}
+
+
+def callbacks() -> list[tuple[Any, str]]:
+    """All functions of the modules that answer, and methods of what they stand on."""
+    found: list[tuple[Any, str]] = []
+    for owner in (*MODULES, *CLASSES):
+        for name, each in vars(owner).items():
+            own = inspect.isfunction(each) and each.__module__ == _module(owner)
+            if own and not name.startswith("__") and name not in ENDING.get(_name(owner), ()):
+                found.append((owner, name))
+    return found
+
+
+def _module(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+
+
+def _name(owner: Any) -> str:
+    return owner.__name__.rpartition(".")[2]
+
+
+FOUND = callbacks()
+
+
+class Client:
+    """Asks the guarded application in this process."""
+
+    def __init__(self, app: Guard) -> None:
+        self._app = app
+        self._count = 0
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        """The status and the body: 500 where what is below the guard raises, as uvicorn says."""
+        self._count += 1
+        target, _, query = path.partition("?")
+        headers = [(b"authorization", b"Bearer secret")]
+        headers += [(b"idempotency-key", f"key-{self._count}".encode())] * (method == "POST")
+        scope = {
+            "type": "http", "method": method, "path": target, "raw_path": target.encode(),
+            "query_string": query.encode(), "headers": headers, "client": ("127.0.0.1", 1),
+            "http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 2), "root_path": "",
+        }  # fmt: skip
+        data = json.dumps({} if body is None else body).encode() if method == "POST" else b""
+        told: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            return 500, b""
+        return told[0]["status"], b"".join(each.get("body", b"") for each in told[1:])
+
+    async def all(self) -> list[int]:
+        """Everything that jobs, agents and people ask for."""
+        statuses: list[int] = []
+
+        async def ask(method: str, path: str, body: Any = None) -> Any:
+            status, said = await self.ask(method, path, body)
+            statuses.append(status)
+            try:
+                return json.loads(said)
+            except ValueError:
+                return {}
+
+        name = f"job-{self._count}"
+        job = f"/v1/jobs/{name}"
+        await ask("POST", "/v1/jobs", SPEC | {"id": name, "program": PROGRAM})
+        permit = await ask("POST", f"{job}/permits", {"phase": "rollout", "wait_s": 0.0})
+        token = permit.get("token", 0)
+        await ask("POST", f"/v1/permits/{token}/heartbeat")
+        await ask("POST", f"{job}/tail", {"token": token})
+        beat = await ask("POST", "/v1/nodes/r0/heartbeat", {"attempts": []})
+        seen = [{"job": each["job"], "number": each["number"]} for each in beat.get("attempts", ())]
+        await ask("POST", "/v1/nodes/r0/heartbeat", {"attempts": seen})
+        gate = {"host": "h", "port": 1, "key": "ab" * 80, "names": []}
+        await ask("POST", f"{job}/gate", gate)
+        await ask("POST", f"{job}/attempts/1/log", {"at": 0, "data": "aGk="})
+        for path in (
+            "/v1/jobs", job, f"{job}/log", f"{job}/gate?attempt=1", "/v1/status", "/v1/timeline",
+            "/v1/nodes/r0", "/v1/nodes/none", "/metrics", "/v1/events", "/v1/journal", "/v1/health",
+        ):  # fmt: skip
+            await ask("GET", path)
+        await ask("POST", f"/v1/permits/{token}/abandon")
+        await ask("POST", f"{job}/moved", {"move": 1})
+        await ask("POST", f"/v1/permits/{token}/finish", {"seconds": 1.0})
+        await ask("POST", "/v1/nodes", {"name": "r1", "pool": "rollout"})
+        await ask("POST", "/v1/nodes/r1/close", {"status": "cordoned"})
+        await ask("POST", "/v1/nodes/r1/open")
+        await ask("POST", "/v1/drain", {"draining": False})
+        await ask("POST", f"{job}/end")
+        return statuses
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[tuple[Writer, Client]]:
+    def core() -> Core:
+        return Core(SqliteStore(folder / "mux.sqlite"), NAMED, 30.0, machines=MACHINES)
+
+    writer, counted = Writer(core, lambda: crashed.append(1)), metrics.Metrics()
+    crashed: list[int] = []
+    writer.stats.observe = counted.commit
+    audit = Audit(folder / "audit.jsonl")
+    app = make_app(writer, counted, logs.Logs(folder / "logs"))
+    who = Tokens(folder / FILE, b"secret").principal
+    client = Client(Guard(app, who, counted.request, audit.note))
+    writer.start(asyncio.get_running_loop())
+    try:
+        yield writer, client
+        assert not crashed
+        assert writer.alive
+    finally:
+        await asyncio.to_thread(writer.stop)
+        audit.close()
+
+
+def test_what_is_asked_reaches_what_is_injected(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as (_, client):
+            assert await client.ask("GET", "/v1/health") == (200, b'{"status":"ok"}')
+            statuses = await client.all()
+            assert not [status for status in statuses if status >= 500], statuses
+            assert statuses.count(200) > 15
+
+    assert OPERATOR.is_one_of(())
+    assert len(FOUND) > 80
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_that_fails_ends_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as (writer, client):
+            async with asyncio.timeout(LONGEST_S):
+                assert (await client.ask("POST", "/v1/jobs", SPEC | {"id": "kept"}))[0] == 201
+            for owner, name in FOUND[part::4]:
+                hit = 0
+
+                def fail(*_: Any, **__: Any) -> Any:
+                    nonlocal hit
+                    hit += 1
+                    raise KeyError("injected")
+
+                with monkeypatch.context() as patched:
+                    patched.setattr(owner, name, fail)
+                    async with asyncio.timeout(LONGEST_S):
+                        await client.all()
+                async with asyncio.timeout(LONGEST_S):
+                    while not writer.alive:
+                        await asyncio.sleep(0.05)
+                    status, said = await client.ask("GET", "/v1/jobs/kept")
+                assert status == 200, (owner, name)
+                assert json.loads(said)["state"] == "idle", (owner, name)
+                print(f"{_name(owner)}.{name}: {'failed' if hit else 'not asked for'}")
+
+    asyncio.run(main())

@@ -10,6 +10,7 @@ from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.service import commands, node_commands
+from rollpacker.rollmux.service.attempts import Running
 
 MACHINES = [
     Machine(name=f"{pool}-{number}", pool=pool)
@@ -164,3 +165,16 @@ def test_where_one_of_its_nodes_fails_its_driver_is_asked_to_end(gang: World) ->
     (again,) = told(gang, new[0])
     assert (again["number"], again["nodes"]) == (2, list(new))
     assert gang.core.brain.jobs["a"].program.used == 0
+
+
+def test_nodes_on_which_nothing_runs_any_more_are_forgotten() -> None:
+    """A cloud's come under ever new names, and each look walked all of them."""
+    programs = Running()
+    for number in range(3):
+        programs.add("a", [f"r{number}"])
+        programs.add("b", [f"r{number}"])
+        programs.discard("a", [f"r{number}"])
+        assert programs.on(f"r{number}") == ["b"]
+        programs.discard("b", [f"r{number}", "never"])
+    assert programs._on == {}
+    assert programs.jobs == set()

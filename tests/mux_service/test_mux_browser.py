@@ -141,6 +141,7 @@ def test_a_job_from_submission_to_end(daemon: Daemon, browser: Any) -> None:
     eventually(lambda: "ended" in text(browser, "job-tiles"))
     browser.execute_script("location.hash = '#/'")
     eventually(lambda: "math-7b" in text(browser, "ended"))
+    assert "done" in text(browser, "ended")
     assert complaints(browser) == []
     asked = requests_of(browser, f"http://127.0.0.1:{daemon.port}/")
     assert len(asked) > 5

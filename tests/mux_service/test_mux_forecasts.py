@@ -15,7 +15,7 @@ from rollpacker.core.codec import load, loads
 from rollpacker.rollmux.arrivals import lately
 from rollpacker.rollmux.forecast import forecast
 from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.service import lookout, node_commands, views
+from rollpacker.rollmux.service import ahead, lookout, node_commands, views
 from rollpacker.rollmux.service.ahead import Ahead, asked
 from rollpacker.rollmux.snapshot import Snapshot
 
@@ -62,25 +62,45 @@ def test_a_process_that_has_ended_is_followed_by_another(world: World) -> None:
     alone(world, "a")
     alone(world, "b")
     assert told_of(world, "b") is not None
-    ahead = world.core._lookout._ahead
-    assert ahead is not None
-    ahead.close()
+    first = world.core._lookout._ahead
+    assert first is not None
+    first.close()
     for _ in range(2):
         world.wait(100.0)
         told_of(world, "b")
     assert told_of(world, "b") is not None
-    assert world.core._lookout._ahead not in (None, ahead)
+    assert world.core._lookout._ahead not in (None, first)
+
+
+def test_without_a_process_there_is_no_forecast_and_all_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    def full(*_: object) -> None:
+        tried.append(world.time)
+        raise OSError("too many processes")
+
+    with monkeypatch.context() as none:
+        none.setattr(ahead, "start_child", full)
+        alone(world, "a")
+        alone(world, "b")
+        for _ in range(3):
+            assert told_of(world, "b") is None
+        assert len(tried) == 1
+        world.wait(6.0)
+    assert told_of(world, "b") is not None
 
 
 def test_a_process_says_what_the_scheduler_itself_does(world: World) -> None:
     for name in "abcd":
         alone(world, name)
     scheduler, now = world.core.brain.scheduler, world.core.now()
-    ahead = Ahead(world.core.settings)
+    process = Ahead(world.core.settings)
     for number in range(2):
         mine = forecast(scheduler, now, number=number, arrivals=lately(scheduler.cluster, now))
-        assert ahead.run(asked(scheduler, now, number)) == mine
-    ahead.close()
+        assert process.run(asked(scheduler, now, number)) == mine
+    process.close()
 
 
 class Foreseen:

@@ -181,3 +181,22 @@ def test_a_node_whose_failure_the_scheduler_fails_on_is_silent_all_the_same(
             assert world.opened <= 1 + 5, "after 10, 11, 13, 17 and 25 seconds"
 
     asyncio.run(main())
+
+
+def test_a_look_that_fails_reads_no_log_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has happened, so there is nothing to forget."""
+
+    def look(core: Core) -> None:
+        raise KeyError("of a view")
+
+    async def main() -> None:
+        async with failing(tmp_path, monkeypatch) as world:
+            with pytest.raises(Refused) as refused:
+                await world.writer.read(look)
+            assert (refused.value.status, refused.value.body["code"]) == (500, "poisoned")
+            assert (world.opened, world.writer.stats.poisoned) == (1, 1)
+            await world.looks()
+
+    asyncio.run(main())

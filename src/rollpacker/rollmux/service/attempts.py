@@ -125,7 +125,11 @@ class Running:
     def discard(self, job: str, nodes: Sequence[str]) -> None:
         """It is over."""
         for node in nodes:
-            self._on.get(node, set()).discard(job)
+            left = self._on.get(node, set()) - {job}
+            if left:
+                self._on[node] = left
+            else:
+                self._on.pop(node, None)
 
     @property
     def jobs(self) -> set[str]:

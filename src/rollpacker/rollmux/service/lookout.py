@@ -83,7 +83,7 @@ class Lookout:
         if known and self._knows(nodes):
             pause_s = self._pause_s()
         else:
-            pause_s = max(_SOON_S, _SOON * self._took_s) if self._runs else 0.0
+            pause_s = max(_SOON_S, _SOON * self._took_s)
         if self._running is None and now >= self._ended + pause_s:
             self._begin(scheduler, now, nodes)
         done = self._running
@@ -105,7 +105,12 @@ class Lookout:
             ahead.close()
 
     def _begin(self, scheduler: Scheduler, now: float, nodes: frozenset[str]) -> None:
-        self._ahead = self._ahead or Ahead(self._settings)
+        try:
+            self._ahead = self._ahead or Ahead(self._settings)
+        except OSError as error:
+            _log.warning("no forecast: its process cannot be started: %s", error)
+            self._ended = now
+            return
         request = asked(scheduler, now, self._number)
         self._running = _Look(self._ahead, request, now, nodes)
         self._number += 1

@@ -244,6 +244,7 @@ class Writer:
         self.core.keep_times(before, max(self.core.now() - began, 0.0))
 
     def _outcome(self, call: _Call) -> Outcome | Refused:
+        seq = self.core.brain.seq
         try:
             return call.command(self.core)
         except Refused as refused:
@@ -251,7 +252,14 @@ class Writer:
         except (Poisoned, UnavailableError, StoreError):
             raise
         except Exception as error:
-            raise Poisoned(f"{type(error).__name__}: {error}") from error
+            what = f"{type(error).__name__}: {error}"
+            if self.core.brain.seq != seq:
+                raise Poisoned(what) from error
+            self.stats.poisoned += 1
+            _log.exception("a request failed before anything happened")
+            return Refused(
+                500, f"this request failed ({what}); nothing was changed", code="poisoned"
+            )
 
     def _commit(self) -> None:
         began = time.perf_counter()

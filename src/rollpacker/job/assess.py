@@ -110,6 +110,7 @@ async def _answer(
             clock=clock,
             progress=progress,
             episodes=environments.episodes(cap, pool.info.max_length, clock),
+            retries=config.rollout.max_retries,
         )
         await publish(pool, 0)
         metrics = await evaluator.run(0)

@@ -365,9 +365,7 @@ class Rollout:
             self._decoding.proceed()
 
     def _hear_of_loss(self, loss: Loss) -> None:
-        gone = [*(f"engine {n}" for n in loss.engines), *(f"replica {n}" for n in loss.replicas)]
-        more = f"; lost: {', '.join(gone)}" if gone else ""
-        self.record.faults.append(f"{loss.text}{more}")
+        self.record.faults.append(str(loss))
         self._guarded(self._lose)(loss)
 
     def _nobody_left(self, loss: Loss) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("faults"), rows=ROWS)
 
 
-def assassin(shop: Workshop, victims: int, by: str = "SIGKILL") -> list[dict[str, Any]]:
+def assassin(
+    shop: Workshop, victims: int, by: str = "SIGKILL", marker: Path | None = None
+) -> list[dict[str, Any]]:
     """A reward that kills workers in the middle of a rollout, once."""
-    marker = shop.folder / f"killed-{victims}-{by}"
+    marker = marker or shop.folder / f"killed-{victims}-{by}"
     options = {"marker": str(marker), "victims": victims, "by": by}
     return [{"function": f"{shop.rewards}:assassin", "options": options}]
 
@@ -61,6 +64,23 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
     last = metrics(folder)[-1]["step"]
     rows = table(folder)
     assert set(rows.filter(rows["step"] == last)["worker"]) == {0}
+
+
+def test_an_evaluation_goes_on_without_a_killed_worker(shop: Workshop) -> None:
+    """What it ran is sampled elsewhere, the same to the bit."""
+    changes: dict[str, Any] = {"devices__per_node": 2, "steps": 1}
+    changes |= {"eval": {"data": {"path": str(shop.data)}, "num_generations": 3}}
+    whole, _ = run(shop.config("measured", **changes))
+    marker = shop.folder / "killed-while-measured"
+    killed, said = run(
+        shop.config("measured-less", rewards=assassin(shop, 1, marker=marker), **changes)
+    )
+    assert marker.exists()
+    assert "evaluation: worker 1 died: exit code -9; lost: engine 1, replica 1" in said
+    before, again = (json.loads((it / "summary.json").read_text()) for it in (whole, killed))
+    assert again["before"] == before["before"]
+    assert (before["workers"], again["workers"]) == (2, 1)
+    assert again["steps"] == 1
 
 
 @pytest.mark.slow

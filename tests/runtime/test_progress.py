@@ -1,4 +1,5 @@
 import io
+import os
 import re
 import sys
 import threading
@@ -246,3 +247,15 @@ def test_events_and_the_drawing_thread_do_not_collide():
         threading.excepthook = before
         progress.close()
     assert not failures
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_that_has_gone_ends_no_run(terminal):
+    ours, theirs = os.openpty()
+    os.close(ours)
+    file = open(theirs, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    progress = run(Console(file=file, force_terminal=terminal))
+    progress.note("SIGHUP: a checkpoint within 30 s")
+    progress.close()
+    with pytest.raises(OSError, match="Input/output"):
+        file.close()

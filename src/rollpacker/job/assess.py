@@ -15,6 +15,7 @@ from rollpacker.job.nodes import nodes_of
 from rollpacker.job.problems import load_held_out
 from rollpacker.reward.votes import voting
 from rollpacker.runtime.at_k import Answer, ks, maj_at, pass_at
+from rollpacker.runtime.breaker import Breaker
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.pool import WorkerPool
@@ -69,7 +70,7 @@ async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
     card = read_card(config.model)
     environments = environments_of(config, card, progress)
     try:
-        return await _answer(config, card, environments, progress)
+        return await Breaker().run(_answer(config, card, environments, progress))
     finally:
         environments.close()
 
@@ -109,6 +110,7 @@ async def _answer(
             clock=clock,
             progress=progress,
             episodes=environments.episodes(cap, pool.info.max_length, clock),
+            retries=config.rollout.max_retries,
         )
         await publish(pool, 0)
         metrics = await evaluator.run(0)

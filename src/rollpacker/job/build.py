@@ -165,6 +165,7 @@ def _evaluator(
         clock=parts.clock,
         progress=parts.log.progress,
         episodes=episodes,
+        retries=config.rollout.max_retries,
     )
 
 

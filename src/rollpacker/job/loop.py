@@ -12,12 +12,12 @@ import gc
 import json
 import signal
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig
-from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts, build, total_steps
 from rollpacker.job.emulated import sum_up, title
 from rollpacker.job.evaluating import Evaluations
@@ -29,6 +29,7 @@ from rollpacker.job.signals import Signals, Stopped
 from rollpacker.job.stopping import StoppedAtOnceError, Stopping
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.breaker import Breaker, spawn
 from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints, newest_step
 from rollpacker.runtime.comeback import Comeback
 from rollpacker.runtime.counters import Counters, cores
@@ -135,22 +136,14 @@ async def _train(order: _Order, resume: bool) -> None:
     start = choose_start(config, folder, found, resume)
     for line in start.changed:
         progress.note(line)
-    parts = await build(config, folder, progress, start, order.phases)
+    parts = await Breaker().run(build(config, folder, progress, start, order.phases))
     phases = order.phases or Alone()
     breaker = Breaker()
     displaced, collected = False, gc.get_threshold()
     try:
         job = Job(config, folder, parts, checkpoints, phases, signals)
-        pool, rollout = parts.pool, parts.rollout
-        await phases.open(pool, breaker.trip, rollout.release_tail)
-        await job.restore(start)
-        order.restarts.begin()
-        loop = asyncio.get_running_loop()
-        signals.react(
-            lambda: loop.call_soon_threadsafe(job.stopping.stop, breaker) and None,
-            lambda: loop.call_soon_threadsafe(job.stopping.stop_at_once, breaker) and None,
-        )
-        await breaker.run(job.run())
+        opening = phases.open(parts.pool, breaker.trip, parts.rollout.release_tail)
+        await breaker.run(_work(order, job, start, opening, breaker))
     except DisplacedError:
         displaced = True
         raise
@@ -162,6 +155,21 @@ async def _train(order: _Order, resume: bool) -> None:
             await phases.close(displaced=displaced)
         finally:
             parts.close()
+
+
+async def _work(
+    order: _Order, job: Job, start: Start, opening: Awaitable[None], breaker: Breaker
+) -> None:
+    """Whatever may wait for something that a callback brings."""
+    await opening
+    await job.restore(start)
+    order.restarts.begin()
+    loop = asyncio.get_running_loop()
+    order.signals.react(
+        lambda: loop.call_soon_threadsafe(job.stopping.stop, breaker) and None,
+        lambda: loop.call_soon_threadsafe(job.stopping.stop_at_once, breaker) and None,
+    )
+    await job.run()
 
 
 class Job:
@@ -242,7 +250,7 @@ class Job:
         gc.freeze()  # collections must not walk the libraries' objects again and again
         # Nor all attempts of a large step while reports wait: each step has its time for that.
         gc.set_threshold(700, 10, 1000)
-        watching = asyncio.create_task(self._watch().run())
+        watching = spawn(self._watch().run())
         over = self.stopping.interrupted or self._over()
         dropped = False
         while not over and await self._may_roll_out():

@@ -6,10 +6,10 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from rollpacker.job.breaker import Breaker
 from rollpacker.job.build import Parts
 from rollpacker.job.keep import Keeper
 from rollpacker.job.signals import Signals
+from rollpacker.runtime.breaker import Breaker
 from rollpacker.runtime.phases import Phases
 
 _SHARE = 0.4

@@ -16,6 +16,7 @@ from rollpacker.open_files import allow_files
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime import node_messages as messages
 from rollpacker.runtime.agent_link import AgentLink, RemoteHost
+from rollpacker.runtime.breaker import spawn
 from rollpacker.runtime.channel import Host
 from rollpacker.runtime.faults import WorkerError
 from rollpacker.runtime.gate import Gate
@@ -91,7 +92,7 @@ class Cluster:
         self._arriving = {agent.number: self._loop.create_future() for agent in self._agents}
         names = [agent.key for agent in self._agents]
         await self._launcher.launch(gate.address, gate.key, names)
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = spawn(self._watch())
         arrivals = (self._arrival(agent.number) for agent in self._agents)
         self._nodes = [*await asyncio.gather(*arrivals)]
         return self._nodes

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.breaker import spawn
 from rollpacker.runtime.channel import Host
 from rollpacker.runtime.faults import Fault, WorkerError
 from rollpacker.runtime.nodes import Nodes
@@ -82,7 +83,7 @@ class Crew:
         self._coming |= {*started}
         self._starting |= {*started}
         if self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
+            self._watching = spawn(self._watch())
         try:
             return await asyncio.gather(*self.expect([*started]))
         except BaseException:
@@ -187,7 +188,7 @@ class Crew:
         if number in self._reasons:
             self._forget(number, self._reasons[number])
             return
-        asking = asyncio.create_task(self._ask_end(number, host))
+        asking = spawn(self._ask_end(number, host))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
 

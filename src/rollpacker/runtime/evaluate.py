@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,11 @@ from rollpacker.core.types import AttemptId, EngineId, PromptId, sampling_seed
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
-from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.attempts import GENERATING, Attempt, Stage
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.environment_metrics import environment_metrics
 from rollpacker.runtime.episodes import Answered, Episodes
-from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.faults import WorkerError, in_one_line
 from rollpacker.runtime.grading import logged_metrics
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
@@ -32,6 +33,9 @@ _EVALUATION = -1
 class Evaluator:
     """Samples every held-out problem and grades the answers; between steps only.
 
+    An engine that is lost leaves its answers to the others, which go on with the same random
+    numbers: the answers stay the same.
+
     Args:
         config: what to evaluate.
         seed: the run's.
@@ -42,6 +46,8 @@ class Evaluator:
         clock: the run's.
         progress: shows how far an evaluation is, and its accuracy.
         episodes: the attempts' environments; None where they have none.
+        retries: of an answer that an engine fails to give, before it counts as one without a
+            reward.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Evaluator:
         clock: Clock,
         progress: Progress,
         episodes: Episodes | None = None,
+        retries: int = 0,
     ) -> None:
         self._config = config
         self._seed = seed
@@ -66,6 +73,8 @@ class Evaluator:
         self._clock = clock
         self._progress = progress
         self._episodes = episodes
+        self._retries = retries
+        self._failures = Counter[AttemptId]()
         self._sampling = params
         self._kind = "sampled"
         self._attempts: dict[AttemptId, Attempt] = {}
@@ -84,8 +93,8 @@ class Evaluator:
             greedy: decode greedily, one answer a problem.
             step: updates that made the weights, to be shown; None where that is not known.
 
-        Raises ``WorkerError`` when a worker dies, ``DroppedError`` after ``drop``, ``ValueError``
-        when nothing can be graded.
+        Raises ``WorkerError`` when no engine is left, ``DroppedError`` after ``drop``,
+        ``ValueError`` when nothing can be graded.
         """
         params = self._params
         if greedy:
@@ -100,9 +109,10 @@ class Evaluator:
         self._done = asyncio.get_running_loop().create_future()
         self._rewards.begin_step(version)
         self._attempts = {}
+        self._failures.clear()
         self._told, self._version = set[str](), version
         report = self._guarded(self._report)
-        listener = Listener(report, lambda _replica, _report: None, self._lose)
+        listener = Listener(report, lambda _replica, _report: None, self._guarded(self._lose))
         self._sampling = params
         grades = self._rewards.listen(self._guarded(self._take_grades))
         episodes = contextlib.nullcontext()
@@ -123,7 +133,7 @@ class Evaluator:
             try:
                 take(*told)
             except Exception as error:
-                self._end(error)
+                self._end(in_one_line(error))
 
         return guarded
 
@@ -138,6 +148,8 @@ class Evaluator:
 
     def _start(self, count: int) -> None:
         engines = self._workers.engines
+        if not engines:
+            raise WorkerError("evaluation: no engine is left")
         batches: dict[EngineId, list[Attempt]] = {engine: [] for engine in engines}
         for place, prompt in enumerate(self._problems.tokens):
             engine = engines[place % len(engines)]
@@ -168,6 +180,8 @@ class Evaluator:
         return attempt
 
     def _submit(self, engine: EngineId, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            attempt.stage = Stage.RUNNING
         requests = [self._request(attempt) for attempt in attempts]
         self._workers.to_engine(engine, msg.Submit(requests=requests))
 
@@ -191,7 +205,7 @@ class Evaluator:
             case msg.Finished():
                 finished = [self._attempts[output.attempt] for output in report.outputs]
                 for attempt, output in zip(finished, report.outputs, strict=True):
-                    attempt.output = output
+                    attempt.output, attempt.stage = output, Stage.GRADING
                 if self._episodes is None:
                     self._grade(finished)
                 else:
@@ -200,11 +214,13 @@ class Evaluator:
                         self._episodes.step(attempt)
                 self._workers.to_engine(engine, msg.Proceed())
             case msg.Failed():
-                self._fail(report.error)
+                for id_ in report.attempts:
+                    self._try_again(self._attempts[id_], report.error)
+                self._finish()
             case msg.Aborted():
                 pass
             case _:
-                self._fail(f"unexpected report {report!r}")
+                raise AssertionError(report)
 
     def _take_answers(self, answers: Sequence[Answered]) -> None:
         """Environments have answered; one that failed counts as an answer without a reward, and one
@@ -219,6 +235,7 @@ class Evaluator:
                 self._submit(attempt.engine, [attempt])
                 continue
             self._workers.to_engine(attempt.engine, msg.Abort(attempts=[attempt.id]))
+            attempt.stage = Stage.GRADING
             if each.over:
                 attempt.output = attempt.whole(self._version)
             if each.blameless:
@@ -235,10 +252,14 @@ class Evaluator:
         """Say of an environment that it failed; the same failure once."""
         conversation = answered.attempt.conversation
         error = answered.error or (conversation.failed if conversation is not None else "")
-        if error and error not in self._told:
+        if error:
+            self._say(f"the environment of problem {answered.attempt.prompt}: {error}", error)
+
+    def _say(self, text: str, error: str) -> None:
+        """The same failure once."""
+        if error not in self._told:
             self._told.add(error)
-            prompt = answered.attempt.prompt
-            self._progress.note(f"evaluation: the environment of problem {prompt}: {error}")
+            self._progress.note(f"evaluation: {text}")
 
     def _grade(self, attempts: Sequence[Attempt]) -> None:
         rows = self._problems.rows
@@ -264,10 +285,37 @@ class Evaluator:
             self._done.set_result(None)
 
     def _lose(self, loss: Loss) -> None:
-        self._fail(loss.text)
+        """What a lost engine was at goes on at others."""
+        engines = self._workers.engines
+        if not engines:
+            self._end(WorkerError(f"evaluation: {loss.text}; no engine is left"))
+            return
+        self._progress.note(f"evaluation: {loss}")
+        going = [each for each in self._attempts.values() if each.stage in GENERATING]
+        load = Counter(each.engine for each in going)
+        batches: dict[EngineId, list[Attempt]] = defaultdict(list)
+        for attempt in going:
+            if attempt.engine in loss.engines:
+                attempt.engine = min(engines, key=lambda engine: (load[engine], engine))
+                load[attempt.engine] += 1
+                if attempt.stage is Stage.RUNNING:  # else when its environment has answered
+                    batches[attempt.engine].append(attempt)
+        for engine, attempts in batches.items():
+            self._submit(engine, attempts)
 
-    def _fail(self, error: str) -> None:
-        self._end(WorkerError(f"evaluation: {error}"))
+    def _try_again(self, attempt: Attempt, error: str) -> None:
+        """An engine could not give an answer: the next one tries, a few times."""
+        self._failures[attempt.id] += 1
+        if self._failures[attempt.id] <= self._retries:
+            engines = self._workers.engines
+            attempt.engine = engines[(engines.index(attempt.engine) + 1) % len(engines)]
+            self._submit(attempt.engine, [attempt])
+            return
+        attempt.stage = Stage.OVER
+        if self._episodes is not None:
+            self._episodes.close(attempt)
+        self._missing -= 1
+        self._say(f"the answer to problem {attempt.prompt}: {error}", error)
 
     def _end(self, error: Exception) -> None:
         if self._done is not None and not self._done.done():

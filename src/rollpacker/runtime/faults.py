@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from rollpacker.errors import one_line
 
 
 class WorkerError(RuntimeError):
@@ -12,6 +16,18 @@ class WorkerError(RuntimeError):
 
 class NoRoomError(ValueError):
     """A cluster has no room for what a run asks for, at this moment at least."""
+
+
+def in_one_line(error: Exception) -> Exception:
+    """What a callback raised, for whoever waits: as it is where it is meant for people, else with
+    the place where it was raised."""
+    if isinstance(error, ValueError | RuntimeError | OSError):
+        return error
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+    told = RuntimeError(f"the driver failed: {one_line(error)} ({place})")
+    told.__cause__ = error
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from rollpacker.policy.bias import Bias
 from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
+from rollpacker.runtime.breaker import Breaker
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.counters import Counters
 from rollpacker.runtime.durable import replace_file
@@ -117,7 +118,7 @@ class HostedJob:
         if state is not None:
             self._policy.load_state_dict(state["policy"])
             host.problems.source.load_state_dict(state["source"])
-        await publish(self._workers, self._counters.step)
+        await Breaker().run(publish(self._workers, self._counters.step))
         self._log.journal.meta(
             {"settings": self._settings.to_json(), "state": self._policy.state_dict()}
         )
@@ -169,7 +170,7 @@ class HostedJob:
         self._cpu_s = time.process_time()
         try:
             self._round.enter_context(self._rollout.step(self.step))
-            await self._rollout.generate()
+            await Breaker().run(self._rollout.generate())
         except BaseException:
             self._round.close()
             raise
@@ -180,8 +181,8 @@ class HostedJob:
         assert self.open
         self._workers.trained(update)
         with self._round:
-            await self._rollout.train()
-            await self._rollout.publish()
+            await Breaker().run(self._rollout.train())
+            await Breaker().run(self._rollout.publish())
         record, counters = self._rollout.record, self._counters
         counters.driver_cpu_s += time.process_time() - self._cpu_s
         counters.add(record)
@@ -208,7 +209,7 @@ class HostedJob:
 
     async def refresh(self) -> None:
         """Let the engine decode with the weights in place, between rounds."""
-        await publish(self._workers, self.step)
+        await Breaker().run(publish(self._workers, self.step))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, as JSON: a round that is open is sampled again."""

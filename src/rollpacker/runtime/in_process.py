@@ -12,6 +12,7 @@ from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import Engine
 from rollpacker.policy.fleet import Fleet, by_number
 from rollpacker.runtime import messages as msg
+from rollpacker.runtime.breaker import spawn
 from rollpacker.runtime.engine_worker import EngineWorker, NewWeights
 from rollpacker.runtime.protocols import Listener, Loss
 from rollpacker.runtime.shared_weights import SharedWeights
@@ -73,7 +74,7 @@ class InProcess:
         assert engine == _ENGINE
         self._worker.commands[type(command)](command)
         if self._decoding is None and self._worker.busy():
-            self._decoding = self._loop.create_task(self._decode())
+            self._decoding = spawn(self._decode())
 
     def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
         """Decode with what the host's weights are now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from rich.box import ROUNDED
 from rich.console import Console, Group, RenderableType
@@ -33,7 +34,8 @@ class Progress:
 
     It counts the steps that are done; a step's number, in warnings and files, is from 0 on.
 
-    The view is drawn by a thread, so what it reads is replaced as a whole, never changed.
+    The view is drawn by a thread, so what it reads is replaced as a whole, never changed. A
+    terminal that has gone, with whoever sat at it, ends no run.
 
     Args:
         console: where to; standard error by default, so that standard output stays machine-made.
@@ -73,7 +75,8 @@ class Progress:
                 refresh_per_second=_REFRESH_HZ,
                 vertical_overflow="crop",
             )
-            self._live.start(refresh=True)
+            with suppress(OSError):
+                self._live.start(refresh=True)
         else:
             resumed = f", {done} of them done before" if done else ""
             self._print(f"{title}: {total_steps} steps{resumed}")
@@ -185,13 +188,14 @@ class Progress:
     def close(self) -> None:
         """Leave the last view on the terminal and stop drawing."""
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()
             self._live = None
 
     def _print(self, text: str, style: str | None = None) -> None:
-        self._console.print(
-            text, style=style, markup=False, highlight=False, soft_wrap=self._live is None
-        )
+        wrap = self._live is None
+        with suppress(OSError):
+            self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=wrap)
 
     def _view(self) -> RenderableType:
         table = Table.grid(padding=(0, 2), expand=True)

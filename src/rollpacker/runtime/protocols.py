@@ -24,6 +24,10 @@ class Loss:
     replicas: tuple[ReplicaId, ...]
     text: str
 
+    def __str__(self) -> str:
+        gone = [*(f"engine {n}" for n in self.engines), *(f"replica {n}" for n in self.replicas)]
+        return f"{self.text}; lost: {', '.join(gone)}" if gone else self.text
+
 
 @dataclass(frozen=True, slots=True)
 class Listener:

@@ -22,10 +22,11 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.attempts import GENERATING
+from rollpacker.runtime.breaker import spawn
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.decoding import Decoding
 from rollpacker.runtime.episodes import Answered, Episodes
-from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.faults import WorkerError, in_one_line
 from rollpacker.runtime.graded_log import GradedLog
 from rollpacker.runtime.grading import Grading
 from rollpacker.runtime.hints import Hints
@@ -276,7 +277,7 @@ class Rollout:
             self._generated.set_result(None)
 
     def _begin(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+        task = spawn(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -289,7 +290,7 @@ class Rollout:
             await phases.begin("train")
             self._updates.release()
         except Exception as error:
-            self.fail(error)
+            self.fail(in_one_line(error))
 
     def _finish_update(self, update: int, last: bool) -> None:
         self._pump.post(ev.UpdateApplied(step=self.record.step, update=update))
@@ -319,7 +320,7 @@ class Rollout:
             try:
                 react(*args)
             except Exception as error:
-                self.fail(error)
+                self.fail(in_one_line(error))
 
         return call
 
@@ -364,9 +365,7 @@ class Rollout:
             self._decoding.proceed()
 
     def _hear_of_loss(self, loss: Loss) -> None:
-        gone = [*(f"engine {n}" for n in loss.engines), *(f"replica {n}" for n in loss.replicas)]
-        more = f"; lost: {', '.join(gone)}" if gone else ""
-        self.record.faults.append(f"{loss.text}{more}")
+        self.record.faults.append(str(loss))
         self._guarded(self._lose)(loss)
 
     def _nobody_left(self, loss: Loss) -> str | None:

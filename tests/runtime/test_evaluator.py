@@ -1,0 +1,173 @@
+"""An evaluation over engines that are lost or fail: who samples what, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rollpacker.config import EvalConfig
+from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId
+from rollpacker.data.base import Row
+from rollpacker.data.source import PromptSource
+from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.reward.base import Grade
+from rollpacker.runtime import messages as msg
+from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.evaluate import Evaluator
+from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.protocols import Listener, Loss
+
+ENGINES, PROBLEMS, EACH = 3, 7, 2
+
+
+class Engines:
+    """Note what each is told, and say what a test lets them say."""
+
+    def __init__(self) -> None:
+        self.engines = tuple(map(EngineId, range(ENGINES)))
+        self.running: dict[AttemptId, tuple[EngineId, Request]] = {}
+        self.seeds: dict[tuple[str, int], list[int]] = {}
+
+    @contextmanager
+    def listen(self, listener: Listener) -> Iterator[None]:
+        self._listener = listener
+        yield
+
+    def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
+        assert engine in self.engines
+        if isinstance(command, msg.Submit):
+            for request in command.requests:
+                self.running[request.attempt] = engine, request
+                self.seeds.setdefault((request.group, request.attempt), []).append(request.seed)
+
+    def lose(self, *gone: int) -> None:
+        engines = tuple(map(EngineId, gone))
+        self.engines = tuple(engine for engine in self.engines if engine not in gone)
+        for attempt in [a for a, (engine, _) in self.running.items() if engine in gone]:
+            del self.running[attempt]
+        self._listener.lost(Loss(engines=engines, replicas=(ReplicaId(0),), text="worker died"))
+
+    def finish(self, attempt: AttemptId) -> None:
+        engine, request = self.running.pop(attempt)
+        tokens = np.full(request.seed % 5 + 1, 7, np.int32)
+        output = Output(
+            attempt=attempt,
+            tokens=tokens,
+            logprobs=np.zeros(len(tokens), np.float32),
+            finish_reason="stop",
+            weights_version=0,
+        )
+        self._listener.engine(engine, msg.Finished(outputs=[output]))
+
+    def fail(self, attempt: AttemptId) -> None:
+        engine, _ = self.running.pop(attempt)
+        self._listener.engine(engine, msg.Failed(attempts=[attempt], error="too long"))
+
+
+class Graders:
+    """At once: a response's reward is its length."""
+
+    needs_group, broken = False, None
+
+    @contextmanager
+    def listen(self, take: Callable[[list[Grade]], None]) -> Iterator[None]:
+        self._take = take
+        yield
+
+    def begin_step(self, step: int) -> None:
+        pass
+
+    def grade(self, attempts: Any, rows: Any, *, training: bool) -> None:
+        assert not training
+        self._take([Grade(attempt=a.id, reward=float(a.tokens), rewards={}) for a in attempts])
+
+
+Talk = Callable[[Engines], Awaitable[None]]
+
+
+def measured(talk: Talk) -> tuple[dict[str, float], Engines, str, list[tuple[str, int, float]]]:
+    """Metrics, what was asked of engines, what was said, and the answers in order."""
+    said, engines = StringIO(), Engines()
+    names = [PromptId(f"p{n}") for n in range(PROBLEMS)]
+    rows = [Row(id=p, prompt=p, answer="", domain="default", columns={}) for p in names]
+    tokens = {name: np.zeros(3, np.int32) for name in names}
+    source = PromptSource([Prompt(id=name, tokens=3) for name in names], 0)
+
+    async def main() -> dict[str, float]:
+        evaluating = asyncio.create_task(evaluator.run(0))
+        await asyncio.sleep(0)
+        await talk(engines)
+        while engines.running:
+            engines.finish(next(iter(engines.running)))
+        async with asyncio.timeout(10.0):
+            return await evaluating
+
+    evaluator = Evaluator(
+        EvalConfig.model_validate({"data": {"path": "d"}, "num_generations": EACH, "threshold": 3}),
+        0,
+        problems=Problems(rows, tokens, source),
+        workers=cast(Any, engines),
+        rewards=cast(Any, Graders()),
+        params=SamplingParams(max_tokens=9),
+        clock=Clock(),
+        progress=Progress(Console(file=said, width=200)),
+        retries=2,
+    )
+    result = asyncio.run(main())
+    answers = [(a.prompt, a.index, a.reward or 0.0) for a in evaluator.graded()]
+    return result, engines, said.getvalue(), answers
+
+
+async def nothing(_engines: Engines) -> None:
+    pass
+
+
+def test_what_lost_engines_were_at_goes_on_elsewhere_and_is_the_same() -> None:
+    async def lose(engines: Engines) -> None:
+        for attempt in list(engines.running)[::3]:
+            engines.finish(attempt)
+        engines.lose(1)
+        assert {engine for engine, _ in engines.running.values()} == {0, 2}
+        engines.lose(0)
+        assert {engine for engine, _ in engines.running.values()} == {2}
+
+    whole, _, quiet, answers = measured(nothing)
+    less, engines, said, again = measured(lose)
+    assert (less, again) == (whole, answers)
+    assert all(len({*seeds}) == 1 for seeds in engines.seeds.values())
+    assert "evaluation: worker died; lost: engine 1, replica 0" in said
+    assert "lost" not in quiet
+
+
+def test_without_an_engine_it_ends() -> None:
+    async def lose(engines: Engines) -> None:
+        engines.lose(0, 1, 2)
+
+    with pytest.raises(WorkerError, match=r"^evaluation: worker died; no engine is left$"):
+        measured(lose)
+
+
+def test_an_answer_that_engines_fail_to_give_is_one_without_a_reward() -> None:
+    async def fail(engines: Engines) -> None:
+        first, second, *_ = engines.running
+        tried: list[int] = []
+        while first in engines.running:
+            tried.append(engines.running[first][0])
+            engines.fail(first)
+        assert tried == [0, 1, 2]
+        engines.fail(second)
+
+    _, _, _, answers = measured(nothing)
+    result, _, said, again = measured(fail)
+    assert again == answers[1:]
+    assert result["eval/ungraded"] == 1.0
+    assert said.count("evaluation: the answer to problem p0: too long") == 1

@@ -192,6 +192,7 @@ def test_nothing_that_fails_ends_the_daemon(
                 assert (await client.ask("POST", "/v1/jobs", SPEC | {"id": "kept"}))[0] == 201
             for owner, name in FOUND[part::4]:
                 hit = 0
+                print(f"{_name(owner)}.{name}", flush=True)
 
                 def fail(*_: Any, **__: Any) -> Any:
                     nonlocal hit

@@ -52,15 +52,6 @@ def unavailable(error: object) -> Refused:
     return Refused(503, text, code="unavailable")
 
 
-_KNOWN = (Refused, StoreError, UnavailableError)
-
-
-def _failed(what: str, error: Exception) -> Refused:
-    """An answer that could not be built: its request's alone."""
-    _log.error("%s", what, exc_info=error)
-    return Refused(500, f"{what} ({type(error).__name__}: {error})", code="poisoned")
-
-
 class Writer:
     """Runs commands on a core, one batch at a time.
 
@@ -129,17 +120,8 @@ class Writer:
             return None
 
     async def read(self, look: Callable[[Core], Any]) -> Any:
-        """What ``look`` sees of the committed state; where it fails nothing has changed."""
-
-        def seen(core: Core) -> Answer:
-            try:
-                return Answer(200, {"value": look(core)})
-            except _KNOWN:
-                raise
-            except Exception as error:
-                raise _failed("this cannot be told", error) from error
-
-        answer = await self.call(seen)
+        """What ``look`` sees of the committed state."""
+        answer = await self.call(lambda core: Answer(200, {"value": look(core)}))
         assert answer is not None
         assert answer.body is not None
         return answer.body["value"]
@@ -252,14 +234,16 @@ class Writer:
         except (Poisoned, UnavailableError, StoreError):
             raise
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
             if self.core.brain.seq != seq:
-                raise Poisoned(what) from error
-            self.stats.poisoned += 1
-            _log.exception("a request failed before anything happened")
-            return Refused(
-                500, f"this request failed ({what}); nothing was changed", code="poisoned"
-            )
+                raise Poisoned(f"{type(error).__name__}: {error}") from error
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> Refused:
+        """On a request, or on its answer, with nothing recorded: the next one may do better."""
+        self.stats.poisoned += 1
+        _log.error("a request failed", exc_info=error)
+        text = f"this request failed ({type(error).__name__}: {error}); nothing was changed"
+        return Refused(500, text, code="poisoned")
 
     def _commit(self) -> None:
         began = time.perf_counter()
@@ -304,7 +288,7 @@ class Writer:
         except Refused as refused:
             return refused
         except Exception as error:
-            return _failed("this cannot be told", error)
+            return self._failed(error)
 
     def _fail(self, error: Exception) -> None:
         self.stats.failures += 1

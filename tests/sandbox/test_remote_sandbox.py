@@ -218,7 +218,16 @@ def test_refused_requests_are_the_users_to_mend(service: Service, status: int) -
 def test_a_reply_that_is_too_large_is_not_read(service: Service) -> None:
     service.troubles = ["x" * (30 << 20)]
     made = remote(service, retries=0, limits=Limits(output_mb=1))
-    assert "too large" in made.run(SUM, [STDIN], 1.0).tests[0].detail
+    (found,) = made.run(SUM, [STDIN], 1.0).tests
+    assert "too large" in found.detail
+    assert found.verdict == "fail"  # its program wrote all that
+
+
+def test_more_output_than_its_limit_is_the_programs_fault(service: Service) -> None:
+    made = remote(service, limits=Limits(output_mb=1))
+    (found,) = made.run("print('x' * (2 << 20))", [STDIN], 2.0).tests
+    assert (found.verdict, found.detail) == ("fail", "output limit")
+    assert len(service.requests) == 1
 
 
 def test_threads_share_it(service: Service) -> None:

@@ -84,6 +84,11 @@ def test_arguments_are_looked_at(machine: str) -> None:
     assert run(filters, arch, ioctl, (0, 0x5401)) == ALLOW
     assert run(filters, arch, ioctl, (0, 0x5412)) == DENY
     assert run(filters, arch, prlimit, (1234,)) == DENY
+    # (pid, resource, new limits, old limits): RLIMIT_CPU may be read, others set.
+    for arguments in ((0, 0, 0, 1 << 40), (0, 3, 1 << 40), (0, 9, 1)):
+        assert run(filters, arch, prlimit, arguments) == ALLOW
+    for arguments in ((0, 0, 1), (0, 0, 1 << 40), (0, 1 << 32, 1 << 40)):
+        assert run(filters, arch, prlimit, arguments) == DENY
 
 
 @pytest.mark.parametrize("machine", syscalls.MACHINES)

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.sandbox.compare import same_output, same_value
-from rollpacker.sandbox.decode import BadResultError, decode, read_report
+from rollpacker.sandbox.decode import (
+    BadResultError,
+    Members,
+    Pairs,
+    decode,
+    most_marks,
+    read_report,
+)
 from rollpacker.sandbox.guest.values import encode
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -28,9 +35,11 @@ VALUES = st.recursive(
 
 
 def exact(value: Any) -> Any:
-    """A value with its types."""
-    if isinstance(value, dict):
+    """A value with its types; what is decoded is not hashed yet."""
+    if isinstance(value, dict | Pairs):
         return dict, [(exact(key), exact(item)) for key, item in value.items()]
+    if isinstance(value, Members):
+        return set, set(value)
     if isinstance(value, list | tuple):
         return type(value), [exact(item) for item in value]
     if isinstance(value, float):
@@ -40,9 +49,9 @@ def exact(value: Any) -> Any:
 
 @given(VALUES)
 def test_what_is_encoded_is_read_back_exactly(value: Any) -> None:
-    report = read_report(json.dumps({"value": encode(value)}).encode())
+    report = read_report(json.dumps({"value": encode(value)}).encode(), most_marks(value))
     assert exact(decode(report["value"])) == exact(value)
-    assert same_value(value, decode(report["value"]))
+    assert same_value(decode(report["value"]), value)
 
 
 @given(st.binary(max_size=200))
@@ -74,6 +83,9 @@ def test_any_json_is_refused_or_read(value: Any) -> None:
         (b'{"value":' + b"9" * 10**6 + b"}", "not JSON"),
         (b'{"value":1e999}', "not JSON"),
         (b'{"value":"\xff"}', "not JSON"),
+        (b'{"value":{}}', "not a report"),
+        (b'{"value":[' + b"[]," * 400_000 + b"[]]}", "larger than what is expected"),
+        ('{"x":"\u2200","value":[]}'.encode("utf-16-le"), "not JSON"),
     ],
 )
 def test_reports_that_are_refused(data: bytes, message: str) -> None:
@@ -105,6 +117,12 @@ def test_hostile_reports_are_refused_in_linear_time() -> None:
         ["f", "0x1p99999999"],
         ["b", "0"],
         ["s", [["l", []]]],
+        ["s", [["t", [["s", []]]]]],
+        ["d", [[["t", [["l", []]]], None]]],
+        ["i", "00"],
+        ["i", "-0"],
+        ["f", 3],
+        ["b", []],
         ["d", [["l", []]]],
         ["d", [[["l", []], None]]],
         ["l", "x"],
@@ -146,6 +164,10 @@ def test_nesting_is_bounded_where_values_are_encoded() -> None:
         ("", "0", False),
         ("0\n\n1", "0\n1", False),
         ("1\n" * 10**6, "1", False),
+        ("a  b\t", "a b", True),
+        ("a b c", "a b", False),
+        ("a\xa0", "a", True),
+        ("1.50 x", "1.5 x", True),
     ],
 )
 def test_outputs(found: str, expected: str, same: bool) -> None:
@@ -163,6 +185,21 @@ def test_outputs(found: str, expected: str, same: bool) -> None:
         (float("nan"), 1.0, False),
         (10**400, 1.0, False),
         (10**17 + 1, 10**17, False),
+        (1e18, 10**18 + 7, False),
+        (1.0, 1, True),
+        (1.5, 1, False),
+        (2.0**53, 2**53 + 1, False),
+        ([1.0], [1], True),
+        (1, 1.0, True),
+        ({1.0}, {1}, True),
+        ({1.5}, {1}, False),
+        ({(1, "a"), 2.5}, {2.5, (1, "a")}, True),
+        ({("i", "1")}, {1}, False),
+        ({(1, 2): 3}, {(1, 2): 3.0}, True),
+        ({("1", "2"): 3}, {(1, 2): 3}, False),
+        ({10**5000: 1}, {"a": 1}, False),
+        ({10**5000: 1}, {10**5000: 1}, True),
+        ({None: 1}, {"null": 1}, False),
         (b"x", "x", False),
         (False, None, False),
     ],

@@ -44,6 +44,7 @@ def selftest(
     from rollpacker.sandbox import Limits, Sandbox
     from rollpacker.sandbox.selftest import selftest as run_selftest
 
+    _check_timeout(timeout)
     limits = Limits(memory_mb=256, output_mb=4, idle_s=0.5)
     with Sandbox(_level(level), limits=limits, check=False) as sandbox:
         found = run_selftest(sandbox, timeout)
@@ -76,8 +77,9 @@ def run(
     """
     from rollpacker.sandbox import Sandbox
 
+    _check_timeout(timeout)
     parsed = _read_tests(tests)
-    source = program.read_text(encoding="utf-8")
+    source = _read_text(program)
     with Sandbox(_level(level)) as sandbox:
         verdict = sandbox.run(source, parsed, timeout)
     if as_json:
@@ -118,19 +120,41 @@ def _level(name: str) -> Level:
     raise ValueError(f"--level: unknown level '{name}': expected {', '.join(LEVELS)}")
 
 
+def _check_timeout(seconds: float) -> None:
+    from rollpacker.sandbox.base import LONGEST_S
+
+    if not 0 < seconds <= LONGEST_S:
+        raise ValueError(
+            f"--timeout: expected CPU seconds above 0 and at most {LONGEST_S:g}, got {seconds:g}"
+        )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+
+
 def _read_tests(path: Path) -> list[Test]:
     from rollpacker.sandbox import parse_test
+    from rollpacker.sandbox.grade import job_of
 
+    text = _read_text(path)
     try:
-        rows: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        rows: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
         raise ValueError(f"{path}: expected a JSON list of test objects")
-    try:
-        return [parse_test(row) for row in rows]
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    found: list[Test] = []
+    for place, row in enumerate(rows):
+        try:
+            found.append(parse_test(row))
+            job_of("", found[-1])
+        except ValueError as error:
+            raise ValueError(f"{path}: test {place}: {error}") from error
+    return found
 
 
 def _print_verdict(verdict: Verdict) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Literal, Self, TypeVar
 
 from rollpacker.sandbox.execution import Stop
 from rollpacker.sandbox.types import Level, Outcome, Test, TestResult, Verdict
+
+LONGEST_S = 86_400.0
+"""The longest timeout of a test, in CPU seconds."""
 
 L = TypeVar("L", bound=Level | Literal["remote"])
 
@@ -40,21 +42,22 @@ class Runner(ABC, Generic[L]):
         Args:
             program: Python source.
             tests: at least one.
-            timeout_s: CPU seconds for each test; a sequence gives every test its own.
+            timeout_s: CPU seconds for each test, a day at most; a sequence gives every test its
+                own.
             stop_early: leave out the tests after the first that did not pass.
             stop: asked a few times a second while a program runs; true ends it.
 
         Raises:
             StoppedError: ``stop`` said so.
-            ValueError: no tests, no positive timeout, arguments that are no JSON, or a part of
+            ValueError: no tests, a timeout out of range, arguments that are no JSON, or a part of
                 a job that is no text.
             SandboxUnavailableError: see the class.
         """
         budgets = [timeout_s] * len(tests) if isinstance(timeout_s, int | float) else timeout_s
-        if not tests or len(budgets) != len(tests) or not all(0 < t < math.inf for t in budgets):
+        if not tests or len(budgets) != len(tests) or not all(0 < t <= LONGEST_S for t in budgets):
             raise ValueError(
-                "a sandbox needs tests and timeout_s > 0, one or as many as tests, "
-                f"got {len(tests)} tests and timeout_s={timeout_s}"
+                f"a sandbox needs tests and timeout_s > 0 and at most {LONGEST_S:g}, one or as "
+                f"many as tests, got {len(tests)} tests and timeout_s={timeout_s}"
             )
         results: list[TestResult] = []
         for test, budget_s in zip(tests, budgets, strict=True):

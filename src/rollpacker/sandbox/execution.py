@@ -27,9 +27,8 @@ _STARVED = 10.0
 _SHORTEST_S = 0.001
 _ASK_S = 0.2
 _KILL_S = 60.0
-# The kernel's own CPU limit counts ticks, which on a busy machine run ahead of the clock that is
-# read here: it must never be the first to kill.
-_SLACK = 1.5
+# Of its memory limit. What is killed while it holds more may have had itself killed.
+_HEAVY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,7 @@ class Execution:
         result: what the harness reported.
         stderr: standard error.
         flooded: whether an output was cut at its limit.
+        heavy: whether it held more than half of its memory limit.
     """
 
     end: End
@@ -55,6 +55,7 @@ class Execution:
     result: bytes
     stderr: bytes
     flooded: bool
+    heavy: bool = False
 
 
 def execute(
@@ -69,8 +70,11 @@ def execute(
 
     Raises ``ZygoteDiedError`` and ``StoppedError``.
     """
-    output = limits.output_mb << 20
-    request = (limits.memory_mb << 20, math.ceil(_SLACK * budget_s) + 2, output, len(job))
+    output, memory = limits.output_mb << 20, limits.memory_mb << 20
+    cap_s = limits.wall_cap(budget_s)
+    # The kernel's own CPU limit counts ticks, and a program that is awake at each of them is said
+    # to have run all the time: it must never be the first to kill, so it is out of reach.
+    request = (memory, math.ceil(_STARVED * cap_s + _KILL_S), output, len(job))
     with (
         _file(job) as job_fd,
         _file(stdin) as stdin_fd,
@@ -81,7 +85,7 @@ def execute(
         began = time.monotonic()
         pidfd = zygote.fork([job_fd, stdin_fd, out, err, result], request)
         try:
-            end, exited = _watch(zygote, pidfd, limits.wall_cap(budget_s), budget_s, stop)
+            end, exited = _watch(zygote, pidfd, cap_s, budget_s, stop)
         finally:
             os.close(pidfd)
         wall_s = time.monotonic() - began
@@ -94,7 +98,10 @@ def execute(
     code = os.waitstatus_to_exitcode(exited.status)
     flooded = any(len(each) >= output for each in written[:2])
     stdout, report, stderr = written
-    return Execution(end, abs(code), exited.cpu_s, wall_s, stdout, report[1:], stderr, flooded)
+    heavy = exited.peak > _HEAVY * memory
+    return Execution(
+        end, abs(code), exited.cpu_s, wall_s, stdout, report[1:], stderr, flooded, heavy
+    )
 
 
 def _watch(
@@ -103,19 +110,22 @@ def _watch(
     """Wait for the end of a child, and bring it about when a limit is reached."""
     began = time.monotonic()
     clock: ChildClock | None = None
-    used = 0.0
+    used, pause_s = 0.0, _SHORTEST_S
     longest_s = math.inf if stop is None else _ASK_S
     while True:
         # With one thread, it cannot use more CPU time than passes.
-        exited = zygote.wait(max(min(budget_s - used, longest_s), _SHORTEST_S))
+        exited = zygote.wait(max(min(budget_s - used, longest_s), pause_s))
         if exited is not None:
             return "exit", exited
         if stop is not None and stop():
             _kill(zygote, pidfd)
             raise StoppedError
         clock = clock or ChildClock(pidfd)
-        now = clock.cpu_s()
-        used = used if now is None else now
+        now = clock.cpu_s() or used
+        # One that sleeps just before the end of its budget must not be asked a thousand times
+        # a second; that it is stopped a little late does not matter.
+        pause_s = _SHORTEST_S if now - used > 0.5 * pause_s else min(2.0 * pause_s, _ASK_S)
+        used = now
         wall = time.monotonic() - began
         reached = _limit_reached(used, budget_s, wall, clock, cap_s)
         if reached is not None:

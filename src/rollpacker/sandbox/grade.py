@@ -7,7 +7,7 @@ import marshal
 import signal
 
 from rollpacker.sandbox.compare import same_output, same_value
-from rollpacker.sandbox.decode import BadResultError, decode, read_report
+from rollpacker.sandbox.decode import FEW_MARKS, BadResultError, decode, most_marks, read_report
 from rollpacker.sandbox.execution import Execution
 from rollpacker.sandbox.types import (
     AssertTest,
@@ -29,11 +29,14 @@ def job_of(program: str, test: Test) -> tuple[dict[str, str], bytes]:
     """
     job = {"program": _text("a program", program)}
     if isinstance(test, StdinTest):
+        _text("a test's stdout", test.stdout)
         stdin = _text("a test's stdin", test.stdin)
         return job | {"kind": "stdin"}, stdin.encode("utf-8", "surrogatepass")
     if isinstance(test, AssertTest):
         return job | {"kind": "asserts", "code": _text("a test's asserts", test.asserts)}, b""
     try:
+        if isinstance(test.args, str):
+            raise TypeError("expected a list, got text")
         args = json.dumps(list(test.args))
     except TypeError as error:
         raise ValueError(f"a test's arguments must be JSON values: {error}") from error
@@ -97,16 +100,17 @@ def _signalled(number: int) -> tuple[Outcome, str]:
 
 def _error(execution: Execution) -> str:
     try:
-        return str(read_report(execution.result).get("error", ""))
+        return str(read_report(execution.result, FEW_MARKS).get("error", ""))
     except BadResultError:
         return f"exit status {execution.code}"
 
 
 def _judge_report(test: CallTest | AssertTest, result: bytes) -> tuple[Outcome, str]:
     try:
-        report = read_report(result)
         if isinstance(test, AssertTest):
+            report = read_report(result, FEW_MARKS)
             return ("pass", "") if report.get("held") is True else ("fail", "no result")
+        report = read_report(result, most_marks(test.expected))
         if "value" not in report:
             return "fail", "no result"
         found = decode(report["value"])

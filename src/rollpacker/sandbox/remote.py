@@ -72,6 +72,10 @@ class _Busy(Exception):  # noqa: N818
     """The service did not serve this time; it may the next."""
 
 
+class _Flooded(Exception):  # noqa: N818
+    """The program wrote more than is read."""
+
+
 class RemoteSandbox(Runner[Literal["remote"]]):
     """Runs programs like ``Sandbox``, in a SandboxFusion-compatible service.
 
@@ -158,7 +162,10 @@ class RemoteSandbox(Runner[Literal["remote"]]):
             try:
                 with self._open:
                     reply = self._post(body, timeout_s + _COMPILE_S, stop)
-                return judge(test, _execution(reply, mark))
+                return judge(test, _execution(reply, mark, self.limits.output_mb << 20))
+            except _Flooded as error:
+                detail = f"output limit: {error}"
+                return TestResult(verdict="fail", cpu_s=0.0, wall_s=0.0, detail=detail)
             except _Busy as error:
                 problem = str(error)
         return TestResult(verdict="infra", cpu_s=0.0, wall_s=0.0, detail=problem[:300])
@@ -201,14 +208,17 @@ class RemoteSandbox(Runner[Literal["remote"]]):
         connection: http.client.HTTPConnection,
         deadline: float,
     ) -> bytes:
-        # Two outputs; JSON takes up to six bytes for one.
-        most = 12 * (self.limits.output_mb << 20) + _CHUNK
+        # JSON takes up to six bytes for one.
+        most = 6 * (self.limits.output_mb << 20) + _CHUNK
         data = bytearray()
         while chunk := response.read1(_CHUNK):
             data += chunk
             left = deadline - time.monotonic()
-            if len(data) > most or left <= 0:
-                raise _Busy("its reply is too large" if left > 0 else "its reply takes too long")
+            if len(data) > most:
+                # Only a program's output can make a proper reply so long.
+                raise (_Flooded if response.status == 200 else _Busy)("the reply is too large")
+            if left <= 0:
+                raise _Busy("its reply takes too long")
             if connection.sock is not None:
                 connection.sock.settimeout(left)
         return bytes(data)
@@ -246,8 +256,11 @@ def _hang_up(connection: http.client.HTTPConnection) -> None:
     connection.close()
 
 
-def _execution(reply: Any, mark: str) -> Execution:
-    """The service's reply as an execution. Raises ``_Busy`` when it is the service's fault."""
+def _execution(reply: Any, mark: str, output: int) -> Execution:
+    """The service's reply as an execution; ``output`` is the most bytes that a program may write.
+
+    Raises ``_Busy`` when it is the service's fault.
+    """
     run = reply.get("run_result") if isinstance(reply, dict) else None
     if not isinstance(run, dict) or reply.get("status") == "SandboxError":
         message = reply.get("message") if isinstance(reply, dict) else None
@@ -268,5 +281,5 @@ def _execution(reply: Any, mark: str) -> Execution:
         stdout=stdout,
         result=report if mark and found else b"",
         stderr=b"",
-        flooded=False,
+        flooded=len(stdout) >= output,
     )

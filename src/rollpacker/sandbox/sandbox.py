@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from rollpacker.sandbox.base import Runner
 from rollpacker.sandbox.execution import Execution, Stop, execute
@@ -111,6 +112,7 @@ class Sandbox(Runner[Level]):
             raise StoppedError
         job, stdin = encode_job(program, test)
         result: TestResult | None = None
+        heavy = 0
         stretched = max(_LEAST_MARGIN * timeout_s, _MARGIN * timeout_s - _LATE_S)
         for _ in range(1 + _RETRIES):
             execution = self._execute(job, stdin, stretched, stop)
@@ -125,6 +127,10 @@ class Sandbox(Runner[Level]):
                 result = judge(test, execution)
                 if result.verdict != "infra":
                     return result
+                heavy += execution.heavy
+        if heavy > _RETRIES and result is not None:
+            # Each time it held so much that it was the one to be killed when memory was short.
+            return replace(result, verdict="crash", detail="out of memory")
         return result or TestResult(
             verdict="infra", cpu_s=0.0, wall_s=0.0, detail="the zygote died"
         )

@@ -36,10 +36,11 @@ class ZygoteDiedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a child ended: its wait status and its CPU seconds."""
+    """How a child ended: its wait status, its CPU seconds and the most bytes that it held."""
 
     status: int
     cpu_s: float
+    peak: int
 
 
 class Zygote:
@@ -113,8 +114,8 @@ class Zygote:
             raise ZygoteDiedError from error
         if len(reply) < EXIT.size:
             raise ZygoteDiedError
-        status, cpu_s, self.cpu_s = EXIT.unpack(reply)
-        return Exit(status, cpu_s)
+        status, cpu_s, self.cpu_s, peak_kib = EXIT.unpack(reply)
+        return Exit(status, cpu_s, peak_kib << 10)
 
     def close(self) -> None:
         """End it and what runs in it."""

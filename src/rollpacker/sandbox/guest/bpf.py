@@ -26,10 +26,21 @@ _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _DENY = _ERRNO | errno.EPERM
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
+_RLIMIT_CPU = 0
 # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC and __O_TMPFILE.
 _WRITES = 0x3 | 0x40 | 0x200 | 0x400000
 
 Instruction = tuple[int, int, int, int]
+
+# prlimit(0, RLIMIT_CPU, new, old) where a half of ``new`` is not null: a program that lowers its
+# own limit would be killed by a SIGKILL that could be anybody's.
+_CPU_LIMIT_STAYS: list[Instruction] = [
+    *((_LOAD, 0, 0, _ARGUMENTS + 8), (_EQUAL, 0, 4, _RLIMIT_CPU)),
+    *((_LOAD, 0, 0, _ARGUMENTS + 16), (_EQUAL, 0, 3, 0)),
+    *((_LOAD, 0, 0, _ARGUMENTS + 20), (_EQUAL, 0, 1, 0)),
+    (_RETURN, 0, 0, _ALLOW),
+    (_RETURN, 0, 0, _DENY),
+]
 
 
 def build_filters(machine: str, files: bool) -> tuple[bytes, bytes]:
@@ -77,6 +88,7 @@ def _child_filter(machine: str) -> list[Instruction]:
     program = _machine_check(machine)
     for numbers in ZYGOTE.values():
         program += _when(numbers[column], [(_RETURN, 0, 0, _DENY)])
+    program += _when(PRLIMIT[column], _CPU_LIMIT_STAYS)
     return [*program, (_RETURN, 0, 0, _ALLOW)]
 
 

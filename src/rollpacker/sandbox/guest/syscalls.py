@@ -62,7 +62,6 @@ ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "times": (100, 153),
     "getrusage": (98, 165),
     "getrlimit": (97, 163),
-    "setrlimit": (160, 164),
     "getitimer": (36, 102),
     "setitimer": (38, 103),
     "alarm": (37, None),
@@ -124,4 +123,5 @@ IOCTL_REQUESTS = (0x5401, 0x5450, 0x5451)
 """TCGETS (is it a terminal?), FIONCLEX, FIOCLEX."""
 
 PRLIMIT = (302, 261)
-"""Of itself only: the process is 0."""
+"""Of itself only: the process is 0. Interpreters set limits by it as well; a program may not set
+that of CPU time."""

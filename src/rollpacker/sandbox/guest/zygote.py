@@ -27,8 +27,9 @@ from .rehearsal import rehearse
 REQUEST = struct.Struct("<QQQQ")
 """Bytes of memory, CPU seconds and bytes of output that the child is limited to; of its job."""
 
-EXIT = struct.Struct("<idd")
-"""Wait status and CPU seconds of the child, CPU seconds of the zygote since it started."""
+EXIT = struct.Struct("<iddQ")
+"""Wait status and CPU seconds of the child, CPU seconds of the zygote since it started, and the
+most KiB that the child held in memory."""
 
 DESCRIPTORS = 5
 """Program and arguments, standard input, output and error, result."""
@@ -122,7 +123,7 @@ def _serve(sock: socket.socket, lockdown: Lockdown) -> None:
             _, status, usage = os.wait4(pid, 0)
             os.close(pidfd)
         child_s = usage.ru_utime + usage.ru_stime
-        sock.send(EXIT.pack(status, child_s, time.process_time()))
+        sock.send(EXIT.pack(status, child_s, time.process_time(), usage.ru_maxrss))
 
 
 def _wait(sock: socket.socket, pidfd: int) -> None:

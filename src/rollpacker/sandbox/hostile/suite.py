@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rollpacker.sandbox.hostile.bombs import BOMBS
 from rollpacker.sandbox.hostile.forging import FORGED_ASSERTS, FORGED_CALLS, FORGED_OUTPUT
+from rollpacker.sandbox.hostile.grading import BLAMING, COSTLY
 from rollpacker.sandbox.hostile.network import NETWORK
 from rollpacker.sandbox.hostile.processes import PROCESSES
 from rollpacker.sandbox.hostile.reading import PLANT, PRELUDE, READING
@@ -26,7 +27,7 @@ class Hostile:
 
     Args:
         name: unique.
-        kind: ``escape``, ``bomb`` or ``forge``.
+        kind: ``escape``, ``bomb``, ``forge``, ``blame`` or ``cost``.
         program: its source.
         test: passed only by a program that got through.
         verdicts: those that say it was contained.
@@ -47,7 +48,7 @@ class Hostile:
 
 def hostile_programs(world: World) -> list[Hostile]:
     """All of them, aimed at a world."""
-    return [*_escapes(world), *_forgers(world), *_bombs()]
+    return [*_escapes(world), *_forgers(world), *_bombs(), *_at_the_grader()]
 
 
 def _escapes(world: World) -> Iterator[Hostile]:
@@ -78,3 +79,11 @@ def _bombs() -> Iterator[Hostile]:
         yield Hostile(
             name=name, kind="bomb", program=program, test=test, verdicts=frozenset(verdicts)
         )
+
+
+def _at_the_grader() -> Iterator[Hostile]:
+    test = CallTest(call="f", args=[3], expected=secrets.token_hex(16))
+    for name, program in BLAMING.items():
+        yield Hostile(name=name, kind="blame", program=program, test=test)
+    for name, (program, test) in COSTLY.items():
+        yield Hostile(name=name, kind="cost", program=program, test=test)

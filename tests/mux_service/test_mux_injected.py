@@ -25,6 +25,7 @@ from rollpacker.rollmux.service import (
     node_commands,
     views,
 )
+from rollpacker.rollmux.service import writer as writer_module
 from rollpacker.rollmux.service.app import make_app
 from rollpacker.rollmux.service.audit import Audit
 from rollpacker.rollmux.service.core import Core
@@ -38,8 +39,12 @@ from rollpacker.rollmux.settings import Settings
 MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
 CLASSES = (Audit, Core, metrics.Metrics, logs.Logs, Tokens, Writer)
 LONGEST_S = 10.0
-ENDING = {"Writer": {"start", "stop", "alive"}, "Core": {"close", "leave"}, "Audit": {"close"}}
-"""Of their own beginning and end."""
+ENDING = {
+    "Writer": {"start", "stop", "_run", "_serve", "_collect", "_deliver", "_fail", "_refuse_all"},
+    "Core": {"close", "leave"},
+    "Audit": {"close"},
+}
+"""Their beginning and end, and what takes up the others' failures."""
 NAMED = Settings(nodes="named", warm_s=0.0, cold_s=1.0)
 MACHINES = tuple(
     Machine(name=f"{pool[0]}{n}", pool=pool) for pool in ("rollout", "train") for n in (0, 1)
@@ -150,7 +155,12 @@ class Client:
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[tuple[Writer, Client]]:
     def core() -> Core:
-        return Core(SqliteStore(folder / "mux.sqlite"), NAMED, 30.0, machines=MACHINES)
+        store = SqliteStore(folder / "mux.sqlite")
+        try:
+            return Core(store, NAMED, 30.0, machines=MACHINES)
+        except BaseException:
+            store.close()
+            raise
 
     writer, counted = Writer(core, lambda: crashed.append(1)), metrics.Metrics()
     crashed: list[int] = []
@@ -182,15 +192,17 @@ def test_what_is_asked_reaches_what_is_injected(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_nothing_that_fails_ends_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
+    monkeypatch.setattr(writer_module, "_RETRY_S", 0.02)
+
     async def main() -> None:
         async with opened(tmp_path) as (writer, client):
             async with asyncio.timeout(LONGEST_S):
                 assert (await client.ask("POST", "/v1/jobs", SPEC | {"id": "kept"}))[0] == 201
-            for owner, name in FOUND[part::4]:
+            for owner, name in FOUND[part::2]:
                 hit = 0
                 print(f"{_name(owner)}.{name}", flush=True)
 
@@ -208,7 +220,7 @@ def test_nothing_that_fails_ends_the_daemon(
                         await asyncio.sleep(0.05)
                     status, said = await client.ask("GET", "/v1/jobs/kept")
                 assert status == 200, (owner, name)
-                assert json.loads(said)["state"] == "idle", (owner, name)
+                assert json.loads(said)["state"] in ("idle", "moving"), (owner, name)
                 print(f"{_name(owner)}.{name}: {'failed' if hit else 'not asked for'}")
 
     asyncio.run(main())

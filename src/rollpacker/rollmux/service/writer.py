@@ -143,39 +143,41 @@ class Writer:
     def _serve(self) -> None:
         going = True
         while going:
-            batch, going = self._collect()
-            if self._broken and not self._repair():
+            batch = list[_Call]()
+            try:
+                going = self._collect(batch)
+                self._round(batch)
+            except Exception as error:
+                # Whatever it is, what is on disk is as good as before: it is read again.
+                _log.exception("the writer failed")
+                self._fail(error)
                 self._refuse_all(batch)
-            else:
-                self._work(batch)
             self._deliver()
-            if not self._broken:
-                self._keep()
         if not self._broken:
             self.core.leave()
 
-    def _keep(self) -> None:
-        try:
+    def _round(self, batch: list[_Call]) -> None:
+        if self._broken and not self._repair():
+            self._refuse_all(batch)
+            return
+        self._work(batch)
+        self._deliver()
+        if not self._broken:
             self.core.keep()
-        except Exception as error:
-            # A start reads more entries: what is written of the store is as good as before.
-            _log.exception("no snapshot was written")
-            if isinstance(error, StoreError | UnavailableError):
-                self._fail(error)
 
-    def _collect(self) -> tuple[list[_Call], bool]:
+    def _collect(self, batch: list[_Call]) -> bool:
+        """Wait for calls; whether more may come."""
         timeout = _RETRY_S if self._broken else self._pause()
-        batch: list[_Call] = []
         try:
             call = self._queue.get(timeout=timeout)
             while call is not None:
                 batch.append(call)
                 if len(batch) == MAX_BATCH:
-                    return batch, True
+                    return True
                 call = self._queue.get_nowait()
         except queue.Empty:
-            return batch, True
-        return batch, False
+            return True
+        return False
 
     def _pause(self) -> float | None:
         due = self.core.next_deadline()
@@ -292,7 +294,7 @@ class Writer:
 
     def _fail(self, error: Exception) -> None:
         self.stats.failures += 1
-        self._broken = str(error)
+        self._broken = str(error) or type(error).__name__
         self._retry_at = time.monotonic() + _RETRY_S
 
     def _refuse_all(self, batch: list[_Call]) -> None:

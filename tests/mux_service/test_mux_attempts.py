@@ -1,5 +1,6 @@
 """Programs that end while their jobs move, or on nodes that are not in use any more."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 from mux_world import SHARED, TTL, World
 
+from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.inventory import Machine
-from rollpacker.rollmux.service import commands, node_commands
+from rollpacker.rollmux.program import Program
+from rollpacker.rollmux.service import commands, node_commands, notes, views
 from rollpacker.rollmux.service.attempts import Running
 
 MACHINES = [
@@ -178,3 +181,48 @@ def test_nodes_on_which_nothing_runs_any_more_are_forgotten() -> None:
         programs.discard("b", [f"r{number}", "never"])
     assert programs._on == {}
     assert programs.jobs == set()
+
+
+def test_a_program_that_cannot_be_told_costs_no_other_of_its_node(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a job that cannot be shown hide the others."""
+    wanted, shown = node_commands._wanted, views._job
+    for name in "ab":
+        # Both on one node, as jobs that share nodes are.
+        assert world.submit(name, program=PROGRAM, rollout_memory_gb=1.0)[0] == 201
+    node = world.core.brain.lead("a")
+    assert node == world.core.brain.lead("b")
+    assert [each["job"] for each in told(world, node)] == ["a", "b"]
+
+    def odd(core: Any, record: Any, node: str) -> Any:
+        """As of a text from before, half a character that no program can have."""
+        found = wanted(core, record, node)
+        return found | ({"rank": object()} if record.spec.id == "a" else {})
+
+    def failing(core: Any, name: str, *more: Any) -> Any:
+        if name == "a":
+            raise KeyError("injected")
+        return shown(core, name, *more)
+
+    monkeypatch.setattr(node_commands, "_wanted", odd)
+    monkeypatch.setattr(views, "_job", failing)
+    assert [each["job"] for each in told(world, node)] == ["b"]
+    assert [each["id"] for each in views.status(world.core)["jobs"]] == ["b"]
+    assert "job a: node" in caplog.text
+    assert "job a cannot be told of" in caplog.text
+
+
+def test_texts_from_before_are_told_as_they_are(world: World) -> None:
+    """A daemon of before has taken half of a surrogate pair into a program's environment; each
+    heartbeat of its node was answered by 500."""
+    world.submit("a")
+    odd = Program(command=("train",), environment={"A": "\ud800"})
+    world.core.record(notes.ProgramGiven(job="a", program=odd))
+    world.core.commit()
+    world.restart()
+    node = world.core.brain.lead("a")
+    assert node is not None
+    (wanted,) = told(world, node)
+    assert json.loads(dumps_finite(wanted)) == wanted
+    assert wanted["program"]["environment"] == {"A": "\ud800"}

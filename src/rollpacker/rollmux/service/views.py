@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from heapq import nlargest
 from itertools import islice
@@ -22,6 +23,7 @@ from rollpacker.rollmux.service.queue_view import QueueView
 from rollpacker.rollmux.service.records import JobRecord, Stretch
 from rollpacker.rollmux.service.team_view import teams
 
+_log = logging.getLogger(__name__)
 _AT_ONCE = 100
 """Jobs that are told of in one go where all are: heartbeats come in between."""
 _NEAR = 0.2
@@ -34,6 +36,19 @@ def job(core: Core, name: str) -> dict[str, Any]:
     live = core.brain.scheduler.cluster.jobs.get(name)
     recent = [] if live is None else [list(pair) for pair in live.observed.ring]
     return _job(core, name, record, QueueView(core)) | {"recent_s": recent}
+
+
+def _jobs(
+    core: Core, records: Iterable[tuple[str, JobRecord]], queue: QueueView
+) -> list[dict[str, Any]]:
+    """Several; one that cannot be told of is left out: the others have not done it."""
+    found: list[dict[str, Any]] = []
+    for name, record in records:
+        try:
+            found.append(_job(core, name, record, queue))
+        except Exception:
+            _log.exception("job %s cannot be told of", name)
+    return found
 
 
 def _job(core: Core, name: str, record: JobRecord, queue: QueueView) -> dict[str, Any]:
@@ -131,7 +146,7 @@ def _some_jobs(core: Core, first: int) -> list[dict[str, Any]]:
     """By arrival, from number ``first`` on."""
     queue, records = QueueView(core), core.brain.jobs.items()
     some = islice(records, first, first + _AT_ONCE)
-    return [_job(core, name, record, queue) for name, record in some]
+    return _jobs(core, some, queue)
 
 
 def unsettled(brain: Brain) -> list[tuple[str, JobRecord]]:
@@ -180,8 +195,8 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
             for group in cluster.groups.values()
         ],
         "memory_cap_gb": core.settings.memory_cap_gb,
-        "jobs": [_job(core, name, record, queue) for name, record in live.items()],
-        "ended": [_job(core, name, record, queue) for name, record in _last_ended(brain, ended)],
+        "jobs": _jobs(core, live.items(), queue),
+        "ended": _jobs(core, _last_ended(brain, ended), queue),
     }
 
 

@@ -1,4 +1,5 @@
-"""Writes ``docs/mux_api.md``: the daemon's HTTP API, from its own description (OpenAPI)."""
+"""Writes ``docs/mux_api.md``: the daemon's HTTP API, from its own description (OpenAPI), and the
+table of roles and routes in ``docs/security.md``."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.docstrings import one_line
 from rollpacker.rollmux.service.logs import Logs
 from rollpacker.rollmux.service.metrics import Metrics
+from rollpacker.rollmux.service.roles import ROLES
+from rollpacker.rollmux.service.routes import ROUTES
 from rollpacker.rollmux.service.sqlite import SqliteStore
 from rollpacker.rollmux.service.writer import Writer
 
 PAGE = Path(__file__).parent / "mux_api.md"
+SECURITY = PAGE.with_name("security.md")
+_BEGIN, _END = "<!-- routes -->\n", "<!-- end of routes -->"
 Schema = Mapping[str, Any]
 HEAD = """# The daemon's HTTP API (v1)
 
@@ -62,6 +67,24 @@ def render() -> str:
         lines += [f"### {name} object", "", one_line(schema.get("description", "")), ""]
         lines += _table(schema) if schema.get("properties") else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def with_roles(page: str) -> str:
+    """The page on security, with the table of today."""
+    before, _, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    lines = ["", "| route | nobody | read | submit | node |", "|---|---|---|---|---|"]
+    for name, access in ROUTES.items():
+        cells = [f"`{name}`", _may(access.roles is None)]
+        for role in ROLES[:-1]:
+            may = access.roles is None or role in access.roles
+            cells.append("*own*" if may and role == "submit" and access.owner else _may(may))
+        lines.append(f"| {' | '.join(cells)} |")
+    return f"{before}{_BEGIN}{chr(10).join(lines)}\n\n{end}{after}"
+
+
+def _may(may: bool) -> str:
+    return "✓" if may else ""
 
 
 def _route(path: str, method: str, route: Schema, schemas: Schema) -> Iterator[str]:
@@ -169,12 +192,13 @@ def _limits(field: Schema) -> str:
 
 
 def main() -> None:
-    """Write the page; with ``--check`` only compare, and exit 1 when it is out of date."""
-    text = render()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE.name} is out of date: run make docs")
+    """Write the pages; with ``--check`` only compare, and exit 1 when it is out of date."""
+    pages = {PAGE: render(), SECURITY: with_roles(SECURITY.read_text(encoding="utf-8"))}
+    for page, text in pages.items():
+        if "--check" not in sys.argv[1:]:
+            page.write_text(text, encoding="utf-8")
+        elif not page.exists() or page.read_text(encoding="utf-8") != text:
+            sys.exit(f"{page.name} is out of date: run make docs")
 
 
 if __name__ == "__main__":

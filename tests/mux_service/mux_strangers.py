@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 from mux_fleet import Daemon, Link
 
+from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.tokens import FILE, Token, add_token
 
 SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 9.0, "iterations": 9}
@@ -14,6 +15,7 @@ PEOPLE = {
     "code": Token(name="bob", role="submit", team="code"),
     "math": Token(name="alice", role="submit", team="math"),
     "node": Token(name="agent", role="node"),
+    "other": Token(name="agent-2", role="node"),
 }
 
 
@@ -26,8 +28,10 @@ class Place:
         (folder / "nodes.yaml").write_text(yaml.safe_dump({"nodes": nodes, "teams": teams}))
         self.daemon = Daemon(folder / "state", ttl=60.0, inventory=folder / "nodes.yaml")
         self.daemon.start()
+        self.folder = folder
         tokens = {who: add_token(folder / "state" / FILE, each) for who, each in PEOPLE.items()}
         tokens |= {"operate": self.daemon.token, "nobody": "no-token-at-all-but-long"}
+        self.tokens = tokens
         self.links = {who: Link(self.daemon.port, token) for who, token in tokens.items()}
         self._count = 0
         program = {
@@ -47,6 +51,13 @@ class Place:
         self._count += 1
         body = {} if body is None and method == "POST" else body
         return self.links[who].once(method, path, body, f"key-{self._count}")
+
+    def client(self, who: str) -> MuxClient:
+        """As a job or an agent talks to the daemon."""
+        file = self.folder / f"{who}.token"
+        file.write_text(self.tokens[who], encoding="utf-8")
+        file.chmod(0o600)
+        return MuxClient(f"http://127.0.0.1:{self.daemon.port}", file)
 
     def path(self, template: str) -> str:
         """One that is about the job."""

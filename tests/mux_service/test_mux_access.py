@@ -153,6 +153,27 @@ def test_secrets_of_programs_are_the_operators_only(place: Place) -> None:
     assert "hunter2" in place.ask("operate", "GET", "/v1/journal")[1]
 
 
+def test_the_key_of_a_gate_is_for_those_who_share_a_token(place: Place) -> None:
+    """Whoever has it can run code: no route gives it away, the operator's neither."""
+    key = bytes(range(32))
+    driver = place.client("node")
+    driver.open_gate("mine", "10.0.0.1", 4000, key, ["node-0", "node-1"])
+    found = place.client("node").gate("mine", 1)
+    assert (found.key, found.host, found.port) == (key, "10.0.0.1", 4000)
+    for who in ("other", "operate"):
+        said = place.ask(who, "GET", "/v1/jobs/mine/gate?attempt=1")
+        assert (said[0], key.hex() in str(said)) == (200, False)
+        with pytest.raises(ValueError, match="has another token than this node"):
+            place.client(who).gate("mine", 1)
+    # What is passed on by somebody else is no gate of the driver's.
+    sealed = place.ask("node", "GET", "/v1/jobs/mine/gate?attempt=1")[1]
+    moved = sealed | {"host": "10.6.6.6"}
+    assert place.ask("other", "POST", "/v1/jobs/mine/gate", moved)[0] == 200
+    with pytest.raises(ValueError, match="has another token than this node"):
+        place.client("node").gate("mine", 1)
+    driver.open_gate("mine", "10.0.0.1", 4000, key, ["node-0", "node-1"])
+
+
 def test_teams_own_what_they_may_change() -> None:
     """A route that a team's token may use to change something says whose job it is about."""
     for name, access in ROUTES.items():

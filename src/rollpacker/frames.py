@@ -98,6 +98,8 @@ class Channel:
         try:
             for each in frames:
                 take(each)
+        except WireError as error:
+            return f"wrote nonsense ({error})"
         except Exception as error:
             return f"wrote nonsense ({one_line(error)})"
         if state is State.BROKEN:

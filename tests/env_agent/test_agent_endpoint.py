@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from collections import Counter
 from contextlib import suppress
 
 import pytest
 
+from fuzzing import amiss, torn
 from rollpacker.env.agent import connection
 from rollpacker.env.agent import endpoint as endpoint_module
 from rollpacker.env.agent.endpoint import Endpoint
@@ -166,3 +169,75 @@ def test_what_fails_in_an_answer_ends_that_request_only(
 
     asyncio.run(talk())
     assert "KeyError: 'ours'" in caplog.text
+
+
+REQUEST = {
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "6 * 7?"}]},
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        ]},
+        {"role": "tool", "tool_call_id": "c", "content": "42"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "n": 1, "stream": False, "temperature": 0.5, "stream_options": {"include_usage": True},
+}  # fmt: skip
+
+
+def fuzzed(rng: random.Random, key: str) -> bytes:
+    """A request of a program with this key, or what looks like one."""
+    body = amiss(REQUEST, rng) if rng.random() < 0.8 else REQUEST
+    try:
+        text = json.dumps(body, default=lambda each: each.decode("latin-1"))
+    except RecursionError:
+        text = "[" * 5000
+    data = text.encode("utf-8", "surrogatepass")
+    data = torn(data, rng) if rng.random() < 0.1 else data
+    path = rng.choice(("/v1/chat/completions",) * 8 + ("/v1/models", "/v1/completions", "/%0a"))
+    head = f"POST {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n".encode()
+    if rng.random() < 0.2:
+        chunk = f"{len(data):x}\r\n".encode() + data + b"\r\n0\r\n\r\n"
+        whole = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk
+    else:
+        whole = head + f"Content-Length: {len(data)}\r\n\r\n".encode() + data
+    return torn(whole, rng) if rng.random() < 0.2 else whole
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"), [(34, 300), pytest.param(35, 5000, marks=pytest.mark.slow)]
+)
+def test_requests_of_any_kind(seed: int, count: int) -> None:
+    """Each is answered or its connection ends; the session of another program goes on."""
+    rng, statuses = random.Random(seed), Counter[bytes]()
+
+    async def talk() -> None:
+        endpoint = Endpoint()
+        await endpoint.open()
+        port = int(endpoint.url.split(":")[2].split("/")[0])
+        other, quiet = endpoint.begin()
+        for _ in range(count):
+            key, session = endpoint.begin()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(fuzzed(rng, key))
+            reading = asyncio.create_task(reader.read(65536))
+            for _ in range(5):  # a torn one waits for its end
+                await asyncio.wait({reading}, timeout=0.002)
+                if session.take() is not None:
+                    session.answer({"role": "assistant", "content": "42"})
+                    async with asyncio.timeout(10.0):
+                        await reading
+            writer.close()
+            async with asyncio.timeout(10.0):
+                await asyncio.wait({reading})
+            statuses[reading.result()[9:12] if not reading.exception() else b""] += 1
+            endpoint.end(key)
+            assert not quiet.waiting
+        assert await answered(endpoint, other, b"[]") == (400, "the body is no JSON object")
+        await endpoint.close()
+
+    asyncio.run(talk())
+    print(f"\nseed {seed}: {count} requests of agents' programs: {dict(statuses)}")
+    assert not statuses[b"501"]
+    assert min(statuses[status] for status in (b"200", b"400", b"")) > 10

@@ -26,7 +26,7 @@ FAULTS = {
     "kill": "reward 'act': its process was killed by signal 9",
     "crash": "reward 'act': its process exited with code 7",
     "forge": "reward 'act': its process wrote nonsense (no answer to the running job)",
-    "flood": "reward 'act': its process wrote nonsense (no frame)",
+    "flood": "reward 'act': its process wrote more than 1 MiB at once",
     "inf": "expected a finite number",
     "text": "returned str 'much', expected a number",
     "many": "expected a list of 1 numbers",

@@ -18,7 +18,6 @@ from typing import Any
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.frames import State, WireError
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.ledger import Ledger
 from rollpacker.reward.process import GradingProcess, Job, Loaded, start
@@ -235,17 +234,9 @@ class GradingPool:
         return process
 
     def _read(self, process: GradingProcess) -> None:
-        replies, state = process.channel.receive()
-        try:
-            for reply in replies:
-                self._on_reply(process, reply)
-        except WireError as error:
-            self._replace(process, f"its process wrote nonsense ({error})")
-            return
-        if state is State.BROKEN:
-            self._replace(process, "its process wrote nonsense (no frame)")
-        elif state is State.CLOSED:
-            self._replace(process, None)
+        gone = process.channel.hear(lambda payload: self._on_reply(process, payload))
+        if gone is not None:
+            self._replace(process, f"its process {gone}" if gone else None)
 
     def _replace(self, process: GradingProcess, reason: str | None) -> None:
         """Kill a process and start another; its running job is charged, the others wait again."""

@@ -40,7 +40,7 @@ ANSWERS = {
     "raise": "KeyError: 'board'",
     "raise timeout": "TimeoutError: the server timed out",
     "raise more": "Stop: base",
-    "raise half": "ValueError: no such word: ?",
+    "raise half": "ValueError: no such word: \\ud83d",
     "note": "what it left cannot be passed on: TypeError",
     "half metric": "what it left cannot be passed on: UnicodeEncodeError",
     "cancel": "CancelledError",

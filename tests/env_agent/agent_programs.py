@@ -99,8 +99,8 @@ def write(folder: Path, program: str) -> list[str]:
 
 
 @asynccontextmanager
-async def opened(path: list[str]) -> AsyncIterator[AgentFactory]:
-    factory = AgentFactory(EnvironmentConfig(kind="agent", path=path))
+async def opened(path: list[str], **more: Any) -> AsyncIterator[AgentFactory]:
+    factory = AgentFactory(EnvironmentConfig(kind="agent", path=path, **more))
     await factory.open()
     try:
         yield factory
@@ -111,11 +111,12 @@ async def opened(path: list[str]) -> AsyncIterator[AgentFactory]:
 def run(
     path: list[str],
     talk: Callable[[AgentEnvironment], Awaitable[Any]],
+    **more: Any,
 ) -> Any:
     """What ``talk`` returns of an episode, which is closed behind it."""
 
     async def episode() -> Any:
-        async with asyncio.timeout(TIMEOUT_S), opened(path) as factory:
+        async with asyncio.timeout(TIMEOUT_S), opened(path, **more) as factory:
             environment = factory.make()
             try:
                 return await talk(environment)

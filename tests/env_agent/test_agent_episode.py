@@ -329,19 +329,28 @@ def test_the_program_has_what_clients_need_and_no_proxy(
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.setenv("MINE", "here")
-    names = ["OPENAI_BASE_URL", "OPENAI_API_KEY", "NO_PROXY", "no_proxy", "MINE"]
+    monkeypatch.setenv("HF_TOKEN", "hf_none_of_its_business")
+    names = ["OPENAI_BASE_URL", "OPENAI_API_KEY", "NO_PROXY", "no_proxy", "MINE", "HF_TOKEN"]
 
     async def talk(environment: AgentEnvironment) -> Any:
         return await environment.reset(ROW)
 
     opening = run(
-        write(tmp_path, f"ask([user(json.dumps([os.environ[n] for n in {names}]))])"), talk
+        write(tmp_path, f"ask([user(json.dumps([os.environ.get(n) for n in {names}]))])"),
+        talk,
+        variables=["MINE"],
     )
-    url, key, proxy, lower, mine = json.loads(opening.prompt[0]["content"])
+    url, key, proxy, lower, mine, token = json.loads(opening.prompt[0]["content"])
     assert url.startswith("http://127.0.0.1:")
     assert url.endswith("/v1")
     assert len(key) > 40
     assert (proxy, lower, mine) == ("example.org,127.0.0.1", "127.0.0.1", "here")
+    assert token is None
+
+
+def test_a_variable_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="environment.variables: 'NOT_HERE' is not set here"):
+        run(write(tmp_path, ""), AgentEnvironment.close, variables=["NOT_HERE"])
 
 
 def test_a_program_that_cannot_be_started_fails_its_episode(tmp_path: Path) -> None:

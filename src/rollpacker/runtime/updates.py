@@ -190,7 +190,8 @@ class Updates:
         self._decision = decision
         if not (self._full_softmax or self._updated):
             self._score()
-        if not self._scoring:
+        # A replica in this process may have answered already.
+        if self._decision is decision and not (self._scoring or self._dividing):
             self._divide()
 
     def _score(self) -> None:

@@ -18,6 +18,7 @@ from rollpacker.shield import shielded
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_ATTEMPT = "ROLLMUX_ATTEMPT"
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -38,9 +39,12 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def keep_to_itself() -> None:
-    """Nobody else of this user reads the memory and the environment of this process: programs that
-    it starts would find others' keys there. Root may still."""
-    if sys.platform == "linux":
+    """Nobody else of this user reads the memory and the environment of this process: programs of
+    agents would find keys there. Root may still.
+
+    Not under RollMux, whose agents find what is left of a program by its environment.
+    """
+    if sys.platform == "linux" and _ATTEMPT not in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 

@@ -2,12 +2,19 @@
 
 import pytest
 
-from rollpacker.config.secrets import STARS, masked, masked_argument
+from rollpacker.config.secrets import STARS, masked, masked_command
 
 SHOWN = {
     "model": {"path": "Qwen/Qwen3-0.6B", "max_tokens": 5},
     "mux": {"token_file": "runs/mux/token", "url": "https://head:8642"},
-    "data": {"answer_key": 3, "keyword": "task", "author": "me", "passes": "2"},
+    "data": {
+        "answer_key": "B",
+        "input_key": "question",
+        "label_key": "answer",
+        "keyword": "task",
+        "author": "me",
+        "passes": "2",
+    },
 }
 
 
@@ -17,8 +24,8 @@ def test_what_is_none_stays() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["api_key", "apikey_secret", "token", "hf_token", "password", "DB_PASSWD", "Authorization",
-     "credentials", "bearer", "session.cookie", "keys"],
+    ["api_key", "apikey", "apiKey", "openai_key_1", "token", "hf_token", "password", "password1",
+     "DB_PASSWD", "Authorization", "credentials", "bearer", "session.cookie", "keys"],
 )  # fmt: skip
 def test_names(name: str) -> None:
     assert masked({"options": {name: "x", "other": "y"}}) == {
@@ -30,6 +37,7 @@ def test_names(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["sk-proj-0123456789abcdef", "hf_ABCDEFGHIJKLMNOP", "ghp_0123456789abcdef",
+     "github_pat_11ABCDEFG0_x123",
      "postgresql://me:hunter2@db/x", "use sk-0123456789abcdef"],
 )  # fmt: skip
 def test_looks(text: str) -> None:
@@ -40,12 +48,12 @@ def test_looks(text: str) -> None:
     ("given", "shown"),
     [
         ("rewards.0.options.api_key=abc", "rewards.0.options.api_key=***"),
-        ("--api-key=abc", "--api-key=***"),
-        ("mux.token_file=runs/token", "mux.token_file=runs/token"),
-        ("a=b=c", "a=b=c"),
-        ("hf_ABCDEFGHIJKLMNOP", "***"),
-        ("train.yaml", "train.yaml"),
+        ("train --api-key=abc", "train --api-key=***"),
+        ("train --api-key abc --steps 3", "train --api-key *** --steps 3"),
+        ("mux.token_file=runs/token --token-file runs/token",) * 2,
+        ("a=b=c --key --verbose",) * 2,
+        ("x hf_ABCDEFGHIJKLMNOP", "x ***"),
     ],
 )
 def test_arguments(given: str, shown: str) -> None:
-    assert masked_argument(given) == shown
+    assert " ".join(masked_command(given.split())) == shown

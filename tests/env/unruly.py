@@ -91,6 +91,8 @@ TURNS: Mapping[str, Callable[[], Any]] = {
     "metric": lambda: Turn(messages=YES, metrics={"a": np.float32(2.0)}),  # pyright: ignore
     "half metric": lambda: Turn(messages=YES, metrics={"x\ud83d": 1.0}),
     "many calls": lambda: Turn(messages=YES, calls=1 << 70),
+    "fewer calls": lambda: Turn(messages=YES, calls=-1),
+    "many metrics": lambda: Turn(messages=YES, metrics={str(n): 1.0 for n in range(1001)}),
     "odd calls": lambda: Turn(messages=YES, calls="all"),  # pyright: ignore
     "odd message": lambda: Turn(messages=[YES[0] | {"extra": object()}]),
     "odd key": lambda: Turn(messages=[YES[0] | {1: 2}]),  # pyright: ignore

@@ -349,7 +349,7 @@ def test_the_program_has_what_clients_need_and_no_proxy(
 
 
 def test_a_variable_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="environment.variables: 'NOT_HERE' is not set here"):
+    with pytest.raises(ValueError, match="'NOT_HERE' is not set here"):
         run(write(tmp_path, ""), AgentEnvironment.close, variables=["NOT_HERE"])
 
 

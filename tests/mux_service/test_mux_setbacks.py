@@ -159,6 +159,43 @@ def test_a_permit_whose_loss_the_scheduler_fails_on_keeps_no_other(
     asyncio.run(main())
 
 
+def test_the_end_of_one_job_that_fails_is_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gave a fenced permit back next got 500 for it, and the log was read again."""
+
+    async def main() -> None:
+        async with failing(tmp_path, monkeypatch) as world:
+            tokens = [await world.writer.read(partial(permitted, job=job)) for job in ("a", "b")]
+            handle = scheduler._HANDLERS[ev.JobEnded]
+
+            def ended(self: object, now: float, event: ev.JobEnded) -> None:
+                if event.job == "a":
+                    raise KeyError("of the scheduler")
+                handle(self, now, event)
+
+            monkeypatch.setitem(scheduler._HANDLERS, ev.JobEnded, ended)
+            for job in ("a", "b"):
+                asked = bodies.Asked(f"{job}/end", "")
+                await world.writer.call(partial(commands.end, request=asked, job=job))
+            with pytest.raises(Refused) as refused:
+                await given_back(world, tokens[0])
+            assert refused.value.status == 500
+            await world.looks()
+            opened = world.opened
+            with pytest.raises(Refused) as refused:
+                await given_back(world, tokens[1])
+            assert (refused.value.status, refused.value.body["code"]) == (409, "lost")
+            assert world.opened == opened
+            assert await world.writer.read(lambda core: core.brain.state("b")) == "ended"
+
+    async def given_back(world: Failing, token: int) -> None:
+        asked = bodies.Asked(f"back/{token}", "")
+        await world.writer.call(partial(commands.abandon, request=asked, token=token))
+
+    asyncio.run(main())
+
+
 def test_a_node_whose_failure_the_scheduler_fails_on_is_silent_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,10 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 _NAME = re.compile(
-    r"(^|[_.-])(key|token|secret|pass(word|wd|phrase)?|credentials?|auth(orization)?|bearer|cookie)s?$"
+    r"((^|[.-])key|(^|[_.-])(auth|pass)|token|secret|passw(or)?d|passphrase|credential|bearer|"
+    r"(api|access|secret|private|openai|anthropic|azure|wandb|service)[_-]?key|authorization|cookie)"
+    r"s?([_-]?\d+)?$"
 )
-_TEXT = re.compile(r"\b(sk|hf|ghp|glpat|xox[bp]|AKIA)[-_]?[A-Za-z0-9_-]{12,}|://[^/@\s]+:[^/@\s]+@")
+_TEXT = re.compile(
+    r"\b((sk|hf|gh[opsur]|github_pat|glpat|xox[abp])[-_][A-Za-z0-9_-]{12,}|AKIA[A-Z0-9]{12,})|"
+    r"://[^/@\s]+:[^/@\s]+@"
+)
 """What keys of well-known services, and addresses with a password, look like."""
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 STARS = "***"
 
 
@@ -24,12 +30,23 @@ def masked(value: Any, name: str = "") -> Any:
         return {key: masked(each, str(key)) for key, each in tree.items()}
     if isinstance(value, list | tuple):
         return [masked(each, name) for each in cast(Sequence[Any], value)]
-    if isinstance(value, str) and value and (_NAME.search(name.lower()) or _TEXT.search(value)):
-        return STARS
-    return value
+    secret = isinstance(value, str) and bool(value) and (_names(name) or _TEXT.search(value))
+    return STARS if secret else value
 
 
-def masked_argument(text: str) -> str:
-    """The same of a program's argument: ``--api-key=...``, ``rewards.0.options.api_key=...``."""
-    name, equals, value = text.partition("=")
-    return f"{name}={masked(value, name)}" if equals else masked(text)
+def _names(name: str) -> bool:
+    return bool(_NAME.search(_HUMP.sub("_", name).lower()))
+
+
+def masked_command(arguments: Sequence[str]) -> list[str]:
+    """The same of a program's arguments: ``--api-key abc``, ``rewards.0.options.api_key=abc``."""
+    shown: list[str] = []
+    flag = ""
+    for text in arguments:
+        name, equals, value = text.partition("=")
+        if equals:
+            shown.append(f"{name}={masked(value, name)}")
+        else:
+            shown.append(text if text.startswith("-") else masked(text, flag))
+        flag = text if text.startswith("-") and not equals else ""
+    return shown

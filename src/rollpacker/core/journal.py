@@ -124,7 +124,11 @@ class JournalWriter:
         number = _number(older[-1]) + 1 if older else 1
         older.append(self._path.with_name(f"{self._path.stem}-{number:0{_DIGITS}}.jsonl"))
         self._path.replace(older[-1])
-        self._open()
+        try:
+            self._open()
+        except OSError:
+            older[-1].replace(self._path)  # it goes on in the same one
+            raise
         file.close()
         while older and sum(p.stat().st_size for p in older) > most * (1 - 1 / _SEGMENTS):
             older.pop(0).unlink()

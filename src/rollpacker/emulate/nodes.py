@@ -100,9 +100,9 @@ class EmulatedHost:
         """End it at once."""
         self._host.kill()
 
-    async def end(self) -> str:
+    async def end(self, seconds: float = 5.0) -> str:
         """How it ended, in words."""
-        return await self._host.end()
+        return await self._host.end(seconds)
 
 
 class _Told:

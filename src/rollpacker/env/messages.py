@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -111,19 +111,23 @@ class Answer(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=
     prompt: bytes = b""
     over: Literal["", "stop", "length"] = ""
     error: str = ""
-    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    seconds: float = 0.0
     reward: float | None = None
-    calls: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
-    failed_calls: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
-    metrics: Annotated[dict[str, float], msgspec.Meta(max_length=_METRICS)] = {}
+    calls: int = 0
+    failed_calls: int = 0
+    metrics: dict[str, float] = {}
     messages: list[dict[str, Any]] = []
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError``."""
+        """Raises ``ValueError``, where it is made as where it is read."""
         if len(self.tokens) % 4 or len(self.prompt) % 4:
             raise ValueError("token ids are 4 bytes each")
-        if not (math.isfinite(self.seconds) and math.isfinite(self.reward or 0.0)):
+        if not (0 <= self.seconds < math.inf and math.isfinite(self.reward or 0.0)):
             raise ValueError("seconds and a reward are finite")
+        if not (0 <= self.calls <= _MOST and 0 <= self.failed_calls <= _MOST):
+            raise ValueError(f"calls of a turn are 0 to {_MOST}")
+        if len(self.metrics) > _METRICS:
+            raise ValueError(f"a turn has {len(self.metrics)} metrics, more than {_METRICS}")
 
 
 Report = Ready | Fatal | Answer

@@ -60,7 +60,7 @@ class EnvironmentPool:
     ) -> None:
         self._config = config
         self._tokenizer = pickle.dumps(tokenizer)
-        self._vocabulary = len(tokenizer)
+        self._vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
         self._template = dict(template)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take = lambda _replies: None
@@ -258,8 +258,8 @@ class EnvironmentPool:
                 return f"its process sent {what} of {len(ids)} ids where {room} had room"
             strange = ids[(ids < 0) | (ids >= self._vocabulary)]
             if len(strange):
-                most = self._vocabulary
-                return f"its process sent {what} with id {strange[0]}: the tokenizer has {most}"
+                own = f"the tokenizer has ids below {self._vocabulary}"
+                return f"its process sent {what} with id {strange[0]}: {own}"
         return ""
 
     def _replace(self, member: Member, why: str) -> list[Reply]:

@@ -44,7 +44,6 @@ _encode = msgspec.msgpack.Encoder().encode
 def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
     die_with(parent)
-    keep_to_itself()
     take_no_notice()
     allow_files(_FILES)
     gone = contextlib.suppress(BrokenPipeError, ConnectionResetError, asyncio.IncompleteReadError)
@@ -56,6 +55,8 @@ async def _serve(sock: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=sock)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
     config, tokenizer, kwargs = pickle.loads(await _next(reader))
+    if config.kind == "agent":
+        keep_to_itself()
     try:
         factory, template, ready = _prepare(config, tokenizer, kwargs)
         await factory.open()

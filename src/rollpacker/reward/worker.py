@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from rollpacker.children import die_with, keep_to_itself
+from rollpacker.children import die_with
 from rollpacker.core.types import AttemptId
 from rollpacker.errors import told, way
 from rollpacker.reward.base import GradeRequest, Scored, TrainerState
@@ -30,7 +30,6 @@ Decode = Callable[..., str]
 def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
     die_with(parent)
-    keep_to_itself()
     take_no_notice()
     # A driver that has gone meanwhile needs no reply.
     gone = contextlib.suppress(BrokenPipeError, ConnectionResetError)

@@ -31,8 +31,8 @@ class RemoteHost:
         self._agent.link.send(messages.Kill(worker=self._number))
         self.link.sever()
 
-    async def end(self) -> str:
-        """How it ended, in words."""
+    async def end(self, seconds: float = 0.0) -> str:  # noqa: ARG002
+        """How it ended, in words: its agent waits for it before it starts another."""
         if not self._agent.live:
             return f"its node {self._agent.name} is gone"
         code = self._agent.ended.get(self._number)

@@ -72,6 +72,6 @@ class Host(Protocol):
         """End it, stopped or not; its link sees it, and nobody waits for it."""
         ...
 
-    async def end(self) -> str:
-        """How it ended, in words; it has some seconds for that."""
+    async def end(self, seconds: float = 5.0) -> str:
+        """How it ended, in words; it has so many seconds for that."""
         ...

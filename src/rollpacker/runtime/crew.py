@@ -73,7 +73,8 @@ class Crew:
         before = [self._hosts[rank] for rank in ranks if rank in self._hosts]
         for host in before:  # whatever is left of it
             host.kill()
-        await asyncio.gather(*(host.end() for host in before))
+        # Its device's memory goes with it.
+        await asyncio.gather(*(host.end(_GONE_S) for host in before))
         started = self._machines.start(specs)
         for number, host in started.items():
             self._hosts[number] = host

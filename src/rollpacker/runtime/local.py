@@ -135,9 +135,9 @@ class LocalHost:
         self._started.kill()
         self.link.sever()
 
-    async def end(self) -> str:
-        """How it ended, in words; it has some seconds for that."""
-        until = time.monotonic() + _LEAVING_S
+    async def end(self, seconds: float = _LEAVING_S) -> str:
+        """How it ended, in words; it has so many seconds for that."""
+        until = time.monotonic() + seconds
         while not self._started.ended and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
         code = self._started.exit_code()

@@ -209,7 +209,7 @@ class RemoteSandbox(Runner[Literal["remote"]]):
         deadline: float,
     ) -> bytes:
         # JSON takes up to six bytes for one.
-        most = 6 * (self.limits.output_mb << 20) + _CHUNK
+        most = 12 * (self.limits.output_mb << 20) + _CHUNK
         data = bytearray()
         while chunk := response.read1(_CHUNK):
             data += chunk

@@ -20,7 +20,7 @@ from rollpacker.find import find
 _USUAL = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|TEMP|TMP|LANG|LANGUAGE|LC_\w+|XDG_\w+|PYTHON\w*|"
     r"VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|NODE_PATH|JAVA_HOME|CUDA_VISIBLE_DEVICES|"
-    r"SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(?i:(https?|no|all|ftp)_proxy)"
+    r"ROLLMUX_ATTEMPT|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(?i:(https?|no|all|ftp)_proxy)"
 )
 """Variables by which programs find things; where people put keys, there are others."""
 

@@ -41,6 +41,8 @@ class FolderIdentity:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._handle)
+            if not isinstance(error, BlockingIOError):
+                raise ValueError(f"--programs {folder}: it cannot be locked: {error}") from error
             raise ValueError(
                 f"--programs {folder}: another agent has this folder; stop it, or name another one"
             ) from error

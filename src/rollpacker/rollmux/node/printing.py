@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
 from rollpacker.rollmux.service.client import MuxClient
-from rollpacker.rollmux.service.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.link import MuxError
 
 _PIECE = 24 * 1024
 _PIECES = 16
@@ -91,15 +91,17 @@ class Printing:
                     data = file.read(_PIECE)
                     if not data or self._closed:
                         return False
-                    log.sent, log.over = self._client.printed(name.job, name.number, log.sent, data)
+                    log.sent, log.over = self._client.printed(
+                        name.job, name.number, log.sent, data, patience_s=_PAUSE_S
+                    )
                     log.failed = None
                     file.seek(log.sent)
-        except (MuxError, UnreachableError) as error:
-            # Of a job that nobody knows any more; all else may pass.
+        except FileNotFoundError:  # it is not there yet, or not any more
+            return False
+        except Exception as error:
+            # Of a job that nobody knows any more; all else may pass, whatever it is.
             log.over = isinstance(error, MuxError) and error.status in _GONE
             log.failed = time.monotonic() if log.failed is None else log.failed
             log.again = time.monotonic() + _PAUSE_S
-            return False
-        except OSError:  # it is not there yet, or not any more
             return False
         return not log.over

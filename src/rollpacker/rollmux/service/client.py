@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
+from rollpacker.errors import visible
 from rollpacker.rollmux.inventory import Machine
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.auth import seal, unseal
@@ -19,6 +20,7 @@ from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, Unreachabl
 SAFE_SHARE = 0.9
 """Share of a lease in which its holder works: the rest is for clocks and for stopping."""
 _WAIT_S = 20.0
+_LONGEST_REASON = 1000
 
 
 class LeaseLostError(RuntimeError):
@@ -189,12 +191,14 @@ class MuxClient(Link):
         body = {"attempts": attempts, "agent": agent}
         return self.call("POST", path, body, new_key(), patience_s=patience_s)
 
-    def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+    def printed(
+        self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
+    ) -> tuple[int, bool]:
         """Send what an attempt printed from byte ``at`` on; how much the daemon has of it, and
         whether it takes no more."""
         path = f"/v1/jobs/{quote(job, safe='')}/attempts/{number}/log"
         body = {"at": at, "data": base64.b64encode(data).decode()}
-        _, answer = self.call("POST", path, body, new_key())
+        _, answer = self.call("POST", path, body, new_key(), patience_s=patience_s)
         return answer["have"], answer["full"]
 
     def open_gate(self, job: str, host: str, port: int, key: bytes, names: Sequence[str]) -> None:
@@ -235,7 +239,9 @@ class MuxClient(Link):
 
     def node_failed(self, node: str, reason: str) -> None:
         """Report that a node is gone, with all that was on it."""
-        self.call("POST", f"/v1/nodes/{quote(node, safe='')}/failed", {"reason": reason}, new_key())
+        # Of a check's own words: the daemon takes one line.
+        body = {"reason": visible(" ".join(reason.split()), kept="")[:_LONGEST_REASON]}
+        self.call("POST", f"/v1/nodes/{quote(node, safe='')}/failed", body, new_key())
 
     def _for_permit(
         self,

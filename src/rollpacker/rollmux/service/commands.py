@@ -327,5 +327,5 @@ def _over_if_fenced(core: Core, token: int) -> Lease:
     lease = core.brain.leases.get(token)
     if lease is not None and lease.fenced:
         core.brain.over(token)
-        core.release_fences()
+        core.release_fences(token)
     return _lease(core, token)

@@ -225,9 +225,11 @@ class Core:
             self._queue = self.brain.seq, [job.spec.id for job in waiting]
         return self._queue[1]
 
-    def release_fences(self) -> None:
-        """Tell the scheduler of what waited for permits that are over now."""
-        while fence := next((each for each in self.brain.fences if each.ready), None):
+    def release_fences(self, token: int) -> None:
+        """Tell the scheduler of what waited for this permit, which is over now, and for no other;
+        what waited for others comes in time (``expire``)."""
+        waited = [f for f in self.brain.fences if token in f.fenced and f.ready]
+        for fence in waited:
             self._release(fence)
 
     def _release(self, fence: Fence) -> None:

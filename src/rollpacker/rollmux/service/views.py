@@ -10,7 +10,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any
 
-from rollpacker.config.secrets import masked_argument
+from rollpacker.config.secrets import masked_command
 from rollpacker.core.codec import plain
 from rollpacker.rollmux.admission import expected
 from rollpacker.rollmux.cluster import Job
@@ -86,7 +86,7 @@ def _program(core: Core, record: JobRecord) -> dict[str, Any] | None:
     told = plain(started)
     del told["program"]["environment"]
     for part in ("command", "members"):
-        told["program"][part] = [masked_argument(each) for each in told["program"][part]]
+        told["program"][part] = masked_command(told["program"][part])
     return told | {"lead": core.brain.lead(record.spec.id), "ready_at": started.ready_at()}
 
 
@@ -137,8 +137,9 @@ def _worked(core: Core, record: JobRecord, live: Job) -> float:
 async def all_jobs(read: Callable[[Callable[[Core], Any]], Awaitable[Any]]) -> dict[str, Any]:
     """All jobs, those that ended too; ``read`` is the writer's."""
     found: list[dict[str, Any]] = []
-    while more := await read(partial(_some_jobs, first=len(found))):
-        found += more
+    count = await read(lambda core: len(core.brain.jobs))
+    for first in range(0, count, _AT_ONCE):
+        found += await read(partial(_some_jobs, first=first))
     return {"jobs": found}
 
 

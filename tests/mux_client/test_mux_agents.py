@@ -102,7 +102,9 @@ class Told(MuxClient):
             self._wanted = []
         return agents.time.monotonic(), {"ttl_s": 1.0, "attempts": self._wanted}
 
-    def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+    def printed(
+        self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
+    ) -> tuple[int, bool]:
         self.log = self.log[:at] + data
         return len(self.log), False
 
@@ -140,7 +142,9 @@ def test_a_log_that_is_sent_slowly_keeps_no_report_waiting(tmp_path: Path) -> No
     stuck, go = threading.Event(), threading.Event()
 
     class Slow(Told):
-        def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+        def printed(
+            self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
+        ) -> tuple[int, bool]:
             stuck.set()
             assert go.wait(30)
             return super().printed(job, number, at, data)
@@ -160,7 +164,9 @@ def test_a_log_that_could_not_be_taken_once_is_sent_later(tmp_path: Path) -> Non
     answers = [500, 500, 429]
 
     class Full(Told):
-        def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+        def printed(
+            self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
+        ) -> tuple[int, bool]:
             if answers:
                 raise MuxError(answers.pop(), {})
             return super().printed(job, number, at, data)
@@ -179,7 +185,9 @@ def test_an_attempt_is_over_though_its_log_is_never_taken(
     tried = list[int]()
 
     class Never(Told):
-        def printed(self, job: str, number: int, at: int, data: bytes) -> tuple[int, bool]:
+        def printed(
+            self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
+        ) -> tuple[int, bool]:
             tried.append(at)
             raise MuxError(status, {})
 

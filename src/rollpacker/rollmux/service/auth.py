@@ -1,7 +1,7 @@
 """The bearer token: a file that only its owner can read, and what is sealed with one.
 
-What those that share a token tell each other through the daemon is sealed: the daemon knows hashes
-of tokens, and passes on what neither it nor anybody who may look can read.
+What those that share a token tell each other through the daemon is sealed: it knows hashes of all
+tokens but the operator's, and passes on what nobody else who may look can read.
 """
 
 from __future__ import annotations

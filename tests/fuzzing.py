@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import socket
 from collections.abc import Callable
 from typing import Any
+
+from rollpacker.frames import frame
 
 ODD: tuple[Callable[[random.Random], Any], ...] = (
     lambda _: None,
@@ -62,3 +65,28 @@ def torn(data: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 3, 20))):
         changed[rng.randrange(len(changed))] = rng.randrange(256)
     return bytes(changed)
+
+
+class Child:
+    """In the place of a driver's child process: what it would write the test writes."""
+
+    def __init__(self) -> None:
+        self.ours, self.end = socket.socketpair()
+        self.alive = True
+
+    def write(self, payload: bytes) -> None:
+        """A frame."""
+        self.end.setblocking(True)
+        self.end.sendall(frame(payload))
+
+    def poll(self) -> int | None:
+        """As ``Popen`` says it."""
+        return None if self.alive else -9
+
+
+def kill(holder: Any) -> str:
+    """In the place of ``kill`` of whoever holds it."""
+    holder.popen.alive = False
+    holder.popen.end.close()
+    holder.channel.close()
+    return "was killed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,33 +16,25 @@ from chat_models import make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzzing import amiss, torn
+from fuzzing import Child, amiss, kill, torn
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env import pool as pool_module
 from rollpacker.env.messages import Answer, Begin, Ready, Step
 from rollpacker.env.pool import EnvironmentPool, Reply
 from rollpacker.env.process import LARGEST, Member
-from rollpacker.frames import DEEPEST, MOST_VALUES, Channel, check_values, frame
+from rollpacker.frames import DEEPEST, MOST_VALUES, Channel, check_values
 
 TOKENIZER = make_tokenizer("qwen2_5")
 ROOM = 50
 pack = msgspec.msgpack.encode
 
 
-class Process:
-    """In a process's place: what it would write the test writes."""
+class Process(Child):
+    """Of environments."""
 
     def __init__(self) -> None:
-        ours, self.end = socket.socketpair()
-        self.alive = True
-        self.member = Member(self, Channel(ours, LARGEST), time.monotonic())  # type: ignore[arg-type]
-
-    def write(self, payload: bytes) -> None:
-        self.end.setblocking(True)
-        self.end.sendall(frame(payload))
-
-    def poll(self) -> int | None:
-        return None if self.alive else -9
+        super().__init__()
+        self.member = Member(self, Channel(self.ours, LARGEST), time.monotonic())  # type: ignore[arg-type]
 
 
 class Pool:
@@ -52,7 +43,7 @@ class Pool:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
         self.processes: list[Process] = []
         monkeypatch.setattr(pool_module, "start", self._start)
-        monkeypatch.setattr(Member, "kill", self._kill)
+        monkeypatch.setattr(Member, "kill", kill)
         config = EnvironmentConfig(kind="python", path=["x:y"], processes=processes)
         self.pool = EnvironmentPool(config, TOKENIZER, {})
         self.replies: list[Reply] = []
@@ -61,14 +52,6 @@ class Pool:
     def _start(self, *_: Any) -> Member:
         self.processes.append(Process())
         return self.processes[-1].member
-
-    @staticmethod
-    def _kill(member: Member) -> str:
-        process: Any = member.popen
-        process.alive = False
-        process.end.close()
-        member.channel.close()
-        return "was killed"
 
     def of(self, episode: int) -> Process:
         return next(each for each in self.processes if episode in each.member.episodes)

@@ -140,7 +140,7 @@ class Client:
         name = f"job-{self._count}"
         job = f"/v1/jobs/{name}"
         await ask("POST", "/v1/jobs", SPEC | {"id": name, "program": PROGRAM})
-        permit = await ask("POST", f"{job}/permits", {"phase": "rollout", "wait_s": 0.2})
+        permit = await ask("POST", f"{job}/permits", {"phase": "rollout", "wait_s": 0.0})
         token = permit.get("token", 0)
         await ask("POST", f"/v1/permits/{token}/heartbeat")
         large = {"id": f"large-{self._count}", "rollout_nodes": 9, "too_large": "wait"}

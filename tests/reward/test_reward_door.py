@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import struct
 import time
 from collections import Counter
@@ -14,9 +13,9 @@ from typing import Any
 import pytest
 from pool_helpers import requests
 
-from fuzzing import amiss, torn
+from fuzzing import Child, amiss, kill, torn
 from rollpacker.config import GradingConfig, RewardConfig
-from rollpacker.frames import Channel, frame
+from rollpacker.frames import Channel
 from rollpacker.reward import pool as pool_module
 from rollpacker.reward.base import Grade
 from rollpacker.reward.pool import GradingPool
@@ -26,21 +25,13 @@ LOUD = 0
 """The response whose process writes anything."""
 
 
-class Process:
-    """In a grading process's place: what it would write the test writes."""
+class Process(Child):
+    """That grades, and is ready."""
 
     def __init__(self) -> None:
-        ours, self.end = socket.socketpair()
-        self.alive = True
-        self.of = GradingProcess(self, Channel(ours), time.monotonic())  # type: ignore[arg-type]
+        super().__init__()
+        self.of = GradingProcess(self, Channel(self.ours), time.monotonic())  # type: ignore[arg-type]
         self.write(json.dumps({"ready": True}).encode())
-
-    def write(self, payload: bytes) -> None:
-        self.end.setblocking(True)
-        self.end.sendall(frame(payload))
-
-    def poll(self) -> int | None:
-        return None if self.alive else -9
 
 
 class Pool:
@@ -49,7 +40,7 @@ class Pool:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: list[Process] = []
         monkeypatch.setattr(pool_module, "start", self._start)
-        monkeypatch.setattr(GradingProcess, "kill", self._kill)
+        monkeypatch.setattr(GradingProcess, "kill", kill)
         reward = RewardConfig(function="rollpacker.reward.math:score", timeout_s=600.0)
         self.pool = GradingPool([reward], GradingConfig(workers=2, retries=0))
         self.grades: list[Grade] = []
@@ -58,14 +49,6 @@ class Pool:
     def _start(self, *_: Any) -> GradingProcess:
         self.processes.append(Process())
         return self.processes[-1].of
-
-    @staticmethod
-    def _kill(process: GradingProcess) -> str:
-        fake: Any = process.popen
-        fake.alive = False
-        fake.end.close()
-        process.channel.close()
-        return "was killed"
 
     def submit(self, attempt: int) -> None:
         self.pool.submit(requests([str(attempt)], first=attempt))

@@ -1,9 +1,11 @@
 """The lead of an engine and its members, over scripted engines: order, answers, ends."""
 
+import os
 import pickle
+import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 
 import pytest
@@ -243,3 +245,32 @@ def test_who_waits_in_vain_says_for_whom(tmp_path, monkeypatch):
         join(member)
     with pytest.raises(ValueError, match="too long for a socket"):
         meet(Span(size=2, meeting=str(tmp_path / ("m" * 100))))
+
+
+def test_a_stranger_at_the_socket_is_no_member_and_is_not_unpickled(tmp_path):
+    meeting = str(tmp_path / "meeting")
+    lead, member = (Span(rank=rank, size=2, meeting=meeting) for rank in (0, 1))
+    made = tmp_path / "made"
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(made),)
+
+    def come():
+        for said in (pickle.dumps(Bomb()), (7).to_bytes(4, "little"), bytes(4)):
+            stranger = socket.socket(socket.AF_UNIX)
+            while stranger.connect_ex(f"{meeting}.relay"):
+                time.sleep(0.01)
+            with suppress(OSError):
+                stranger.sendall(len(said).to_bytes(4, "big") + said)
+            with suppress(ConnectionError):
+                assert stranger.recv(1) == b""
+            stranger.close()
+        join(member).send_bytes(b"here")
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    (known,) = meet(lead)
+    assert known.recv_bytes() == b"here"
+    thread.join(10)
+    assert not made.exists()

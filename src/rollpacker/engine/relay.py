@@ -6,8 +6,10 @@ A plain step is one byte. A member waits for its lead's next call and uses no CP
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
+import struct
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -34,6 +36,8 @@ _ANSWERED = ("info", "load_weights", "sleep", "wake")
 """Calls that are over only when all members have made them: what they read or leave (weights in
 shared memory, a device) is somebody else's afterwards."""
 _PATIENCE_S = 60.0
+_RANK = 4
+"""Bytes in which a member says who it is."""
 _LONGEST_PATH = 100
 """Bytes; a socket's address has no more room."""
 
@@ -201,9 +205,10 @@ def meet(span: Span) -> list[Connection]:
             listener.settimeout(_PATIENCE_S)
             while len(members) < span.size - 1:
                 accepted, _ = listener.accept()
-                accepted.setblocking(True)
-                member = Connection(accepted.detach())
-                members[member.recv()] = member
+                if (rank := _rank(accepted, span)) is None:
+                    accepted.close()
+                    continue
+                members[rank] = Connection(accepted.detach())
         except TimeoutError:
             absent = sorted(set(range(1, span.size)) - members.keys())
             raise TimeoutError(
@@ -212,6 +217,20 @@ def meet(span: Span) -> list[Connection]:
         finally:
             path.unlink(missing_ok=True)
     return [members[rank] for rank in range(1, span.size)]
+
+
+def _rank(end: socket.socket, span: Span) -> int | None:
+    """Of the member that has come; None for anybody else: members are of this user, and nothing is
+    unpickled before they are known."""
+    end.settimeout(_PATIENCE_S)
+    pid_uid_gid = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid = struct.unpack("3i", pid_uid_gid)[1]
+    try:
+        rank = int.from_bytes(end.recv(_RANK, socket.MSG_WAITALL), "little")
+    except OSError:
+        return None
+    end.setblocking(True)
+    return rank if uid == os.geteuid() and 0 < rank < span.size else None
 
 
 def join(span: Span) -> Connection:
@@ -230,9 +249,8 @@ def join(span: Span) -> Connection:
                 ) from None
             time.sleep(0.01)
             continue
-        lead = Connection(member.detach())
-        lead.send(span.rank)
-        return lead
+        member.sendall(span.rank.to_bytes(_RANK, "little"))
+        return Connection(member.detach())
 
 
 def _socket_path(span: Span) -> Path:

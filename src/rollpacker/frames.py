@@ -180,37 +180,41 @@ def check_values(data: bytes) -> None:
     Raises ``ValueError`` where it has more than ``MOST_VALUES`` values or is nested deeper than
     ``DEEPEST``; what is torn or malformed is left to the decoder.
     """
-    at, left = 0, [1]
+    at, left = 0, [(1, False)]
     for _ in range(MOST_VALUES):
-        while left and not left[-1]:
+        while left and not left[-1][0]:
             left.pop()
         if not left or at >= len(data):
             return
-        left[-1] -= 1
-        at, inside = _step(data, at)
+        count, keyed = left[-1]
+        left[-1] = count - 1, keyed
+        at, inside, pairs = _step(data, at)
+        # Keys are hashed: lists as tuples, and those collide where somebody wants it.
+        if inside and keyed and not count % 2:
+            raise ValueError("it has a key that is a list or an object")
         if inside:
-            left.append(inside)
+            left.append((inside, pairs))
             if len(left) > DEEPEST:
                 raise ValueError(f"it is nested deeper than {DEEPEST} levels")
     raise ValueError(f"it has more than {MOST_VALUES} values")
 
 
-def _step(data: bytes, at: int) -> tuple[int, int]:
-    """Behind one value's head and bytes, and how many values it holds."""
+def _step(data: bytes, at: int) -> tuple[int, int, bool]:
+    """Behind one value's head and bytes, how many values it holds, and whether in pairs."""
     code = data[at]
     at += 1
     if code < 0x80 or code >= 0xE0:
-        return at, 0
+        return at, 0, False
     if code < 0x90:
-        return at, 2 * (code & 15)
+        return at, 2 * (code & 15), True
     if code < 0xA0:
-        return at, code & 15
+        return at, code & 15, False
     if code < 0xC0:
-        return at + (code & 31), 0
+        return at + (code & 31), 0, False
     if code in _HOLDERS:
         size, each = _HOLDERS[code]
-        return at + size, each * int.from_bytes(data[at : at + size], "big")
+        return at + size, each * int.from_bytes(data[at : at + size], "big"), each == 2
     if code in _SIZES:
         size, more = _SIZES[code]
-        return at + size + more + int.from_bytes(data[at : at + size], "big"), 0
-    return at + _FIXED.get(code, 0), 0
+        return at + size + more + int.from_bytes(data[at : at + size], "big"), 0, False
+    return at + _FIXED.get(code, 0), 0, False

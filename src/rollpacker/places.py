@@ -56,7 +56,8 @@ class Places:
         return place
 
     def know(self, place: Place, who: Hashable) -> None:
-        """It has shown whose it is; an idle connection makes way where need be, or else it."""
+        """It has shown whose it is. Where need be an idle connection of the caller that has most
+        makes way, or the longest of them that is busy; where that caller is this one, it does."""
         if place.who == who or not self._is_there(place):
             return
         self.leave(place)
@@ -67,8 +68,11 @@ class Places:
         place.who = who
         self._known[place] = None
         self._count[who] += 1
-        if crowded is not None:
-            self._end(idle or place)
+        if crowded is None:
+            return
+        if idle is None and self._count[who] < self._count[crowded]:
+            idle = self._first(crowded)
+        self._end(idle or place)
 
     def answering(self, place: Place, busy: bool) -> None:
         """A request is being answered there, or no longer: the last to end is the last to go."""
@@ -101,6 +105,9 @@ class Places:
     def _idle(self, who: Hashable) -> Place | None:
         """Of a caller's connections the one that has been idle longest."""
         return next((each for each in self._known if each.who == who and not each.busy), None)
+
+    def _first(self, who: Hashable) -> Place:
+        return next(each for each in self._known if each.who == who)
 
     def _end(self, place: Place) -> None:
         self.leave(place)

@@ -78,18 +78,13 @@ def test_each_fails_for_itself_alone(tmp_path: Path) -> None:
     run(tmp_path, talk)
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [("half metric", "cannot be passed on"), ("many calls", "calls of a turn are 0 to")],
-)
-def test_one_whose_answer_cannot_be_passed_on_is_closed(
-    tmp_path: Path, what: str, said: str
-) -> None:
+@pytest.mark.parametrize("what", ["half metric", "many calls"])
+def test_one_whose_answer_cannot_be_passed_on_is_closed(tmp_path: Path, what: str) -> None:
     """It would have gone on: nobody else would end it."""
 
     async def talk(driver: Driver) -> None:
         reply = await driver.told(await driver.begun(name="odd"), what)
-        assert said in reply.answer.error
+        assert ("passed on" if what == "half metric" else "calls of a turn") in reply.answer.error
         await until((tmp_path / "closed-odd").exists, within_s=10.0)
 
     run(tmp_path, talk)

@@ -157,7 +157,7 @@ def test_the_key_of_a_gate_is_for_those_who_share_a_token(place: Place) -> None:
     """Whoever has it can run code: no route gives it away, the operator's neither."""
     key = bytes(range(32))
     driver = place.client("node")
-    driver.open_gate("mine", "10.0.0.1", 4000, key, ["node-0", "node-1"])
+    driver.open_gate("mine", 1, "10.0.0.1", 4000, key, ["node-0", "node-1"])
     found = place.client("node").gate("mine", 1)
     assert (found.key, found.host, found.port) == (key, "10.0.0.1", 4000)
     for who in ("other", "operate"):
@@ -171,7 +171,10 @@ def test_the_key_of_a_gate_is_for_those_who_share_a_token(place: Place) -> None:
     assert place.ask("other", "POST", "/v1/jobs/mine/gate", moved)[0] == 200
     with pytest.raises(ValueError, match="has another token than this node"):
         place.client("node").gate("mine", 1)
-    driver.open_gate("mine", "10.0.0.1", 4000, key, ["node-0", "node-1"])
+    # Nor is that of another attempt, where somebody else may listen by now.
+    driver.open_gate("mine", 2, "10.0.0.1", 4000, key, ["node-0", "node-1"])
+    with pytest.raises(ValueError, match="has another token than this node"):
+        place.client("node").gate("mine", 1)
 
 
 def test_teams_own_what_they_may_change() -> None:

@@ -258,3 +258,28 @@ def test_nothing_that_fails_ends_the_daemon(
     asyncio.run(main())
     print(f"\n{len(FOUND[part::2])} functions raised, not reached: {', '.join(sorted(missed))}")
     assert missed <= set[str]().union(*UNREACHED.values())
+
+
+def test_many_looks_of_one_token_take_turns(tmp_path: Path) -> None:
+    """Who works is not to wait for a thousand of them."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as (writer, client):
+            read, looking, most = writer.read, 0, 0
+
+            async def counted(look: Any) -> Any:
+                nonlocal looking, most
+                looking += 1
+                most = max(most, looking)
+                await asyncio.sleep(0.001)
+                try:
+                    return await read(look)
+                finally:
+                    looking -= 1
+
+            writer.read = counted  # type: ignore[method-assign]
+            looks = [client.ask("GET", "/v1/nodes/r0") for _ in range(50)]
+            assert {status for status, _ in await asyncio.gather(*looks)} == {200}
+            assert most == 8
+
+    asyncio.run(main())

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from multiprocessing.connection import CHALLENGE, FAILURE, WELCOME, Client  # type: ignore
 from threading import Thread
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -124,6 +125,29 @@ def test_nothing_of_a_stranger_is_unpickled(tmp_path) -> None:
     assert (tmp_path / "made").exists(), "the bomb is none"
 
 
+def test_what_one_node_shows_is_no_use_to_pretend_to_be_the_driver() -> None:
+    """Whoever has the driver's port hands one node's challenge to another one, and its answer
+    back: both know the key, but not as the driver does."""
+    key = os.urandom(32)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
+        address = listener.getsockname()[:2]
+        with patch.object(gates, "_ENTERING_S", 1.0):
+            nodes = [threads.submit(enter, address, key, f"node/{n}") for n in (1, 2)]
+            one, other = (gates._connection(listener.accept()[0]) for _ in nodes)
+            one.send_bytes(CHALLENGE + os.urandom(20))
+            assert one.recv_bytes()
+            one.send_bytes(WELCOME)
+            other.send_bytes(one.recv_bytes())
+            one.send_bytes(other.recv_bytes())
+            assert one.recv_bytes() == FAILURE
+            one.close()
+            other.close()
+            listener.close()
+            for node in nodes:
+                with pytest.raises((AuthenticationError, OSError)):
+                    node.result(30)
+
+
 def test_strangers_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever shows the key at once has not to make way, however many come together."""
     monkeypatch.setattr(gates, "_FAIR_S", 0.1)
@@ -226,7 +250,8 @@ def test_an_agent_leaves_that_nobody_welcomes() -> None:
     asyncio.run(main())
 
 
-def test_a_driver_that_hangs_up_is_an_error() -> None:
+def test_a_driver_that_hangs_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_ENTERING_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
         with pytest.raises(ConnectionError):

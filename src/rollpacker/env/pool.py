@@ -30,6 +30,8 @@ _CHECK_S = 0.25
 _GRACE_S = 2.0
 """Beyond its own limit, in which a process answers that an environment timed out."""
 _STARTS = 5
+_MOST_SAID = 100
+"""Lines for the user that are kept until they are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,9 @@ class EnvironmentPool:
                     member.ready = True
                     self._failed_starts = 0
                     self.tools = report.tools
-                self._said += [line for line in report.warnings if line not in self._said]
+                for line in report.warnings[:_MOST_SAID]:
+                    if line not in self._said:
+                        self._say(line)
             case Fatal() if not member.ready or len(self._failing) >= PROMPTS:
                 said = report.error
                 self.broken = said if said.startswith("environment") else f"environment: {said}"
@@ -234,6 +238,10 @@ class EnvironmentPool:
             case _:
                 pass
         return []
+
+    def _say(self, line: str) -> None:
+        if len(self._said) < _MOST_SAID:
+            self._said.append(line)
 
     def _checked(self, member: Member, answer: Answer) -> Answer:
         """An answer as the run can take it; with others an episode is over."""
@@ -274,7 +282,7 @@ class EnvironmentPool:
             if self._failed_starts >= _STARTS:
                 self.broken = f"environment: its processes do not start: the last {why or ended}"
         replies = self._lose(member, error)
-        self._said.append(f"a process of environments {why or ended}")
+        self._say(f"a process of environments {why or ended}")
         self._fill()
         return replies
 

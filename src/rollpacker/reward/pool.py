@@ -29,6 +29,8 @@ OnGrades = Callable[[list[Grade]], None]
 _COLLECT_S = 0.001
 """Pause after reading and sending, in which responses and replies gather: the first is handled at
 once, those that follow are handled together."""
+_MOST_SAID = 100
+"""Lines for the user that are kept until they are told."""
 _CHECK_S = 0.25
 _START_S = 120.0
 _CANCELLED_GRACE_S = 1.0
@@ -195,7 +197,8 @@ class GradingPool:
             process.start_s = time.monotonic() - process.started
             self._failed_starts = 0
         elif reply.say is not None:
-            self._said.append(reply.say)
+            if len(self._said) < _MOST_SAID:
+                self._said.append(reply.say)
         elif job is not None and reply.beat:
             if self._rewards[job.functions[0]].runs_programs:
                 process.call_started = time.monotonic()

@@ -8,6 +8,7 @@ network is its cluster's own, as it is for Ray, NCCL and gloo.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import secrets
 import socket
@@ -30,6 +31,7 @@ _FAIR_S = 0.5
 _PAUSE_S = 0.1
 """After one that could not be let in."""
 _LONGEST_NAME = 64
+_DRIVER, _AGENT = b"driver", b"agent"
 
 Take = Callable[[str, socket.socket], None]
 """Takes the name of one that has come, and the connection to it."""
@@ -133,8 +135,8 @@ def _admit(end: socket.socket, key: bytes) -> str:
     """The name of one that has come. Raises what ``multiprocessing`` does, ``ValueError``."""
     _prepare(end, _PATIENCE_S)
     with _connection(end) as stranger:
-        deliver_challenge(stranger, key)
-        answer_challenge(stranger, key)
+        deliver_challenge(stranger, _of(_AGENT, key))
+        answer_challenge(stranger, _of(_DRIVER, key))
         name = stranger.recv_bytes(_LONGEST_NAME).decode("ascii")
     _prepare(end, 0.0)
     return name
@@ -147,13 +149,25 @@ def enter(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
     Raises ``OSError`` where nobody answers, ``multiprocessing.AuthenticationError`` on another
     run's key.
     """
+    until = time.monotonic() + _ENTERING_S
+    while True:
+        try:
+            return _entered(address, key, name)
+        except (ConnectionResetError, TimeoutError):
+            # Strangers crowd the door: it had to make way, or was not asked in.
+            if time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def _entered(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
     end = socket.create_connection(address, timeout=_PATIENCE_S)
     end.settimeout(None)
     _prepare(end, _ENTERING_S)
     try:
         with _connection(end) as driver:
-            answer_challenge(driver, key)
-            deliver_challenge(driver, key)
+            answer_challenge(driver, _of(_AGENT, key))
+            deliver_challenge(driver, _of(_DRIVER, key))
             driver.send_bytes(name.encode("ascii"))
     except EOFError as error:
         end.close()
@@ -163,6 +177,11 @@ def enter(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
         raise
     _prepare(end, 0.0)
     return end
+
+
+def _of(side: bytes, key: bytes) -> bytes:
+    """What one side shows: nobody gets its answer by handing it another one's challenge."""
+    return hmac.digest(key, side, "sha256")
 
 
 def _prepare(end: socket.socket, limit_s: float) -> None:

@@ -17,8 +17,9 @@ from rollpacker.places import Places
 
 _HOST = "127.0.0.1"
 _BACKLOG = 1024
-_STRANGERS, _KNOWN, _OF_ONE = 64, 3072, 32
+_STRANGERS, _KNOWN, _OF_ONE = 64, 3072, 8
 """Places for connections: within the files that a process of environments may open."""
+_MOST_PARTS = 500_000
 _CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
 _RETRIES = "x-stainless-retry-count"
 """What OpenAI's clients count in."""
@@ -109,6 +110,9 @@ async def _chat(session: Session, body: Mapping[str, Any], *, again: bool) -> Re
 
 
 def _body(text: bytes) -> Mapping[str, Any]:
+    # Others of this process wait while one is decoded: of many small parts that takes long.
+    if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_PARTS:
+        raise RefusedError(413, f"the body has more than {_MOST_PARTS} parts", "too_large")
     try:
         body = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 import msgspec
 
 _LONGEST_HEAD = 64 << 10
-_LONGEST_BODY = 32 << 20
+_LONGEST_BODY = 8 << 20
 _MOST_CHUNKS = 1 << 15
 """Of a body: each costs work, however short it is."""
 _LONGEST_LINE = 256

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
+from starlette.concurrency import iterate_in_threadpool
 from starlette.exceptions import HTTPException
 
 from rollpacker.core.codec import dumps_finite
@@ -28,7 +30,7 @@ from rollpacker.rollmux.service.commands import Outcome
 from rollpacker.rollmux.service.metrics import Metrics
 from rollpacker.rollmux.service.refused import Refused
 from rollpacker.rollmux.service.routes import ROUTES
-from rollpacker.rollmux.service.routing import Route, no_route
+from rollpacker.rollmux.service.routing import Route, looks, no_route
 from rollpacker.rollmux.service.writer import Writer
 
 _CLOSED = {"connection": "close"}
@@ -54,6 +56,7 @@ def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
     app.router.route_class = Route
     app.router.redirect_slashes = False
     app.router.default = no_route
+    app.state.looks = looks()
     _add_errors(app)
     _add_jobs(app, writer)
     _add_permits(app, writer)
@@ -115,6 +118,7 @@ def _add_jobs(app: FastAPI, writer: Writer) -> None:
     @app.post("/v1/jobs", **docs.SUBMIT)
     async def submit(body: bodies.NewJob, asked: Key) -> Response:
         """Submit a job; where it does not fit yet it waits for nodes."""
+        commands.own_team(asked, body.model_dump(include={"team"})["team"])
         return await post(asked, commands.submit, body)
 
     @app.get("/v1/jobs", **docs.JOBS)
@@ -268,11 +272,23 @@ def _add_logs(app: FastAPI, writer: Writer) -> None:
     @app.get("/v1/journal", **docs.LINES)
     def journal(after: bodies.Count = 0) -> Response:
         """What was recorded after an entry, JSON lines; replayable."""
-        lines = history.journal(writer.core.store.reader(), after)
-        return StreamingResponse(lines, media_type="application/jsonl")
+        return _stream(history.journal(writer.core.store.reader(), after))
 
     @app.get("/v1/events", **docs.LINES)
     def events() -> Response:
         """The event log, JSON lines: rollpacker mux check reads it."""
-        lines = history.event_log(writer.core.store.reader(), writer.core.settings)
-        return StreamingResponse(lines, media_type="application/jsonl")
+        return _stream(history.event_log(writer.core.store.reader(), writer.core.settings))
+
+
+def _stream(lines: Generator[str, None, None]) -> Response:
+    """A piece at a time; the store's reader is closed also where nobody reads on."""
+
+    async def pieces() -> AsyncIterator[str]:
+        try:
+            async for piece in iterate_in_threadpool(lines):
+                yield piece
+        finally:
+            with suppress(ValueError):  # a thread is at it, and closes it when it is over
+                lines.close()
+
+    return StreamingResponse(pieces(), media_type="application/jsonl")

@@ -42,7 +42,7 @@ class Audit:
             "by": None if by is None else by.name,
             "role": None if by is None else by.role,
             "from": (scope["client"] or ("",))[0],
-            "method": scope["method"],
+            "method": scope["method"][:16],
             "path": scope["path"][:256],
             "status": status,
             "key": key.decode("latin-1")[:128],

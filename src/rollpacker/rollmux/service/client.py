@@ -79,8 +79,8 @@ class Gate:
     names: Sequence[str]
 
 
-def _about(job: str, host: str, port: int, names: Sequence[str]) -> str:
-    return f"gate {job} {host} {port} {' '.join(names)}"
+def _about(job: str, attempt: int, host: str, port: int, names: Sequence[str]) -> str:
+    return f"gate {job} {attempt} {host} {port} {' '.join(names)}"
 
 
 class MuxClient(Link):
@@ -201,9 +201,11 @@ class MuxClient(Link):
         _, answer = self.call("POST", path, body, new_key(), patience_s=patience_s)
         return answer["have"], answer["full"]
 
-    def open_gate(self, job: str, host: str, port: int, key: bytes, names: Sequence[str]) -> None:
+    def open_gate(
+        self, job: str, attempt: int, host: str, port: int, key: bytes, names: Sequence[str]
+    ) -> None:
         """Say where the driver of the job's running attempt is; see ``gate``."""
-        sealed = seal(key, self.token, _about(job, host, port, names))
+        sealed = seal(key, self.token, _about(job, attempt, host, port, names))
         body = {"host": host, "port": port, "key": sealed, "names": [*names]}
         self.call("POST", f"/v1/jobs/{quote(job, safe='')}/gate", body, new_key())
 
@@ -217,7 +219,7 @@ class MuxClient(Link):
         found = self.call("GET", path)[1]
         host, port, names = found["host"], found["port"], found["names"]
         try:
-            key = unseal(found["key"], self.token, _about(job, host, port, names))
+            key = unseal(found["key"], self.token, _about(job, attempt, host, port, names))
         except ValueError as error:
             raise ValueError(
                 f"job {job}: its driver, at {host}:{port}, has another token than this node: "

@@ -20,9 +20,13 @@ from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.records import JobRecord, Lease
 from rollpacker.rollmux.service.refused import Refused
 
-_MAX_GANG = 1024
 _MAX_OWNER = 64
-_MAX_ITERATIONS = 10**9
+_MOST = {
+    1024: ("rollout_nodes", "train_nodes"),
+    10**9: ("iterations", "expected_iterations"),
+}
+_SHORTEST_S = 1e-3
+"""Of a phase: forecasts tell times apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,11 @@ def own_job(core: Core, request: Asked) -> None:
     name, lease = request.job, core.brain.leases.get(-1 if request.token is None else request.token)
     record = core.brain.jobs.get((lease.job if lease else "") if name is None else name)
     if record is not None:
-        _own_team(request, record.spec.team)
+        own_team(request, record.spec.team)
 
 
-def _own_team(request: Asked, team: str) -> None:
+def own_team(request: Asked, team: str) -> None:
+    """Raises ``Refused`` where the sender's token is for another team."""
     if not request.by.may_touch(team):
         text = f"the token of {request.by} is not for jobs of team {team!r}"
         raise Refused(403, text, code="forbidden")
@@ -76,7 +81,7 @@ def _own_team(request: Asked, team: str) -> None:
 def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
     """Place a new job."""
     spec, program = _spec(body, core.settings.memory_cap_gb), _program(body)
-    _own_team(request, spec.team)
+    own_team(request, spec.team)
     if spec.id in core.brain.jobs:
         over = core.brain.jobs[spec.id].ended is not None
         text = (
@@ -121,12 +126,12 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
         raise Refused(400, "id: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
     if len(spec.owner) > _MAX_OWNER:
         raise Refused(400, f"owner: at most {_MAX_OWNER} characters")
-    for name in ("rollout_nodes", "train_nodes"):
-        if getattr(spec, name) > _MAX_GANG:
-            raise Refused(400, f"{name}: at most {_MAX_GANG}")
-    for name in ("iterations", "expected_iterations"):
-        if (getattr(spec, name) or 0) > _MAX_ITERATIONS:
-            raise Refused(400, f"{name}: at most {_MAX_ITERATIONS}")
+    for most, names in _MOST.items():
+        for name in names:
+            if (getattr(spec, name) or 0) > most:
+                raise Refused(400, f"{name}: at most {most}")
+    if min(spec.worst_rollout_s, spec.worst_train_s) < _SHORTEST_S:
+        raise Refused(400, f"worst_rollout_s, worst_train_s: at least {_SHORTEST_S:g} s")
     for name in ("rollout_memory_gb", "train_memory_gb"):
         if not 0 <= getattr(spec, name) <= cap_gb:
             raise Refused(400, f"{name}: must be 0 to {cap_gb:g}, a node's memory")

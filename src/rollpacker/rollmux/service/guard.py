@@ -20,6 +20,8 @@ BY = "rollmux.by"
 """Where an application finds who asks, in the scope of a request; None for a stranger."""
 KNOWN = "rollmux.known"
 """Where a connection says how it is told whose it is."""
+HANG_UP = "rollmux.hang_up"
+"""Where it says how it ends at once, with what nobody has read."""
 Observe = Callable[[str, str, int, float], None]
 """Is told of a request: method, route or "", status, seconds."""
 Note = Callable[[Scope, int], None]
@@ -77,8 +79,12 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *_SAFETY]
                 if scope.get(BY) is None:
                     message["headers"].append(_LAST)
-            async with asyncio.timeout(self.send_s):
-                await send(message)
+            try:
+                async with asyncio.timeout(self.send_s):
+                    await send(message)
+            except TimeoutError:
+                scope.get(HANG_UP, _nothing)()
+                raise
 
         try:
             self._look(scope)
@@ -108,6 +114,10 @@ class Guard:
         by = scope[BY] = self._who(given[0]) if len(given) == 1 else None
         if by is not None and KNOWN in scope:
             scope[KNOWN](by)
+
+
+def _nothing() -> None:
+    """Of a connection that does not say."""
 
 
 async def _error(send: Send, refused: Refused) -> None:

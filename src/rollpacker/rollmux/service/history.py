@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -18,7 +18,7 @@ from rollpacker.rollmux.settings import Settings
 _PIECE = 200
 
 
-def journal(store: Store, after: int = 0) -> Iterator[str]:
+def journal(store: Store, after: int = 0) -> Generator[str, None, None]:
     """Every entry after a number: its time, event and decisions, one JSON object a line."""
     with closing(store):
         lines: list[str] = []
@@ -33,7 +33,7 @@ def journal(store: Store, after: int = 0) -> Iterator[str]:
         yield "".join(lines)
 
 
-def event_log(store: Store, settings: Settings) -> Iterator[str]:
+def event_log(store: Store, settings: Settings) -> Generator[str, None, None]:
     """A meta line with all jobs, then what happened to them."""
     with closing(store):
         jobs, last = _jobs(store)

@@ -36,6 +36,7 @@ class MuxLauncher:
         self._url = config.mux.url
         self._client = client or connect(config.mux)
         self._job = job_id(config)
+        self._attempt = 0
         self._own: subprocess.Popen[bytes] | None = None
         self._telling: asyncio.Task[None] | None = None
 
@@ -56,7 +57,8 @@ class MuxLauncher:
         Raises ``ValueError`` where the job has another number of nodes.
         """
         program = (await asyncio.to_thread(self._client.job, self._job))["program"]
-        nodes = 1 + len(program["attempts"][-1]["members"])
+        attempt = program["attempts"][-1]
+        nodes, self._attempt = 1 + len(attempt["members"]), attempt["number"]
         if nodes != len(names):
             raise ValueError(
                 f"devices.nodes={len(names)}, but job {self._job} has {nodes} nodes: submit it "
@@ -67,7 +69,7 @@ class MuxLauncher:
         self._telling = asyncio.create_task(self._tell_again(address, key, names))
 
     def _tell(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
-        self._client.open_gate(self._job, *address, key, names)
+        self._client.open_gate(self._job, self._attempt, *address, key, names)
 
     async def _tell_again(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
         while True:

@@ -17,6 +17,10 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+_METHODS = ("GET", "POST")
+"""Of routes; a client may write any."""
+
+
 class Metrics:
     """Counters of the daemon; gauges are made from the state when somebody looks."""
 
@@ -43,8 +47,8 @@ class Metrics:
         )
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """One more request; ``route`` is its pattern, never what the client wrote."""
-        self._requests.labels(method if route else "", route, status).inc()
+        """One more request; ``route`` is its pattern, and nothing else is what a client wrote."""
+        self._requests.labels(method if method in _METHODS else "", route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
     def commit(self, entries: int, seconds: float) -> None:

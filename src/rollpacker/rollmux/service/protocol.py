@@ -10,7 +10,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rollpacker.places import Place, Places
-from rollpacker.rollmux.service.guard import KNOWN, MAX_HEADERS
+from rollpacker.rollmux.service.guard import HANG_UP, KNOWN, MAX_HEADERS
 
 
 class PatientProtocol(H11Protocol):
@@ -55,7 +55,7 @@ class PatientProtocol(H11Protocol):
             self._forget_head()
             self._places.answering(self._place, True)
             more: Any = self.scope
-            more[KNOWN] = self._know
+            more[KNOWN], more[HANG_UP] = self._know, self.transport.abort
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from rollpacker.rollmux.service.roles import Principal
 from rollpacker.rollmux.service.routes import IDENTIFIERS, ROUTES, Access, Spelling
 
 MAX_BODY = 64 * 1024
+_AT_ONCE = 8
 _DEPTH = 8
 """Of what stands in a body; the deepest one that is asked for has four."""
 _LARGEST: Final = 2**63
@@ -29,6 +31,12 @@ _CONTROL: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """What moves a cursor or ends a line, too."""
 _FREE: Final = "program"
 """Where texts are a user's own, of any number of lines."""
+
+
+def looks() -> defaultdict[Principal, asyncio.Semaphore]:
+    """Looks of one token take turns: those who work are not to wait for many of them, and what
+    nobody reads is kept a few times only."""
+    return defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
 
 
 class Route(APIRoute):
@@ -60,6 +68,10 @@ class Route(APIRoute):
             by = known(scope)
             if self._is_for(scope) and not by.is_one_of(self.access.roles):
                 raise Refused(403, f"the token of {by} does not allow this", code="forbidden")
+            if scope["method"] == "GET":
+                async with scope["app"].state.looks[by]:
+                    await super().handle(scope, receive, send)
+                return
         await super().handle(scope, receive, send)
 
     def _is_for(self, scope: Scope) -> bool:

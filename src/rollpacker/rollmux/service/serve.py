@@ -186,7 +186,8 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
 
 
 def _config(options: ServeOptions, app: Guard) -> uvicorn.Config:
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Strangers may send what is no request as often as they like.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=options.host,

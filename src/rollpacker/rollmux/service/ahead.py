@@ -7,6 +7,7 @@ hundred, and answers with when each job that waits starts.
 from __future__ import annotations
 
 import os
+import weakref
 from multiprocessing.connection import Connection
 
 from rollpacker.children import die_with, kill_child, start_child
@@ -34,7 +35,9 @@ class Ahead:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._popen, end = start_child(__name__)
+        popen, end = start_child(__name__)
+        # Also where nobody closes it: a process that has ended is to be waited for.
+        self._kill = weakref.finalize(self, kill_child, popen)
         self._end = Connection(end.detach())
         self._settings: bytes | None = dumps(settings)
 
@@ -51,7 +54,7 @@ class Ahead:
 
     def close(self) -> None:
         """End it; whoever waits for an answer gets none."""
-        kill_child(self._popen)
+        self._kill()
 
 
 def main(descriptor: int, parent: int) -> None:

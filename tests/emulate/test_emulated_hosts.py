@@ -88,6 +88,8 @@ async def running(folder: Path, engines: int, processes: int) -> AsyncIterator[l
     finally:
         for host in hosts:
             host.kill()
+        for host in hosts:
+            host.wait(10.0)
 
 
 def submit(seed: int) -> msg.Submit:

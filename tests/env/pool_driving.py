@@ -7,7 +7,7 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,12 @@ async def until(true: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
 
 def children() -> list[psutil.Process]:
     """Processes of environments that this one has started."""
-    mine = psutil.Process().children()
-    return [child for child in mine if "env.worker" in " ".join(child.cmdline())]
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        # Other tests of this process may have left one that nobody has waited for yet.
+        with suppress(psutil.ZombieProcess):
+            found += [child] * ("env.worker" in " ".join(child.cmdline()))
+    return found
 
 
 def family() -> set[psutil.Process]:

@@ -177,8 +177,8 @@ _HOLDERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 def check_values(data: bytes) -> None:
     """Walk a MessagePack value without decoding it, which may cost a hundred times its bytes.
 
-    Raises ``ValueError`` where it has more than ``MOST_VALUES`` values or is nested deeper than
-    ``DEEPEST``; what is torn or malformed is left to the decoder.
+    Raises ``ValueError`` where it has more than ``MOST_VALUES`` values, is nested deeper than
+    ``DEEPEST``, or has a key that is no plain value; what is torn is left to the decoder.
     """
     at, left = 0, [(1, False)]
     for _ in range(MOST_VALUES):

@@ -208,7 +208,7 @@ def fuzzed(rng: random.Random, key: str) -> bytes:
 @pytest.mark.parametrize(
     ("seed", "count"), [(34, 300), pytest.param(35, 5000, marks=pytest.mark.slow)]
 )
-def test_requests_of_any_kind(seed: int, count: int) -> None:
+def test_requests_of_any_kind(seed: int, count: int, caplog: pytest.LogCaptureFixture) -> None:
     """Each is answered or its connection ends; the session of another program goes on."""
     rng, statuses = random.Random(seed), Counter[bytes]()
 
@@ -239,5 +239,5 @@ def test_requests_of_any_kind(seed: int, count: int) -> None:
 
     asyncio.run(talk())
     print(f"\nseed {seed}: {count} requests of agents' programs: {dict(statuses)}")
-    assert not statuses[b"501"]
+    assert not caplog.records, "none failed on our side"
     assert min(statuses[status] for status in (b"200", b"400", b"")) > 10

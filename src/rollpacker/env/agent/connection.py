@@ -20,7 +20,8 @@ Check = Callable[[Mapping[str, str]], Hashable]
 """Whose request has these headers; raises ``RefusedError`` where they are enough to refuse it."""
 
 
-_FAILED = RefusedError(501, "this request could not be answered: see the run's log", "failed")
+_FAILED = RefusedError(400, "this request could not be answered: see the run's log", "failed")
+"""A status that clients do not ask again on: it would fail again."""
 
 
 class Connection(asyncio.Protocol):

@@ -4,7 +4,8 @@ import time
 import pytest
 
 from rollpacker.reward.base import GradingError
-from rollpacker.reward.math import MathReward, final_answer
+from rollpacker.reward.math import MathReward
+from rollpacker.reward.math.extract import extract
 
 RIGHT = [
     (r"\frac{1}{2}", r"so $\boxed{\frac{1}{2}}$"),

@@ -1,0 +1,339 @@
+"""What an answer says: a number and its unit, a choice, a list, or LaTeX and words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from rollpacker.reward.math import units
+from rollpacker.reward.math.latex import DOLLAR, closing, tidy, unwrapped
+from rollpacker.reward.math.units import Unit
+
+_LONGEST = 2000
+"""Characters of an answer that is read; a longer one is compared as it is."""
+_LONGEST_NUMBER = 400
+
+_LABEL = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:(?:so|thus|therefore|hence),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
+    r"(?:answers?|ans|result|solutions?|answer is|答案)\s*(?:is|are|是|为|=|:)\s*:?\s*(?:\}\s*)?",
+    re.IGNORECASE,
+)
+_TEXT_LABEL = re.compile(r"\\text\s*\{[^{}]*[:=]\s*\}\s*")
+_ABOUT = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:\\approx(?![A-Za-z])|\\sim(?![A-Za-z])|about|approximately|approx\.?"
+    r"|roughly|around|exactly|a total of|in total|only|just|it is|it's)(?:\s*\})?\s*(?=[-+\d$.\\"
+    f"{DOLLAR}])",
+    re.IGNORECASE,
+)
+_ELEMENT = re.compile(r"[a-zA-Z]\s*\\in(?![A-Za-z])\s*(?=[\[(\\])")
+_VARIABLE = re.compile(r"([a-zA-Z](?:_\{?\w\}?)?|[a-zA-Z]\([a-zA-Z]\))\s*=\s*(?![=<>])")
+_MODULUS = re.compile(
+    r"\s*(?:\(\s*)?\\?(?:text\s*\{\s*)?(?:[bp]?mod|modulo)(?:\s*\})?\s*\{?\s*(\d+)\s*\}?\s*\)?$"
+)
+_CHOICE = re.compile(
+    r"(?:(?:\\text\s*\{\s*)?(?:option|choice|answer)\s+)?"
+    r"(?:\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])(?=\s*[.):]|\s*$))\s*[.):]?\s*",
+    re.IGNORECASE,
+)
+_CHOICES = re.compile(r"\([A-J]\)|(?<![A-Za-z\\])[A-J][.)](?!\d)|(?:^|\b(?:and|or)\s+|,\s*)[A-J]$")
+
+_PLAIN = r"\d+(?:\.\d*)?|\.\d+"
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])|\d{1,3}(?:[ '_]\d{3})+(?![\d ])")
+_DIGITS = re.compile(rf"({_PLAIN})(?:[eE]([+-]?\d{{1,4}}))?")
+_SCIENTIFIC = re.compile(rf"({_PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*([+-]?\d{{1,4}})\s*\}}?")
+_POWER_OF_TEN = re.compile(r"10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?(?:{_PLAIN}))\s*\}}\s*\{{\s*(-?(?:{_PLAIN}))\s*\}}")
+_SLASH = re.compile(rf"({_PLAIN})\s*/\s*({_PLAIN})")
+_MIXED = re.compile(r"(\d+)(?:\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|[ -](\d+)/(\d+))")
+_MAGNITUDES = {
+    "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8,
+}  # fmt: skip
+_MAGNITUDE = re.compile(rf"\s*(?:\\text\s*\{{\s*)?({'|'.join(_MAGNITUDES)})s?(?![A-Za-z])(?:\s*\}})?")
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_NUMBER_WORDS = {word: value for value, word in enumerate(_ONES)} | {
+    tens + (f"-{_ONES[one]}" if one else ""): 20 + 10 * place + one
+    for place, tens in enumerate(_TENS)
+    for one in range(10)
+}
+
+_HEAD = re.compile(
+    r"(?:\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*(?:\[\d+\])?\s*\{[^{}]*\}|\\pi(?![A-Za-z])"
+    rf"|\d{{1,3}}(?:[, ]\d{{3}})+(?!\d)|{_PLAIN}|\\(?:times|cdot)\s|10\s*\^\s*\{{?[+-]?\d+\}}?"
+    r"|\^\s*(?:\{[+-]?\d+\}|\d)|\\overline\s*\{\d+\}|\s(?=[\d\\*/(+-])|[-+*/()!])+"
+)
+_HAN_NUMBER = re.compile(r"[㐀-鿿,:\s]*?(-?\d[\d.,]*(?:/\d+)?)\s*([㐀-鿿]*)[.\s]*")
+_HAN = re.compile("[㐀-鿿]")
+_HAN_NO = re.compile("[不非没無无第至到]")
+
+_AND = re.compile(
+    r"\s*(?:[,;]\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
+    r"|\\(?:lor|vee|land|wedge)(?![A-Za-z])|[或和与及])\s*|\s*[,;]\s*"
+)
+_EMPTY = frozenset(
+    "no solution|no solutions|no real solution|no real solutions|there is no solution|empty set"
+    "|there are no solutions|the empty set|\\emptyset|\\varnothing|\\{\\}|\\{ \\}|none|无解|空集"
+    "|no such number|no integer solutions".split("|")
+)
+_LITERAL = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}|\d{1,2}:\d{2}(?::\d{2})?"
+    r"(?:\s*[ap]\.?m\.?)?",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}(?![A-Za-z])")
+_FUNCTIONS = frozenset(
+    "sqrt sinh cosh tanh coth arcsin arccos arctan asin acos atan frac cdot times floor ceil".split()
+)
+_BEGIN = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}")
+_TEXT = re.compile(r"\\text\s*\{")
+_WHOLE_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_CAPITALS = re.compile(r"[A-Z]{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One side of a comparison.
+
+    Args:
+        text: it in LaTeX of one spelling, without its unit.
+        value: where it is a number.
+        unit: what the number counts, where that is said.
+        variable: what it is the value of, as in ``x = 5``.
+        modulus: of a residue.
+        choice: the letter of a multiple choice; ``text`` is then what stands behind the letter.
+        items: of a list or a set, in any order; empty where it is none.
+        literal: it is words, a date or a time, which only equal text equals.
+    """
+
+    text: str
+    value: Fraction | None = None
+    unit: Unit | None = None
+    variable: str | None = None
+    modulus: str | None = None
+    choice: str | None = None
+    items: tuple[Answer, ...] = ()
+    literal: bool = False
+
+    def __str__(self) -> str:
+        said = [self.text.replace(DOLLAR, "$")]
+        if self.value is not None and str(self.value) != self.text:
+            said.append(f"the number {self.value}")
+        said += [f"unit {self.unit}"] * (self.unit is not None)
+        said += [f"modulo {self.modulus}"] * (self.modulus is not None)
+        said += [f"choice {self.choice}"] * (self.choice is not None)
+        said += [f"a list of {len(self.items)}"] * bool(self.items)
+        said += ["words"] * self.literal
+        return "; ".join(said)
+
+
+@lru_cache(maxsize=4096)
+def read(text: str, letters: bool = False) -> Answer:
+    """What ``text`` says, which is an answer and nothing around it.
+
+    Args:
+        text: LaTeX, Markdown or plain.
+        letters: a letter right behind a number is a unit and no variable.
+    """
+    if len(text) > _LONGEST:
+        return Answer(text.strip())
+    text = _without_label(tidy(text))
+    choice = _CHOICE.match(_opened(text))
+    if choice and (found := _choice(choice, _opened(text))):
+        return found
+    if whole := _WHOLE_TEXT.fullmatch(text):
+        inside = whole[1].strip()
+        return _value(inside, letters) or _list(inside, letters) or _other(text)
+    return _value(text, letters) or _list(text, letters) or _other(text)
+
+
+def _without_label(text: str) -> str:
+    for label in (_LABEL, _TEXT_LABEL, _ABOUT, _ELEMENT):
+        if (match := label.match(text)) and match.end() < len(text):
+            text = text[match.end() :].strip()
+    return text
+
+
+def _opened(text: str) -> str:
+    return " ".join(unwrapped(text, _TEXT).split())
+
+
+def _choice(match: re.Match[str], text: str) -> Answer | None:
+    bracketed, rest = match[1] or match[2], text[match.end() :]
+    letter = bracketed or match[3]
+    if _CHOICES.search(rest) or (not bracketed and not match[3].isupper()):
+        return None
+    if bracketed and rest[:1] in tuple("^_+*/=<>!"):
+        return None
+    return Answer(rest, choice=letter.upper(), value=_number(rest))
+
+
+# -- numbers
+
+
+def _value(text: str, letters: bool) -> Answer | None:
+    """A number, or an expression, with its unit or its modulus."""
+    body, modulus = text, None
+    if match := _MODULUS.search(text):
+        body, modulus = text[: match.start()].strip(), match[1]
+    variable = _VARIABLE.match(body)
+    if variable and (value := _number(body[variable.end() :])) is not None:
+        return Answer(body, value=value, variable=variable[1], modulus=modulus)
+    body, unit = _measured(body, letters)
+    value = _number(body)
+    if value is None and unit is None and modulus is None:
+        return None
+    return Answer(body, value=value, unit=unit, modulus=modulus)
+
+
+def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
+    """A quantity's expression and unit: ``text`` and None where it is none."""
+    variable = _VARIABLE.match(text)
+    label, rest = (text[: variable.end()], text[variable.end() :]) if variable else ("", text)
+    sign = rest[:1] if rest[:1] in "+-" and rest[1:2] in units.MONEY else ""
+    rest = rest[len(sign) :]
+    if rest[:1] in units.MONEY and len(rest) > 1:
+        inside, behind = _measured(rest[1:].strip(), letters)
+        unit = units.money(rest[0])
+        fits = behind is None or units.agree(unit, behind) or bool(behind.words)
+        return (label + sign + inside, unit) if fits else (text, None)
+    head = _HEAD.match(rest)
+    if head is None:
+        return _in_chinese(text)
+    end = len(head[0].rstrip(" ("))
+    if magnitude := _MAGNITUDE.match(rest[end:]):
+        end += magnitude.end()
+    unit = units.unit_of(rest[end:], letters) if rest[end:].strip() else None
+    if unit is None:
+        return _in_chinese(text)
+    return label + rest[:end].strip(), unit
+
+
+def _in_chinese(text: str) -> tuple[str, Unit | None]:
+    match = _HAN_NUMBER.fullmatch(text)
+    if match is None or _HAN_NO.search(text) or not _HAN.search(text):
+        return text, None
+    unit = units.unit_of(match[2], letters=False) if match[2] else None
+    return match[1].rstrip(".,"), unit
+
+
+@lru_cache(maxsize=4096)
+def _number(text: str) -> Fraction | None:
+    """The exact value of a numeral or a fraction of two; None where ``text`` is neither."""
+    text = text.strip()
+    if not text or len(text) > _LONGEST_NUMBER:
+        return None
+    word = text.lower().replace(" ", "-")
+    if word in _NUMBER_WORDS:
+        return Fraction(_NUMBER_WORDS[word])
+    if text.startswith("{") and closing(text, 1) == len(text) - 1:
+        text = text[1:-1].strip()
+    if text[:1] in ("-", "+"):
+        value = _unsigned(text[1:].strip())
+        return -value if value is not None and text[0] == "-" else value
+    return _unsigned(text)
+
+
+def _unsigned(text: str) -> Fraction | None:
+    magnitude = 0
+    if match := _MAGNITUDE.search(text):
+        if match.end() != len(text) or not match.start():
+            return None
+        magnitude, text = _MAGNITUDES[match[1]], text[: match.start()].strip()
+    text = _GROUPED.sub(lambda match: re.sub(r"[,\s'_]", "", match[0]), text)
+    for form, value in _FORMS:
+        if match := form.fullmatch(text):
+            try:
+                return value(match) * 10**magnitude
+            except ZeroDivisionError:
+                return None
+    return None
+
+
+def _repeating(match: re.Match[str]) -> Fraction:
+    whole, fixed, again = match[1] or "0", match[2], match[3]
+    start = Fraction(int(whole + fixed), 10 ** len(fixed))
+    return start + Fraction(int(again), 10 ** len(fixed) * (10 ** len(again) - 1))
+
+
+def _mixed(match: re.Match[str]) -> Fraction:
+    over, under = int(match[2] or match[4]), int(match[3] or match[5])
+    return int(match[1]) + Fraction(over, under)
+
+
+_FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]], ...] = (
+    (_DIGITS, lambda m: Fraction(m[1]) * Fraction(10) ** int(m[2] or 0)),
+    (_SCIENTIFIC, lambda m: Fraction(m[1]) * Fraction(10) ** int(m[2])),
+    (_POWER_OF_TEN, lambda m: Fraction(10) ** int(m[1])),
+    (_FRACTION, lambda m: Fraction(m[1]) / Fraction(m[2])),
+    (_SLASH, lambda m: Fraction(m[1]) / Fraction(m[2])),
+    (_MIXED, _mixed),
+    (_REPEATING, _repeating),
+)
+
+
+# -- lists and all else
+
+
+def _list(text: str, letters: bool) -> Answer | None:
+    inside = text
+    braced = text.startswith(r"\{") and text.endswith(r"\}") and r"\{" not in text[2:]
+    if braced:
+        inside = text[2:-2].strip()
+    parts = _split(inside)
+    if len(parts) == 1 and r"\pm" in inside and not braced:
+        parts = [inside.replace(r"\pm", "", 1), inside.replace(r"\pm", "-", 1)]
+        if not inside.strip().startswith(r"\pm") and not _VARIABLE.match(inside):
+            parts[0] = inside.replace(r"\pm", "+", 1)
+    if len(parts) < 2 or not all(parts):
+        return None
+    labels = [_VARIABLE.match(part) for part in parts]
+    if all(labels) and len({label[1][:1] for label in labels if label}) == 1:
+        parts = [part[label.end() :] for part, label in zip(parts, labels, strict=True) if label]
+    elif labels[0] and not any(labels[1:]):
+        parts[0] = parts[0][labels[0].end() :]
+    return Answer(text, items=tuple(read(part.strip(), letters) for part in parts))
+
+
+def _split(text: str) -> list[str]:
+    """At commas, semicolons, ``and`` and ``or`` outside of brackets."""
+    parts: list[str] = []
+    start = depth = place = 0
+    while place < len(text):
+        if text[place] in "([{":
+            depth += 1
+        elif text[place] in ")]}":
+            depth -= 1
+        match = _AND.match(text, place) if depth == 0 else None
+        if match and match.end() > place:
+            parts.append(text[start:place].strip())
+            start = place = match.end()
+        else:
+            place += 1
+    parts.append(text[start:].strip())
+    return parts
+
+
+def _other(text: str) -> Answer:
+    """An expression, or words."""
+    opened = _opened(text)
+    if opened.lower() in ("infinity", "+infinity", "-infinity"):
+        return Answer(opened.lower().replace("infinity", r"\infty"))
+    if opened.lower().rstrip(".!") in _EMPTY:
+        return Answer(r"\emptyset")
+    literal = bool(_LITERAL.fullmatch(opened) or _CAPITALS.fullmatch(opened)) or _is_words(text)
+    return Answer(opened if literal else text, literal=literal)
+
+
+def _is_words(text: str) -> bool:
+    if _HAN.search(text):
+        return True
+    if re.search(r"\\text\s*\{\s*[^{}\s]", text):
+        return True
+    return any(word not in _FUNCTIONS for word in _WORD.findall(_BEGIN.sub("", text)))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 from rollpacker.reward.math import units
-from rollpacker.reward.math.latex import DOLLAR, closing, tidy, unwrapped
+from rollpacker.reward.math.latex import DOLLAR, tidy, unwrapped
+from rollpacker.reward.math.numerals import MAGNITUDE, PLAIN, number
 from rollpacker.reward.math.units import Unit
 
 _LONGEST = 2000
 """Characters of an answer that is read; a longer one is compared as it is."""
-_LONGEST_NUMBER = 400
 
 _LABEL = re.compile(
     r"(?:\\text\s*\{\s*)?(?:(?:so|thus|therefore|hence),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
@@ -40,33 +39,9 @@ _CHOICE = re.compile(
 )
 _CHOICES = re.compile(r"\([A-J]\)|(?<![A-Za-z\\])[A-J][.)](?!\d)|(?:^|\b(?:and|or)\s+|,\s*)[A-J]$")
 
-_PLAIN = r"\d+(?:\.\d*)?|\.\d+"
-_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])|\d{1,3}(?:[ '_]\d{3})+(?![\d ])")
-_DIGITS = re.compile(rf"({_PLAIN})(?:[eE]([+-]?\d{{1,4}}))?")
-_SCIENTIFIC = re.compile(rf"({_PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*([+-]?\d{{1,4}})\s*\}}?")
-_POWER_OF_TEN = re.compile(r"10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?")
-_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
-_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?(?:{_PLAIN}))\s*\}}\s*\{{\s*(-?(?:{_PLAIN}))\s*\}}")
-_SLASH = re.compile(rf"({_PLAIN})\s*/\s*({_PLAIN})")
-_MIXED = re.compile(r"(\d+)(?:\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|[ -](\d+)/(\d+))")
-_MAGNITUDES = {
-    "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8,
-}  # fmt: skip
-_MAGNITUDE = re.compile(rf"\s*(?:\\text\s*\{{\s*)?({'|'.join(_MAGNITUDES)})s?(?![A-Za-z])(?:\s*\}})?")
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_NUMBER_WORDS = {word: value for value, word in enumerate(_ONES)} | {
-    tens + (f"-{_ONES[one]}" if one else ""): 20 + 10 * place + one
-    for place, tens in enumerate(_TENS)
-    for one in range(10)
-}
-
 _HEAD = re.compile(
     r"(?:\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*(?:\[\d+\])?\s*\{[^{}]*\}|\\pi(?![A-Za-z])"
-    rf"|\d{{1,3}}(?:[, ]\d{{3}})+(?!\d)|{_PLAIN}|\\(?:times|cdot)\s|10\s*\^\s*\{{?[+-]?\d+\}}?"
+    rf"|\d{{1,3}}(?:[, ]\d{{3}})+(?!\d)|{PLAIN}|\\(?:times|cdot)\s|10\s*\^\s*\{{?[+-]?\d+\}}?"
     r"|\^\s*(?:\{[+-]?\d+\}|\d)|\\overline\s*\{\d+\}|\s(?=[\d\\*/(+-])|[-+*/()!])+"
 )
 _HAN_NUMBER = re.compile(r"[㐀-鿿,:\s]*?(-?\d[\d.,]*(?:/\d+)?)\s*([㐀-鿿]*)[.\s]*")
@@ -77,10 +52,10 @@ _AND = re.compile(
     r"\s*(?:[,;]\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
     r"|\\(?:lor|vee|land|wedge)(?![A-Za-z])|[或和与及])\s*|\s*[,;]\s*"
 )
-_EMPTY = frozenset(
-    "no solution|no solutions|no real solution|no real solutions|there is no solution|empty set"
-    "|there are no solutions|the empty set|\\emptyset|\\varnothing|\\{\\}|\\{ \\}|none|无解|空集"
-    "|no such number|no integer solutions".split("|")
+_EMPTY = re.compile(
+    r"(?:there (?:is|are) )?no (?:real |integer )?solutions?|(?:the )?empty set|none|无解|空集"
+    r"|no such number|\\emptyset|\\varnothing|\\\{ ?\\\}",
+    re.IGNORECASE,
 )
 _LITERAL = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}|\d{1,2}:\d{2}(?::\d{2})?"
@@ -88,9 +63,9 @@ _LITERAL = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}(?![A-Za-z])")
-_FUNCTIONS = frozenset(
-    "sqrt sinh cosh tanh coth arcsin arccos arctan asin acos atan frac cdot times floor ceil".split()
-)
+_FUNCTION_NAMES = """sqrt sinh cosh tanh coth arcsin arccos arctan asin acos atan frac cdot times
+    floor ceil"""
+_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 _BEGIN = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}")
 _TEXT = re.compile(r"\\text\s*\{")
 _WHOLE_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -171,7 +146,7 @@ def _choice(match: re.Match[str], text: str) -> Answer | None:
         return None
     if bracketed and rest[:1] in tuple("^_+*/=<>!"):
         return None
-    return Answer(rest, choice=letter.upper(), value=_number(rest))
+    return Answer(rest, choice=letter.upper(), value=number(rest))
 
 
 # -- numbers
@@ -183,10 +158,10 @@ def _value(text: str, letters: bool) -> Answer | None:
     if match := _MODULUS.search(text):
         body, modulus = text[: match.start()].strip(), match[1]
     variable = _VARIABLE.match(body)
-    if variable and (value := _number(body[variable.end() :])) is not None:
+    if variable and (value := number(body[variable.end() :])) is not None:
         return Answer(body, value=value, variable=variable[1], modulus=modulus)
     body, unit = _measured(body, letters)
-    value = _number(body)
+    value = number(body)
     if value is None and unit is None and modulus is None:
         return None
     return Answer(body, value=value, unit=unit, modulus=modulus)
@@ -207,7 +182,7 @@ def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
     if head is None:
         return _in_chinese(text)
     end = len(head[0].rstrip(" ("))
-    if magnitude := _MAGNITUDE.match(rest[end:]):
+    if magnitude := MAGNITUDE.match(rest[end:]):
         end += magnitude.end()
     unit = units.unit_of(rest[end:], letters) if rest[end:].strip() else None
     if unit is None:
@@ -221,61 +196,6 @@ def _in_chinese(text: str) -> tuple[str, Unit | None]:
         return text, None
     unit = units.unit_of(match[2], letters=False) if match[2] else None
     return match[1].rstrip(".,"), unit
-
-
-@lru_cache(maxsize=4096)
-def _number(text: str) -> Fraction | None:
-    """The exact value of a numeral or a fraction of two; None where ``text`` is neither."""
-    text = text.strip()
-    if not text or len(text) > _LONGEST_NUMBER:
-        return None
-    word = text.lower().replace(" ", "-")
-    if word in _NUMBER_WORDS:
-        return Fraction(_NUMBER_WORDS[word])
-    if text.startswith("{") and closing(text, 1) == len(text) - 1:
-        text = text[1:-1].strip()
-    if text[:1] in ("-", "+"):
-        value = _unsigned(text[1:].strip())
-        return -value if value is not None and text[0] == "-" else value
-    return _unsigned(text)
-
-
-def _unsigned(text: str) -> Fraction | None:
-    magnitude = 0
-    if match := _MAGNITUDE.search(text):
-        if match.end() != len(text) or not match.start():
-            return None
-        magnitude, text = _MAGNITUDES[match[1]], text[: match.start()].strip()
-    text = _GROUPED.sub(lambda match: re.sub(r"[,\s'_]", "", match[0]), text)
-    for form, value in _FORMS:
-        if match := form.fullmatch(text):
-            try:
-                return value(match) * 10**magnitude
-            except ZeroDivisionError:
-                return None
-    return None
-
-
-def _repeating(match: re.Match[str]) -> Fraction:
-    whole, fixed, again = match[1] or "0", match[2], match[3]
-    start = Fraction(int(whole + fixed), 10 ** len(fixed))
-    return start + Fraction(int(again), 10 ** len(fixed) * (10 ** len(again) - 1))
-
-
-def _mixed(match: re.Match[str]) -> Fraction:
-    over, under = int(match[2] or match[4]), int(match[3] or match[5])
-    return int(match[1]) + Fraction(over, under)
-
-
-_FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]], ...] = (
-    (_DIGITS, lambda m: Fraction(m[1]) * Fraction(10) ** int(m[2] or 0)),
-    (_SCIENTIFIC, lambda m: Fraction(m[1]) * Fraction(10) ** int(m[2])),
-    (_POWER_OF_TEN, lambda m: Fraction(10) ** int(m[1])),
-    (_FRACTION, lambda m: Fraction(m[1]) / Fraction(m[2])),
-    (_SLASH, lambda m: Fraction(m[1]) / Fraction(m[2])),
-    (_MIXED, _mixed),
-    (_REPEATING, _repeating),
-)
 
 
 # -- lists and all else
@@ -325,7 +245,7 @@ def _other(text: str) -> Answer:
     opened = _opened(text)
     if opened.lower() in ("infinity", "+infinity", "-infinity"):
         return Answer(opened.lower().replace("infinity", r"\infty"))
-    if opened.lower().rstrip(".!") in _EMPTY:
+    if _EMPTY.fullmatch(opened.rstrip(".!")):
         return Answer(r"\emptyset")
     literal = bool(_LITERAL.fullmatch(opened) or _CAPITALS.fullmatch(opened)) or _is_words(text)
     return Answer(opened if literal else text, literal=literal)

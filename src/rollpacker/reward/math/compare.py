@@ -136,9 +136,7 @@ def _symbolic(gold: str, answer: str) -> bool:
     found = _parsed(answer)
     if not reference or not found:
         return False
-    return verify(
-        list(reference), list(found), timeout_seconds=0, allow_set_relation_comp=True
-    )
+    return verify(list(reference), list(found), timeout_seconds=0, allow_set_relation_comp=True)
 
 
 @lru_cache(maxsize=4096)

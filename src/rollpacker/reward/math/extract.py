@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollpacker.reward.math.latex import (
-    closing,
-    plain_characters,
+    braces,
     without_emphasis,
     without_tokens,
 )
@@ -26,10 +25,13 @@ BOX, TAG, MARK, SENTENCE, BOLD, LAST = (
 _BOX = re.compile(r"\\+f?boxed\s*(?:\{|(?=[^\s{}]))")
 _UNBRACED = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s$\\{}.,;]+")
 _BETWEEN = re.compile(
-    r"(?:[\s$,;&]|\\[()\[\],;: ]|\\q?quad|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|and|or|[或和与、，]|[a-zA-Z]\s*=)*"
+    r"(?:[\s$,;&]|\\[()\[\],;: ]|\\q?quad|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|and|or"
+    r"|[或和与、，]|[a-zA-Z]\s*=)*"
 )
 _JOINS = re.compile(r"[,;、，]|and|or|[或和与]")
-_TAG = re.compile(r"<\s*(?:final_?)?answer\s*>(.*?)<\s*/\s*(?:final_?)?answer\s*>", re.I | re.DOTALL)
+_TAG = re.compile(
+    r"<\s*(?:final_?)?answer\s*>(.*?)<\s*/\s*(?:final_?)?answer\s*>", re.I | re.DOTALL
+)
 _MARK = re.compile(r"(?m)####[ \t]*([^\n#]*)$")
 _STARTS = re.compile(r"[-+\d$\\(\[{.*_`€£¥½-¾√π\uff10-\uff19]|[A-J][).\s]*$")
 _STATED = re.compile(
@@ -40,7 +42,8 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
-    r"(?:not|n't|between|at (?:least|most)|(?:more|less|fewer|greater) than|neither)\b|不是", re.IGNORECASE
+    r"(?:not|n't|between|at (?:least|most)|(?:more|less|fewer|greater) than|neither)\b|不是",
+    re.IGNORECASE,
 )
 _BOUND = re.compile(rf"(?:{_DOUBT.pattern})\s*$", re.IGNORECASE)
 _STOP = r"(?P<end>[.!?](?=\s|$|[*_`]+(?:\s|$))|[。！？；]|\n)"
@@ -120,9 +123,10 @@ def _tagged(text: str) -> str | None:
 def _box(text: str) -> str | None:
     """What is in the last box that holds something, with those that a list joins to it."""
     boxes: list[tuple[int, int, str]] = []
+    pairs = braces(text)
     for match in _BOX.finditer(text):
         if match[0].endswith("{"):
-            end = closing(text, match.end())
+            end = pairs.get(match.end() - 1)
             if end is not None:
                 boxes.append((match.start(), end + 1, text[match.end() : end]))
         elif unbraced := _UNBRACED.match(text, match.end()):

@@ -43,17 +43,26 @@ _FONTS = re.compile(
     r"\\(?:mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|bm|pmb|emph|ensuremath|hbox"
     r"|uline|phantom|mbox(?=\s*\{\s*[\d$\\-])|fbox|framebox|tag)\s*\{"
 )
-_TEXTS = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal|up|md)|mathrm|mbox|operatorname\*?)\s*(?=\{)")
+_TEXTS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal|up|md)|mathrm|mbox|operatorname\*?)\s*(?=\{)"
+)
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;:> ]|quad|qquad|thinspace|medspace|thickspace|enspace)(?![A-Za-z])|~")
+_SPACES = re.compile(
+    r"(?<!\\)\\(?:[,;:> ]|quad|qquad|thinspace|medspace|thickspace|enspace)(?![A-Za-z])|~"
+)
 _KERN = re.compile(r"\\!|\\hspace\*?\s*\{[^{}]*\}|\\(?:hphantom|vphantom)\s*\{[^{}]*\}")
 _SPOKEN_DOLLAR = re.compile(r"\\text\s*\{\s*\\\$\s*\}|\\textdollar(?:\{\})?|\\\$")
 _DELIMITERS = re.compile(r"\\+[()\[\]]")
-_CASES = re.compile(r"\\begin\{(cases|aligned|array|gathered)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL)
+_CASES = re.compile(
+    r"\\begin\{(cases|aligned|array|gathered)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL
+)
 _POINTED = re.compile(r"(?<![A-Za-z])\{\s*([,.])\s*\}")
+_BRACE = re.compile(r"[{}]")
 _FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[^\s{}\\])\s*(\{[^{}]*\}|[^\s{}\\])")
 _SQRT = re.compile(r"\\sqrt\s*([^\s{}\\\[])")
-_TOKEN_TEXT = re.compile(r"(?:\s*(?:<\|[^<>|]{1,40}\|>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\]))+\s*$")
+_TOKEN_TEXT = re.compile(
+    r"(?:\s*(?:<\|[^<>|]{1,40}\|>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\]))+\s*$"
+)
 
 
 def tidy(text: str) -> str:
@@ -124,6 +133,18 @@ def closing(text: str, start: int) -> int | None:
             if depth == 0:
                 return place
     return None
+
+
+def braces(text: str) -> dict[int, int]:
+    """Where each brace that is opened is closed, for those that are."""
+    opened: list[int] = []
+    pairs: dict[int, int] = {}
+    for match in _BRACE.finditer(text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            pairs[opened.pop()] = match.start()
+    return pairs
 
 
 def _braced(match: re.Match[str]) -> str:

@@ -19,7 +19,7 @@ from rollpacker.reward.math.answer import Answer, read
 from rollpacker.reward.math.compare import Comparison, compare
 from rollpacker.reward.math.extract import BOX, Found, extract, of_gold
 
-_SIGN_OF_LIFE_S = 0.25
+_ASKED_EVERY_S = 0.25
 _VALUES = ("value", "answer", "ground_truth", "target", "solution")
 """Keys under which a gold answer that is a mapping keeps it."""
 
@@ -56,33 +56,39 @@ class MathReward:
     Args:
         require_boxed: score 0 where there is no ``\\boxed{}``.
         time_limit: CPU seconds for a response.
-        alive: called every quarter of a CPU second of a long comparison.
     """
 
-    def __init__(
-        self,
-        require_boxed: bool = False,
-        time_limit: float = 5.0,
-        alive: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, require_boxed: bool = False, time_limit: float = 5.0) -> None:
         if time_limit <= 0:
             raise ValueError(f"rewards: option 'time_limit' must be positive, got {time_limit}")
         # It warns that its own time limit is off.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._require_boxed = require_boxed
         self._time_limit = time_limit
-        self._alive = alive or (lambda: None)
 
-    def __call__(self, completion: str, row: Mapping[str, Any]) -> float:
-        """The score of one response. Raises ``GradingError`` when the row has no answer."""
-        return self.explain(completion, row).score
+    def __call__(
+        self, completion: str, row: Mapping[str, Any], unwanted: Callable[[], bool] = lambda: False
+    ) -> float:
+        """The score of one response.
 
-    def explain(self, completion: str, row: Mapping[str, Any]) -> MathReport:
-        """The score and how it came about. Raises ``GradingError`` as a call does."""
+        Args:
+            completion: the response.
+            row: the data row, which has the ``answer``.
+            unwanted: asked four times in a CPU second whether nobody waits for the score any
+                more, which ends the comparison.
+
+        Raises ``GradingError`` when the row has no answer.
+        """
+        return self.explain(completion, row, unwanted).score
+
+    def explain(
+        self, completion: str, row: Mapping[str, Any], unwanted: Callable[[], bool] = lambda: False
+    ) -> MathReport:
+        """The score and how it came about; arguments and errors are a call's."""
         wanted = _texts(row.get("answer"))
         found: Found | None = None
         try:
-            with _cpu_limit(self._time_limit, self._alive):
+            with _cpu_limit(self._time_limit, unwanted):
                 golds = _golds(wanted)
                 found = extract(completion)
                 if found is None or (self._require_boxed and found.rule != BOX):
@@ -102,12 +108,8 @@ def _texts(gold: Any) -> tuple[str, ...]:
     if gold is None:
         raise GradingError("reward 'math' needs rows with an 'answer'")
     if isinstance(gold, str):
-        if gold.lstrip().startswith(('["', '{"')):
-            try:
-                return _texts(json.loads(gold))
-            except ValueError:
-                pass
-        return (gold,)
+        listed = _from_json(gold)
+        return (gold,) if listed is None else _texts(listed)
     if isinstance(gold, Mapping):
         known = cast("Mapping[str, Any]", gold)
         for key in _VALUES:
@@ -125,6 +127,15 @@ def _texts(gold: Any) -> tuple[str, ...]:
             raise GradingError("reward 'math': 'answer' is an empty list")
         return texts
     return (str(gold),)
+
+
+def _from_json(gold: str) -> Any:
+    if not gold.lstrip().startswith(('["', '{"')):
+        return None
+    try:
+        return json.loads(gold)
+    except ValueError:
+        return None
 
 
 @lru_cache(maxsize=4096)
@@ -150,16 +161,16 @@ class _OutOfTimeError(BaseException):
 
 
 @contextmanager
-def _cpu_limit(seconds: float, alive: Callable[[], object]) -> Iterator[None]:
-    every = min(seconds, _SIGN_OF_LIFE_S)
+def _cpu_limit(seconds: float, unwanted: Callable[[], bool]) -> Iterator[None]:
+    # Asking is a sign of life to whoever waits in wall seconds.
+    every = min(seconds, _ASKED_EVERY_S)
     left = seconds
 
     def tick(_signal: int, _frame: object) -> None:
         nonlocal left
         left -= every
-        if left <= 1e-9:
+        if left <= 1e-9 or unwanted():
             raise _OutOfTimeError
-        alive()
 
     before = signal.signal(signal.SIGPROF, tick)
     signal.setitimer(signal.ITIMER_PROF, every, every)

@@ -68,13 +68,13 @@ _PLURALS = {f"{name}s": unit for name, unit in _NAMES.items() if len(name) > 2}
 _KNOWN = _PLURALS | _NAMES
 MONEY = {DOLLAR: "$", "€": "€", "£": "£", "¥": "¥", "₹": "₹", "₽": "₽", "₩": "₩", "¢": "cent"}
 
-_NO_UNITS = frozenset(
-    "and or to but not nor is are was be if when where for unless between than at most least more "
-    "less fewer over under above below plus minus times by divided choose mod modulo squared cubed "
-    "factorial half halves third thirds quarter quarters pi sin cos tan cot sec csc log ln exp sqrt "
-    "hundred thousand million billion trillion dozen percent point isn doesn no none never either "
-    "neither maybe wrong incorrect false true solution solutions infinity infinitely many".split()
-)
+_OTHER_WORDS = """and or to but not nor is are was be if when where for unless between than at most
+    least more less fewer over under above below plus minus times by divided choose
+    mod modulo squared cubed factorial half halves third thirds quarter quarters pi
+    sin cos tan cot sec csc log ln exp sqrt hundred thousand million billion trillion
+    dozen percent point isn doesn no none never either neither maybe wrong incorrect
+    false true solution solutions infinity infinitely many"""
+_NO_UNITS = frozenset(_OTHER_WORDS.split())
 """Words behind a number that say something else of it than what is counted."""
 
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")

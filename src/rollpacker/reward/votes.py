@@ -15,7 +15,7 @@ def voting(rewards: Sequence[RewardConfig]) -> tuple[str, Callable[[str], str]]:
     """
     for reward in rewards:
         if reward.function == "math":
-            return "the final answer, as text", _math
+            return "the final answer, as it is read", _math
         if reward.function == "rg":
             return "the text after </think>", _after_thinking
     return "the whole text", str.strip

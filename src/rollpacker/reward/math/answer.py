@@ -32,6 +32,11 @@ _VARIABLE = re.compile(r"([a-zA-Z](?:_\{?\w\}?)?|[a-zA-Z]\([a-zA-Z]\))\s*=\s*(?!
 _MODULUS = re.compile(
     r"\s*(?:\(\s*)?\\?(?:text\s*\{\s*)?(?:[bp]?mod|modulo)(?:\s*\})?\s*\{?\s*(\d+)\s*\}?\s*\)?$"
 )
+_RELATIVE = (
+    (_MODULUS, "modulo"),
+    (re.compile(r"(?<=\d)_\{?(?:\\text\{)?(\d{1,2})\}{0,2}$"), "base"),
+)
+_CLOCK = re.compile(r"(\d{1,2}:\d{2}(?::\d{2})?)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _CHOICE = re.compile(
     r"(?:(?:\\text\s*\{\s*)?(?:option|choice|answer)\s+)?"
     r"(?:\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])(?=\s*[.):]|\s*$))\s*[.):]?\s*",
@@ -44,7 +49,7 @@ _HEAD = re.compile(
     rf"|\d{{1,3}}(?:[, ]\d{{3}})+(?!\d)|{PLAIN}|\\(?:times|cdot)\s|10\s*\^\s*\{{?[+-]?\d+\}}?"
     r"|\^\s*(?:\{[+-]?\d+\}|\d)|\\overline\s*\{\d+\}|\s(?=[\d\\*/(+-])|[-+*/()!])+"
 )
-_HAN_NUMBER = re.compile(r"[㐀-鿿,:\s]*?(-?\d[\d.,]*(?:/\d+)?)\s*([㐀-鿿]*)[.\s]*")
+_HAN_NUMBER = re.compile(r"[㐀-鿿,:\s]*?(-?\d[\d.,]*(?:/\d+)?%?)\s*([㐀-鿿]*)[.\s]*")
 _HAN = re.compile("[㐀-鿿]")
 _HAN_NO = re.compile("[不非没無无第至到]")
 
@@ -52,20 +57,24 @@ _AND = re.compile(
     r"\s*(?:[,;]\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
     r"|\\(?:lor|vee|land|wedge)(?![A-Za-z])|[或和与及])\s*|\s*[,;]\s*"
 )
+_BOUNDED = re.compile(r"([a-zA-Z])\s*(<|>|\\le|\\ge|\\leq|\\geq|<=|>=)\s*([^<>=a-zA-Z]+)")
+_POINT = re.compile(r"([A-Z]'?)\s*(\([^()]*,[^()]*\))")
+_RATIO = re.compile(r"(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to|:)\s*(\d+)")
+_ALL = re.compile(
+    r"(?:all )?real numbers?|all reals|the reals|\\mathbb\s*\{?R\}?|\\R", re.IGNORECASE
+)
+_NOWHERE = re.compile(r"(?:it )?does not exist|doesn't exist|DNE|不存在", re.IGNORECASE)
 _EMPTY = re.compile(
     r"(?:there (?:is|are) )?no (?:real |integer )?solutions?|(?:the )?empty set|none|无解|空集"
     r"|no such number|\\emptyset|\\varnothing|\\\{ ?\\\}",
     re.IGNORECASE,
 )
-_LITERAL = re.compile(
-    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}|\d{1,2}:\d{2}(?::\d{2})?"
-    r"(?:\s*[ap]\.?m\.?)?",
-    re.IGNORECASE,
-)
+_LITERAL = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}(?![A-Za-z])")
 _FUNCTION_NAMES = """sqrt sinh cosh tanh coth arcsin arccos arctan asin acos atan frac cdot times
     floor ceil"""
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+_NOT = re.compile(r"(?<![A-Za-z\\])(?:not|no|nor)(?![A-Za-z])", re.IGNORECASE)
 _BEGIN = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}")
 _TEXT = re.compile(r"\\text\s*\{")
 _WHOLE_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -81,7 +90,7 @@ class Answer:
         value: where it is a number.
         unit: what the number counts, where that is said.
         variable: what it is the value of, as in ``x = 5``.
-        modulus: of a residue.
+        relative: modulus of a residue, base of a numeral, half of the day.
         choice: the letter of a multiple choice; ``text`` is then what stands behind the letter.
         items: of a list or a set, in any order; empty where it is none.
         literal: it is words, a date or a time, which only equal text equals.
@@ -91,7 +100,7 @@ class Answer:
     value: Fraction | None = None
     unit: Unit | None = None
     variable: str | None = None
-    modulus: str | None = None
+    relative: str | None = None
     choice: str | None = None
     items: tuple[Answer, ...] = ()
     literal: bool = False
@@ -101,7 +110,7 @@ class Answer:
         if self.value is not None and str(self.value) != self.text:
             said.append(f"the number {self.value}")
         said += [f"unit {self.unit}"] * (self.unit is not None)
-        said += [f"modulo {self.modulus}"] * (self.modulus is not None)
+        said += [f"{self.relative}"] * (self.relative is not None)
         said += [f"choice {self.choice}"] * (self.choice is not None)
         said += [f"a list of {len(self.items)}"] * bool(self.items)
         said += ["words"] * self.literal
@@ -118,10 +127,12 @@ def read(text: str, letters: bool = False) -> Answer:
     """
     if len(text) > _LONGEST:
         return Answer(text.strip())
-    text = _without_label(tidy(text))
-    choice = _CHOICE.match(_opened(text))
-    if choice and (found := _choice(choice, _opened(text))):
-        return found
+    text = tidy(text)
+    for said in (text, _without_label(text)):
+        choice = _CHOICE.match(_opened(said))
+        if choice and (found := _choice(choice, _opened(said))):
+            return found
+    text = _without_label(text)
     if whole := _WHOLE_TEXT.fullmatch(text):
         inside = whole[1].strip()
         return _value(inside, letters) or _list(inside, letters) or _other(text)
@@ -153,18 +164,23 @@ def _choice(match: re.Match[str], text: str) -> Answer | None:
 
 
 def _value(text: str, letters: bool) -> Answer | None:
-    """A number, or an expression, with its unit or its modulus."""
-    body, modulus = text, None
-    if match := _MODULUS.search(text):
-        body, modulus = text[: match.start()].strip(), match[1]
+    """A number, or an expression, with its unit and what it is relative to."""
+    if match := _CLOCK.fullmatch(_opened(text)):
+        half = f"{match[2].lower()}m" if match[2] else None
+        return Answer(match[1], relative=half, literal=True)
+    body, relative = text, None
+    for form, said in _RELATIVE:
+        if match := form.search(text):
+            body, relative = text[: match.start()].strip(), f"{said} {match[1]}"
+            break
     variable = _VARIABLE.match(body)
     if variable and (value := number(body[variable.end() :])) is not None:
-        return Answer(body, value=value, variable=variable[1], modulus=modulus)
+        return Answer(body, value=value, variable=variable[1], relative=relative)
     body, unit = _measured(body, letters)
     value = number(body)
-    if value is None and unit is None and modulus is None:
+    if value is None and unit is None and relative is None:
         return None
-    return Answer(body, value=value, unit=unit, modulus=modulus)
+    return Answer(body, value=value, unit=unit, relative=relative)
 
 
 def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
@@ -184,7 +200,9 @@ def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
     end = len(head[0].rstrip(" ("))
     if magnitude := MAGNITUDE.match(rest[end:]):
         end += magnitude.end()
-    unit = units.unit_of(rest[end:], letters) if rest[end:].strip() else None
+    if not rest[end:].strip():
+        return text, None
+    unit = units.unit_of(rest[end:], letters)
     if unit is None:
         return _in_chinese(text)
     return label + rest[:end].strip(), unit
@@ -194,6 +212,8 @@ def _in_chinese(text: str) -> tuple[str, Unit | None]:
     match = _HAN_NUMBER.fullmatch(text)
     if match is None or _HAN_NO.search(text) or not _HAN.search(text):
         return text, None
+    if match[1].endswith("%"):
+        return match[1][:-1], units.PERCENT
     unit = units.unit_of(match[2], letters=False) if match[2] else None
     return match[1].rstrip(".,"), unit
 
@@ -213,12 +233,29 @@ def _list(text: str, letters: bool) -> Answer | None:
             parts[0] = inside.replace(r"\pm", "+", 1)
     if len(parts) < 2 or not all(parts):
         return None
+    if not braced and (union := _union(parts)):
+        return Answer(union)
     labels = [_VARIABLE.match(part) for part in parts]
     if all(labels) and len({label[1][:1] for label in labels if label}) == 1:
         parts = [part[label.end() :] for part, label in zip(parts, labels, strict=True) if label]
     elif labels[0] and not any(labels[1:]):
         parts[0] = parts[0][labels[0].end() :]
     return Answer(text, items=tuple(read(part.strip(), letters) for part in parts))
+
+
+def _union(parts: list[str]) -> str | None:
+    """Of ``x < 1`` or ``x > 3`` the intervals; None of other lists."""
+    matches = [_BOUNDED.fullmatch(part) for part in parts]
+    if len({match[1] for match in matches if match}) != 1 or not all(matches):
+        return None
+    intervals: list[str] = []
+    for match in filter(None, matches):
+        below, strict = match[2][0] == "<" or match[2].startswith(r"\l"), match[2] in "<>"
+        if below:
+            intervals.append(rf"(-\infty, {match[3]}{')' if strict else ']'}")
+        else:
+            intervals.append(rf"{'(' if strict else '['}{match[3]}, \infty)")
+    return r" \cup ".join(intervals)
 
 
 def _split(text: str) -> list[str]:
@@ -245,6 +282,14 @@ def _other(text: str) -> Answer:
     opened = _opened(text)
     if opened.lower() in ("infinity", "+infinity", "-infinity"):
         return Answer(opened.lower().replace("infinity", r"\infty"))
+    if _ALL.fullmatch(opened):
+        return Answer(r"(-\infty, \infty)")
+    if _NOWHERE.fullmatch(opened.rstrip(".!")):
+        return Answer("DNE", literal=True)
+    if (match := _RATIO.fullmatch(text)) and int(match[2]):
+        return Answer(text, value=Fraction(int(match[1]), int(match[2])))
+    if match := _POINT.fullmatch(text):
+        return Answer(match[2], variable=match[1])
     if _EMPTY.fullmatch(opened.rstrip(".!")):
         return Answer(r"\emptyset")
     literal = bool(_LITERAL.fullmatch(opened) or _CAPITALS.fullmatch(opened)) or _is_words(text)
@@ -252,7 +297,7 @@ def _other(text: str) -> Answer:
 
 
 def _is_words(text: str) -> bool:
-    if _HAN.search(text):
+    if _HAN.search(text) or _NOT.search(text) or (r"\begin{" in text and "cases" in text):
         return True
     if re.search(r"\\text\s*\{\s*[^{}\s]", text):
         return True

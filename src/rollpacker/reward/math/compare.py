@@ -25,8 +25,10 @@ _EXTRACTION = (
 )
 _MOST_ITEMS = 64
 _SAME_DIGITS = Fraction(2, 1_000_000)
-"""Relative difference of a decimal fraction to what it rounds; absolute at most 10**-6, as in
-math-verify."""
+"""Relative difference of a decimal fraction to what it rounds."""
+_LEAST_DECIMALS = 6
+"""Of a decimal fraction that may stand for what it rounds, as in math-verify."""
+_DECIMALS = re.compile(r"-?\d*\.(\d+)")
 _SAID = re.compile(r"[a-z]{2,}(?:[ '-][a-z]+)*", re.IGNORECASE)
 _FILL = re.compile(r"[\s{}$]+|\\[,;:! ]")
 _JOINED = re.compile(r"(?:,|\band\b)\s*", re.IGNORECASE)
@@ -48,10 +50,12 @@ def compare(gold: Answer, answer: Answer) -> Comparison:
     """
     if gold.choice or answer.choice:
         return _choices(gold, answer)
+    if letters := _several(gold, answer):
+        return letters
     if not units.agree(gold.unit, answer.unit):
         return Comparison(False, f"units differ: {gold.unit} and {answer.unit}")
-    if None not in (gold.modulus, answer.modulus) and gold.modulus != answer.modulus:
-        return Comparison(False, f"moduli differ: {gold.modulus} and {answer.modulus}")
+    if None not in (gold.relative, answer.relative) and gold.relative != answer.relative:
+        return Comparison(False, f"{gold.relative} and {answer.relative} differ")
     if None not in (gold.variable, answer.variable) and gold.variable != answer.variable:
         return Comparison(False, f"values of {gold.variable} and of {answer.variable}")
     if gold.value is not None and answer.value is not None:
@@ -65,6 +69,16 @@ def compare(gold: Answer, answer: Answer) -> Comparison:
         return Comparison(False, "words, dates and times must be equal as text")
     equal = bool(answer.text) and _symbolic(gold.text, answer.text)
     return Comparison(equal, "equal by math-verify" if equal else "not shown equal by math-verify")
+
+
+def _several(gold: Answer, answer: Answer) -> Comparison | None:
+    """Choices in a list against their letters in one word; None where that is not compared."""
+    for word, other in ((gold, answer), (answer, gold)):
+        if other.items and all(item.choice for item in other.items) and word.literal:
+            named = sorted(str(item.choice) for item in other.items)
+            equal = named == sorted(word.text)
+            return Comparison(equal, f"choices {'equal' if equal else 'differ'}")
+    return None
 
 
 def _choices(gold: Answer, answer: Answer) -> Comparison:
@@ -93,10 +107,16 @@ def _numbers(gold: Answer, answer: Answer) -> bool:
 def _close(one: Fraction, other: Fraction, gold: Answer, answer: Answer) -> bool:
     if one == other:
         return True
-    if "." not in gold.text + answer.text:
+    rounded = [
+        len(match[1])
+        for match in (_DECIMALS.fullmatch(gold.text), _DECIMALS.fullmatch(answer.text))
+        if match
+    ]
+    if not rounded or min(rounded) < _LEAST_DECIMALS:
         return False
     apart = abs(one - other)
-    return apart <= _SAME_DIGITS * max(abs(one), abs(other)) and apart < Fraction(1, 10**6)
+    most = _SAME_DIGITS * max(abs(one), abs(other))
+    return apart < Fraction(1, 10 ** min(rounded)) and apart <= most
 
 
 def _lists(gold: Answer, answer: Answer) -> Comparison:

@@ -10,7 +10,8 @@ DOLLAR = "\ue000"
 _CHARACTERS = str.maketrans(
     {chr(0xFF01 + i): chr(0x21 + i) for i in range(94)}
     | {
-        "−": "-", "–": "-", "—": "-", "﹣": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",
+        "ℝ": r"\mathbb{R}", "−": "-",
+        "–": "-", "—": "-", "﹣": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",
         "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ",
         "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
         "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
@@ -57,9 +58,12 @@ _CASES = re.compile(
     r"\\begin\{(cases|aligned|array|gathered)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL
 )
 _POINTED = re.compile(r"(?<![A-Za-z])\{\s*([,.])\s*\}")
+_ORDER = re.compile(r"\\([lg])t(?![A-Za-z])")
+_SEGMENT = re.compile(r"\\(?:overline|bar|overrightarrow|vec|widehat)\s*\{\s*([A-Z]{2,3})\s*\}")
 _BRACE = re.compile(r"[{}]")
 _FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[^\s{}\\])\s*(\{[^{}]*\}|[^\s{}\\])")
 _SQRT = re.compile(r"\\sqrt\s*([^\s{}\\\[])")
+_HTML = re.compile(r"<(b|strong|i|em|u)>([^<>]*)</\1>", re.IGNORECASE)
 _TOKEN_TEXT = re.compile(
     r"(?:\s*(?:<\|[^<>|]{1,40}\|>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\]))+\s*$"
 )
@@ -74,6 +78,8 @@ def tidy(text: str) -> str:
     text = _SPOKEN_DOLLAR.sub(DOLLAR, text)
     text = _BRACES.sub(lambda match: r"\{" if "l" in match[0] else r"\}", text)
     text = _SIZED_POINT.sub("", text)
+    text = _ORDER.sub(lambda match: "<" if match[1] == "l" else ">", text)
+    text = _SEGMENT.sub(r"\1", re.sub(r"\\[lr]angle(?![A-Za-z])", _angle, text))
     text = _COLOUR.sub("", _KERN.sub("", text))
     text = _SIZES.sub("", text)
     text = unwrapped(text, _FONTS)
@@ -101,9 +107,9 @@ def _rooted(match: re.Match[str]) -> str:
     return rf"\sqrt{'[3]' if match[1] == '∛' else ''}{{{inside}}}"
 
 
-def without_tokens(text: str) -> str:
-    """``text`` without the special tokens that a tokenizer left at its end."""
-    return _TOKEN_TEXT.sub("", text)
+def without_markup(text: str) -> str:
+    """``text`` without HTML's bold and the special tokens that a tokenizer left at its end."""
+    return _HTML.sub(r"\2", _TOKEN_TEXT.sub("", text))
 
 
 def without_emphasis(text: str) -> str:
@@ -145,6 +151,10 @@ def braces(text: str) -> dict[int, int]:
         elif opened:
             pairs[opened.pop()] = match.start()
     return pairs
+
+
+def _angle(match: re.Match[str]) -> str:
+    return "(" if match[0] == r"\langle" else ")"
 
 
 def _braced(match: re.Match[str]) -> str:

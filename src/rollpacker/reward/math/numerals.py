@@ -18,6 +18,7 @@ _SCIENTIFIC = re.compile(
 )
 _POWER_OF_TEN = re.compile(r"10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+_GOES_ON = re.compile(r"(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)(?:\.{2,}|…|\\[lc]?dots)")
 _FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?(?:{PLAIN}))\s*\}}\s*\{{\s*(-?(?:{PLAIN}))\s*\}}")
 _SLASH = re.compile(rf"({PLAIN})\s*/\s*({PLAIN})")
 _MIXED = re.compile(r"(\d+)(?:\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|[ -](\d+)/(\d+))")
@@ -72,7 +73,8 @@ def _unsigned(text: str) -> Fraction | None:
 
 
 def _repeating(match: re.Match[str]) -> Fraction:
-    whole, fixed, again = match[1] or "0", match[2], match[3]
+    """Of ``0.1\\overline{6}`` and of ``0.1666...``."""
+    whole, fixed, again = match[1] or "0", match[2], next(g for g in match.groups()[2:] if g)
     start = Fraction(int(whole + fixed), 10 ** len(fixed))
     return start + Fraction(int(again), 10 ** len(fixed) * (10 ** len(again) - 1))
 
@@ -90,4 +92,5 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]], ...] 
     (_SLASH, lambda m: Fraction(m[1]) / Fraction(m[2])),
     (_MIXED, _mixed),
     (_REPEATING, _repeating),
+    (_GOES_ON, _repeating),
 )

@@ -77,6 +77,13 @@ _OTHER_WORDS = """and or to but not nor is are was be if when where for unless b
 _NO_UNITS = frozenset(_OTHER_WORDS.split())
 """Words behind a number that say something else of it than what is counted."""
 
+_CHINESE = {
+    "平方": " square ", "立方": " cubic ", "千米": " km ", "公里": " km ", "厘米": " cm ",
+    "毫米": " mm ", "分米": " dm ", "米": " m ", "小时": " h ", "分钟": " min ", "秒": " s ",
+    "千克": " kg ", "公斤": " kg ", "克": " g ", "毫升": " ml ", "升": " l ", "元": " ¥ ",
+    "美元": " $ ", "度": " deg ", "每": " per ", "天": " day ", "吨": " t ",
+}  # fmt: skip
+_CHINESE_UNIT = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _RAISED = re.compile(r"\^\s*\{?\s*(-?\d)\s*\}?")
 _CIRCLE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])")
@@ -138,6 +145,8 @@ def unit_of(tail: str, letters: bool) -> Unit | None:
     text = text.replace(r"\%", "%").replace(r"\cdot", "*").replace(DOLLAR, "$").replace("{", "")
     text = _RAISED.sub(r"^\1", text.replace("}", ""))
     text = re.sub(r"[()\\]", " ", text.replace("·", "*"))
+    if _han(text.strip()[:1] or " "):
+        text = _CHINESE_UNIT.sub(lambda match: _CHINESE[match[0]], text)
     text = _POWER.sub(r"^\1", _SCALE.sub(lambda match: f"deg{match[1].upper()}", text))
     parts = [part for part in _PLACE.findall(text) if part != "."]
     if not parts or len(parts) > 12:

@@ -1,11 +1,29 @@
+import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollpacker.reward.base import GradingError
-from rollpacker.reward.math import MathReward, final_answer
+from rollpacker.reward.math import MathReward
+from rollpacker.reward.math.extract import (
+    BOLD,
+    BOX,
+    LAST,
+    MARK,
+    SENTENCE,
+    TAG,
+    Found,
+    extract,
+)
 
+CASES = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "cases/math.jsonl").read_text("utf-8").splitlines()
+]
 RIGHT = [
     (r"\frac{1}{2}", r"so $\boxed{\frac{1}{2}}$"),
     (r"\frac{1}{2}", r"\boxed{0.5}"),
@@ -106,6 +124,69 @@ def test_numbers_as_answers_and_rows_without():
 
 
 def test_the_last_complete_box_counts():
-    assert final_answer(r"\boxed{1} then \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
-    assert final_answer(r"\boxed{1} then \boxed{2") == "1"
-    assert final_answer(r"\fbox{1}") is None
+    assert extract(r"\boxed{1} then \boxed{\frac{1}{2}}.") == Found(r"\frac{1}{2}", BOX)
+    assert extract(r"\boxed{1} then \boxed{2") == Found("1", BOX)
+    assert extract(r"\boxed{5} \fbox{6}") == Found("5", BOX)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}: {case['response']!r}")
+def test_what_people_bring(score, case):
+    assert score(case["answer"], case["response"]) == case["score"]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "rule"),
+    [
+        (r"So \boxed{3}. The answer is 4. #### 5", "3", BOX),
+        ("#### 5\nThe answer is 4.", "5", MARK),
+        ("The answer is 4. It took 5 steps.", "4", SENTENCE),
+        ("There are **4** of them, of 5.", "4", BOLD),
+        ("Of 5 there are 4.", "4", LAST),
+        (r"<answer>4</answer> and not \boxed{5}", "4", TAG),
+        (r"<answer>so \boxed{4}</answer>", "4", BOX),
+        ("#### Step 2\nAnswer: 4", "4", SENTENCE),
+    ],
+)
+def test_the_strongest_rule_finds_the_answer(text, answer, rule):
+    assert extract(text) == Found(answer, rule)
+
+
+def test_what_a_report_says():
+    report = MathReward().explain(r"\boxed{72 clips}", {"answer": "72 dollars"})
+    assert report.found == Found("72 clips", BOX)
+    assert (str(report.answer), str(report.golds[0])) == ("72; unit clip", "72; unit $")
+    assert (report.score, report.why) == (0.0, "units differ: $ and clip")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [([], "an empty list"), ({"x": 1}, "a mapping with x; expected one of value, answer")],
+)
+def test_answers_of_a_wrong_form_are_named(answer, message):
+    with pytest.raises(GradingError, match=message):
+        MathReward()("5", {"answer": answer})
+
+
+def test_a_long_comparison_gives_signs_of_life_and_ends_when_unwanted():
+    asked = []
+    reward = MathReward(time_limit=0.8)
+    assert reward(r"\boxed{7^{10^8}}", {"answer": "5"}, lambda: bool(asked.append(1))) == 0.0
+    assert len(asked) >= 2
+    reward = MathReward(time_limit=600)
+    assert reward(r"\boxed{7^{10^8}}", {"answer": "5"}, lambda: True) == 0.0
+
+
+@given(text=st.text(alphabet="\\boxed{}$#*<answer>/ 0123.,=-(%√½一无个\n", max_size=60))
+def test_any_text_has_a_score(text):
+    report = MathReward().explain(text, {"answer": "5"})
+    assert report.score in (0.0, 1.0)
+    assert MathReward()(text, {"answer": text or "-"}) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "piece", ["$", "**", r"\boxed{", "answer is ", "1,", "#### ", "{", "一", "\\ "]
+)
+def test_long_texts_cost_little(piece):
+    start = time.process_time()
+    MathReward()(piece * (100_000 // len(piece)), {"answer": "5"})
+    assert time.process_time() - start < 5.5

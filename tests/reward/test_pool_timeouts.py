@@ -1,6 +1,8 @@
 import time
 from collections.abc import Iterator
 
+from pool_helpers import requests
+
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
@@ -23,7 +25,7 @@ class Watched(list[float]):
 def test_timeouts_are_those_of_the_moment_that_a_program_is_sent() -> None:
     row = {"tests": [{"stdin": "", "stdout": "1\n"}]}
     timeouts = [Watched([20.0]), Watched([20.0])]
-    requests = [
+    asked = [
         GradeRequest(
             attempt=AttemptId(place),
             prompt="?",
@@ -37,9 +39,21 @@ def test_timeouts_are_those_of_the_moment_that_a_program_is_sent() -> None:
     pool = GradingPool([RewardConfig(function="code")], GradingConfig(workers=1))
     try:
         pool.wait_ready()
-        grades = grade_now(pool, requests)
+        grades = grade_now(pool, asked)
     finally:
         pool.close()
     assert [grade.reward for grade in grades] == [1.0, 1.0]
     took = grades[0].runs["code"].cpu_s[0]
     assert timeouts[1].read - timeouts[0].read >= took > 0.01
+
+
+def test_a_comparison_that_is_cut_off_scores_0_where_seconds_are_long() -> None:
+    """Its limit is CPU seconds; the pool's, in wall seconds, is on a silent process."""
+    math = RewardConfig(function="math", options={"time_limit": 2.5}, timeout_s=1.5)
+    pool = GradingPool([math], GradingConfig(workers=1))
+    try:
+        pool.wait_ready()
+        (grade,) = grade_now(pool, requests([r"\boxed{7^{10^8}}"]))
+    finally:
+        pool.close()
+    assert (grade.reward, grade.error) == (0.0, None)

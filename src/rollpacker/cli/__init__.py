@@ -34,6 +34,7 @@ from rollpacker.cli.output import (
     table_of,
 )
 from rollpacker.cli.reproduce import reproduce
+from rollpacker.cli.rewards import rewards_app
 from rollpacker.cli.samples import samples
 from rollpacker.cli.sandbox import sandbox_app
 from rollpacker.cli.simulate import calibrate, estimate, simulate
@@ -55,6 +56,7 @@ app.add_typer(journal_app, name="journal")
 app.add_typer(bench_app, name="bench")
 app.add_typer(trace_app, name="trace")
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(rewards_app, name="rewards")
 app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
 for command in (init, doctor, samples, simulate, estimate, calibrate, reproduce):

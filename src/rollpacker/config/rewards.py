@@ -31,9 +31,9 @@ class RewardConfig(Config):
     finished by the time that a process is idle. When a call fails, its responses are graded one by
     one. Default: 16 for ``judge``, else 1; with ``deterministic`` always 1."""
     timeout_s: float | None = Field(default=None, gt=0)
-    """Longest time for one call, then its process is killed; for ``code``, longest time without a
-    sign of life, as its programs have timeouts of their own (``grading.code_timeout``). Default:
-    300 for ``judge``, else 10."""
+    """Longest time for one call, then its process is killed; for ``code`` and ``math``, longest
+    time without a sign of life, as they have limits of their own (``grading.code_timeout`` and
+    option ``time_limit``). Default: 300 for ``judge``, else 10."""
 
     on_error: Literal["stop", "skip"] = "stop"
     """What to do when it only fails: when the first responses, of three prompts, time out or raise
@@ -59,6 +59,11 @@ class RewardConfig(Config):
     def runs_programs(self) -> bool:
         """Whether it runs what the model wrote, for as long as that takes."""
         return self.function == "code"
+
+    @property
+    def shows_life(self) -> bool:
+        """Whether a call has a limit of its own, in CPU seconds, and says that it goes on."""
+        return self.function in ("code", "math")
 
     @property
     def call_size(self) -> int:

@@ -154,12 +154,21 @@ def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> S
     if function == "judge":
         return _judge(options)
     if function == "math":
-        from rollpacker.reward.math import MathReward as Reward
-    else:
-        from rollpacker.reward.task import TaskReward as Reward
-    Parameters(function, Reward).check_options(options)
-    score = Reward(**options)
+        return _math(options, host)
+    from rollpacker.reward.task import TaskReward
+
+    Parameters(function, TaskReward).check_options(options)
+    score = TaskReward(**options)
     return lambda requests: [_number(score(request.text, request.row)) for request in requests]
+
+
+def _math(options: Mapping[str, Any], host: Host | None) -> Scorer:
+    from rollpacker.reward.math import MathReward
+
+    Parameters("math", MathReward).check_options(options)
+    score = MathReward(**options)
+    waited = () if host is None else (host.unwanted,)
+    return lambda requests: [score(request.text, request.row, *waited) for request in requests]
 
 
 def _judge(options: Mapping[str, Any]) -> Scorer:

@@ -123,7 +123,7 @@ class GradingPool:
             self._ledger.drop(attempt)
         for process in self._processes:
             running = process.jobs[0] if process.jobs else None
-            if running is None or not self._rewards[running.functions[0]].runs_programs:
+            if running is None or not self._rewards[running.functions[0]].shows_life:
                 continue
             cancelled = any(request.attempt in attempts for request in running.requests)
             if cancelled and not self._ledger.wanted(running):
@@ -199,8 +199,8 @@ class GradingPool:
         elif reply.say is not None:
             if len(self._said) < _MOST_SAID:
                 self._said.append(reply.say)
-        elif job is not None and reply.beat:
-            if self._rewards[job.functions[0]].runs_programs:
+        elif job is not None and reply.beat is not None:
+            if self._rewards[job.functions[0]].shows_life:
                 process.call_started = time.monotonic()
         elif job is not None:
             self._settle(process, job, reply)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from rollpacker.config import RewardConfig
-
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def voting(rewards: Sequence[RewardConfig]) -> tuple[str, Callable[[str], str]]:
@@ -18,7 +15,7 @@ def voting(rewards: Sequence[RewardConfig]) -> tuple[str, Callable[[str], str]]:
     """
     for reward in rewards:
         if reward.function == "math":
-            return "the final answer, as text", _math
+            return "the final answer, as it is read", _math
         if reward.function == "rg":
             return "the text after </think>", _after_thinking
     return "the whole text", str.strip
@@ -29,13 +26,13 @@ def _after_thinking(text: str) -> str:
 
 
 def _math(text: str) -> str:
-    """Of the last ``\\boxed{}`` or ``####``, else the last number, else everything."""
+    """The final answer in one spelling; a text without one, whole."""
     # Here, so that votes on other rewards don't import math-verify.
-    from rollpacker.reward.math import final_answer, plain
+    from rollpacker.reward.math.answer import read
+    from rollpacker.reward.math.extract import extract
 
-    text = _after_thinking(text)
-    answer = final_answer(text)
-    if answer is None:
-        numbers = _NUMBER.findall(text)
-        answer = numbers[-1].replace(",", "") if numbers else text
-    return plain(answer)
+    found = extract(text)
+    if found is None:
+        return _after_thinking(text)
+    answer = read(found.answer)
+    return answer.choice or (str(answer.value) if answer.value is not None else answer.text)

@@ -1,0 +1,204 @@
+"""``rollpacker rewards check``: why a response gets the score that it gets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollpacker.cli.output import Json, print_json, print_plain
+
+if TYPE_CHECKING:
+    from rollpacker.config import DataConfig, RewardConfig
+    from rollpacker.data.base import Row
+    from rollpacker.reward.math.reward import MathReport
+
+rewards_app = typer.Typer(help="Try rewards.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+_YAML = (".yaml", ".yml")
+_SHOWN = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What one reward says of the response: its score, and in words what it saw."""
+
+    reward: str
+    score: float | None
+    said: Mapping[str, Any]
+
+
+@rewards_app.callback()
+def _group() -> None:
+    """Try rewards."""
+
+
+@rewards_app.command()
+def check(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A job's YAML, or a file of data rows."),
+    ] = None,
+    response: Annotated[
+        str | None, typer.Option(help="The response's text; - reads standard input.")
+    ] = None,
+    response_file: Annotated[Path | None, typer.Option(help="File with the response.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="The right answer, in place of the row's column.")
+    ] = None,
+    row: Annotated[
+        str | None, typer.Option(help="The row, by its id; default: the file's first.")
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(help="math or code; default: the job's rewards, else by the row's columns."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Grade one response and say what was extracted, how it was read and what was compared.
+
+    Example: rollpacker rewards check --answer '72 dollars' --response 'It is \\boxed{72 clips}'
+    """
+    text = _response(response, response_file)
+    found, rewards = _row_and_rewards(file, row, answer, reward)
+    checked = [_check(each, text, found) for each in rewards]
+    if as_json:
+        rows = [{"reward": c.reward, "score": c.score, **c.said} for c in checked]
+        print_json({"row": found.id if file else None, "rewards": rows})
+        return
+    if file is not None:
+        print_plain(f"row {found.id}")
+    for each in checked:
+        for name, value in _lines(each):
+            print_plain(f"{name.replace('_', ' '):<15}{value}")
+
+
+def _response(text: str | None, file: Path | None) -> str:
+    if (text is None) == (file is None):
+        raise ValueError("give the response: --response TEXT, or --response-file FILE")
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--response-file: {file} is not UTF-8: {error.reason}") from None
+    return sys.stdin.read() if text == "-" else str(text)
+
+
+def _row_and_rewards(
+    file: Path | None, wanted: str | None, answer: str | None, function: str | None
+) -> tuple[Row, Sequence[RewardConfig]]:
+    from rollpacker.config import DataConfig, RewardConfig, load
+    from rollpacker.core.types import PromptId
+    from rollpacker.data.base import Row
+
+    if file is None:
+        if answer is None or wanted is not None:
+            raise ValueError("give --answer, or a FILE with the row")
+        columns = {"answer": answer}
+        row = Row(id=PromptId("-"), prompt="", answer=answer, domain="default", columns=columns)
+        return row, [RewardConfig(function=function or "math")]
+    if file.suffix in _YAML:
+        job = load(file)
+        row = _with_answer(_row(job.data, wanted), answer)
+        rewards = [each for each in job.rewards if not each.domains or row.domain in each.domains]
+        if function is not None:
+            rewards = [each for each in rewards if each.function == function]
+        if not rewards:
+            of = f"'{function}'" if function else "reward"
+            raise ValueError(f"{file}: no {of} for row {row.id} of domain '{row.domain}' (rewards)")
+        return row, rewards
+    row = _with_answer(_row(DataConfig(path=str(file)), wanted), answer)
+    return row, [RewardConfig(function=function or _guess(row))]
+
+
+def _row(config: DataConfig, wanted: str | None) -> Row:
+    from rollpacker.data.load import load_rows
+
+    rows = load_rows(config).rows
+    if wanted is None:
+        return rows[0]
+    for each in rows:
+        if each.id == wanted:
+            return each
+    known = ", ".join(str(each.id) for each in rows[:5])
+    raise ValueError(f"--row: no row with id '{wanted}' in {config.path}; the first are {known}")
+
+
+def _with_answer(row: Row, answer: str | None) -> Row:
+    from dataclasses import replace
+
+    if answer is None:
+        return row
+    return replace(row, answer=answer, columns={**row.columns, "answer": answer})
+
+
+def _guess(row: Row) -> str:
+    from rollpacker.sandbox import read_tests
+
+    try:
+        return "code" if read_tests(row.columns) else "math"
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return "math"
+
+
+def _check(reward: RewardConfig, text: str, row: Row) -> _Checked:
+    name = reward.name or reward.function
+    if reward.function == "math":
+        return _math(name, reward.options, text, row)
+    if reward.function == "judge":
+        raise ValueError(f"reward '{name}' asks a model: it is tried by a run only (--reward)")
+    return _called(name, reward, text, row)
+
+
+def _math(name: str, options: Mapping[str, Any], text: str, row: Row) -> _Checked:
+    from rollpacker.find import Parameters
+    from rollpacker.reward.math import MathReward
+
+    Parameters("math", MathReward).check_options(options)
+    report = MathReward(**options).explain(text, row.columns)
+    return _Checked(name, report.score, _math_said(report, row.columns.get("answer")))
+
+
+def _math_said(report: MathReport, gold: Any) -> Mapping[str, Any]:
+    found = report.found
+    return {
+        "extracted": None if found is None else found.answer,
+        "found_by": None if found is None else found.rule,
+        "read_as": None if report.answer is None else str(report.answer),
+        "right": str(gold),
+        "right_read_as": " | ".join(map(str, report.golds)),
+        "compared": report.why,
+    }
+
+
+def _called(name: str, reward: RewardConfig, text: str, row: Row) -> _Checked:
+    from rollpacker.core.types import AttemptId
+    from rollpacker.reward.base import GradeRequest, Scored
+    from rollpacker.reward.functions import resolve
+
+    request = GradeRequest(
+        attempt=AttemptId(0),
+        prompt=row.prompt,
+        completion=text,
+        completion_ids=[],
+        row=row.columns,
+        domain=row.domain,
+        source=str(row.id),
+    )
+    (scored,) = resolve(reward.function, reward.options)([request])
+    if not isinstance(scored, Scored):
+        return _Checked(name, scored, {})
+    return _Checked(name, scored.score, {**scored.extra, **scored.metrics})
+
+
+def _lines(checked: _Checked) -> list[tuple[str, str]]:
+    lines = [("reward", checked.reward)]
+    for key, value in checked.said.items():
+        shown = "-" if value is None else str(value)
+        lines.append((key, shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."))
+    lines.append(("score", "not applicable" if checked.score is None else f"{checked.score:g}"))
+    return lines

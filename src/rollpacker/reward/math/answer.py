@@ -1,0 +1,304 @@
+"""What an answer says: a number and its unit, a choice, a list, or LaTeX and words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from rollpacker.reward.math import units
+from rollpacker.reward.math.latex import DOLLAR, tidy, unwrapped
+from rollpacker.reward.math.numerals import MAGNITUDE, PLAIN, number
+from rollpacker.reward.math.units import Unit
+
+_LONGEST = 2000
+"""Characters of an answer that is read; a longer one is compared as it is."""
+
+_LABEL = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:(?:so|thus|therefore|hence),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
+    r"(?:answers?|ans|result|solutions?|answer is|答案)\s*(?:is|are|是|为|=|:)\s*:?\s*(?:\}\s*)?",
+    re.IGNORECASE,
+)
+_TEXT_LABEL = re.compile(r"\\text\s*\{[^{}]*[:=]\s*\}\s*")
+_ABOUT = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:\\approx(?![A-Za-z])|\\sim(?![A-Za-z])|about|approximately|approx\.?"
+    r"|roughly|around|exactly|a total of|in total|only|just|it is|it's)(?:\s*\})?\s*(?=[-+\d$.\\"
+    f"{DOLLAR}])",
+    re.IGNORECASE,
+)
+_ELEMENT = re.compile(r"[a-zA-Z]\s*\\in(?![A-Za-z])\s*(?=[\[(\\])")
+_VARIABLE = re.compile(r"([a-zA-Z](?:_\{?\w\}?)?|[a-zA-Z]\([a-zA-Z]\))\s*=\s*(?![=<>])")
+_MODULUS = re.compile(
+    r"\s*(?:\(\s*)?\\?(?:text\s*\{\s*)?(?:[bp]?mod|modulo)(?:\s*\})?\s*\{?\s*(\d+)\s*\}?\s*\)?$"
+)
+_RELATIVE = (
+    (_MODULUS, "modulo"),
+    (re.compile(r"(?<=\d)_\{?(?:\\text\{)?(\d{1,2})\}{0,2}$"), "base"),
+)
+_CLOCK = re.compile(r"(\d{1,2}:\d{2}(?::\d{2})?)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"(?:(?:\\text\s*\{\s*)?(?:option|choice|answer)\s+)?"
+    r"(?:\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])(?=\s*[.):]|\s*$))\s*[.):]?\s*",
+    re.IGNORECASE,
+)
+_CHOICES = re.compile(r"\([A-J]\)|(?<![A-Za-z\\])[A-J][.)](?!\d)|(?:^|\b(?:and|or)\s+|,\s*)[A-J]$")
+
+_HEAD = re.compile(
+    r"(?:\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*(?:\[\d+\])?\s*\{[^{}]*\}|\\pi(?![A-Za-z])"
+    rf"|\d{{1,3}}(?:[, ]\d{{3}})+(?!\d)|{PLAIN}|\\(?:times|cdot)\s|10\s*\^\s*\{{?[+-]?\d+\}}?"
+    r"|\^\s*(?:\{[+-]?\d+\}|\d)|\\overline\s*\{\d+\}|\s(?=[\d\\*/(+-])|[-+*/()!])+"
+)
+_HAN_NUMBER = re.compile(r"[㐀-鿿,:\s]*?(-?\d[\d.,]*(?:/\d+)?%?)\s*([㐀-鿿]*)[.\s]*")
+_HAN = re.compile("[㐀-鿿]")
+_HAN_NO = re.compile("[不非没無无第至到]")
+
+_AND = re.compile(
+    r"\s*(?:[,;]\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
+    r"|\\(?:lor|vee|land|wedge)(?![A-Za-z])|[或和与及])\s*|\s*[,;]\s*"
+)
+_BOUNDED = re.compile(r"([a-zA-Z])\s*(<|>|\\le|\\ge|\\leq|\\geq|<=|>=)\s*([^<>=a-zA-Z]+)")
+_POINT = re.compile(r"([A-Z]'?)\s*(\([^()]*,[^()]*\))")
+_RATIO = re.compile(r"(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to|:)\s*(\d+)")
+_ALL = re.compile(
+    r"(?:all )?real numbers?|all reals|the reals|\\mathbb\s*\{?R\}?|\\R", re.IGNORECASE
+)
+_NOWHERE = re.compile(r"(?:it )?does not exist|doesn't exist|DNE|不存在", re.IGNORECASE)
+_EMPTY = re.compile(
+    r"(?:there (?:is|are) )?no (?:real |integer )?solutions?|(?:the )?empty set|none|无解|空集"
+    r"|no such number|\\emptyset|\\varnothing|\\\{ ?\\\}",
+    re.IGNORECASE,
+)
+_LITERAL = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}(?![A-Za-z])")
+_FUNCTION_NAMES = """sqrt sinh cosh tanh coth arcsin arccos arctan asin acos atan frac cdot times
+    floor ceil"""
+_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+_NOT = re.compile(r"(?<![A-Za-z\\])(?:not|no|nor)(?![A-Za-z])", re.IGNORECASE)
+_BEGIN = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}")
+_TEXT = re.compile(r"\\text\s*\{")
+_WHOLE_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_CAPITALS = re.compile(r"[A-Z]{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One side of a comparison.
+
+    Args:
+        text: it in LaTeX of one spelling, without its unit.
+        value: where it is a number.
+        unit: what the number counts, where that is said.
+        variable: what it is the value of, as in ``x = 5``.
+        relative: modulus of a residue, base of a numeral, half of the day.
+        choice: the letter of a multiple choice; ``text`` is then what stands behind the letter.
+        items: of a list or a set, in any order; empty where it is none.
+        literal: it is words, a date or a time, which only equal text equals.
+    """
+
+    text: str
+    value: Fraction | None = None
+    unit: Unit | None = None
+    variable: str | None = None
+    relative: str | None = None
+    choice: str | None = None
+    items: tuple[Answer, ...] = ()
+    literal: bool = False
+
+    def __str__(self) -> str:
+        said = [self.text.replace(DOLLAR, "$")]
+        if self.value is not None and str(self.value) != self.text:
+            said.append(f"the number {self.value}")
+        said += [f"unit {self.unit}"] * (self.unit is not None)
+        said += [f"{self.relative}"] * (self.relative is not None)
+        said += [f"choice {self.choice}"] * (self.choice is not None)
+        said += [f"a list of {len(self.items)}"] * bool(self.items)
+        said += ["words"] * self.literal
+        return "; ".join(said)
+
+
+@lru_cache(maxsize=4096)
+def read(text: str, letters: bool = False) -> Answer:
+    """What ``text`` says, which is an answer and nothing around it.
+
+    Args:
+        text: LaTeX, Markdown or plain.
+        letters: a letter right behind a number is a unit and no variable.
+    """
+    if len(text) > _LONGEST:
+        return Answer(text.strip())
+    text = tidy(text)
+    for said in (text, _without_label(text)):
+        choice = _CHOICE.match(_opened(said))
+        if choice and (found := _choice(choice, _opened(said))):
+            return found
+    text = _without_label(text)
+    if whole := _WHOLE_TEXT.fullmatch(text):
+        inside = whole[1].strip()
+        return _value(inside, letters) or _list(inside, letters) or _other(text)
+    return _value(text, letters) or _list(text, letters) or _other(text)
+
+
+def _without_label(text: str) -> str:
+    for label in (_LABEL, _TEXT_LABEL, _ABOUT, _ELEMENT):
+        if (match := label.match(text)) and match.end() < len(text):
+            text = text[match.end() :].strip()
+    return text
+
+
+def _opened(text: str) -> str:
+    return " ".join(unwrapped(text, _TEXT).split())
+
+
+def _choice(match: re.Match[str], text: str) -> Answer | None:
+    bracketed, rest = match[1] or match[2], text[match.end() :]
+    letter = bracketed or match[3]
+    if _CHOICES.search(rest) or (not bracketed and not match[3].isupper()):
+        return None
+    if bracketed and rest[:1] in tuple("^_+*/=<>!"):
+        return None
+    return Answer(rest, choice=letter.upper(), value=number(rest))
+
+
+# -- numbers
+
+
+def _value(text: str, letters: bool) -> Answer | None:
+    """A number, or an expression, with its unit and what it is relative to."""
+    if match := _CLOCK.fullmatch(_opened(text)):
+        half = f"{match[2].lower()}m" if match[2] else None
+        return Answer(match[1], relative=half, literal=True)
+    body, relative = text, None
+    for form, said in _RELATIVE:
+        if match := form.search(text):
+            body, relative = text[: match.start()].strip(), f"{said} {match[1]}"
+            break
+    variable = _VARIABLE.match(body)
+    if variable and (value := number(body[variable.end() :])) is not None:
+        return Answer(body, value=value, variable=variable[1], relative=relative)
+    body, unit = _measured(body, letters)
+    value = number(body)
+    if value is None and unit is None and relative is None:
+        return None
+    return Answer(body, value=value, unit=unit, relative=relative)
+
+
+def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
+    """A quantity's expression and unit: ``text`` and None where it is none."""
+    variable = _VARIABLE.match(text)
+    label, rest = (text[: variable.end()], text[variable.end() :]) if variable else ("", text)
+    sign = rest[:1] if rest[:1] in "+-" and rest[1:2] in units.MONEY else ""
+    rest = rest[len(sign) :]
+    if rest[:1] in units.MONEY and len(rest) > 1:
+        inside, behind = _measured(rest[1:].strip(), letters)
+        unit = units.money(rest[0])
+        fits = behind is None or units.agree(unit, behind) or bool(behind.words)
+        return (label + sign + inside, unit) if fits else (text, None)
+    head = _HEAD.match(rest)
+    if head is None:
+        return _in_chinese(text)
+    end = len(head[0].rstrip(" ("))
+    if magnitude := MAGNITUDE.match(rest[end:]):
+        end += magnitude.end()
+    if not rest[end:].strip():
+        return text, None
+    unit = units.unit_of(rest[end:], letters)
+    if unit is None:
+        return _in_chinese(text)
+    return label + rest[:end].strip(), unit
+
+
+def _in_chinese(text: str) -> tuple[str, Unit | None]:
+    match = _HAN_NUMBER.fullmatch(text)
+    if match is None or _HAN_NO.search(text) or not _HAN.search(text):
+        return text, None
+    if match[1].endswith("%"):
+        return match[1][:-1], units.PERCENT
+    unit = units.unit_of(match[2], letters=False) if match[2] else None
+    return match[1].rstrip(".,"), unit
+
+
+# -- lists and all else
+
+
+def _list(text: str, letters: bool) -> Answer | None:
+    inside = text
+    braced = text.startswith(r"\{") and text.endswith(r"\}") and r"\{" not in text[2:]
+    if braced:
+        inside = text[2:-2].strip()
+    parts = _split(inside)
+    if len(parts) == 1 and r"\pm" in inside and not braced:
+        parts = [inside.replace(r"\pm", "", 1), inside.replace(r"\pm", "-", 1)]
+        if not inside.strip().startswith(r"\pm") and not _VARIABLE.match(inside):
+            parts[0] = inside.replace(r"\pm", "+", 1)
+    if len(parts) < 2 or not all(parts):
+        return None
+    if not braced and (union := _union(parts)):
+        return Answer(union)
+    labels = [_VARIABLE.match(part) for part in parts]
+    if all(labels) and len({label[1][:1] for label in labels if label}) == 1:
+        parts = [part[label.end() :] for part, label in zip(parts, labels, strict=True) if label]
+    elif labels[0] and not any(labels[1:]):
+        parts[0] = parts[0][labels[0].end() :]
+    return Answer(text, items=tuple(read(part.strip(), letters) for part in parts))
+
+
+def _union(parts: list[str]) -> str | None:
+    """Of ``x < 1`` or ``x > 3`` the intervals; None of other lists."""
+    matches = [_BOUNDED.fullmatch(part) for part in parts]
+    if len({match[1] for match in matches if match}) != 1 or not all(matches):
+        return None
+    intervals: list[str] = []
+    for match in filter(None, matches):
+        below, strict = match[2][0] == "<" or match[2].startswith(r"\l"), match[2] in "<>"
+        if below:
+            intervals.append(rf"(-\infty, {match[3]}{')' if strict else ']'}")
+        else:
+            intervals.append(rf"{'(' if strict else '['}{match[3]}, \infty)")
+    return r" \cup ".join(intervals)
+
+
+def _split(text: str) -> list[str]:
+    """At commas, semicolons, ``and`` and ``or`` outside of brackets."""
+    parts: list[str] = []
+    start = depth = place = 0
+    while place < len(text):
+        if text[place] in "([{":
+            depth += 1
+        elif text[place] in ")]}":
+            depth -= 1
+        match = _AND.match(text, place) if depth == 0 else None
+        if match and match.end() > place:
+            parts.append(text[start:place].strip())
+            start = place = match.end()
+        else:
+            place += 1
+    parts.append(text[start:].strip())
+    return parts
+
+
+def _other(text: str) -> Answer:
+    """An expression, or words."""
+    opened = _opened(text)
+    if opened.lower() in ("infinity", "+infinity", "-infinity"):
+        return Answer(opened.lower().replace("infinity", r"\infty"))
+    if _ALL.fullmatch(opened):
+        return Answer(r"(-\infty, \infty)")
+    if _NOWHERE.fullmatch(opened.rstrip(".!")):
+        return Answer("DNE", literal=True)
+    if (match := _RATIO.fullmatch(text)) and int(match[2]):
+        return Answer(text, value=Fraction(int(match[1]), int(match[2])))
+    if match := _POINT.fullmatch(text):
+        return Answer(match[2], variable=match[1])
+    if _EMPTY.fullmatch(opened.rstrip(".!")):
+        return Answer(r"\emptyset")
+    literal = bool(_LITERAL.fullmatch(opened) or _CAPITALS.fullmatch(opened)) or _is_words(text)
+    return Answer(opened if literal else text, literal=literal)
+
+
+def _is_words(text: str) -> bool:
+    if _HAN.search(text) or _NOT.search(text) or (r"\begin{" in text and "cases" in text):
+        return True
+    if re.search(r"\\text\s*\{\s*[^{}\s]", text):
+        return True
+    return any(word not in _FUNCTIONS for word in _WORD.findall(_BEGIN.sub("", text)))

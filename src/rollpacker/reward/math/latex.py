@@ -1,0 +1,179 @@
+"""One spelling of LaTeX: what looks alike on paper becomes equal text."""
+
+from __future__ import annotations
+
+import re
+
+DOLLAR = "\ue000"
+"""A dollar sign that is money; the others are delimiters."""
+
+_CHARACTERS = str.maketrans(
+    {chr(0xFF01 + i): chr(0x21 + i) for i in range(94)}
+    | {
+        "ℝ": r"\mathbb{R}", "−": "-",
+        "–": "-", "—": "-", "﹣": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",
+        "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ",
+        "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
+        "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+        "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "∠": r"\angle ",
+        "。": ".", "、": ",", "【": "[", "】": "]", "〈": r"\langle ", "〉": r"\rangle ",
+        "∶": ":", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
+        "\u00a0": " ", "\u2002": " ", "\u2003": " ", "\u2009": " ", "\u202f": " ", "\u3000": " ",
+        "\u200b": None, "\u200c": None, "\u200d": None, "\ufeff": None, "\u2060": None,
+        "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}",
+        "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}",
+        "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
+    }
+)  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_RAISED_RUN = re.compile(f"[{''.join(map(chr, _RAISED))}]+")
+_LOWERED_RUN = re.compile(f"[{''.join(map(chr, _LOWERED))}]+")
+_ROOT = re.compile(r"([√∛])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[A-Za-z]|\\pi))")
+
+_BRACES = re.compile(r"\\+[lr]brace(?![A-Za-z])")
+_SIZES = re.compile(
+    r"\\(?:left|right|middle|bigg?[lrm]?|Bigg?[lrm]?|displaystyle|textstyle|scriptstyle|limits"
+    r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|bfseries|boldmath|mathstrut"
+    r"|strut|cancel|underline|hfill|centering|noindent)(?![A-Za-z])\s*\.?(?=\S|$)"
+)
+_SIZED_POINT = re.compile(r"\\(?:left|right)\s*\.")
+_COLOUR = re.compile(r"\\(?:text)?color\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}|\\color\s+[a-z]+\s")
+_FONTS = re.compile(
+    r"\\(?:mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|bm|pmb|emph|ensuremath|hbox"
+    r"|uline|phantom|mbox(?=\s*\{\s*[\d$\\-])|fbox|framebox|tag)\s*\{"
+)
+_TEXTS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal|up|md)|mathrm|mbox|operatorname\*?)\s*(?=\{)"
+)
+_FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_SPACES = re.compile(
+    r"(?<!\\)\\(?:[,;:> ]|quad|qquad|thinspace|medspace|thickspace|enspace)(?![A-Za-z])|~"
+)
+_KERN = re.compile(r"\\!|\\hspace\*?\s*\{[^{}]*\}|\\(?:hphantom|vphantom)\s*\{[^{}]*\}")
+_SPOKEN_DOLLAR = re.compile(r"\\text\s*\{\s*\\\$\s*\}|\\textdollar(?:\{\})?|\\\$")
+_DELIMITERS = re.compile(r"\\+[()\[\]]")
+_CASES = re.compile(
+    r"\\begin\{(cases|aligned|array|gathered)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL
+)
+_POINTED = re.compile(r"(?<![A-Za-z])\{\s*([,.])\s*\}")
+_ORDER = re.compile(r"\\([lg])t(?![A-Za-z])")
+_SEGMENT = re.compile(r"\\(?:overline|bar|overrightarrow|vec|widehat)\s*\{\s*([A-Z]{2,3})\s*\}")
+_BRACE = re.compile(r"[{}]")
+_FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[^\s{}\\])\s*(\{[^{}]*\}|[^\s{}\\])")
+_SQRT = re.compile(r"\\sqrt\s*([^\s{}\\\[])")
+_HTML = re.compile(r"<(b|strong|i|em|u)>([^<>]*)</\1>", re.IGNORECASE)
+_TOKEN_TEXT = re.compile(
+    r"(?:\s*(?:<\|[^<>|]{1,40}\|>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\]))+\s*$"
+)
+
+
+def tidy(text: str) -> str:
+    """``text`` without fonts, sizes, colours, delimiters and unusual characters.
+
+    ``\\text{}`` stays: what is in it are words. Money's dollar sign becomes ``DOLLAR``.
+    """
+    text = plain_characters(text)
+    text = _SPOKEN_DOLLAR.sub(DOLLAR, text)
+    text = _BRACES.sub(lambda match: r"\{" if "l" in match[0] else r"\}", text)
+    text = _SIZED_POINT.sub("", text)
+    text = _ORDER.sub(lambda match: "<" if match[1] == "l" else ">", text)
+    text = _SEGMENT.sub(r"\1", re.sub(r"\\[lr]angle(?![A-Za-z])", _angle, text))
+    text = _COLOUR.sub("", _KERN.sub("", text))
+    text = _SIZES.sub("", text)
+    text = unwrapped(text, _FONTS)
+    text = _TEXTS.sub(r"\\text", _FRACTIONS.sub(r"\\frac", text))
+    text = _SQRT.sub(r"\\sqrt{\1}", _FRAC.sub(_braced, text))
+    text = _POINTED.sub(r"\1", _SPACES.sub(" ", text))
+    text = _CASES.sub(_listed, text)
+    text = _undelimited(text)
+    text = re.sub(r"\s+", " ", text).strip()
+    return without_emphasis(text)
+
+
+def plain_characters(text: str) -> str:
+    """Full-width, raised, lowered and mathematical characters as ASCII and LaTeX."""
+    if text.isascii():
+        return text
+    text = _RAISED_RUN.sub(lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
+    text = _LOWERED_RUN.sub(lambda m: f"_{{{m[0].translate(_LOWERED)}}}", text)
+    text = text.translate(_CHARACTERS)
+    return _ROOT.sub(_rooted, text)
+
+
+def _rooted(match: re.Match[str]) -> str:
+    inside = match[2] or match[3] or match[4] or ""
+    return rf"\sqrt{'[3]' if match[1] == '∛' else ''}{{{inside}}}"
+
+
+def without_markup(text: str) -> str:
+    """``text`` without HTML's bold and the special tokens that a tokenizer left at its end."""
+    return _HTML.sub(r"\2", _TOKEN_TEXT.sub("", text))
+
+
+def without_emphasis(text: str) -> str:
+    """``text`` without Markdown's marks at its ends, and without a full stop."""
+    text = text.strip("*_` ")
+    return text if text.endswith(("...", "\\.")) else text.rstrip(" .,;:*_`")
+
+
+def unwrapped(text: str, command: re.Pattern[str]) -> str:
+    """``text`` with what is in the braces of a command in its place."""
+    while match := command.search(text):
+        end = closing(text, match.end())
+        if end is None:
+            return text[: match.start()] + text[match.end() :]
+        text = f"{text[: match.start()]}{text[match.end() : end]}{text[end + 1 :]}"
+    return text
+
+
+def closing(text: str, start: int) -> int | None:
+    """Where the brace closes that was opened before ``start``; None where it does not."""
+    depth = 1
+    for place in range(start, len(text)):
+        if text[place] == "{":
+            depth += 1
+        elif text[place] == "}":
+            depth -= 1
+            if depth == 0:
+                return place
+    return None
+
+
+def braces(text: str) -> dict[int, int]:
+    """Where each brace that is opened is closed, for those that are."""
+    opened: list[int] = []
+    pairs: dict[int, int] = {}
+    for match in _BRACE.finditer(text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            pairs[opened.pop()] = match.start()
+    return pairs
+
+
+def _angle(match: re.Match[str]) -> str:
+    return "(" if match[0] == r"\langle" else ")"
+
+
+def _braced(match: re.Match[str]) -> str:
+    over, under = (part if part.startswith("{") else f"{{{part}}}" for part in match.groups())
+    return rf"\frac{over}{under}"
+
+
+def _listed(match: re.Match[str]) -> str:
+    """A system of equations as a list of them; what has columns stays."""
+    if "&" in match[2].replace("&=", "="):
+        return match[0]
+    lines = [line.strip() for line in re.split(r"\\\\|\n", match[2].replace("&=", "="))]
+    return ", ".join(line.rstrip(" ,.;") for line in lines if line)
+
+
+def _undelimited(text: str) -> str:
+    text = _DELIMITERS.sub(" ", text) if _DELIMITERS.search(text) else text
+    if "$" not in text:
+        return text
+    if text.count("$") % 2 == 0:
+        return text.replace("$", " ")
+    return re.sub(r"\$(?=\s*-?[\d.])", DOLLAR, text).replace("$", " ")

@@ -1,0 +1,96 @@
+"""Numerals as exact numbers: decimals, thousands, powers of ten, fractions, words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+
+from rollpacker.reward.math.latex import closing
+
+_LONGEST = 400
+PLAIN = r"\d+(?:\.\d*)?|\.\d+"
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])|\d{1,3}(?:[ '_]\d{3})+(?![\d ])")
+_DIGITS = re.compile(rf"({PLAIN})(?:[eE]([+-]?\d{{1,4}}))?")
+_SCIENTIFIC = re.compile(
+    rf"({PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*([+-]?\d{{1,4}})\s*\}}?"
+)
+_POWER_OF_TEN = re.compile(r"10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+_GOES_ON = re.compile(r"(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)(?:\.{2,}|…|\\[lc]?dots)")
+_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?(?:{PLAIN}))\s*\}}\s*\{{\s*(-?(?:{PLAIN}))\s*\}}")
+_SLASH = re.compile(rf"({PLAIN})\s*/\s*({PLAIN})")
+_MIXED = re.compile(r"(\d+)(?:\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|[ -](\d+)/(\d+))")
+_MAGNITUDES = {
+    "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8,
+}  # fmt: skip
+MAGNITUDE = re.compile(
+    rf"\s*(?:\\text\s*\{{\s*)?({'|'.join(_MAGNITUDES)})s?(?![A-Za-z])(?:\s*\}})?"
+)
+_TO_NINETEEN = """zero one two three four five six seven eight nine ten eleven twelve thirteen
+    fourteen fifteen sixteen seventeen eighteen nineteen"""
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_ONES = _TO_NINETEEN.split()
+_NUMBER_WORDS = {word: value for value, word in enumerate(_ONES)} | {
+    tens + (f"-{_ONES[one]}" if one else ""): 20 + 10 * place + one
+    for place, tens in enumerate(_TENS.split())
+    for one in range(10)
+}
+
+
+@lru_cache(maxsize=4096)
+def number(text: str) -> Fraction | None:
+    """The exact value of a numeral or a fraction of two; None where ``text`` is neither."""
+    text = text.strip()
+    if not text or len(text) > _LONGEST:
+        return None
+    word = text.lower().replace(" ", "-")
+    if word in _NUMBER_WORDS:
+        return Fraction(_NUMBER_WORDS[word])
+    if text.startswith("{") and closing(text, 1) == len(text) - 1:
+        text = text[1:-1].strip()
+    if text[:1] in ("-", "+"):
+        value = _unsigned(text[1:].strip())
+        return -value if value is not None and text[0] == "-" else value
+    return _unsigned(text)
+
+
+def _unsigned(text: str) -> Fraction | None:
+    magnitude = 0
+    if match := MAGNITUDE.search(text):
+        if match.end() != len(text) or not match.start():
+            return None
+        magnitude, text = _MAGNITUDES[match[1]], text[: match.start()].strip()
+    text = _GROUPED.sub(lambda match: re.sub(r"[,\s'_]", "", match[0]), text)
+    for form, value in _FORMS:
+        if match := form.fullmatch(text):
+            try:
+                return value(match) * 10**magnitude
+            except ZeroDivisionError:
+                return None
+    return None
+
+
+def _repeating(match: re.Match[str]) -> Fraction:
+    """Of ``0.1\\overline{6}`` and of ``0.1666...``."""
+    whole, fixed, again = match[1] or "0", match[2], next(g for g in match.groups()[2:] if g)
+    start = Fraction(int(whole + fixed), 10 ** len(fixed))
+    return start + Fraction(int(again), 10 ** len(fixed) * (10 ** len(again) - 1))
+
+
+def _mixed(match: re.Match[str]) -> Fraction:
+    over, under = int(match[2] or match[4]), int(match[3] or match[5])
+    return int(match[1]) + Fraction(over, under)
+
+
+_FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]], ...] = (
+    (_DIGITS, lambda m: Fraction(m[1]) * Fraction(10) ** int(m[2] or 0)),
+    (_SCIENTIFIC, lambda m: Fraction(m[1]) * Fraction(10) ** int(m[2])),
+    (_POWER_OF_TEN, lambda m: Fraction(10) ** int(m[1])),
+    (_FRACTION, lambda m: Fraction(m[1]) / Fraction(m[2])),
+    (_SLASH, lambda m: Fraction(m[1]) / Fraction(m[2])),
+    (_MIXED, _mixed),
+    (_REPEATING, _repeating),
+    (_GOES_ON, _repeating),
+)

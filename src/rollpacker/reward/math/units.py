@@ -1,0 +1,218 @@
+"""Units of measurement and of money, and the words behind a number that count something."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rollpacker.reward.math.latex import DOLLAR
+
+_SPELLINGS = {
+    "mm": "millimeter millimetre",
+    "cm": "centimeter centimetre",
+    "dm": "decimeter decimetre",
+    "m": "meter metre",
+    "km": "kilometer kilometre kms",
+    "in": "inch inches",
+    "ft": "foot feet",
+    "yd": "yard",
+    "mi": "mile",
+    "mg": "milligram",
+    "g": "gram gm gms",
+    "kg": "kilogram kilo kgs",
+    "lb": "pound lbs",
+    "oz": "ounce",
+    "t": "tonne ton",
+    "ml": "milliliter millilitre mL",
+    "l": "liter litre L",
+    "gal": "gallon",
+    "ms": "millisecond",
+    "s": "second sec secs",
+    "min": "minute mins",
+    "h": "hour hr hrs",
+    "day": "",
+    "week": "wk",
+    "month": "",
+    "year": "yr yrs",
+    "deg": "degree degrees",
+    "degC": "celsius",
+    "degF": "fahrenheit",
+    "K": "kelvin",
+    "rad": "radian",
+    "J": "joule",
+    "kJ": "kilojoule",
+    "N": "newton",
+    "W": "watt",
+    "kW": "kilowatt",
+    "kWh": "",
+    "V": "volt",
+    "A": "ampere amp",
+    "Hz": "hertz",
+    "Pa": "pascal",
+    "kPa": "",
+    "mol": "mole",
+    "mph": "",
+    "acre": "",
+    "ha": "hectare",
+    "%": "percent percentage pct",
+    "$": "dollar usd bucks",
+    "cent": "¢",
+    "€": "euro eur",
+    "£": "gbp",
+    "¥": "yen yuan rmb cny jpy 元",
+    "₹": "rupee rs inr",
+    "unit": "",
+}
+_NAMES = {name: unit for unit, names in _SPELLINGS.items() for name in (unit, *names.split())}
+_PLURALS = {f"{name}s": unit for name, unit in _NAMES.items() if len(name) > 2}
+_KNOWN = _PLURALS | _NAMES
+MONEY = {DOLLAR: "$", "€": "€", "£": "£", "¥": "¥", "₹": "₹", "₽": "₽", "₩": "₩", "¢": "cent"}
+
+_OTHER_WORDS = """and or to but not nor is are was be if when where for unless between than at most
+    least more less fewer over under above below plus minus times by divided choose
+    mod modulo squared cubed factorial half halves third thirds quarter quarters pi
+    sin cos tan cot sec csc log ln exp sqrt hundred thousand million billion trillion
+    dozen percent point isn doesn no none never either neither maybe wrong incorrect
+    false true solution solutions infinity infinitely many"""
+_NO_UNITS = frozenset(_OTHER_WORDS.split())
+"""Words behind a number that say something else of it than what is counted."""
+
+_CHINESE = {
+    "平方": " square ", "立方": " cubic ", "千米": " km ", "公里": " km ", "厘米": " cm ",
+    "毫米": " mm ", "分米": " dm ", "米": " m ", "小时": " h ", "分钟": " min ", "秒": " s ",
+    "千克": " kg ", "公斤": " kg ", "克": " g ", "毫升": " ml ", "升": " l ", "元": " ¥ ",
+    "美元": " $ ", "度": " deg ", "每": " per ", "天": " day ", "吨": " t ",
+}  # fmt: skip
+_CHINESE_UNIT = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_RAISED = re.compile(r"\^\s*\{?\s*(-?\d)\s*\}?")
+_CIRCLE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])")
+_SCALE = re.compile(r"\bdeg(?:ree)?s?\s*(C|F)(?:elsius|ahrenheit)?\b", re.IGNORECASE)
+_POWER = re.compile(r"(?<=[a-z])([23])(?![\dA-Za-z])")
+_PLACE = re.compile(r"[A-Za-z%$€£¥₹¢元µΩ]+|\^-?\d|[/*]|[㐀-鿿]+|\S")
+_SQUARE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a number counts.
+
+    Args:
+        factors: a unit's name and its power, sorted: of ``m/s``, ``(("m", 1), ("s", -1))``.
+        words: where it is no unit of measurement, the words.
+    """
+
+    factors: tuple[tuple[str, int], ...] = ()
+    words: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        if self.words:
+            return " ".join(sorted(self.words))
+        return " ".join(name if power == 1 else f"{name}^{power}" for name, power in self.factors)
+
+
+PERCENT = Unit((("%", 1),))
+
+
+def money(sign: str) -> Unit:
+    """The unit of a currency's sign in front of a number."""
+    return Unit(((MONEY[sign], 1),))
+
+
+def agree(one: Unit | None, other: Unit | None) -> bool:
+    """Whether two quantities may be of one kind: a unit that a side leaves out does not matter."""
+    if one is None or other is None or one == other:
+        return True
+    if one.words and other.words:
+        return one.words <= other.words or other.words <= one.words
+    names = {name for name, _ in one.factors}, {name for name, _ in other.factors}
+    if {"unit"} in names:
+        return True
+    temperatures = {"deg", "degC"}, {"deg", "degF"}
+    return names[0] != names[1] and (names[0] | names[1]) in temperatures
+
+
+def unit_of(tail: str, letters: bool) -> Unit | None:
+    """The unit that the text behind a number names; None where it names none.
+
+    Args:
+        tail: that text, as ``latex.tidy`` leaves it.
+        letters: a single letter right behind the number is a unit too, and no variable.
+    """
+    marked = bool(_TEXT.search(tail))
+    apart = marked or tail[:1].isspace() or tail.startswith("^")
+    text = _CIRCLE.sub(" deg ", _TEXT.sub(r" \1 ", tail))
+    text = text.replace(r"\%", "%").replace(r"\cdot", "*").replace(DOLLAR, "$").replace("{", "")
+    text = _RAISED.sub(r"^\1", text.replace("}", ""))
+    text = re.sub(r"[()\\]", " ", text.replace("·", "*"))
+    if _han(text.strip()[:1] or " "):
+        text = _CHINESE_UNIT.sub(lambda match: _CHINESE[match[0]], text)
+    text = _POWER.sub(r"^\1", _SCALE.sub(lambda match: f"deg{match[1].upper()}", text))
+    parts = [part for part in _PLACE.findall(text) if part != "."]
+    if not parts or len(parts) > 12:
+        return None
+    known = _measured(parts)
+    if known is not None:
+        single = len(parts) == 1 and len(parts[0]) == 1 and parts[0].isalpha()
+        return known if apart or letters or not single else None
+    return _counted(parts, text) if apart or _han(parts[0]) else None
+
+
+def _measured(parts: list[str]) -> Unit | None:
+    """A product of known units; None where a part is none."""
+    powers: dict[str, int] = {}
+    sign, next_power, last = 1, 1, ""
+    for part in parts:
+        word = part.lower()
+        if part.startswith("^"):
+            if not last:
+                return None
+            powers[last] += sign * (int(part[1:]) - 1)
+        elif part == "/" or word in ("per", "each"):
+            sign = -1
+        elif part == "*":
+            continue
+        elif word in _SQUARE:
+            next_power = _SQUARE[word]
+        elif word in ("squared", "cubed") and last:
+            powers[last] += sign * (1 if word == "squared" else 2)
+        else:
+            name = _KNOWN.get(part) or _KNOWN.get(word)
+            if name is None or word in _NO_UNITS - {"percent"}:
+                return None
+            last = name
+            powers[name] = powers.get(name, 0) + sign * next_power
+            next_power = 1
+    return _simplified(powers)
+
+
+def _simplified(powers: dict[str, int]) -> Unit | None:
+    if "mph" in powers:
+        del powers["mph"]
+        powers |= {"mi": 1, "h": -1}
+    factors = tuple(sorted((name, power) for name, power in powers.items() if power))
+    return Unit(factors) if factors else None
+
+
+def _counted(parts: list[str], text: str) -> Unit | None:
+    """Words that are no unit of measurement, as in "72 clips" and in 12 and a Chinese measure."""
+    if any(each.isdigit() for each in text) or len(parts) > 6:
+        return None
+    words = [part.lower() for part in parts]
+    if not all(word.isalpha() or word in "-'" for word in words):
+        return None
+    if _NO_UNITS.intersection(words) or any(each in "不非没無无" for each in text):
+        return None
+    if len(words) == 1 and len(words[0]) < 3 and not _han(words[0]):
+        return None
+    return Unit(words=frozenset(_stem(word) for word in words if len(word) > 2 or _han(word)))
+
+
+def _han(text: str) -> bool:
+    return "㐀" <= text[0] <= "鿿"
+
+
+def _stem(word: str) -> str:
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word

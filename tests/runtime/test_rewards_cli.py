@@ -1,0 +1,77 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from rollpacker.cli import app
+
+
+def checked(*arguments: str, **given) -> dict:
+    result = CliRunner().invoke(app, ["rewards", "check", *arguments, "--json"], **given)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    lines = [
+        {"id": "a", "prompt": "How many?", "answer": "72 clips"},
+        {"id": "b", "prompt": "How far?", "answer": "5 km"},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_it_says_what_was_extracted_read_and_compared():
+    result = CliRunner().invoke(
+        app, ["rewards", "check", "--answer", "72 dollars", "--response", r"So \boxed{72 clips}."]
+    )
+    assert result.output.splitlines() == [
+        "reward         math",
+        "extracted      72 clips",
+        r"found by       \boxed{}",
+        "read as        72; unit clip",
+        "right          72 dollars",
+        "right read as  72; unit $",
+        "compared       units differ: $ and clip",
+        "score          0",
+    ]
+
+
+def test_a_row_of_a_file_is_named_by_its_id(rows):
+    assert checked(str(rows), "--response", "72")["rewards"][0]["score"] == 1.0
+    found = checked(str(rows), "--row", "b", "--response", "-", input="It is 5 m.")
+    assert found["row"] == "b"
+    assert found["rewards"][0]["compared"] == "units differ: km and m"
+    assert checked(str(rows), "--answer", "7", "--response", "7")["rewards"][0]["score"] == 1.0
+
+
+def test_the_rewards_of_a_job_with_their_options(rows, tmp_path):
+    (tmp_path / "short.py").write_text(
+        "def short(completions, **kwargs):\n    return [float(len(c) < 9) for c in completions]\n"
+    )
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {{path: none}}\ndata: {{path: {rows}}}\noutput: {tmp_path}/run\nrewards:\n"
+        f"  - {{function: math, options: {{require_boxed: true}}}}\n"
+        f"  - {{function: '{tmp_path}/short.py:short', name: short}}\n"
+    )
+    found = checked(str(job), "--response", "72 clips")["rewards"]
+    assert [each["score"] for each in found] == [0.0, 1.0]
+    assert found[0]["compared"] == "no \\boxed{} (require_boxed)"
+    assert len(checked(str(job), "--reward", "math", "--response", "72")["rewards"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--answer", "5"], "give the response: --response TEXT, or --response-file FILE"),
+        (["--response", "5"], "give --answer, or a FILE with the row"),
+        (["rows.jsonl", "--row", "z", "--response", "5"], "--row: no row with id 'z' in"),
+    ],
+)
+def test_mistakes_are_one_line(rows, arguments, message, monkeypatch):
+    monkeypatch.chdir(rows.parent)
+    result = CliRunner().invoke(app, ["rewards", "check", *arguments])
+    assert message in str(result.exception)

@@ -21,7 +21,7 @@ _KEYS: Mapping[OnResume, str] = {
         output steps epochs trackers
         rewards[].timeout_s grading.workers grading.retries
         environment.step_timeout_s environment.start_timeout_s environment.processes
-        rollout.speculation.mode rollout.max_retries
+        rollout.speculation.mode rollout.max_retries rollout.dynamic_sampling.max_empty_steps
         train.gradient_checkpointing train.max_skipped_updates
         devices.pin cluster.address cluster.heartbeat_s cluster.restarts
         eval eval.data eval.every eval.temperature eval.num_generations eval.threshold

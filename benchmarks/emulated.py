@@ -130,8 +130,13 @@ def write_model(folder: Path, name: str) -> None:
     """A tokenizer and the configuration of the calibration's model; there are no weights."""
     shape = calibration.load(name).shape
     Qwen2Config(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=shape.tied,
         max_position_embeddings=1 << 16,
     ).save_pretrained(folder)
     tokenizer_and_corpus()[0].save_pretrained(folder)

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from rollpacker.config import Config, RunConfig
+from rollpacker.config.on_resume import MEANING, on_resume
 from rollpacker.emulate.config import EmulationConfig
 from rollpacker.sim.calibration import Calibration, builtin
 from rollpacker.sim.config import DomainConfig, SimulationConfig
@@ -31,6 +32,11 @@ rollpacker train run.yaml rollout.tail_batching.mode=race train.learning_rate=3e
 Unknown keys are errors, answered with the nearest valid key. Where a part can be swapped (the
 engine, the algorithm), its `kind` chooses which keys are valid. The resolved configuration is
 written to `config.yaml` in the run's folder.
+
+The column *on resume* says what becomes of a run that is continued (`--resume auto`) with another
+value of the key. Another spelling of the same file or folder is no other value.
+
+RESUME
 
 *This page is generated from the code by `docs/gen_config.py`.*
 """
@@ -61,7 +67,8 @@ or a copy of a built-in one with your measurements) has no such guesses.
 
 def render() -> str:
     """The reference of runs."""
-    return "\n".join([HEAD, *_section("", RunConfig)])
+    classes = "\n".join(f"- **{kind}**: {meaning}." for kind, meaning in MEANING.items())
+    return "\n".join([HEAD.replace("RESUME", classes), *_section("", RunConfig, resumed=True)])
 
 
 def render_simulation() -> str:
@@ -96,20 +103,31 @@ def render_simulation() -> str:
     return "\n".join([*lines, ""])
 
 
-def _section(path: str, model: type[Config], title: str = "Top level") -> list[str]:
-    """A table of a node's own keys, then the sections of the nodes below it."""
+def _section(
+    path: str, model: type[Config], title: str = "Top level", *, resumed: bool = False
+) -> list[str]:
+    """A table of a node's own keys, then the sections of the nodes below it; with ``resumed`` also
+    what becomes of a run that goes on with another value."""
     lines = [f"## {f'`{path}`' if path else title}", "", _markup(model.__doc__), ""]
-    return [*lines, *_table(path, model), *_below(path, model)]
+    return [*lines, *_table(path, model, resumed), *_below(path, model, resumed)]
 
 
-def _table(path: str, model: type[Config]) -> list[str]:
+def _table(path: str, model: type[Config], resumed: bool = False) -> list[str]:
     rows = [
         f"| `{name}` | {_type(field)} | {_default(field)} | {_description(path, name, field)} |"
+        + (f" {_on_resume(f'{path}.{name}'.lstrip('.'), field)} |" if resumed else "")
         for name, field in model.model_fields.items()
         if name != "kind" or not _is_tag(field)
     ]
-    head = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    columns = ["key", "type", "default", "meaning", *(["on resume"] if resumed else [])]
+    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return [*head, *rows, ""] if rows else []
+
+
+def _on_resume(key: str, field: FieldInfo) -> str:
+    if key.startswith("eval.data."):
+        key = "eval.data"
+    return "" if _models(field.annotation) else on_resume(key)
 
 
 def _is_tag(kind: FieldInfo) -> bool:
@@ -117,7 +135,7 @@ def _is_tag(kind: FieldInfo) -> bool:
     return len(get_args(kind.annotation)) == 1
 
 
-def _below(path: str, model: type[Config]) -> list[str]:
+def _below(path: str, model: type[Config], resumed: bool) -> list[str]:
     lines: list[str] = []
     for name, field in model.model_fields.items():
         here = f"{path}.{name}".lstrip(".")
@@ -125,11 +143,11 @@ def _below(path: str, model: type[Config]) -> list[str]:
         if get_origin(field.annotation) is list:
             here += "[]"
         if len(models) == 1:
-            lines += _section(here, models[0])
+            lines += _section(here, models[0], resumed=resumed)
         for each in models if len(models) > 1 else ():
             kind = each.model_fields["kind"].default
             title = f"## `{here}`, kind `{kind}`"
-            lines += [title, "", _markup(each.__doc__), "", *_table(here, each)]
+            lines += [title, "", _markup(each.__doc__), "", *_table(here, each, resumed)]
     return lines
 
 

@@ -92,3 +92,36 @@ def test_what_a_program_printed() -> None:
                 said += os.read(ours, 1000)
     os.close(ours)
     assert said.decode() == "\x1b[32mgood\x1b[0m \\x1b]0;owned\\x07 50%\r100%\r\n €"
+
+
+@pytest.mark.parametrize("columns", ["0", "00", ""])
+def test_a_terminal_without_a_width_is_written_to(
+    columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", "0")
+    out = io.StringIO()
+    console = Terminal(file=out)
+    console.print("plain", soft_wrap=True)
+    table = Table("name")
+    table.add_row("cell")
+    console.print(table)
+    assert all(word in out.getvalue() for word in ("plain", "name", "cell"))
+    assert min(console.size) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--help"], "journal"), (["samples", "--no"], "--no")]
+)
+def test_help_and_mistakes_are_shown_without_a_width(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr("sys.argv", ["rollpacker", *words])
+    with pytest.raises(SystemExit):
+        main()
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err

@@ -1,9 +1,11 @@
 """Whole runs on emulated devices: driver, channels, grading and logs are real."""
 
+import importlib
 import json
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +25,11 @@ from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_folder import load_run
 from rollpacker.runtime.local import PRELOADED
 from rollpacker.runtime.progress import Progress
+from rollpacker.sim import calibration
+from rollpacker.sim.models import find_model
 from rollpacker.sim.run_record import read_run
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def train(config: RunConfig, *, resume: bool = False) -> tuple[Path, str]:
@@ -95,6 +101,7 @@ def test_nothing_looks_real(exact: tuple[Path, str]) -> None:
     assert run.samples["reward"].null_count() == run.samples.height
     assert "EMULATED, 8 devices, factor 2000, nothing is trained" in said
     assert "driver utilisation" in said
+    assert "learning_rate" not in said
     assert "EMULATED run report" in (folder / "report.html").read_text()
     assert not list(folder.glob("checkpoint-*"))
     summary = json.loads((folder / "summary.json").read_text())["emulated"]
@@ -151,3 +158,13 @@ def test_what_emulated_devices_cannot_do_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=word) as refused:
             train(job(tmp_path, **changes))
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", calibration.builtin())
+def test_the_benchmarks_model_has_the_sizes_of_the_calibrations(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    importlib.import_module("emulated").write_model(tmp_path, name)
+    written, meant = find_model(str(tmp_path)), calibration.load(name).shape
+    assert replace(written, name=meant.name, context=meant.context) == meant

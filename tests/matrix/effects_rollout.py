@@ -333,6 +333,26 @@ def _(ran: Ran) -> None:
     assert ran.count("DrawPrompts") == [2]
 
 
+described(
+    "empty",
+    {
+        "rewards.0.options": {"flat": [f"{number:03d}" for number in range(99)]},
+        "rollout.dynamic_sampling.enabled": True,
+        "rollout.dynamic_sampling.max_empty_steps": 1,
+        "steps": 2,
+    },
+    slow=True,
+    refused=True,
+)
+
+
+@effect("rollout.dynamic_sampling.max_empty_steps", run="empty")
+def _(ran: Ran) -> None:
+    """The run stops at the first step that has nothing to train on."""
+    assert len(ran.metrics) == 1
+    assert "dynamic sampling has left a step without a group" in ran.error
+
+
 # --- decoding ahead ------------------------------------------------------------------------------
 
 LOOPING = {"rollout.temperature": 0.3, "rollout.max_completion_length": 60}

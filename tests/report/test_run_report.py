@@ -11,6 +11,7 @@ import pytest
 from report_runs import MODES, page_data
 
 from rollpacker.report.run_report import write_report
+from rollpacker.report.timeline import write_timeline
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +139,32 @@ def test_without_the_extra_the_error_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "a timeline needs none\n")
     assert "pip install 'rollpacker[report]'" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_report_without_its_samples_shows_the_rest(copy, finished):
+    folder = copy("exact")
+    file = folder / "samples.parquet"
+    file.write_bytes(file.read_bytes()[:2000])
+    if not finished:
+        (folder / "summary.json").unlink()
+    said: list[str] = []
+    page = write_report(folder, said.append)
+    assert write_timeline(folder).stat().st_size > 0
+    [line] = said
+    assert line.endswith("its rows are missing")
+    text, data = page.read_text(encoding="utf-8"), page_data(page)
+    assert "responses are not in samples.parquet" in text
+    assert data["facts"]["steps"] == len(metrics(folder))
+    assert data["facts"]["step_bubble"] is data["facts"]["kept_mean_tokens"] is None
+    assert {"learning", "time"} <= data["figures"].keys()
+    assert data["gantts"] == {}
+
+
+def test_a_report_of_a_run_that_trained_nothing(copy):
+    folder = copy("exact")
+    rows(folder).with_columns(state=pl.lit("dropped")).write_parquet(folder / "samples.parquet")
+    data = page_data(write_report(folder))
+    assert data["facts"]["prompts_trained"] == data["facts"]["kept_tokens"] == 0
+    assert data["facts"]["lost_share"] == 1.0
+    assert "lengths" not in data["figures"]

@@ -40,6 +40,7 @@ from rollpacker.cli.sandbox import sandbox_app
 from rollpacker.cli.simulate import calibrate, estimate, simulate
 from rollpacker.cli.trace import trace_app
 from rollpacker.errors import visible
+from rollpacker.terminal import drop_no_size
 
 if TYPE_CHECKING:
     from rollpacker.runtime.phases import Phases
@@ -66,6 +67,7 @@ app.command(name="eval")(evaluate)
 
 def main() -> None:
     """Entry point of the ``rollpacker`` command."""
+    drop_no_size()
     try:
         app()
     except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:

@@ -79,6 +79,8 @@ class DynamicSamplingConfig(Config):
     """Whether a step must end with ``prompts_per_step`` informative groups."""
     max_draws: int = Field(default=4, ge=1)
     """Rounds of extra prompts before a step goes on with fewer groups."""
+    max_empty_steps: int = Field(default=3, ge=0)
+    """Steps in a row that end without a single informative group before the run stops; 0 never."""
 
 
 class SpeculationConfig(Config):

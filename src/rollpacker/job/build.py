@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollpacker.config import EvalConfig, RunConfig, longest_response
 from rollpacker.emulate.emulation import Emulation
@@ -24,8 +25,10 @@ from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.counters import Counters
 from rollpacker.runtime.episodes import Episodes
 from rollpacker.runtime.evaluate import Evaluator
+from rollpacker.runtime.metrics import Metrics
 from rollpacker.runtime.nodes import Node, Nodes
 from rollpacker.runtime.phases import Phases
 from rollpacker.runtime.placement import decoding_devices
@@ -35,9 +38,11 @@ from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.rewards import Rewards, check_rows
 from rollpacker.runtime.rollout import Rollout
 from rollpacker.runtime.run_log import RunLog, save_config
+from rollpacker.runtime.step import StepRecord
 from rollpacker.runtime.texts import Texts
 from rollpacker.runtime.trackers import Tracker, open_trackers
 from rollpacker.runtime.updates import Updates
+from rollpacker.runtime.written import write_step
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card, read_card
 
@@ -58,6 +63,22 @@ class Parts:
     evaluator: Evaluator | None = None
     emulation: Emulation | None = None
     environments: Environments | None = None
+
+    def journal_head(self) -> dict[str, Any]:
+        """What the journal's next line is to begin with."""
+        return {"settings": self.settings.to_json(), "state": self.policy.state_dict()}
+
+    async def write_step(self, record: StepRecord, counters: Counters, extra: Metrics) -> None:
+        """Write a step that is over, ``extra`` metrics with it."""
+        await write_step(
+            record,
+            self.updates.groups,
+            log=self.log,
+            policy=self.policy,
+            problems=self.problems,
+            counters=counters,
+            extra=extra,
+        )
 
     def close(self) -> None:
         """End all processes and close all files, whatever keeps one of them from it."""

@@ -120,6 +120,7 @@ class Keeper:
         parts = self._parts
         return {
             "config": self._config.model_dump(mode="json"),
+            "cwd": str(Path.cwd()),
             "policy": parts.policy.state_dict(),
             "source": parts.problems.source.state_dict(),
             "rewards": parts.rewards.state_dict(),

@@ -21,10 +21,11 @@ def with_learning_rate(config: RunConfig, found: Found | None, progress: Progres
         shape = model_shape(config.model.path)
         lora = config.model.lora_rank > 0
         rate = default_learning_rate(shape.parameters, lora=lora)
-        progress.note(
-            f"train.learning_rate: {rate:g}, for {short_count(shape.parameters)} parameters"
-            f"{' with LoRA' if lora else ''}"
-        )
+        if config.devices.emulate is None:  # else nothing is trained
+            progress.note(
+                f"train.learning_rate: {rate:g}, for {short_count(shape.parameters)} parameters"
+                f"{' with LoRA' if lora else ''}"
+            )
     train = config.train.model_copy(update={"learning_rate": rate})
     return config.model_copy(update={"train": train})
 

@@ -27,6 +27,7 @@ from rollpacker.job.restarts import Restarts
 from rollpacker.job.resume import Start, as_begun, choose_start
 from rollpacker.job.signals import Signals, Stopped
 from rollpacker.job.stopping import StoppedAtOnceError, Stopping
+from rollpacker.policy.empty_steps import EmptySteps
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.breaker import Breaker, spawn
@@ -36,13 +37,11 @@ from rollpacker.runtime.counters import Counters, cores
 from rollpacker.runtime.durable import disk_full, replace_file
 from rollpacker.runtime.faults import NoRoomError, WorkerError
 from rollpacker.runtime.lock import RunLock
-from rollpacker.runtime.metrics import Metrics
 from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError, leave
 from rollpacker.runtime.progress import Progress
 from rollpacker.runtime.publishing import publish
 from rollpacker.runtime.step import DroppedError, StepRecord
 from rollpacker.runtime.watch import Watch
-from rollpacker.runtime.written import write_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +190,7 @@ class Job:
         self._signals = signals
         self._counters = Counters()
         self._keeper = Keeper(config, parts, checkpoints)
+        self._empty = EmptySteps(config.rollout.dynamic_sampling)
         shared = not isinstance(phases, Alone)
         self._comeback = Comeback(
             parts.pool,
@@ -232,11 +232,7 @@ class Job:
             self._keeper.restore(self._counters.step, self._summary)
         for text in await publish(parts.pool, self._counters.step):
             parts.log.progress.note(f"WARNING {text}")
-        parts.log.journal.meta(self._journal_head())
-
-    def _journal_head(self) -> dict[str, Any]:
-        parts = self._parts
-        return {"settings": parts.settings.to_json(), "state": parts.policy.state_dict()}
+        parts.log.journal.meta(parts.journal_head())
 
     async def run(self) -> None:
         """The train loop."""
@@ -252,6 +248,9 @@ class Job:
         gc.set_threshold(700, 10, 1000)
         watching = spawn(self._watch().run())
         over = self.stopping.interrupted or self._over()
+        if over and first:
+            more = "raise 'steps' or 'epochs' for more"
+            parts.log.progress.note(f"nothing to do: all {first} steps are done; {more}")
         dropped = False
         while not over and await self._may_roll_out():
             late = await self._evaluations.before_a_step()
@@ -267,6 +266,8 @@ class Job:
             record.check_graded()
             count.add(record)
             await self._finish_step(record, late)
+            if self._empty.too_many(len(record.trained)):
+                await self._give_up()
             await asyncio.sleep(0)  # what a step leaves and what begins one are long enough alone
             over = self.stopping.interrupted or self._over()
             over = over or not await leave(self._phases)
@@ -274,6 +275,13 @@ class Job:
                 parts.updates.check_next()
         watching.cancel()
         await self._finish(first, dropped)
+
+    async def _give_up(self) -> None:
+        """Keep what there is of a run that goes on without training. Raises ``ValueError``."""
+        if self._keeper.saved < self._counters.step:
+            await self._keeper.save(self._counters, self._summary)
+        self._write_summary()
+        raise ValueError(f"step {self._counters.step - 1}: {self._empty}")
 
     async def _step(self, step: int) -> StepRecord:
         """The algorithm: every token of a step is sampled by the weights that the last one left."""
@@ -299,6 +307,8 @@ class Job:
         left = not trained or await leave(self._phases)
         if left and not self.stopping.interrupted:
             await self._evaluate_the_end(trained)
+        if trained and (lesson := count.lesson()):
+            parts.log.progress.note(lesson)
         self._summary["mux"] = self._phases.stats
         self._write_summary()
         if self._keeper.saved < count.step:
@@ -362,26 +372,14 @@ class Job:
         evaluation that was late."""
         config, count = self._config, self._counters
         extra = await self._evaluations.after_a_step()
-        await self._log(record, {**late, **extra})
+        await self._parts.write_step(record, count, {**late, **extra})
         await self._keeper.evaluated(count, self._summary, extra)
         due = config.checkpoint.every and not count.step % config.checkpoint.every
         # It could not be kept later: then the trainers' nodes are another job's.
         due = due or (config.checkpoint.best and self._evaluations.put_off)
         if due and self._keeper.saved < count.step:
             await self._keeper.save(count, self._summary)
-        self._parts.log.journal.turn(self._journal_head, config.checkpoint.journal_mb * 1e6)
-
-    async def _log(self, record: StepRecord, extra: Metrics) -> None:
-        parts = self._parts
-        await write_step(
-            record,
-            parts.updates.groups,
-            log=parts.log,
-            policy=parts.policy,
-            problems=parts.problems,
-            counters=self._counters,
-            extra=extra,
-        )
+        self._parts.log.journal.turn(self._parts.journal_head, config.checkpoint.journal_mb * 1e6)
 
     def _write_summary(self) -> None:
         self._summary |= self._counters.summary()

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from rollpacker.config import Config, RunConfig
+from rollpacker.config.on_resume import on_resume, plain_key
 from rollpacker.core.journal import segments
 from rollpacker.core.upgrade import config_of_now
 from rollpacker.runtime.checkpoint import Found
 
-_MAY_CHANGE = (
-    "output",
-    "steps",
-    "epochs",
-    "devices",
-    "cluster",
-    "engine",
-    "trainer",
-    "checkpoint",
-    "samples",
-    "trackers",
-    "eval",
-    "mux",
-)
-"""What may differ when a run is continued."""
-
-_SAID = ("train.learning_rate", "train.lr_scheduler_type", "train.warmup_steps")
-"""What may differ too, and changes what is learned: it is said. The optimizer goes on."""
+_PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "environment.path")
+"""Keys that may name a file or folder: another spelling of it is no change."""
 
 _THEN: Mapping[str, Any] = {
     "rollout.min_reward_range": 1e-3,
@@ -124,7 +110,7 @@ def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: b
             "with --out"
         )
     before = of_then(found.state["config"])
-    changed = _changes(found.path, before, config.model_dump(mode="json"))
+    changed = _changes(found, before, config.model_dump(mode="json"))
     return Start(path=found.path, state=found.state, changed=changed)
 
 
@@ -154,25 +140,68 @@ def _filled(node: Any, path: list[str], value: Any) -> Any:
     return {name: value} | node
 
 
-def _changes(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+def _changes(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     """What may change and did, in words. Raises ``ValueError`` on what may not."""
     said: list[str] = []
-    for key in new:
-        for where, before, now in _differences(key, old.get(key), new[key]):
-            if key in _MAY_CHANGE:
-                continue
-            if where not in _SAID:
-                raise ValueError(
-                    f"{path} was made with another config: '{where}' was {before!r}, now {now!r}; "
-                    "change it back or choose another folder with --out"
-                )
-            said.append(f"{where} was {before!r} and is {now!r} from here on")
+    last_bits: list[str] = []
+    for where, before, now in _differences("", {key: old.get(key) for key in new}, new):
+        kind = on_resume(where)
+        change = f"{where} was {before!r} and is {now!r}"
+        if kind == "refused" and not _same_place(where, before, now, found):
+            raise ValueError(
+                f"{found.path} was made with another config: '{where}' was {before!r}, now "
+                f"{now!r}; change it back or choose another folder with --out"
+            )
+        if kind == "said":
+            said.append(f"{change} from here on")
+        elif kind == "last bits":
+            last_bits.append(change)
+    if last_bits:
+        said.append(
+            f"WARNING {', '.join(last_bits)}: from here on results may differ in their last bits "
+            "from those of a run without a change"
+        )
     return tuple(said)
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Leaves that differ; a member of a union that took another's place is one, its ``kind``, and
+    so is a list that has another length."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for name in {**old, **new}:
-            yield from _differences(f"{key}.{name}", old.get(name), new.get(name))
+        before, now = cast(dict[str, Any], old), cast(dict[str, Any], new)
+        names = [*{**before, **now}]
+        if before.get("kind") != now.get("kind"):
+            names = ["kind"]
+        for name in names:
+            yield from _differences(f"{key}.{name}".lstrip("."), before.get(name), now.get(name))
+    elif _sections(old) and _sections(new) and len(old) == len(new):
+        for place, (before, now) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(f"{key}.{place}", before, now)
     elif old != new:
         yield key, old, new
+
+
+def _sections(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) for each in cast(list[Any], value)
+    )
+
+
+def _same_place(key: str, old: Any, new: Any, found: Found) -> bool:
+    """Whether both name one file or folder; the old one from where the run was started then."""
+    if plain_key(key) not in _PATHS:
+        return False
+    then = Path(found.state.get("cwd", ""))
+    return _resolved(old, then) == _resolved(new, Path())
+
+
+def _resolved(named: Any, folder: Path) -> Any:
+    if isinstance(named, list):
+        return [_resolved(each, folder) for each in cast(list[Any], named)]
+    if not isinstance(named, str):
+        return named
+    place, _, name = named.rpartition(":")
+    file, function = (place, name) if place.endswith(".py") else (named, "")
+    path = folder / Path(file).expanduser()
+    there = path.exists() or glob.has_magic(file)
+    return (path.resolve(), function) if there else named

@@ -34,6 +34,8 @@ def browser_section(run: Path, samples: pl.DataFrame) -> Section:
     title, id_ = "Responses", "responses"
     chosen = _chosen(samples)
     rows, prompts = _within(run, chosen)
+    if samples.is_empty():
+        return Section(id_, title, "No response can be shown: their table cannot be read.")
     if not rows:
         text = "No texts were kept: a run with samples.texts=true shows its responses here."
         return Section(id_, title, text)

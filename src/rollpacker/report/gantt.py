@@ -49,7 +49,9 @@ class Gantt:
         self._waits = run.waits.partition_by("step", as_dict=True)
 
     def marked(self) -> dict[str, int]:
-        """The first, the median and the longest step."""
+        """The first, the median and the longest step; empty where no response is known."""
+        if not self.windows:
+            return {}
         ranked = sorted((end - start, step) for step, (start, _, end) in self.windows.items())
         steps = [step for _, step in ranked]
         return {"first": min(steps), "median": steps[len(steps) // 2], "longest": steps[-1]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -24,11 +25,23 @@ class LengthCurves:
         return self.kept.mean() / max(self.true.mean(), 1e-9)
 
 
-def length_curves(samples: pl.DataFrame, cap: int | None) -> LengthCurves:
-    """Curves of all steps together; aborted attempts count as right-censored.
+def length_facts(curves: LengthCurves | None) -> dict[str, Any]:
+    """Means in tokens, and shares that were cut off; None where there are no curves."""
+    return {
+        "kept_mean_tokens": curves and curves.kept.mean(),
+        "true_mean_tokens": curves and curves.true.mean(),
+        "kept_vs_true_len": curves and curves.ratio(),
+        "kept_truncated": curves and curves.kept.truncated,
+        "true_truncated": curves and curves.true.truncated,
+    }
+
+
+def length_curves(samples: pl.DataFrame, cap: int | None) -> LengthCurves | None:
+    """Curves of all steps together, None where nothing was kept; aborted attempts count as
+    right-censored.
 
     Args:
-        samples: columns ``tokens, state, finish_reason, round_kind``; some of them kept.
+        samples: columns ``tokens, state, finish_reason, round_kind``.
         cap: longest response in tokens; None where the config leaves it to the model.
     """
     ended = samples.filter(
@@ -36,6 +49,8 @@ def length_curves(samples: pl.DataFrame, cap: int | None) -> LengthCurves:
     )
     long = pl.col("round_kind") == "long"
     kept = _observed(ended.filter(pl.col("state") == "kept"))
+    if not len(kept):
+        return None
     fresh, rerun = _observed(ended.filter(~long)), _observed(ended.filter(long))
     return LengthCurves(
         kept=KaplanMeier.fit(kept, Observations.of([]), cap),

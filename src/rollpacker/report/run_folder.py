@@ -188,12 +188,8 @@ def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
         rows = table.query(path, _light, said.append)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ReportError(f"{path}: samples cannot be read ({one_line(error)})") from None
-    if rows.is_empty() and said:
-        raise ReportError(said[0])
     for line in said:
         say(line)
-    if not (rows["state"] == "kept").any():
-        raise ReportError(f"{path}: no kept attempt in its samples: nothing to report yet")
     return rows.sort("step", "start_s", "attempt")
 
 
@@ -209,9 +205,9 @@ def _missing(
     samples: pl.DataFrame, started: Mapping[int, int], steps: Sequence[int], *, whole: bool
 ) -> dict[int, int]:
     """Responses by step that were started and have no row; of a run that is not ``whole``, rows
-    of the last step on disk and of later ones are still to be written."""
+    of the last step on disk and of later ones are still to be written, if any can be read."""
     found = dict(samples.group_by("step").len().iter_rows())
-    last = steps[-1] if whole else max(found) - 1
+    last = steps[-1] if whole or not found else max(found) - 1
     lacking = {step: started.get(step, 1) - found.get(step, 0) for step in steps if step <= last}
     return {step: count for step, count in lacking.items() if count > 0}
 
@@ -240,7 +236,7 @@ def _places(replicas: _Replicas, engines: set[int]) -> dict[int, Place]:
     """Engines, and after them the replicas that have devices of their own; empty without such."""
     if not replicas:
         return {}
-    first = max(engines) + 1
+    first = max(engines, default=-1) + 1
     (_, devices), *_ = replicas.values()
     return {engine: Place("engine", engine, devices) for engine in sorted(engines)} | {
         first + replica: Place("replica", replica, own)

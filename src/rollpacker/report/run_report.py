@@ -16,7 +16,7 @@ from rollpacker.report.browser import browser_section
 from rollpacker.report.environments import environment_facts, environment_section
 from rollpacker.report.figures import number, present
 from rollpacker.report.gantt import Gantt
-from rollpacker.report.length_curves import LengthCurves, length_curves
+from rollpacker.report.length_curves import LengthCurves, length_curves, length_facts
 from rollpacker.report.page import Page, Section, Table, Tile, count, plain, seconds, share
 from rollpacker.report.programs import program_section
 from rollpacker.report.run_folder import RunFolder, load_run
@@ -29,9 +29,8 @@ MAX_TABLE_ROWS = 1_500
 def write_report(run: Path, say: Callable[[str], None] = lambda _line: None) -> Path:
     """Write ``RUN/report.html``, self-contained, and return its path.
 
-    ``say`` is told of damaged files of samples, whose rows are left out.
-
-    Raises ``ReportError`` (a ``ValueError``) with one line on any other missing or damaged file.
+    ``say`` is told of damaged files of samples, whose rows are left out; one line on any other
+    missing or damaged file is raised as ``ReportError`` (a ``ValueError``).
     """
     return page.write_page(_page(load_run(run, say)), run / "report.html")
 
@@ -41,7 +40,6 @@ def _page(run: RunFolder) -> Page:
     curves = length_curves(run.samples, config_value(run, "rollout", "max_completion_length"))
     lost = figures.lost_tokens(run.samples)
     facts = run_facts(run, gantt, curves, lost)
-    more = [program_section(run.samples), environment_section(run, gantt, facts)]
     emulated = config_value(run, "devices", "emulate") is not None
     # Random tokens, and rewards that measure nothing, are not to look like a real run's.
     learned = [] if emulated else [_learning(run), browser_section(run.path, run.samples)]
@@ -55,15 +53,25 @@ def _page(run: RunFolder) -> Page:
             *([_emulated(run)] if emulated else []),
             *learned,
             _time(run, facts),
-            _gantt(gantt, facts),
-            _lengths(curves, facts),
-            _aborted(lost, facts),
-            *(section for section in more if section is not None),
+            *_responses(gantt, curves, lost, facts),
             _steps(run, gantt),
             _config(run),
         ],
         facts=facts,
     )
+
+
+def _responses(
+    gantt: Gantt, curves: LengthCurves | None, lost: pl.DataFrame, facts: dict[str, Any]
+) -> list[Section]:
+    """What their table tells; nothing where none of it can be read."""
+    run, sections = gantt.run, [_gantt(gantt, facts)] if gantt.windows else []
+    if curves is not None:
+        sections.append(_lengths(curves, facts))
+    if not run.samples.is_empty():
+        sections.append(_aborted(lost, facts))
+    more = (program_section(run.samples), environment_section(run, gantt, facts))
+    return [*sections, *(section for section in more if section is not None)]
 
 
 def config_value(run: RunFolder, *keys: str) -> Any:
@@ -88,7 +96,7 @@ def ends(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def run_facts(
-    run: RunFolder, gantt: Gantt, curves: LengthCurves, lost: pl.DataFrame
+    run: RunFolder, gantt: Gantt, curves: LengthCurves | None, lost: pl.DataFrame
 ) -> dict[str, Any]:
     """The report's numbers, unrounded: seconds, tokens and shares from 0 to 1."""
     step_s = present(run.metrics, "step_time")
@@ -116,11 +124,7 @@ def run_facts(
         "kept_tokens": kept_tokens,
         "lost_tokens": lost_tokens,
         "lost_share": _ratio(lost_tokens, lost_tokens + kept_tokens),
-        "kept_mean_tokens": curves.kept.mean(),
-        "true_mean_tokens": curves.true.mean(),
-        "kept_vs_true_len": curves.ratio(),
-        "kept_truncated": curves.kept.truncated,
-        "true_truncated": curves.true.truncated,
+        **length_facts(curves),
         "marked_steps": gantt.marked(),
         "drafted": int(sum(present(run.metrics, "speculation/drafted"))),
         "accepted": int(sum(present(run.metrics, "speculation/accepted"))),
@@ -143,8 +147,8 @@ def _counted(gantt: Gantt) -> str:
     return " and ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in sorted(kinds.items()))
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
 
 
 def _sum(frame: pl.DataFrame, name: str) -> float:

@@ -129,6 +129,12 @@ class GradingPool:
             if cancelled and not self._ledger.wanted(running):
                 self._write(process, [running.cancellation()])
 
+    def end_step(self) -> None:
+        """The rows that were sent are not kept for others."""
+        for process, frames in self._waiting.rows.forget().items():
+            assert isinstance(process, GradingProcess)
+            self._write(process, frames)
+
     def pending(self) -> dict[AttemptId, float]:
         """Seconds since submission of every attempt whose grade is awaited."""
         return self._ledger.pending()
@@ -245,6 +251,7 @@ class GradingPool:
         """Kill a process and start another; its running job is charged, the others wait again."""
         self._processes.remove(process)
         self._unlisten(process)
+        self._waiting.rows.lost(process)
         ended = process.kill()
         reason = reason or f"its process {ended}"
         if process.jobs:

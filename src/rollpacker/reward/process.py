@@ -15,9 +15,10 @@ from typing import Any
 from rollpacker.children import kill_child, start_child
 from rollpacker.frames import HEADER, Channel, frame
 from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.rows import LARGE, Row, SentRows
 
 JOB = struct.Struct("<Q")
-"""A job's number, at the head of its frame."""
+"""A job's number, from 1 on, at the head of its frame."""
 Loaded = tuple[str, dict[str, Any], list[str] | None]
 """A function that a process is to load: its path, its options, and the columns of its rows."""
 
@@ -40,24 +41,37 @@ class Job:
     failures: int = 0
     failed_in: object = None
 
-    def encode(self) -> bytes:
-        """The job as a frame. Raises what pickle raises on columns that it cannot write."""
-        requests = [_plain(request) for request in self.requests]
-        body = pickle.dumps((self.functions, requests), pickle.HIGHEST_PROTOCOL)
-        return b"".join((HEADER.pack(JOB.size + len(body)), JOB.pack(self.id), body))
+    def encode(self, rows: SentRows, process: object) -> bytes:
+        """The job as a frame, behind those of large rows that ``process`` has not. Raises what
+        pickle raises on columns that it cannot write."""
+        if not rows:  # nearly always: it costs nothing to speak of
+            plain = [_plain(r, r.row) for r in self.requests]
+            body = pickle.dumps((self.functions, plain), pickle.HIGHEST_PROTOCOL)
+            if len(body) < LARGE or not rows.learn(r.row for r in self.requests):
+                return b"".join((HEADER.pack(JOB.size + len(body)), JOB.pack(self.id), body))
+        body = self._body(rows)
+        if len(body) >= LARGE and rows.learn(r.row for r in self.requests):
+            body = self._body(rows)
+        before = rows.frames((r.row for r in self.requests), process)
+        return b"".join((*before, HEADER.pack(JOB.size + len(body)), JOB.pack(self.id), body))
+
+    def _body(self, rows: SentRows) -> bytes:
+        """With large rows as their numbers."""
+        plain = [_plain(r, rows.number(r.row) or r.row) for r in self.requests]
+        return pickle.dumps((self.functions, plain), pickle.HIGHEST_PROTOCOL)
 
     def cancellation(self) -> bytes:
         """The frame that cancels it."""
         return frame(JOB.pack(self.id))
 
 
-def _plain(r: GradeRequest) -> tuple[Any, ...]:
+def _plain(r: GradeRequest, row: Row | int) -> tuple[Any, ...]:
     ids = r.completion_ids
     packed = pickle.PickleBuffer(ids if isinstance(ids, memoryview) else array("i", ids))
     state = r.state
     progress = (state.global_step, state.max_steps, state.epoch, state.num_train_epochs)
     times = tuple(r.timeouts_s)
-    return r.attempt, r.prompt, r.completion, packed, r.row, times, progress, r.messages
+    return r.attempt, r.prompt, r.completion, packed, row, times, progress, r.messages
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ from rollpacker.policy.reward_faults import RewardFaults
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.ledger import Ledger
 from rollpacker.reward.process import Job
+from rollpacker.reward.rows import SentRows
 
 _BATCH_S = 0.05
 """Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
@@ -49,6 +50,8 @@ class Waiting:
         self._largest_batch = 1 if any(r.runs_programs for r in rewards) else _LARGEST_BATCH
         self._call_s = _FIRST_GUESS_S
         self._jobs: deque[Job] = deque()
+        self.rows = SentRows()
+        """Those that jobs refer to."""
         self._next_job = 0
         programs = [index for index, reward in enumerate(rewards) if reward.runs_programs]
         self._faults = RewardFaults(len(rewards), patient=programs)
@@ -116,7 +119,7 @@ class Waiting:
                 continue
             job = self._joined(job)
             try:
-                taken.append((job, job.encode()))
+                taken.append((job, job.encode(self.rows, process)))
             except Exception as error:  # pickle raises whatever the column's own code raises
                 self._unsendable(job, error)
                 continue

@@ -22,6 +22,7 @@ from rollpacker.reward.base import GradeRequest, Scored, TrainerState
 from rollpacker.reward.driver import Driver
 from rollpacker.reward.functions import Scorer, resolve
 from rollpacker.reward.process import JOB, Loaded
+from rollpacker.reward.rows import ABOUT_A_ROW, KeptRows, Row
 from rollpacker.shield import take_no_notice
 
 Decode = Callable[..., str]
@@ -45,8 +46,12 @@ def main(descriptor: int, parent: int) -> None:
             driver.reply({"fatal": text})
             return
         driver.reply({"ready": True})
+        rows = KeptRows()
         while (payload := driver.next()) is not None:
-            _grade(driver, scorers, decode, payload)
+            if payload.startswith(ABOUT_A_ROW):
+                rows.take(payload)
+            else:
+                _grade(driver, scorers, decode, rows, payload)
 
 
 def _scorers(functions: Sequence[Loaded], driver: Driver) -> Mapping[int, Scorer]:
@@ -60,13 +65,17 @@ def _scorers(functions: Sequence[Loaded], driver: Driver) -> Mapping[int, Scorer
 
 
 def _grade(
-    driver: Driver, scorers: Mapping[int, Scorer], decode: Decode | None, payload: bytes
+    driver: Driver,
+    scorers: Mapping[int, Scorer],
+    decode: Decode | None,
+    rows: KeptRows,
+    payload: bytes,
 ) -> None:
     (job,) = JOB.unpack_from(payload)
     driver.begin(job)
     start = time.perf_counter()
     try:
-        functions, requests = _job(payload, decode)
+        functions, requests = _job(payload, decode, rows)
         for function in functions:
             start = time.perf_counter()
             scored = scorers[function](requests)
@@ -96,15 +105,18 @@ def _text(decode: Decode, ids: list[int]) -> Callable[[], str]:
     return cache(lambda: decode(ids, skip_special_tokens=True))
 
 
-def _job(payload: bytes, decode: Decode | None) -> tuple[Sequence[int], list[GradeRequest]]:
+def _job(
+    payload: bytes, decode: Decode | None, rows: KeptRows
+) -> tuple[Sequence[int], list[GradeRequest]]:
     functions, requests = pickle.loads(memoryview(payload)[JOB.size :])
+    large: dict[int, Row] = {}
     return functions, [
         GradeRequest(
             attempt=AttemptId(attempt),
             prompt=prompt,
             completion=_text(decode, ids) if decode else completion,
             completion_ids=ids,
-            row=row,
+            row=_found(row, rows, large) if isinstance(row, int) else row,
             timeouts_s=timeouts,
             state=TrainerState(*state),
             messages=messages,
@@ -112,3 +124,10 @@ def _job(payload: bytes, decode: Decode | None) -> tuple[Sequence[int], list[Gra
         for attempt, prompt, completion, packed, row, timeouts, state, messages in requests
         for ids in [memoryview(packed).cast("i").tolist()]
     ]
+
+
+def _found(number: int, rows: KeptRows, large: dict[int, Row]) -> Row:
+    """A large row, one for all the requests of a job."""
+    if number not in large:
+        large[number] = rows.load(number)
+    return large[number]

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.runtime.devices import worker_devices
-from rollpacker.runtime.metrics import Metrics
+from rollpacker.runtime.metrics import OFTEN, Metrics
 from rollpacker.runtime.step import StepRecord
 
 
@@ -34,6 +34,8 @@ class Counters:
     decode_cpu_s: float = 0.0
     driver_cpu_s: float = 0.0
     true_tokens: float = 0.0
+    untaught: int = 0
+    """Steps whose groups had no advantages, or that had no groups."""
 
     def state_dict(self) -> dict[str, Any]:
         """All of them, as JSON."""
@@ -63,10 +65,20 @@ class Counters:
         self.worker_cpu_s += float(metrics["timing_s/worker_cpu"])
         self.decode_cpu_s += float(metrics["timing_s/decode_cpu"])
 
+    def lesson(self) -> str | None:
+        """What is to be said at the end of steps that taught nothing."""
+        if self.untaught < OFTEN * max(self.step, 1):
+            return None
+        return (
+            f"WARNING {self.untaught} of {self.step} steps taught nothing: no group had rewards "
+            "that differ; check 'rewards', or take problems of another difficulty"
+        )
+
     def summary(self) -> dict[str, Any]:
         """Their part of ``summary.json``."""
         return {
             "steps": self.step,
+            "steps_without_learning": self.untaught,
             "prompts_trained": self.prompts_trained,
             "epochs": self.epochs,
             "num_tokens": self.num_tokens,

@@ -123,6 +123,10 @@ class Evaluator:
             self._show()
             await self._done
         result = self._metrics()
+        if missing := int(result["eval/ungraded"]):
+            what = "they are left out" if self.graded() else "the accuracy says nothing"
+            every = len(self._attempts)
+            self._progress.note(f"WARNING evaluation: {missing} of {every} got no reward: {what}")
         self._progress.evaluated(self._kind, result, step)
         return result
 

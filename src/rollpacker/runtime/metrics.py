@@ -21,7 +21,7 @@ from rollpacker.train.base import Update
 Metrics = dict[str, float | str]
 """One step: numbers by name, and ``tail/round_kind``. ``step`` is always there."""
 
-_OFTEN = 0.1
+OFTEN = 0.1
 """Share of steps that teach nothing from which on that is said."""
 _KINDS = tuple(kind.value for kind in RoundKind)
 
@@ -48,10 +48,13 @@ class Tail:
 
 
 def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Lengths in tokens: ``completions/*``; "terminated" responses are those not cut off."""
+    """Lengths in tokens: ``completions/*``; "terminated" responses are those not cut off.
+    Nothing of none."""
     lengths = np.array([sample.sampled for sample in samples], np.float64)
     ended = np.array([sample.finish_reason == "stop" for sample in samples], bool)
     result: dict[str, float] = {}
+    if not samples:
+        return result
     for name, some in (("", lengths), ("terminated_", lengths[ended])):
         some = some if some.size else np.zeros(1)
         result[f"completions/mean_{name}length"] = float(some.mean())
@@ -66,13 +69,17 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     ``rewards/<name>/*``, the shares of groups without variance and of responses without reward.
 
     Standard deviations are unbiased, as in TRL; a function that does not apply to a response is
-    left out of its mean.
+    left out of its mean. Of no groups, and of no rewards, there is nothing to say.
     """
+    if not groups:
+        return {}
     totals = [[s.reward for s in group.samples if s.reward is not None] for group in groups]
     stds = _stds(totals)
     flat = [reward for rewards in totals for reward in rewards]
     count = sum(len(group.samples) for group in groups)
-    result = {"reward": _mean(flat), "reward_std": _std(flat), "reward_group_std": _mean(stds)}
+    result: dict[str, float] = {}
+    if flat:
+        result = {"reward": _mean(flat), "reward_std": _std(flat), "reward_group_std": _mean(stds)}
     scores: dict[str, list[float]] = {}
     for group in groups:
         for sample in group.samples:
@@ -84,6 +91,11 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     result["frac_reward_zero_std"] = _mean(np.isclose(stds, 0.0))
     result["grading/unscored"] = 1.0 - len(flat) / count if count else 0.0
     return result
+
+
+def taught(groups: Sequence[Group]) -> bool:
+    """Whether any response of them has an advantage."""
+    return any(np.any(group.advantages) for group in groups)
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
@@ -173,7 +185,7 @@ class StepWarnings:
                 "model with a longer one, or leave long prompts out: a higher "
                 "'rollout.max_completion_length' with 'data.overlong: skip'"
             )
-        self._counts = {"clipped": 0, "flat": 0, "unscored": 0}
+        self._counts = {"clipped": 0, "flat": 0, "unscored": 0, "unfilled": 0}
         self._steps = self._flat = 0
 
     def check(self, step: int, groups: Sequence[Group], no_code: float = 0.0) -> list[str]:
@@ -184,7 +196,7 @@ class StepWarnings:
         samples = [sample for group in groups for sample in group.samples]
         clipped = sum(s.finish_reason != "stop" for s in samples) / max(len(samples), 1)
         unscored = sum(sample.reward is None for sample in samples)
-        flat = bool(groups) and not any(np.any(group.advantages) for group in groups)
+        flat = bool(groups) and not taught(groups)
         self._steps, self._flat = self._steps + 1, self._flat + flat
         lines: list[str] = []
         if clipped > 0.5 and self._due("clipped"):
@@ -192,7 +204,12 @@ class StepWarnings:
                 f"WARNING step {step}: {clipped:.0%} of the completions were cut off at {self._cap}"
                 f" tokens{self._advice}"
             )
-        if flat and self._flat >= _OFTEN * self._steps and self._due("flat"):
+        if (
+            flat
+            and unscored < len(samples)
+            and self._flat >= OFTEN * self._steps
+            and self._due("flat")
+        ):
             cause = f"; {no_code:.0%} of the responses hold no program" if no_code else ""
             lines.append(
                 f"WARNING step {step}: all advantages are zero, nothing is learned: every group has"
@@ -205,6 +222,25 @@ class StepWarnings:
                 "your functions return None"
             )
         return lines
+
+    def unfilled(
+        self, step: int, groups: int, wanted: int, dropped: int, reward: float
+    ) -> list[str]:
+        """A line where dynamic sampling has ended a step with fewer groups than it ``wanted``.
+
+        ``dropped`` groups had equal rewards, of mean ``reward`` (not finite: no reward applies).
+        """
+        if groups >= wanted or not dropped or not self._due("unfilled"):
+            return []
+        what = (
+            f"only {groups} of {wanted} groups are trained on" if groups else "nothing is trained"
+        )
+        mean = f" (mean {reward:.3g})" if math.isfinite(reward) else ""
+        return [
+            f"WARNING step {step}: {what}: dynamic sampling has dropped {dropped} groups, whose "
+            f"rewards are equal{mean}; check 'rewards', take problems of another difficulty, or "
+            "raise 'rollout.dynamic_sampling.max_draws'"
+        ]
 
     def _due(self, kind: str) -> bool:
         self._counts[kind] += 1

@@ -302,11 +302,13 @@ def _trend(rewards: Sequence[float]) -> Text:
 
 
 def _facts(shown: Mapping[str, float]) -> Text:
-    text = Text(f"length {shown.get('completions/mean_length', 0):.0f}")
-    clipped = shown.get("completions/clipped_ratio", 0)
-    text.append(f" · clipped {clipped:.0%}", "bold yellow" if clipped > 0.5 else "")
-    text.append(f" · std {shown.get('reward_std', 0):.3f}")
-    text.append(f" · loss {shown.get('loss', 0):.3g} · grad {shown.get('grad_norm', 0):.2g}")
+    text = Text()
+    if "completions/mean_length" in shown:  # else nothing was trained on
+        clipped = shown["completions/clipped_ratio"]
+        text.append(f"length {shown['completions/mean_length']:.0f}")
+        text.append(f" · clipped {clipped:.0%}", "bold yellow" if clipped > 0.5 else "")
+        text.append(f" · std {shown.get('reward_std', 0):.3f} · ")
+    text.append(f"loss {shown.get('loss', 0):.3g} · grad {shown.get('grad_norm', 0):.2g}")
     return text
 
 

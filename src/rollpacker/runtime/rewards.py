@@ -197,6 +197,7 @@ class Rewards:
     def end_step(self) -> list[str]:
         """A step is over; returns what failed in it and was mended."""
         self._timeouts.advance()
+        self._pool.end_step()
         return [*_counted(self._pool.said()), *self._environment.said()]
 
     def state_dict(self) -> dict[str, Any]:

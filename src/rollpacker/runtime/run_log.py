@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -110,6 +111,7 @@ class RunLog:
         self._tasks = AppendFile(folder / "workers.jsonl")
         self._emulated = config.devices.emulate is not None
         self._warnings = StepWarnings(max_length, context)
+        self._rollout = config.rollout
         self._clashes: set[str] = set()
 
     async def step(
@@ -170,7 +172,17 @@ class RunLog:
         metrics |= {f"speculation/{name}": value for name, value in record.drafts().items()}
         metrics["start_s"] = record.start_s
         lines = self._warnings.check(record.step, groups, without_program(graded))
+        if self._rollout.dynamic_sampling.enabled:
+            metrics |= self._filtered(record, lines)
         return metrics, [*lines, *(f"step {record.step}: {line}" for line in _troubles(record))]
+
+    def _filtered(self, record: StepRecord, lines: list[str]) -> Metrics:
+        """Metrics of dynamic sampling; what is to be said of it goes to ``lines``."""
+        filtered, wanted = record.filtered(), self._rollout.prompts_per_step
+        equal = sum(reason == NO_VARIANCE for reason in record.dropped.values())
+        mean = filtered.get("dropped_reward", math.nan)
+        lines += self._warnings.unfilled(record.step, len(record.trained), wanted, equal, mean)
+        return {f"dynamic_sampling/{name}": value for name, value in filtered.items()}
 
     def _add_rows(self, record: StepRecord, groups: Sequence[Group]) -> None:
         self._add_tasks(record)

@@ -10,6 +10,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.fleet import Fleet
+from rollpacker.policy.tail_batching import NO_VARIANCE
 from rollpacker.runtime.attempts import Attempt, Stage
 from rollpacker.runtime.bubble import Span, bubble, union
 from rollpacker.runtime.messages import Work
@@ -156,6 +157,19 @@ class StepRecord:
             "cached_tokens": sum(w.cached_tokens for w in work),
             "preemptions": sum(w.preemptions for w in work),
         }
+
+    def filtered(self) -> dict[str, float]:
+        """Dynamic sampling: mean reward of all that was sampled for it, of what it dropped, and the
+        share of groups that it dropped; without a number where there is none."""
+        equal = sum(reason == NO_VARIANCE for reason in self.dropped.values())
+        rewards = [(a.verdict, a.reward) for a in self.attempts.values() if a.reward is not None]
+        dropped = [reward for verdict, reward in rewards if verdict == "dropped"]
+        every = [*dropped, *(reward for verdict, reward in rewards if verdict == "kept")]
+        found = {"reward": every, "dropped_reward": dropped}
+        result = {name: statistics.fmean(each) for name, each in found.items() if each}
+        if equal or self.trained:
+            result["dropped"] = equal / (equal + len(self.trained))
+        return result
 
     def drafts(self) -> dict[str, float]:
         """What decoding ahead brought: guessed tokens, those that were right, and the tokens that a

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rollpacker.core.types import Group
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.runtime.counters import Counters
-from rollpacker.runtime.metrics import Metrics, Tail
+from rollpacker.runtime.metrics import Metrics, Tail, taught
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.run_log import RunLog
 from rollpacker.runtime.step import StepRecord
@@ -54,4 +54,6 @@ async def write_step(
         extra=extra,
     )
     counters.measure(record, metrics, bias.kept_vs_true_len)
+    if "emulated" not in metrics:  # there nothing is to be learned
+        counters.untaught += not taught(groups)
     return metrics

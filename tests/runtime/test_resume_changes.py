@@ -1,0 +1,124 @@
+"""What may change when a run goes on: all that leaves its samples as they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_jobs import Workshop, kept_samples, run, weights_digest
+
+from rollpacker import config
+from rollpacker.job.resume import choose_start
+from rollpacker.runtime.checkpoint import Found
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("changes"))
+
+
+def changed(began: dict[str, Any], now: dict[str, Any], cwd: Path | None = None) -> tuple[str, ...]:
+    """What is said of a run that began with one configuration and goes on with another."""
+    state: dict[str, Any] = {"config": config.parse(began).model_dump(mode="json")}
+    state |= {"counters": {"step": 3}} | ({} if cwd is None else {"cwd": str(cwd)})
+    found = Found(step=3, path=Path("checkpoint-3"), state=json.loads(json.dumps(state)))
+    return choose_start(config.parse(now), Path("run"), found, resume=True).changed
+
+
+def test_what_one_changes_after_running_out_of_memory(shop: Workshop) -> None:
+    free = {
+        "grading__workers": 4,
+        "train__gradient_checkpointing": True,
+        "rollout__speculation": {"mode": "off"},
+        "rollout__max_retries": 7,
+        "checkpoint": {"every": 2},
+        "eval": {"data": {"path": "elsewhere"}},
+    }
+    assert changed(shop.tree("a"), shop.tree("b", **free)) == ()
+    (line,) = changed(
+        shop.tree("a"),
+        shop.tree("b", train__micro_batch_tokens=256, engine__kv_tokens=640, devices__per_node=2),
+    )
+    assert line.startswith("WARNING ")
+    for part in (
+        "engine.kv_tokens was 0 and is 640",
+        "train.micro_batch_tokens was 1024 and is 256",
+        "devices.per_node was 1 and is 2",
+        "last bits",
+    ):
+        assert part in line
+
+
+def test_another_member_of_a_union_is_one_change(shop: Workshop) -> None:
+    (line,) = changed(shop.tree("a"), shop.tree("b", engine={"kind": "vllm", "gpu_memory": 0.3}))
+    assert line.startswith("WARNING engine.kind was 'mini' and is 'vllm': ")
+    with pytest.raises(ValueError, match=r"'train\.algorithm\.kind' was 'grpo', now 'rloo'"):
+        changed(shop.tree("a"), shop.tree("b", train__algorithm={"kind": "rloo"}))
+
+
+def test_items_of_a_list_are_compared_one_by_one(shop: Workshop) -> None:
+    began = shop.tree("a")
+    now = shop.tree("a")
+    now["rewards"][0] |= {"timeout_s": 60.0, "on_error": "skip", "batch": 4}
+    said = changed(began, now)
+    assert said[0] == "rewards.0.on_error was 'stop' and is 'skip' from here on"
+    assert said[1].startswith("WARNING rewards.0.batch was None and is 4: ")
+    now["rewards"][0]["weight"] = 2.0
+    with pytest.raises(
+        ValueError, match=r"'rewards\.0\.weight' was 1\.0, now 2\.0; change it back"
+    ):
+        changed(began, now)
+    with pytest.raises(ValueError, match=r"another config: 'rewards' was"):
+        changed(began, began | {"rewards": began["rewards"] * 2})
+
+
+def test_another_spelling_of_a_path_is_no_change(
+    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = shop.tree("a", data__path=[str(shop.data)])
+    (tmp_path / "link").symlink_to(shop.folder)
+    now = shop.tree("a", data__path=["link/rows.jsonl"], model__path="./link/model")
+    now["rewards"][0]["function"] = "link/judges.py:ones"
+    monkeypatch.chdir(tmp_path)
+    assert changed(began, now) == ()
+    # As it was spelled where the run was started.
+    relative = shop.tree("a", data__path="rows.jsonl", model__path="model")
+    monkeypatch.chdir(tmp_path / "link" / "model")
+    assert changed(relative, shop.tree("a"), cwd=shop.folder) == ()
+    with pytest.raises(ValueError, match=r"'(data|model)\.path' was"):
+        changed(relative, shop.tree("a"), cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data__path", "other.jsonl"), ("model__path", "org/name"), ("data__exclude", "rows.jsonl")],
+)
+def test_another_file_is_refused(
+    key: str, value: str, shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shop.folder)
+    (shop.folder / "other.jsonl").touch()
+    with pytest.raises(ValueError, match=key.replace("__", r"\.")):
+        changed(shop.tree("a"), shop.tree("a", **{key: value}))
+    now = shop.tree("a")
+    now["rewards"][0]["function"] = f"{shop.rewards}:faulty"
+    with pytest.raises(ValueError, match=r"rewards\.0\.function"):
+        changed(shop.tree("a"), now)
+
+
+def test_a_run_that_goes_on_with_free_changes_ends_with_the_same_bits(shop: Workshop) -> None:
+    whole, _ = run(shop.config("whole", steps=3, deterministic=True))
+    run(shop.config("parts", steps=1, deterministic=True))
+    again = shop.config(
+        "parts",
+        steps=3,
+        deterministic=True,
+        grading__workers=2,
+        train__gradient_checkpointing=True,
+        rollout__speculation={"mode": "off"},
+        model__path=f"{shop.model}/../model",
+    )
+    parts, said = run(again, resume=True)
+    assert "WARNING" not in said
+    assert kept_samples(parts) == kept_samples(whole)
+    assert weights_digest(parts / "checkpoint-3") == weights_digest(whole / "checkpoint-3")

@@ -14,9 +14,9 @@ from rollpacker.config import DataConfig
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import DataError
 from rollpacker.data.encode import encode_prompts
+from rollpacker.data.held_out import hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
-from rollpacker.data.split import hold_out
 
 COLUMNS = (
     *("prompt", "question", "messages", "answer", "ground_truth", "label", "solution", "id"),

@@ -23,6 +23,9 @@ KINDS = (".json", ".jsonl", ".parquet", ".csv", ".arrow")
 _TEXT = (".json", ".jsonl", ".csv")
 """Those that may be followed by ``.gz``."""
 
+_NO_VALUE = ["NaN", "nan", "<NA>", "NaT"]
+"""What pandas writes into a text file where a value is missing, besides nothing."""
+
 _FILE_FORMAT = b"ARROW1"
 """What an Arrow file begins with; the ``datasets`` library writes streams, which do not."""
 
@@ -95,7 +98,7 @@ def _near(file: Path) -> str:
 
 def _read_table(file: Path, kind: str) -> polars.DataFrame:
     if kind == ".csv":
-        return polars.read_csv(_read_bytes(file), infer_schema=False)
+        return polars.read_csv(_read_bytes(file), infer_schema=False, null_values=_NO_VALUE)
     if kind == ".parquet":
         return polars.read_parquet(file)
     with file.open("rb") as start:

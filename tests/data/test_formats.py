@@ -150,3 +150,24 @@ def test_names_that_the_hub_cannot_have(tmp_path, monkeypatch):
         "data.path: there is no file or folder 'my data/set', and 'my data/set' is no name of a "
         "dataset on the hub"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("split", "test"), ("options", {"delimiter": ";"}), ("seed", 3)]
+)
+@pytest.mark.parametrize("form", ["{}", "{}*", "list"])
+def test_keys_that_nothing_reads_are_refused(tmp_path, key, value, form):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines([{"prompt": "a", "answer": "1"}]))
+    named = [str(path)] if form == "list" else form.format(path)
+    assert message(named, **{key: value}) == (
+        f"data.{key}: {value!r} does nothing where data.path is a file: remove it"
+    )
+
+
+def test_other_sources_read_some_of_them(saved, tmp_path):
+    assert message("rg:gcd", split="test").startswith("data.split: 'test' does nothing where")
+    assert message("rows.py:all", seed=3).endswith("data.path is a function: remove it")
+    held = tmp_path / "held.jsonl"
+    held.write_bytes(lines([{"prompt": "none of them"}]))
+    assert load(saved / "splits", split="test", exclude=str(held)).rows

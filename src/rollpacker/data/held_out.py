@@ -14,7 +14,7 @@ from rollpacker.data.base import DataError, Row
 from rollpacker.data.identity import canonical, own_id
 from rollpacker.data.layouts import prompt_of
 from rollpacker.data.messages import MissingError, is_missing, parse_prompt
-from rollpacker.data.read import read_records
+from rollpacker.data.read import from_other, read_records
 from rollpacker.data.schema import columns_of, prompt_layout
 
 Why = Literal["prompt", "id"]
@@ -67,7 +67,7 @@ def excluded_by(config: DataConfig) -> Excluded:
     """What ``config.exclude`` holds. Raises ``DataError``."""
     if not config.exclude:
         return Excluded()
-    other = config.model_copy(update={"path": config.exclude, "exclude": None, "size": 0})
+    other = from_other(config, config.exclude).model_copy(update={"exclude": None, "size": 0})
     rows = read_records(other).rows
     layout = prompt_layout(columns_of(record for _, record in rows), other)
     prompts: set[str] = set()

@@ -101,6 +101,12 @@ def test_it_looks_at_the_model_and_the_columns(shop, init, tmp_path):
     assert 16 < tree["rollout"]["max_completion_length"] < 512
     assert tree["eval"]["fraction"] == 0.1
     assert warnings == []
+    # Its prompts lead to an end of a turn that ends nothing.
+    base = write_byte_model(tmp_path / "base", context=512, end="<|endoftext|>")
+    _, warnings = written(init, tmp_path, model=base, data=data, reward="math")
+    assert [line.partition(", but")[0] for line in warnings] == [
+        "model.path: its chat template ends a turn with '<|im_end|>'"
+    ]
     # A base model gets no system turn; a column of another name is guessed, and said.
     data = rows(tmp_path / "odd.jsonl", {"riddle": "1 2 3 4", "n": "1"}, {"riddle": "2", "n": "2"})
     reward = f"{shop.rewards}:ones"

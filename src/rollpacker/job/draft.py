@@ -17,7 +17,7 @@ from rollpacker.data.base import DataError, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.read import read_records
-from rollpacker.job.checks import check
+from rollpacker.job.checks import check, check_ends
 from rollpacker.job.learning_rate import model_shape
 from rollpacker.job.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
@@ -79,8 +79,9 @@ def draft(wishes: Wishes, progress: Progress) -> tuple[str, list[str]]:
     _check_reward(wishes.reward)
     facts = _look(wishes)
     text = _text(wishes, facts)
-    _check(parse(yaml.safe_load(text), "the new job"), facts.card, progress)
-    return text, facts.warnings
+    config = parse(yaml.safe_load(text), "the new job")
+    _check(config, facts.card, progress)
+    return text, [*facts.warnings, *check_ends(config, facts.card)]
 
 
 def _check(config: RunConfig, card: Card, progress: Progress) -> None:

@@ -28,9 +28,9 @@ A run is described by one YAML file. Single keys are overridden on the command l
 rollpacker train run.yaml rollout.tail_batching.mode=race train.learning_rate=3e-4
 ```
 
-Unknown keys are errors, answered with the nearest valid key. Where a part can be swapped (the
-engine, the algorithm), its `kind` chooses which keys are valid. The resolved configuration is
-written to `config.yaml` in the run's folder.
+Unknown keys are errors, answered with the key that is meant: names of other
+frameworks are known. Where a part can be swapped (the engine, the algorithm), its `kind` chooses
+which keys are valid. The resolved configuration is written to `config.yaml` in the run's folder.
 
 *This page is generated from the code by `docs/gen_config.py`.*
 """

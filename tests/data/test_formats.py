@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import polars
 import pytest
 
@@ -171,3 +174,66 @@ def test_other_sources_read_some_of_them(saved, tmp_path):
     held = tmp_path / "held.jsonl"
     held.write_bytes(lines([{"prompt": "none of them"}]))
     assert load(saved / "splits", split="test", exclude=str(held)).rows
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", "question,answer\n1+1?,2\n".encode("utf-8-sig")),
+        ("a.csv", b"question;answer\r\n1+1?;2\r\n"),
+        ("a.csv", b"question, answer\n1+1?,2\n"),
+        ("a.csv", b",question,answer\n0,1+1?,2\n"),
+        ("a.csv", "question\tanswer\n1+1?\t2\n".encode("utf-16")),
+        ("a.tsv", b"question\tanswer\n1+1?\t2\n"),
+        ("a.tsv.gz", gzip.compress(b"question\tanswer\n1+1?\t2\n")),
+        ("a.jsonl", '{"question": "1+1?", "answer": "2"}\n'.encode("utf-16")),
+        ("a.json", '[{"question": "1+1?", "answer": "2"}]'.encode("utf-8-sig")),
+    ],
+    ids=range(9),
+)
+def test_tables_as_spreadsheets_and_shells_write_them(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    assert [(row.prompt, row.answer) for row in load(tmp_path / name).rows] == [("1+1?", "2")]
+
+
+def test_half_a_file_of_wide_characters(tmp_path):
+    for name in ("a.csv", "a.jsonl"):
+        (tmp_path / name).write_bytes("question,answer".encode("utf-16")[:-1])
+        assert message(tmp_path / name).startswith(f"{tmp_path / name}: cannot be read: Unicode")
+
+
+def test_an_object_of_columns_says_how_to_write_rows(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"question": {"0": "a"}, "answer": {"0": "1"}}))
+    assert message(path) == (
+        f"{path}: expected a list of objects, found an object of 'question', 'answer' (pandas: "
+        "to_json(path, orient='records'))"
+    )
+
+
+TURNS = [{"role": "system", "content": "It's brief"}, {"role": "user", "content": "1+1?"}]
+
+
+def test_lists_in_tables_of_text(tmp_path):
+    """As pandas writes them, and of arrays as it cannot be read again."""
+    rows = [{"prompt": str(TURNS), "reward_model": str({"style": "rule", "ground_truth": "2"})}]
+    path = tmp_path / "a.csv"
+    polars.DataFrame(rows).write_csv(path)
+    (row,) = load(path).rows
+    assert (row.prompt, row.answer) == (TURNS, "2")
+    rows[0]["prompt"] = "[" + "\n ".join(map(str, TURNS)) + "]"
+    polars.DataFrame(rows).write_csv(path)
+    assert message(path) == (
+        f"{path}, row 0: the prompt is the text of chat messages, but neither as JSON nor as "
+        "Python writes them: write the column with json.dumps, or the file as parquet"
+    )
+    text = "[{'role': 'admin'}] is no JSON, is it"
+    polars.DataFrame({"prompt": text, "answer": "no"}).write_csv(path)
+    assert prompts(path) == [text]
+
+
+def test_arrays_of_messages(monkeypatch):
+    module = ModuleType("array_rows")
+    vars(module)["rows"] = lambda: [{"prompt": np.array(TURNS, object), "answer": "2"}]
+    monkeypatch.setitem(sys.modules, "array_rows", module)
+    assert prompts("array_rows:rows") == [TURNS]

@@ -60,6 +60,12 @@ SYSTEM = {"role": "system", "content": "Be brief."}
             True,
             "passage + question",
         ),
+        (
+            {"question": "Add.", "starter_code": "def add(a, b):", "answer": ""},
+            "Add.\n\ndef add(a, b):",
+            "",
+            "question + starter_code",
+        ),
         ({"query": "1+1?", "response": "2"}, "1+1?", "2", "prompt <- query, answer <- response"),
         ({"problem": "1+1?", "solution": "2"}, "1+1?", "2", "prompt <- problem"),
         ({"conversations": [HUMAN, GPT]}, [USER], "2", "conversations, answer <- the assistant's"),

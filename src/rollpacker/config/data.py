@@ -30,7 +30,7 @@ class DataConfig(Config):
     """Prompts and answers."""
 
     path: str | list[str]
-    """A file (json, jsonl, csv, parquet, arrow; text also as ``.gz``), a pattern of files
+    """A file (json, jsonl, csv, tsv, parquet, arrow; text also as ``.gz``), a pattern of files
     (``data/*.parquet``) or a list of both, a hub dataset, a folder written by ``save_to_disk``,
     ``rg:<task>`` (reasoning-gym), or ``package.module:function`` that returns rows."""
     split: str = "train"

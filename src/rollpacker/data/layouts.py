@@ -15,6 +15,8 @@ PROMPTS = ("prompt", "question", "problem", "input")
 _CHATS = ("messages", "conversations", "conversation")
 _PASSAGES = ("context", "passage", "article", "paragraph")
 """What a question is about; it goes before the question."""
+_STARTER = "starter_code"
+"""The function to be written, in APPS' and TACO's layout."""
 _CHOICES = ("choices", "options")
 _EARLIER = "history"
 """Turns before an instruction, in LLaMA-Factory's layout."""
@@ -62,7 +64,8 @@ def layout_of(columns: Record) -> tuple[Layout | None, tuple[str, ...]]:
     name = next((name for names in (filled, present) for name in PROMPTS if name in names), None)
     if name is not None:
         before = passage if name == "question" else None
-        return Layout(column=name, before=before, system=system), ()
+        after = _STARTER if _STARTER in filled else None
+        return Layout(column=name, before=before, after=after, system=system), ()
     if "query" in filled:
         return Layout(column="query", before=passage, system=system), ("response",)
     chat = next((name for name in _CHATS if name in filled), None)

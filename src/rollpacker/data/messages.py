@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,8 +36,16 @@ _SPEAKERS = {
 """Who speaks in ShareGPT's turns (``from``, ``value``), where a role has another name."""
 
 
+_TURNS = re.compile(r"""\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
+"""How the text of chat messages begins, such as pandas makes of a column of arrays."""
+
+
 class MissingError(DataError):
     """A row lacks its prompt, answer or domain."""
+
+
+_PYTHON = ("[{'", "{'", '[{"', '{"', "['")
+"""How Python writes objects and lists of texts."""
 
 
 def is_missing(value: Any) -> bool:
@@ -84,6 +94,11 @@ def parse_prompt(value: Any, where: str) -> tuple[Prompt, str | None]:
     if is_blank(value):
         raise MissingError(f"{where}: the prompt is empty")
     if isinstance(value, str):
+        if _TURNS.match(value) and value.rstrip().endswith("]"):
+            raise DataError(
+                f"{where}: the prompt is the text of chat messages, but neither as JSON nor as "
+                "Python writes them: write the column with json.dumps, or the file as parquet"
+            )
         return whole_text(value, f"{where}: the prompt"), None
     if not isinstance(value, list):
         found = type(value).__name__
@@ -93,19 +108,26 @@ def parse_prompt(value: Any, where: str) -> tuple[Prompt, str | None]:
 
 
 def decoded(value: Any) -> Any:
-    """What a JSON text of an object or a list says; any other value as it is."""
+    """What a JSON text of an object or a list says, or Python's own text of one, as tables of text
+    have it; any other value as it is."""
     if not isinstance(value, str) or value[:1] not in ("{", "["):
         return value
     try:
         return json.loads(value)
     except (json.JSONDecodeError, RecursionError):
+        pass
+    if not value.startswith(_PYTHON):
+        return value
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return value
 
 
 def chat_of(value: Any) -> Any:
-    """Chat messages out of a JSON string of them, or of ShareGPT's turns; any other value as it
-    is."""
-    turns = decoded(value)
+    """Chat messages out of a JSON string of them, of ShareGPT's turns or of pandas' array of
+    either; any other value as it is."""
+    turns = value.tolist() if isinstance(value, np.ndarray) else decoded(value)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return value
     if turns and all("from" in turn and "value" in turn and "role" not in turn for turn in turns):

@@ -66,4 +66,4 @@ class DataConfig(Config):
     missing: Literal["error", "skip"] = "error"
     """What to do with a row that has no prompt, no answer or no domain."""
     exclude: str | None = None
-    """A data file whose prompts are never drawn (for held-out problems)."""
+    """A data file whose prompts are never drawn (for held-out problems), or one of ids alone."""

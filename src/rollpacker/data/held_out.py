@@ -39,6 +39,8 @@ class Excluded:
 
     def takes(self, row: Row) -> bool:
         """Whether a row is left out; it is counted."""
+        if not (self.prompts or self.ids):
+            return False
         own = own_id(row.columns)
         why: Why | None = "prompt" if asked(row.prompt) in self.prompts else None
         if why is None and own is not None:

@@ -44,16 +44,19 @@ class MissingError(DataError):
     """A row lacks its prompt, answer or domain."""
 
 
+_VALUES = frozenset({str, int, bool, dict, bytes})
+"""Types of which everything is a value."""
 _PYTHON = ("[{'", "{'", '[{"', '{"', "['")
 """How Python writes objects and lists of texts."""
 
 
 def is_missing(value: Any) -> bool:
     """Whether a column holds no value in a row: None, NaN, a list of NaN, pandas' NaT or NA."""
-    if value is None or type(value).__name__ == "NAType":
-        return True
-    if isinstance(value, str | dict):
+    kind = type(value)
+    if kind in _VALUES:
         return False
+    if value is None or kind.__name__ == "NAType":
+        return True
     if isinstance(value, list):
         return bool(value) and all(isinstance(each, float) and each != each for each in value)
     try:

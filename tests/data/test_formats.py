@@ -232,8 +232,14 @@ def test_lists_in_tables_of_text(tmp_path):
     assert prompts(path) == [text]
 
 
-def test_arrays_of_messages(monkeypatch):
+def test_arrays_and_tables_that_functions_return(monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    rows = [{"prompt": np.array(TURNS, object), "answer": "2"}, {"prompt": "a", "answer": "1"}]
     module = ModuleType("array_rows")
-    vars(module)["rows"] = lambda: [{"prompt": np.array(TURNS, object), "answer": "2"}]
     monkeypatch.setitem(sys.modules, "array_rows", module)
-    assert prompts("array_rows:rows") == [TURNS]
+    vars(module)["rows"] = lambda: rows
+    assert prompts("array_rows:rows") == [TURNS, "a"]
+    vars(module)["rows"] = lambda: pandas.DataFrame(rows)
+    assert prompts("array_rows:rows") == [TURNS, "a"]
+    vars(module)["rows"] = lambda: polars.DataFrame(ROWS)
+    assert prompts("array_rows:rows") == [row["prompt"] for row in ROWS]

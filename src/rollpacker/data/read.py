@@ -223,7 +223,7 @@ def _call(place: str, name: str, config: DataConfig) -> list[Record]:
     function = _import(place, name)
     source = f"{place}:{name}"
     try:
-        records = function(**config.options)
+        records = _of_frame(function(**config.options))
         if not isinstance(records, Iterable) or isinstance(records, str | bytes | Mapping):
             raise TypeError(f"expected rows, it returned {type(records).__name__}")
         return checked(records, source)
@@ -231,6 +231,13 @@ def _call(place: str, name: str, config: DataConfig) -> list[Record]:
         raise
     except Exception as error:  # the user's code may raise anything
         raise DataError(f"data.path: {source}: {one_line(error)}") from None
+
+
+def _of_frame(rows: Any) -> Any:
+    """The rows of a table of polars or pandas; any other value as it is."""
+    if hasattr(rows, "to_dicts"):
+        return rows.to_dicts()
+    return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
 
 
 def _import(place: str, name: str) -> Callable[..., Any]:

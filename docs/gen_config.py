@@ -29,9 +29,9 @@ A run is described by one YAML file. Single keys are overridden on the command l
 rollpacker train run.yaml rollout.tail_batching.mode=race train.learning_rate=3e-4
 ```
 
-Unknown keys are errors, answered with the nearest valid key. Where a part can be swapped (the
-engine, the algorithm), its `kind` chooses which keys are valid. The resolved configuration is
-written to `config.yaml` in the run's folder.
+Unknown keys are errors, answered with the key that is meant: names of other
+frameworks are known. Where a part can be swapped (the engine, the algorithm), its `kind` chooses
+which keys are valid. The resolved configuration is written to `config.yaml` in the run's folder.
 
 The column *on resume* says what becomes of a run that is continued (`--resume auto`) with another
 value of the key. Another spelling of the same file or folder is no other value.

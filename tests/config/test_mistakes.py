@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 from rollpacker import config
 from rollpacker.cli import main
 from rollpacker.config import Config, RunConfig
-from rollpacker.config.mistakes import WORDS, mistakes
+from rollpacker.config.foreign import _NAMES, KEYS, REASONS
+from rollpacker.config.mistakes import WORDS, _paths, mistakes
 from rollpacker.reward.judge.options import JudgeOptions
 from rollpacker.sim.config import SimulationConfig
 
@@ -94,8 +95,7 @@ MISTAKES = [
     ("train.algorithm=grpo", "'train.algorithm': must be keys and values, got 'grpo'"),
     (
         "train.algorithm={kind: dr_grpo, epsilon_high: 0.3}",
-        "unknown key 'train.algorithm.epsilon_high'; did you mean 'train.algorithm.epsilon'?; for "
-        "it set train.algorithm.kind=dapo or gspo",
+        "unknown key 'train.algorithm.epsilon_high'; for it set train.algorithm.kind=dapo or gspo",
     ),
     # train
     ("train.learning_rate=fast", "'train.learning_rate': must be a number, got 'fast'"),
@@ -198,6 +198,78 @@ def test_a_renamed_section_of_a_file_names_the_new_keys(tmp_path: Path) -> None:
     )
     with pytest.raises(config.ConfigError, match="unknown key 'workers'"):
         config.parse_as(SimulationConfig, {"workers": {"count": 2}})
+
+
+def said_of(key: str) -> str:
+    """What is said of an unknown key, behind its name."""
+    tree = yaml.safe_load(JOB)
+    *parents, leaf = key.split(".")
+    node = tree
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[leaf] = 1
+    with pytest.raises(config.ConfigError) as caught:
+        config.parse(tree)
+    said, found, rest = str(caught.value).partition(f"unknown key '{key}'")
+    assert found, said
+    return rest
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("num_train_epochs", "epochs"),
+        ("rollout.n", "rollout.num_generations"),
+        ("report_to", "trackers"),
+        ("save_total_limit", "checkpoint.keep"),
+        ("rollout.max_new_tokens", "rollout.max_completion_length"),
+        ("trainer.total_epochs", "epochs"),
+        ("data.train_batch_size", "rollout.prompts_per_step"),
+        ("data.train_files", "data.path"),
+        ("model_name_or_path", "model.path"),
+        ("n-samples-per-prompt", "rollout.num_generations"),
+        ("train.beta1", "train.adam_beta1"),
+        ("train.kl_coef", "train.beta"),
+        ("checkpoint.save_total_limit", "checkpoint.keep"),
+        ("eval_every", "eval.every"),
+        ("train.gradient_checkpoint", "train.gradient_checkpointing"),
+        ("train.lerning_rate", "train.learning_rate"),
+        ("rollout.tempreature", "rollout.temperature"),
+        ("devices.per_nod", "devices.per_node"),
+    ],
+)
+def test_what_another_framework_calls_our_key(key: str, ours: str) -> None:
+    assert said_of(key) == f"; did you mean '{ours}'?"
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("train.gradient_accumulation_steps", "a step trains on rollout.prompts_per_step prompts"),
+        ("logging_steps", "every step is logged"),
+        ("rollout.min_p", "tokens are sampled with rollout.temperature"),
+        ("actor_rollout_ref", "rollpacker init --from FILE translates verl's configuration"),
+        ("data.max_prompt_length", "prompts are never cut: data.overlong: skip"),
+    ],
+)
+def test_what_has_no_key_says_why(key: str, why: str) -> None:
+    assert said_of(key).startswith(f"; {why}")
+
+
+@pytest.mark.parametrize(
+    "key", ["rollout.retention", "rollout.max_news", "train.alpha", "steeple", "model.patches"]
+)
+def test_no_guess_is_made_of_what_is_not_near(key: str) -> None:
+    assert not said_of(key)
+
+
+def test_hints_of_other_frameworks_are_keys_of_ours() -> None:
+    leaves = {*_paths(RunConfig)}
+    assert {key for key in KEYS.values() if key not in leaves} == set()
+    assert not KEYS.keys() & REASONS.keys()
+    assert len(KEYS) == sum(len(names.split()) for names in _NAMES.values())
+    names = [key.rpartition(".")[2] for key in leaves]
+    assert not KEYS.keys() & {*names}
 
 
 def test_several_mistakes_are_said_together(job: Path) -> None:

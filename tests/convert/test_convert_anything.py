@@ -1,6 +1,8 @@
 """Translating what no example has: mistakes, words of a shell, any value of any key."""
 
 import contextlib
+import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 from rollpacker.cli.convert import Asked, shell, translate, trl, verl
 from rollpacker.cli.convert.render import render
 from rollpacker.cli.convert.table import Draft, Unknown, fill
-from rollpacker.cli.convert.values import resolved
+from rollpacker.cli.convert.values import flat, resolved
+from rollpacker.config.foreign import KEYS
 
+FILES = Path(__file__).parent / "files"
 NOTHING = Asked()
 
 
@@ -126,3 +130,40 @@ def test_whatever_the_values_each_key_is_somewhere_once(table, data):
             for path, setting in draft.settings.items()
             if path.startswith("rollout.") and "dynamic" not in path
         } | {k: v for k, v in tree["rollout"].items() if k == "dynamic_sampling"}
+
+
+def test_hints_for_unknown_keys_are_what_files_are_translated_to():
+    """Of every key of the examples that the hints know."""
+    given = {path: path.read_text() for path in sorted(FILES.iterdir())}
+    drafts = [
+        (table, leaves)
+        for path, text in given.items()
+        for table, leaves in [
+            (verl.TABLE, shell.overrides(text))
+            if path.suffix == ".sh"
+            else (trl.TABLE, yaml.safe_load(text))
+            if path.name.startswith("trl")
+            else (verl.TABLE, resolved(dict(flat(yaml.safe_load(text)))))
+        ]
+    ]
+    ours: dict[str, set[str]] = {}
+    for table, leaves in drafts:
+        draft = Draft(table.framework, "x", leaves, Asked(reward="math"))
+        fill(table, draft)
+        for key, setting in draft.settings.items():
+            for name in re.findall(r"([\w.]+)=", setting.why):
+                ours.setdefault(name.rpartition(".")[2], set()).add(key)
+    # It says whether there are evaluations; the hint is where that is said here.
+    known = (ours.keys() & KEYS.keys()) - {"eval_strategy"}
+    assert len(known) > 25
+    wrong = {
+        name: (KEYS[name], ours[name])
+        for name in known
+        if not any(f"{key}.".startswith(f"{KEYS[name]}.") for key in ours[name])
+    }
+    assert not wrong
+    rules = {**trl.TABLE.rules, **verl.TABLE.rules}
+    copied = {key.rpartition(".")[2]: rule.to for key, rule in rules.items() if hasattr(rule, "to")}
+    assert {name: KEYS[name] for name in KEYS.keys() & copied.keys()} == {
+        name: copied[name] for name in KEYS.keys() & copied.keys()
+    }

@@ -14,14 +14,15 @@ from rollpacker.config import DataConfig
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import DataError
 from rollpacker.data.encode import encode_prompts
+from rollpacker.data.held_out import hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
-from rollpacker.data.split import hold_out
 
 COLUMNS = (
     *("prompt", "question", "messages", "answer", "ground_truth", "label", "solution", "id"),
     *("reward_model", "data_source", "datasource", "tag", "tools", "chat_template_kwargs"),
-    *("images", "extra_info", "rg_task"),
+    *("images", "extra_info", "rg_task", "instruction", "input", "context", "conversations"),
+    *("system", "system_prompt", "history", "choices", "starter_code", "query", "response"),
 )
 TEXT = st.text(max_size=8) | st.sampled_from(["[{", "[{}]", "{", "[]", '{"a": 1}', "\ud800"])
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
@@ -32,6 +33,8 @@ TURN = st.fixed_dictionaries(
         "content": LEAVES | st.lists(st.fixed_dictionaries({"type": TEXT, "text": TEXT})),
         "tool_calls": LEAVES | st.lists(st.dictionaries(TEXT, LEAVES, max_size=2), max_size=2),
         "name": LEAVES,
+        "from": st.sampled_from(["human", "gpt", "system", None]),
+        "value": LEAVES,
     },
 )
 CHAT = st.lists(TURN, max_size=3)
@@ -49,6 +52,7 @@ VALUES = (
     | CHAT
     | GOOD
     | GOOD.map(json.dumps)
+    | GOOD.map(str)
     | MODEL
     | MODEL.map(json.dumps)
     | st.lists(LEAVES, max_size=2)
@@ -66,6 +70,7 @@ SETTINGS = st.fixed_dictionaries(
         "size": st.integers(0, 3),
         "chat": st.none() | st.booleans(),
         "system_prompt": st.none() | TEXT,
+        "prompt_template": st.none() | st.just("Q: {prompt}"),
     },
 )
 ROWS = st.lists(st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=5), max_size=4)

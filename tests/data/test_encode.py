@@ -68,7 +68,39 @@ def test_messages_system_prompt_and_shots():
 def test_template_arguments_and_the_prompt_template():
     assert encode(CHAT, kwargs={"thinking": True}).endswith("<assistant> <think>")
     assert encode("one", prompt_template="Q: {prompt} {}", chat=False) == "<bos> Q: one <unk>"
-    assert encode(CHAT, prompt_template="Q: {prompt}") == "<user> one two <end> <assistant>"
+    asked = "<user> Q: one two <end> <assistant>"
+    assert encode(CHAT, prompt_template="Q: {prompt}") == asked
+    turns = [*CHAT, {"role": "assistant", "content": "three"}, *CHAT]
+    said = "<user> one two <end> <assistant> three <end>"
+    assert encode(turns, prompt_template="Q: {prompt}") == f"{said} {asked}"
+
+
+def test_a_prompt_template_without_a_place_is_refused():
+    turns = [*CHAT, {"role": "tool", "content": "three"}]
+    assert message(turns, prompt_template="Q: {prompt}") == (
+        "row 'r': data.prompt_template is put around what the user says last, and the prompt ends "
+        "with a turn of role 'tool': remove it"
+    )
+
+
+def test_messages_without_the_chat_template():
+    assert encode(CHAT, chat=False) == encode("one two", chat=False) == "<bos> one two"
+    assert encode(CHAT, tokenizer(None), chat=False, prompt_template="Q: {prompt}") == (
+        encode("Q: one two", chat=False)
+    )
+    said = "only one turn of the user is a text without a chat template"
+    for before in ({"role": "system", "content": "three"}, {"role": "assistant", "content": "x"}):
+        assert message([before, *CHAT], chat=False) == (
+            f"row 'r': its prompt has turns of {before['role']}, user, and data.chat is false: "
+            f"{said}"
+        )
+
+
+def test_arguments_that_no_template_reads():
+    with pytest.raises(DataError, match="the chat template reads no 'thinkin': correct or remove"):
+        encode(CHAT, kwargs={"thinkin": True})
+    with pytest.raises(DataError, match="chat_template_kwargs needs prompts that take the chat"):
+        encode("one", kwargs={"thinking": True}, chat=False)
 
 
 def test_rows_of_both_kinds_keep_their_order():
@@ -89,7 +121,7 @@ def message(prompt, tok=None, **settings) -> str:
 def test_what_needs_a_template_says_so():
     assert message(CHAT, tokenizer(None)) == (
         "row 'r': its prompt is chat messages but the tokenizer has no chat template: "
-        "use one that has, or string prompts with data.chat: false"
+        "use one that has, or set data.chat: false where prompts are one turn of the user"
     )
     assert message("one", tokenizer(None), chat=True) == (
         "data.chat: true, but the tokenizer has no chat template: set it to false"
@@ -125,7 +157,8 @@ TOOL = {"type": "function", "function": {"name": "one", "parameters": {"type": "
 
 
 def encoded(one: Row, tok, **settings) -> str:
-    ids = encode_prompts([one], tok, DataConfig(path="x", **settings), 100, 0, {"thinking": True})
+    kwargs = {} if settings.get("chat") is False else {"thinking": True}
+    ids = encode_prompts([one], tok, DataConfig(path="x", **settings), 100, 0, kwargs)
     return " ".join(tok.convert_ids_to_tokens(ids.tokens[one.id].tolist()))
 
 

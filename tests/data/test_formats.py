@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import polars
 import pytest
 
@@ -150,3 +153,93 @@ def test_names_that_the_hub_cannot_have(tmp_path, monkeypatch):
         "data.path: there is no file or folder 'my data/set', and 'my data/set' is no name of a "
         "dataset on the hub"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("split", "test"), ("options", {"delimiter": ";"}), ("seed", 3)]
+)
+@pytest.mark.parametrize("form", ["{}", "{}*", "list"])
+def test_keys_that_nothing_reads_are_refused(tmp_path, key, value, form):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines([{"prompt": "a", "answer": "1"}]))
+    named = [str(path)] if form == "list" else form.format(path)
+    assert message(named, **{key: value}) == (
+        f"data.{key}: {value!r} does nothing where data.path is a file: remove it"
+    )
+
+
+def test_other_sources_read_some_of_them(saved, tmp_path):
+    assert message("rg:gcd", split="test").startswith("data.split: 'test' does nothing where")
+    assert message("rows.py:all", seed=3).endswith("data.path is a function: remove it")
+    held = tmp_path / "held.jsonl"
+    held.write_bytes(lines([{"prompt": "none of them"}]))
+    assert load(saved / "splits", split="test", exclude=str(held)).rows
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", "question,answer\n1+1?,2\n".encode("utf-8-sig")),
+        ("a.csv", b"question;answer\r\n1+1?;2\r\n"),
+        ("a.csv", b"question, answer\n1+1?,2\n"),
+        ("a.csv", b",question,answer\n0,1+1?,2\n"),
+        ("a.csv", "question\tanswer\n1+1?\t2\n".encode("utf-16")),
+        ("a.tsv", b"question\tanswer\n1+1?\t2\n"),
+        ("a.tsv.gz", gzip.compress(b"question\tanswer\n1+1?\t2\n")),
+        ("a.jsonl", '{"question": "1+1?", "answer": "2"}\n'.encode("utf-16")),
+        ("a.json", '[{"question": "1+1?", "answer": "2"}]'.encode("utf-8-sig")),
+    ],
+    ids=range(9),
+)
+def test_tables_as_spreadsheets_and_shells_write_them(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    assert [(row.prompt, row.answer) for row in load(tmp_path / name).rows] == [("1+1?", "2")]
+
+
+def test_half_a_file_of_wide_characters(tmp_path):
+    for name in ("a.csv", "a.jsonl"):
+        (tmp_path / name).write_bytes("question,answer".encode("utf-16")[:-1])
+        assert message(tmp_path / name).startswith(f"{tmp_path / name}: cannot be read: Unicode")
+
+
+def test_an_object_of_columns_says_how_to_write_rows(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"question": {"0": "a"}, "answer": {"0": "1"}}))
+    assert message(path) == (
+        f"{path}: expected a list of objects, found an object of 'question', 'answer' (pandas: "
+        "to_json(path, orient='records'))"
+    )
+
+
+TURNS = [{"role": "system", "content": "It's brief"}, {"role": "user", "content": "1+1?"}]
+
+
+def test_lists_in_tables_of_text(tmp_path):
+    """As pandas writes them, and of arrays as it cannot be read again."""
+    rows = [{"prompt": str(TURNS), "reward_model": str({"style": "rule", "ground_truth": "2"})}]
+    path = tmp_path / "a.csv"
+    polars.DataFrame(rows).write_csv(path)
+    (row,) = load(path).rows
+    assert (row.prompt, row.answer) == (TURNS, "2")
+    rows[0]["prompt"] = "[" + "\n ".join(map(str, TURNS)) + "]"
+    polars.DataFrame(rows).write_csv(path)
+    assert message(path) == (
+        f"{path}, row 0: the prompt is the text of chat messages, but neither as JSON nor as "
+        "Python writes them: write the column with json.dumps, or the file as parquet"
+    )
+    text = "[{'role': 'admin'}] is no JSON, is it"
+    polars.DataFrame({"prompt": text, "answer": "no"}).write_csv(path)
+    assert prompts(path) == [text]
+
+
+def test_arrays_and_tables_that_functions_return(monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    rows = [{"prompt": np.array(TURNS, object), "answer": "2"}, {"prompt": "a", "answer": "1"}]
+    module = ModuleType("array_rows")
+    monkeypatch.setitem(sys.modules, "array_rows", module)
+    vars(module)["rows"] = lambda: rows
+    assert prompts("array_rows:rows") == [TURNS, "a"]
+    vars(module)["rows"] = lambda: pandas.DataFrame(rows)
+    assert prompts("array_rows:rows") == [TURNS, "a"]
+    vars(module)["rows"] = lambda: polars.DataFrame(ROWS)
+    assert prompts("array_rows:rows") == [row["prompt"] for row in ROWS]

@@ -114,9 +114,15 @@ def write_wide_model(folder: Path) -> Path:
 
 
 def write_byte_model(
-    folder: Path, *, context: int = 1024, chat: bool = True, hidden: int = 32
+    folder: Path,
+    *,
+    context: int = 1024,
+    chat: bool = True,
+    hidden: int = 32,
+    end: str = "<|im_end|>",
 ) -> Path:
-    """A random model over all bytes, with a chat template; 24 of its tokens end a response."""
+    """A random model over all bytes, with a chat template; ``end`` and 23 others of its tokens end
+    a response."""
     letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spelled = {**{b: chr(b) for b in letters}}
     for byte in range(256):
@@ -126,13 +132,14 @@ def write_byte_model(
         vocab={word: index for index, word in enumerate(words)},
         merges=[],
         unk_token="<|endoftext|>",
-        eos_token="<|im_end|>",
+        eos_token=end,
         pad_token="<|endoftext|>",
         model_max_length=context,
     )
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
-    return save_model(folder, tokenizer, 0, context, [2, *range(200, 223)], hidden)
+    eos = [SPECIALS.index(end), *range(200, 223)]
+    return save_model(folder, tokenizer, 0, context, eos, hidden)
 
 
 def save_model(

@@ -10,8 +10,8 @@ from runtime_jobs import Workshop, run, times_trained, write_model
 
 from rollpacker import config
 from rollpacker.core.upgrade import config_of_now
+from rollpacker.data.held_out import hold_out
 from rollpacker.data.load import load_rows
-from rollpacker.data.split import hold_out
 from rollpacker.job.assess import assess
 from rollpacker.job.checks import check
 from rollpacker.job.resume import as_begun, choose_start

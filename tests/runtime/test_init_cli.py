@@ -101,6 +101,12 @@ def test_it_looks_at_the_model_and_the_columns(shop, init, tmp_path):
     assert 16 < tree["rollout"]["max_completion_length"] < 512
     assert tree["eval"]["fraction"] == 0.1
     assert warnings == []
+    # Its prompts lead to an end of a turn that ends nothing.
+    base = write_byte_model(tmp_path / "base", context=512, end="<|endoftext|>")
+    _, warnings = written(init, tmp_path, model=base, data=data, reward="math")
+    assert [line.partition(", but")[0] for line in warnings] == [
+        "model.path: its chat template ends a turn with '<|im_end|>'"
+    ]
     # A base model gets no system turn; a column of another name is guessed, and said.
     data = rows(tmp_path / "odd.jsonl", {"riddle": "1 2 3 4", "n": "1"}, {"riddle": "2", "n": "2"})
     reward = f"{shop.rewards}:ones"
@@ -114,6 +120,22 @@ def test_it_looks_at_the_model_and_the_columns(shop, init, tmp_path):
     words = {"model": shop.model, "data": data, "reward": reward, "eval-data": held}
     tree, _ = written(init, tmp_path, **words)
     assert tree["data"]["exclude"] == tree["eval"]["data"]["path"] == str(held)
+    # One without a chat template is told in the prompt where the answer belongs.
+    bare = write_byte_model(tmp_path / "bare", context=512, chat=False)
+    data = rows(tmp_path / "plain.jsonl", {"question": "1+1?", "answer": "2"})
+    tree, _ = written(init, tmp_path, model=bare, data=data, reward="math")
+    assert tree["data"]["prompt_template"].startswith("{prompt}\nPlease reason")
+    # Rows that lack an answer are left out, and said; a system turn of their own is kept.
+    data = rows(
+        tmp_path / "own.jsonl",
+        {"system": "Sum.", "conversations": [{"from": "human", "value": "1"}], "answer": "1"},
+        {"conversations": [{"from": "human", "value": "2"}], "answer": float("nan")},
+    )
+    tree, warnings = written(init, tmp_path, model=shop.folder / "bytes", data=data, reward="math")
+    assert tree["data"]["missing"] == "skip"
+    assert any("row 1: no answer in column 'answer': set data.missing" in line for line in warnings)
+    assert "system_prompt" not in tree["data"]
+    assert tree["data"]["prompt_template"].startswith("{prompt}\nPlease reason")
     # A prompt that leaves no room is left out rather than refused.
     data = rows(tmp_path / "long.jsonl", *({"prompt": "1" * n, "answer": "1"} for n in (3, 300)))
     tree, warnings = written(init, tmp_path, model=shop.model, data=data, reward=reward)

@@ -70,7 +70,7 @@ def verl_rows() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     shop = Workshop(tmp_path_factory.mktemp("train"))
-    write_byte_model(shop.folder / "bytes")
+    write_byte_model(shop.folder / "bytes", end="<|endoftext|>")
     text = "".join(json.dumps(row) + "\n" for row in roll_rows())
     (shop.folder / "roll.jsonl").write_text(text, encoding="utf-8")
     pl.DataFrame(verl_rows()).write_parquet(shop.folder / "verl.parquet")
@@ -112,6 +112,7 @@ def test_ctrl_c_saves_and_resume_ends_the_run(shop: Workshop) -> None:
     assert summary["interrupted"]
     assert "interrupted: finishing the step, then a checkpoint" in err
     assert "roll.jsonl: 7 rows, ROLL: prompt <- messages, answer <- ground_truth" in err
+    assert "its chat template ends a turn with '<|im_end|>', but responses end only with" in err
     steps = summary["steps"]
     assert checkpoints(folder)[-1] == steps
     assert set(table(folder)["step"]) == set(range(steps))

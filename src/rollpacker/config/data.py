@@ -30,7 +30,7 @@ class DataConfig(Config):
     """Prompts and answers."""
 
     path: str | list[str]
-    """A file (json, jsonl, csv, parquet, arrow; text also as ``.gz``), a pattern of files
+    """A file (json, jsonl, csv, tsv, parquet, arrow; text also as ``.gz``), a pattern of files
     (``data/*.parquet``) or a list of both, a hub dataset, a folder written by ``save_to_disk``,
     ``rg:<task>`` (reasoning-gym), or ``package.module:function`` that returns rows."""
     split: str = "train"
@@ -48,13 +48,15 @@ class DataConfig(Config):
     domain_key: str | None = None
     """Column that names the task domain; quotas are kept per domain."""
     system_prompt: str | None = None
-    """System turn put before each prompt."""
+    """System turn put before each prompt, in place of its own."""
     shots: list[dict[str, str]] = []
     """Chat turns (``role``, ``content``) put between the system turn and the prompt."""
     prompt_template: str | None = None
-    """Format string with ``{prompt}`` applied to string prompts."""
+    """Text around ``{prompt}``, which stands for the prompt, or for what the user says last in chat
+    messages."""
     chat: bool | None = None
-    """Apply the chat template to string prompts; default: when the tokenizer has one."""
+    """Apply the chat template; default: to string prompts when the tokenizer has one, and to chat
+    messages always. With false, messages must be one turn of the user, whose text is the prompt."""
     shuffle: bool = True
     """Shuffle every epoch with the run's seed."""
     drop_last: bool = False
@@ -64,4 +66,4 @@ class DataConfig(Config):
     missing: Literal["error", "skip"] = "error"
     """What to do with a row that has no prompt, no answer or no domain."""
     exclude: str | None = None
-    """A data file whose prompts are never drawn (for held-out problems)."""
+    """A data file whose prompts are never drawn (for held-out problems), or one of ids alone."""

@@ -1,7 +1,7 @@
 """Reading a configuration: a YAML file plus ``key.sub=value`` overrides.
 
-Mistakes are one line that names every wrong key; unknown keys are answered with the nearest valid
-one.
+Mistakes are one line that names every wrong key; unknown keys are answered with the one
+that is meant, where that is known.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from rollpacker.config.base import Config
+from rollpacker.config.foreign import KEYS, REASONS
 from rollpacker.core.upgrade import RENAMED_KEYS
 
 _KEY = "[key]"
@@ -175,17 +176,56 @@ def _of_other_kinds(tree: type[Config], location: Sequence[int | str]) -> str:
 
 
 def _near(tree: type[Config], location: Sequence[int | str]) -> str:
-    """The nearest key of the same section, or the same key of another one."""
+    """Which key is meant: the same one of another section, what another framework calls so, or one
+    of this section that is spelled almost so. Empty rather than a guess."""
     keys, node = walk(tree, location[:-1])
     wrong = str(location[-1])
-    close = difflib.get_close_matches(wrong, _fields(node), n=1)
-    found = [".".join([*keys, *close])] if close else []
-    if not close or close[0] != wrong:
-        here = ".".join([*keys, wrong])
-        paths = [path for path in _paths(tree) if path != here]
-        elsewhere = [path for path in paths if path.rpartition(".")[2] == wrong]
-        found = elsewhere or found
+    here = ".".join([*keys, wrong])
+    paths = [path for path in _paths(tree) if path != here]
+    name = wrong.lower().replace("-", "_").rpartition(".")[2]
+    found = [path for path in paths if path.rpartition(".")[2] == wrong]
+    if not found and name in REASONS and "rewards" in tree.model_fields:
+        return f"; {REASONS[name]}"
+    if not found and KEYS.get(name) in paths:
+        found = [KEYS[name]]
+    if not found:
+        found = [".".join([*keys, each]) for each in _fields(node) if _misspelled(wrong, each)]
+    found = found or [path for path in paths if _flag(path, name)]
     return f"; did you mean {_either([repr(path) for path in found[:3]])}?" if found else ""
+
+
+def _flag(path: str, name: str) -> bool:
+    """Whether a name is a key with sections before it, as flags of a command line have them."""
+    parts = path.split(".")
+    return any("_".join(parts[start:]) == name for start in range(len(parts) - 1))
+
+
+def _misspelled(wrong: str, right: str) -> bool:
+    """Whether one is the other with a slip of the hand, or its beginning. Digits are none: beta1
+    is not beta."""
+    if [c for c in wrong if c.isdigit()] != [c for c in right if c.isdigit()]:
+        return False
+    begun = right.startswith(wrong) and 3 * len(wrong) >= 2 * len(right)
+    return begun or _slips(wrong, right) <= (1 if len(right) < _SHORT else 2)
+
+
+_SHORT = 8
+"""Letters below which a name has room for one slip."""
+
+
+def _slips(one: str, other: str) -> int:
+    """Letters to change, add, leave out or swap with their neighbours (optimal alignment)."""
+    before: list[int] = []
+    row = [*range(len(other) + 1)]
+    for i, letter in enumerate(one, 1):
+        last, before_last, row = row, before, [i]
+        for j, wanted in enumerate(other, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                cost = min(cost, before_last[j - 2] + 1)
+            row.append(cost)
+        before = last
+    return row[-1]
 
 
 def _paths(node: type[Config], prefix: str = "") -> Iterator[str]:

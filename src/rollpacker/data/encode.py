@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -47,12 +49,14 @@ def encode_prompts(
     ``skip``), on settings that need a chat template, on tools that the template has no use for, and
     on messages that it leaves out.
     """
-    _check_settings(config, tokenizer)
     kwargs, complete = chat_template_kwargs or {}, Complete()
+    _check_settings(config, tokenizer, kwargs)
     texts = [_text(row, tokenizer, config, kwargs, complete) for row in rows]
-    for row, (text, _) in zip(rows, texts, strict=True):
+    for row, text in zip(rows, texts, strict=True):
         whole_text(text, f"row '{row.id}': its prompt")
-    ids = _tokenize(texts, tokenizer)
+    # A chat template writes special tokens of its own.
+    special = not _uses_chat(tokenizer, config)
+    ids = tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []
     needed = max_response or min(_LEAST_RESPONSE, max_context - 1)
     tokens: dict[PromptId, NDArray[np.int32]] = {}
     overlong: dict[PromptId, int] = {}
@@ -92,26 +96,54 @@ def _uses_chat(tokenizer: Any, config: DataConfig) -> bool:
     return bool(tokenizer.chat_template) if config.chat is None else config.chat
 
 
-def _check_settings(config: DataConfig, tokenizer: Any) -> None:
+def _check_settings(config: DataConfig, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
     template = config.prompt_template
     if template is not None and "{prompt}" not in template:
         raise DataError("data.prompt_template: it does not contain {prompt}")
     if config.chat and not tokenizer.chat_template:
         raise DataError("data.chat: true, but the tokenizer has no chat template: set it to false")
-    if not _uses_chat(tokenizer, config):
-        for key in ("system_prompt", "shots"):
-            if getattr(config, key):
-                raise DataError(
-                    f"data.{key} needs a chat template: remove it, or take a tokenizer that has "
-                    "one and leave data.chat unset"
-                )
+    if _uses_chat(tokenizer, config):
+        _check_read(kwargs, tokenizer)
+        return
+    for key in ("system_prompt", "shots"):
+        if getattr(config, key):
+            raise DataError(
+                f"data.{key} needs a chat template: remove it, or take a tokenizer that has "
+                "one and leave data.chat unset"
+            )
+    if kwargs:
+        raise DataError(
+            "model.chat_template_kwargs needs prompts that take the chat template: remove it, or "
+            "leave data.chat unset"
+        )
+
+
+def _check_read(kwargs: Mapping[str, Any], tokenizer: Any) -> None:
+    """Refuse arguments whose names the chat template does not hold: nothing would read them."""
+    text = str(tokenizer.chat_template)
+    arguments = signature(tokenizer.apply_chat_template).parameters
+    for name in kwargs:
+        if name not in arguments and not re.search(rf"\b{re.escape(name)}\b", text):
+            raise DataError(
+                f"model.chat_template_kwargs: the chat template reads no '{name}': correct or "
+                "remove it"
+            )
 
 
 def chat(row: Row, config: DataConfig) -> list[Message]:
-    """The chat messages that a row's prompt is rendered from."""
+    """The chat messages that a row's prompt is rendered from. Raises ``DataError``."""
     if isinstance(row.prompt, str):
         return _conversation([{"role": "user", "content": _plain(row.prompt, config)}], config)
-    return _conversation(row.prompt, config)
+    if config.prompt_template is None:
+        return _conversation(row.prompt, config)
+    *before, last = row.prompt
+    if last["role"] != "user":
+        raise DataError(
+            f"row '{row.id}': data.prompt_template is put around what the user says last, and the "
+            f"prompt ends with a turn of role '{last['role']}': remove it"
+        )
+    asked = {**last, "content": _plain(last.get("content") or "", config)}
+    return _conversation([*before, asked], config)
 
 
 def _plain(prompt: str, config: DataConfig) -> str:
@@ -121,17 +153,30 @@ def _plain(prompt: str, config: DataConfig) -> str:
     return config.prompt_template.replace("{prompt}", prompt)
 
 
+def _bare(row: Row, config: DataConfig) -> str:
+    """A prompt as text without a chat template. Raises ``DataError``."""
+    _check_plain(row)
+    if isinstance(row.prompt, str):
+        return _plain(row.prompt, config)
+    roles = [turn["role"] for turn in row.prompt]
+    if roles != ["user"]:
+        raise DataError(
+            f"row '{row.id}': its prompt has turns of {', '.join(roles)}, and data.chat is false: "
+            "only one turn of the user is a text without a chat template"
+        )
+    return _plain(row.prompt[0].get("content") or "", config)
+
+
 def _text(
     row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any], complete: Complete
-) -> Any:
-    """A pair: the text to tokenize, and whether the tokenizer adds its special tokens."""
-    if isinstance(row.prompt, str) and not _uses_chat(tokenizer, config):
-        _check_plain(row)
-        return _plain(row.prompt, config), True
+) -> str:
+    """The text to tokenize."""
+    if config.chat is False or (isinstance(row.prompt, str) and not tokenizer.chat_template):
+        return _bare(row, config)
     if not tokenizer.chat_template:
         raise DataError(
             f"row '{row.id}': its prompt is chat messages but the tokenizer has no chat template: "
-            "use one that has, or string prompts with data.chat: false"
+            "use one that has, or set data.chat: false where prompts are one turn of the user"
         )
     _check_tools(row, tokenizer)
     messages, more = chat(row, config), {**kwargs, **row.template_kwargs}
@@ -153,7 +198,7 @@ def _text(
     mistake = complete.mistake(messages, render, (bool(row.tools), repr(sorted(more.items()))))
     if mistake is not None:
         raise DataError(f"row '{row.id}': {mistake}")
-    return text, False
+    return text
 
 
 def _check_plain(row: Row) -> None:
@@ -180,14 +225,3 @@ def _conversation(turns: list[Message], config: DataConfig) -> list[Message]:
     if config.system_prompt is not None:
         own = [{"role": "system", "content": config.system_prompt}]
     return [*own, *config.shots, *rest]
-
-
-def _tokenize(texts: Sequence[tuple[str, bool]], tokenizer: Any) -> list[list[int]]:
-    result: list[list[int]] = [[] for _ in texts]
-    for special in (False, True):
-        places = [i for i, (_, wants) in enumerate(texts) if wants is special]
-        if places:
-            batch = tokenizer([texts[i][0] for i in places], add_special_tokens=special)
-            for place, ids in zip(places, batch["input_ids"], strict=True):
-                result[place] = ids
-    return result

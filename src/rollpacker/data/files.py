@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import glob
 import gzip
@@ -17,11 +18,17 @@ from rollpacker.data.base import DataError
 
 Record = dict[str, Any]
 
-KINDS = (".json", ".jsonl", ".parquet", ".csv", ".arrow")
+KINDS = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".arrow")
 """Suffixes of files that are read."""
 
-_TEXT = (".json", ".jsonl", ".csv")
+_TEXT = (".json", ".jsonl", ".csv", ".tsv")
 """Those that may be followed by ``.gz``."""
+
+_NO_VALUE = ["NaN", "nan", "<NA>", "NaT"]
+"""What pandas writes into a text file where a value is missing, besides nothing."""
+
+_NAMED = 5
+"""Keys of an object that are named, where it is no row."""
 
 _FILE_FORMAT = b"ARROW1"
 """What an Arrow file begins with; the ``datasets`` library writes streams, which do not."""
@@ -65,7 +72,7 @@ def read_file(file: Path) -> list[Record]:
         return _read_json(file)
     try:
         return _read_table(file, kind).to_dicts()
-    except (OSError, EOFError, zlib.error, polars.exceptions.PolarsError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeError, polars.exceptions.PolarsError) as error:
         raise DataError(f"{file}: cannot be read: {one_line(error)}") from None
 
 
@@ -94,8 +101,8 @@ def _near(file: Path) -> str:
 
 
 def _read_table(file: Path, kind: str) -> polars.DataFrame:
-    if kind == ".csv":
-        return polars.read_csv(_read_bytes(file), infer_schema=False)
+    if kind in (".csv", ".tsv"):
+        return _read_separated(_read_bytes(file))
     if kind == ".parquet":
         return polars.read_parquet(file)
     with file.open("rb") as start:
@@ -103,9 +110,22 @@ def _read_table(file: Path, kind: str) -> polars.DataFrame:
     return polars.read_ipc(file) if is_file else polars.read_ipc_stream(file)
 
 
+def _read_separated(data: bytes) -> polars.DataFrame:
+    """A table of text, by the first of these that its header has: Excel writes what the country
+    has, and spreadsheets put spaces behind commas."""
+    header = data.split(b"\n", 1)[0].decode(errors="replace")
+    separator = next((each for each in ("\t", ",", ";") if each in header), ",")
+    table = polars.read_csv(data, infer_schema=False, null_values=_NO_VALUE, separator=separator)
+    names = {name: name.strip() for name in table.columns}
+    return table.rename(names) if len({*names.values()}) == len(names) else table
+
+
 def _read_bytes(file: Path) -> bytes:
+    """What a file of text holds, as UTF-8; Excel and PowerShell write UTF-16."""
     data = file.read_bytes()
-    return gzip.decompress(data) if file.suffix == ".gz" else data
+    data = gzip.decompress(data) if file.suffix == ".gz" else data
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16").encode() if wide else data
 
 
 def _read_text(file: Path) -> str:
@@ -151,5 +171,8 @@ def _read_json(file: Path) -> list[Record]:
         data = next(iter(data.values()))
     if not isinstance(data, list):
         found = type(data).__name__
+        if isinstance(data, dict):
+            names = ", ".join(f"'{name}'" for name in [*data][:_NAMED])
+            found = f"an object of {names} (pandas: to_json(path, orient='records'))"
         raise DataError(f"{file}: expected a list of objects, found {found}")
     return checked(data, str(file))

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,14 @@ from rollpacker.data.files import (
 )
 
 _PROCEDURAL_SIZE = 1000
+
+_KEYS = {
+    "files": ("a file", ()),
+    "task": ("a task of reasoning-gym", ("options", "seed")),
+    "function": ("a function", ("options",)),
+    "dataset": ("a dataset", ("split", "options")),
+}
+"""Kinds of sources: what they are called, and which of the keys that only some read they do."""
 
 _NAMED_FILES = 3
 """Files that are named one by one when a source has several."""
@@ -54,6 +62,13 @@ class Records:
 def read_records(config: DataConfig) -> Records:
     """All records of ``config.path``, in order. Raises ``DataError``."""
     path = config.path
+    what, read = _KEYS[_kind(path)]
+    for key in _of_some():
+        if key not in read and getattr(config, key) != _default(key):
+            raise DataError(
+                f"data.{key}: {getattr(config, key)!r} does nothing where data.path is {what}: "
+                "remove it"
+            )
     if isinstance(path, list):
         return _files(path)
     if is_pattern(path):
@@ -61,16 +76,42 @@ def read_records(config: DataConfig) -> Records:
     return Records(path, [(path, _read(path, config))])
 
 
-def _read(path: str, config: DataConfig) -> list[Record]:
+def from_other(config: DataConfig, path: str) -> DataConfig:
+    """The same for another source, without the keys that it does not read."""
+    _, read = _KEYS[_kind(path)]
+    unread = {key: _default(key) for key in _of_some() if key not in read}
+    return config.model_copy(update={**unread, "path": path})
+
+
+def _of_some() -> Set[str]:
+    """Keys that only some kinds of sources read."""
+    return {key for _, read in _KEYS.values() for key in read}
+
+
+def _default(key: str) -> Any:
+    return DataConfig.model_fields[key].default
+
+
+def _kind(path: str | list[str]) -> str:
+    if isinstance(path, list) or is_pattern(path):
+        return "files"
     if path.startswith("rg:"):
-        return _reasoning_gym(path.removeprefix("rg:"), config)
+        return "task"
     place, _, name = path.rpartition(":")
     if name.isidentifier() and (place.endswith(".py") or _is_dotted(place)):
-        return _call(place, name, config)
+        return "function"
     file = Path(path).expanduser()
-    if file.is_file() or kind_of(file):
-        return read_file(file)
-    return _dataset(path, config)
+    return "files" if file.is_file() or kind_of(file) else "dataset"
+
+
+def _read(path: str, config: DataConfig) -> list[Record]:
+    kind = _kind(path)
+    if kind == "task":
+        return _reasoning_gym(path.removeprefix("rg:"), config)
+    if kind == "function":
+        place, _, name = path.rpartition(":")
+        return _call(place, name, config)
+    return read_file(Path(path).expanduser()) if kind == "files" else _dataset(path, config)
 
 
 def _is_dotted(text: str) -> bool:
@@ -182,7 +223,7 @@ def _call(place: str, name: str, config: DataConfig) -> list[Record]:
     function = _import(place, name)
     source = f"{place}:{name}"
     try:
-        records = function(**config.options)
+        records = _of_frame(function(**config.options))
         if not isinstance(records, Iterable) or isinstance(records, str | bytes | Mapping):
             raise TypeError(f"expected rows, it returned {type(records).__name__}")
         return checked(records, source)
@@ -190,6 +231,13 @@ def _call(place: str, name: str, config: DataConfig) -> list[Record]:
         raise
     except Exception as error:  # the user's code may raise anything
         raise DataError(f"data.path: {source}: {one_line(error)}") from None
+
+
+def _of_frame(rows: Any) -> Any:
+    """The rows of a table of polars or pandas; any other value as it is."""
+    if hasattr(rows, "to_dicts"):
+        return rows.to_dicts()
+    return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
 
 
 def _import(place: str, name: str) -> Callable[..., Any]:

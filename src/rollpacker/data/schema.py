@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError
 from rollpacker.data.files import Record
-from rollpacker.data.messages import chat_of, decoded, is_empty
+from rollpacker.data.layouts import PROMPTS, Layout, layout_of, value_at
+from rollpacker.data.messages import chat_of, decoded, is_empty, is_missing
 
 OPENRLHF = "OpenRLHF"
 """The schema whose rows may lack a domain."""
 
-_PROMPTS = ("prompt", "question", "problem", "input")
 _ANSWERS = ("answer", "ground_truth", "solution", "label")
 
 
@@ -24,14 +23,14 @@ class Schema:
 
     Args:
         name: of the recognised schema.
-        prompt: column of the prompt.
+        prompt: which columns make the prompt.
         answer: column of the answer, dotted where nested; None where rows have none.
         domain: column of the domain, or None.
         gold: whether answers are what the assistant says last in a row's prompt.
     """
 
     name: str
-    prompt: str
+    prompt: Layout
     answer: str | None
     domain: str | None
     gold: bool
@@ -49,7 +48,7 @@ def columns_of(records: Iterable[Record]) -> Record:
     columns: Record = {}
     for record in records:
         for name, value in record.items():
-            if columns.get(name) is None or (is_empty(columns[name]) and not is_empty(value)):
+            if is_missing(columns.get(name)) or (is_empty(columns[name]) and not is_empty(value)):
                 columns[name] = value
     return columns
 
@@ -58,59 +57,64 @@ def detect(records: Sequence[Record], config: DataConfig, source: str) -> Schema
     """The schema of a source's rows. Raises ``DataError``."""
     columns = columns_of(records)
     names = list(columns)
-    name, prompt, answer, domain = _framework(columns)
+    name, layout, answer, domain = _framework(columns)
     if config.input_key or config.label_key:
         name = "by key"
-    prompt = _chosen(config.input_key, "data.input_key", names, source) or prompt
+    chosen = _chosen(config.input_key, "data.input_key", names, source)
+    layout = Layout(column=chosen, named=True) if chosen else layout
     answer = _chosen(config.label_key, "data.label_key", names, source) or answer
     if config.label_key == "":
         answer = None
     unknown = answer is None and config.label_key is None
-    gold = unknown and prompt is not None and any(_ends_in_answer(r, prompt) for r in records)
-    if prompt is None or (unknown and not gold):
-        raise DataError(_lacking(columns, source, prompt=prompt is None, answer=unknown))
+    gold = unknown and layout is not None and any(_ends_in_answer(r, layout) for r in records)
+    if layout is None or (unknown and not gold):
+        raise DataError(_lacking(columns, source, prompt=layout is None, answer=unknown))
     domain = _chosen(config.domain_key, "data.domain_key", names, source) or domain
-    return Schema(name=name, prompt=prompt, answer=answer, domain=domain, gold=gold)
+    return Schema(name=name, prompt=layout, answer=answer, domain=domain, gold=gold)
 
 
 def _lacking(columns: Record, source: str, *, prompt: bool, answer: bool) -> str:
     what = " and ".join(["no prompt column"] * prompt + ["no answer column"] * answer)
     keys = ["data.input_key"] * prompt
     keys += ["data.label_key ('' when no reward needs an answer)"] * answer
-    candidates = [name for name in (*_PROMPTS * prompt, *_ANSWERS * answer) if name in columns]
+    candidates = [name for name in (*PROMPTS * prompt, *_ANSWERS * answer) if name in columns]
     nulls = f" ('{candidates[0]}' is empty in every row)" if candidates else ""
     return f"{source}: {what} among {list(columns)}{nulls}: set {' and '.join(keys)}"
 
 
-def _ends_in_answer(record: Record, prompt: str) -> bool:
-    turns = chat_of(value_at(record, prompt))
+def _ends_in_answer(record: Record, layout: Layout) -> bool:
+    turns = chat_of(value_at(record, layout.column))
     last = turns[-1] if isinstance(turns, list) and turns else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
-def prompt_column(columns: Record, config: DataConfig) -> str | None:
-    """The prompt's column, where there is one."""
+def prompt_layout(columns: Record, config: DataConfig) -> Layout | None:
+    """Which columns make the prompt, where there is one."""
     if config.input_key and config.input_key.split(".")[0] in columns:
-        return config.input_key
+        return Layout(column=config.input_key, named=True)
     return _framework(columns)[1]
 
 
-def _framework(columns: Record) -> tuple[str, str | None, str | None, str | None]:
-    filled = {name for name, value in columns.items() if value is not None}
+def _framework(columns: Record) -> tuple[str, Layout | None, str | None, str | None]:
+    filled = {name for name, value in columns.items() if not is_missing(value)}
     model = decoded(columns.get("reward_model"))
     if isinstance(model, dict) and "ground_truth" in model and "prompt" in filled:
         domain = "data_source" if "data_source" in filled else None
-        return "verl", "prompt", "reward_model.ground_truth", domain
+        return "verl", Layout(column="prompt"), "reward_model.ground_truth", domain
     if isinstance(columns.get("messages"), str) and "ground_truth" in filled:
-        return "ROLL", "messages", "ground_truth", "tag" if "tag" in filled else None
+        domain = "tag" if "tag" in filled else None
+        return "ROLL", Layout(column="messages"), "ground_truth", domain
     if "rg_task" in columns:
-        return f"reasoning-gym {columns['rg_task']}", "question", "answer", None
-    prompt = next((c for c in (*_PROMPTS, "messages") if c in filled), None)
-    answer = next((c for c in _ANSWERS if c in filled and c != prompt), None)
+        layout = Layout(column="question", named=True)
+        return f"reasoning-gym {columns['rg_task']}", layout, "answer", None
+    layout, gold = layout_of(columns)
+    prompt = None if layout is None else layout.column
+    answers = (*_ANSWERS, *gold)
+    answer = next((c for c in answers if c in filled and c != prompt), None)
     if "datasource" in filled:
-        return OPENRLHF, prompt, answer, "datasource"
+        return OPENRLHF, layout, answer, "datasource"
     canonical = (prompt, answer) == ("prompt", "answer")
-    return "canonical" if canonical else "aliases", prompt, answer, None
+    return "canonical" if canonical else "aliases", layout, answer, None
 
 
 def _chosen(key: str | None, setting: str, columns: Sequence[str], source: str) -> str | None:
@@ -119,14 +123,3 @@ def _chosen(key: str | None, setting: str, columns: Sequence[str], source: str) 
     if key.split(".")[0] not in columns and key not in columns:
         raise DataError(f"{source}: {setting} is '{key}' but the columns are {columns}")
     return key
-
-
-def value_at(record: Record, column: str) -> Any:
-    """The value of a column, dotted where nested, JSON texts decoded; None where it is missing."""
-    if column in record:
-        return record[column]
-    value: Any = record
-    for part in column.split("."):
-        value = decoded(value)
-        value = value.get(part) if isinstance(value, dict) else None
-    return value

@@ -9,6 +9,7 @@ from typing import Any
 from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_response
 from rollpacker.core.types import PromptId
 from rollpacker.job.build import evaluation_params, max_completion_length, sampling_params
+from rollpacker.job.checks import check_ends
 from rollpacker.job.emulated import check_emulated
 from rollpacker.job.environments import Environments, environments_of
 from rollpacker.job.nodes import nodes_of
@@ -82,6 +83,8 @@ async def _answer(
     problems = load_held_out(config, card, progress, environments.tools)
     cap = max_completion_length(config, card, problems)
     domains = {row.domain for row in problems.rows.values()}
+    for line in check_ends(config, card):
+        progress.note(line)
     used = [_within(each, domains) for each in config.rewards if any(map(each.applies, domains))]
     check_rows(used, problems.rows.values())
     rewards = Rewards(

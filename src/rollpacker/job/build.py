@@ -12,7 +12,7 @@ from typing import Any
 from rollpacker.config import EvalConfig, RunConfig, longest_response
 from rollpacker.emulate.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
-from rollpacker.job.checks import check, check_length, check_size, races
+from rollpacker.job.checks import check, check_ends, check_length, check_size, races
 from rollpacker.job.emulated import check_emulated, emulation_of
 from rollpacker.job.environments import Environments, environments_of
 from rollpacker.job.machine import machine_of
@@ -103,7 +103,7 @@ async def build(
         problems, held_out = load_data(config, card, progress, environments.tools)
         cap = max_completion_length(config, card, problems)
         longest = longest_response(config.environment, cap)
-        for line in check_size(config, problems):
+        for line in [*check_size(config, problems), *check_ends(config, card)]:
             progress.note(line)
         steps = total_steps(config, problems)
         rewards = _rewards(config, card, problems, held_out, steps)

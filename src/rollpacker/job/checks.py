@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rollpacker.config import RunConfig
@@ -134,3 +136,59 @@ def check_size(config: RunConfig, problems: Problems) -> list[str]:
         f"rollout.prompts_per_step={wanted} is more than the {count} prompts: each step trains on "
         f"at most {count}, and is a whole epoch"
     ]
+
+
+_SAID = "said5d41402a"
+"""Stands for a response; nothing that a template looks for."""
+
+
+def check_ends(config: RunConfig, card: Card) -> list[str]:
+    """What to say where nothing is known to end responses, which then all fill their longest
+    length: the model's end tokens are not those that its prompts lead to."""
+    if config.devices.emulate is not None or config.engine.kind == "fake" or config.rollout.stop:
+        return []
+    tokenizer: Any = card.tokenizer
+    names = [str(tokenizer.convert_ids_to_tokens(id_)) for id_ in card.stop_token_ids]
+    known = " or ".join(f"'{name}'" for name in names)
+    if not names:
+        return [
+            "model.path: neither the tokenizer nor the model names an end token, so every response "
+            'is cut off: set rollout.stop, such as ["<|endoftext|>"]'
+        ]
+    closing = _closing(tokenizer, config.model.chat_template_kwargs)
+    ids: list[int] = tokenizer(closing, add_special_tokens=False)["input_ids"] if closing else []
+    if not ids:
+        return []
+    if config.data.chat is False:
+        if {*card.stop_token_ids} <= {*ids}:
+            return [
+                f"data.chat is false, but responses end only with {known}, which the model writes "
+                "behind turns of its chat template: leave data.chat unset, or set rollout.stop"
+            ]
+        return []
+    if {*card.stop_token_ids} & {*ids}:
+        return []
+    end = _end(tokenizer, closing, ids)
+    return [
+        f"model.path: its chat template ends a turn with '{end}', but responses end only with "
+        f"{known}: if they are cut off, set rollout.stop: ['{end}']"
+    ]
+
+
+def _closing(tokenizer: Any, kwargs: dict[str, Any]) -> str:
+    """What the chat template writes behind what the assistant says; empty where it is not known."""
+    if not tokenizer.chat_template:
+        return ""
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _SAID}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False, **kwargs)
+    except Exception:  # templates are programs with errors of their own, said where prompts are
+        return ""
+    _, found, closing = text.rpartition(_SAID)
+    return closing.strip() if found else ""
+
+
+def _end(tokenizer: Any, closing: str, ids: list[int]) -> str:
+    """The token of its own that closes a turn, or the text."""
+    token = tokenizer.added_tokens_decoder.get(ids[0])
+    return str(token) if token is not None else closing.splitlines()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,11 @@ from typing import Any
 import yaml
 
 from rollpacker.config import DataConfig, ModelConfig, RunConfig, parse
-from rollpacker.data.base import DataError, Row
+from rollpacker.data.base import DataError, Message, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.load import load_rows
 from rollpacker.data.read import read_records
-from rollpacker.job.checks import check
+from rollpacker.job.checks import check, check_ends
 from rollpacker.job.learning_rate import model_shape
 from rollpacker.job.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
@@ -79,8 +80,9 @@ def draft(wishes: Wishes, progress: Progress) -> tuple[str, list[str]]:
     _check_reward(wishes.reward)
     facts = _look(wishes)
     text = _text(wishes, facts)
-    _check(parse(yaml.safe_load(text), "the new job"), facts.card, progress)
-    return text, facts.warnings
+    config = parse(yaml.safe_load(text), "the new job")
+    _check(config, facts.card, progress)
+    return text, [*facts.warnings, *check_ends(config, facts.card)]
 
 
 def _check(config: RunConfig, card: Card, progress: Progress) -> None:
@@ -159,7 +161,10 @@ def _read(path: str, *, needs_answer: bool) -> tuple[dict[str, Any], list[Row], 
     keys: dict[str, Any] = {"path": path}
     try:
         return keys, load_rows(DataConfig(**keys)).rows, []
-    except DataError:
+    except DataError as error:
+        with contextlib.suppress(DataError):
+            whole = load_rows(DataConfig(**keys, missing="skip")).rows
+            return keys | {"missing": "skip"}, whole, [f"{error}, as the new job does"]
         records = read_records(DataConfig(**keys)).rows
         if not records:
             raise
@@ -193,9 +198,18 @@ def _instructions(
         )
     if reward != "math" or any("boxed" in str(row.prompt) for row in rows[:20]):
         return {}
-    if template:
+    ends = {"user"} if plain else {turn["role"] for row in rows for turn in _turns(row)[-1:]}
+    if template and not any(turn["role"] == "system" for row in rows for turn in _turns(row)[:1]):
         return {"system_prompt": _BOXED}
-    return {"prompt_template": f"{{prompt}}\n{_BOXED}\n"} if plain else {}
+    # A system turn would take the place of the rows' own.
+    if plain or (template and ends <= {"user"}):
+        return {"prompt_template": f"{{prompt}}\n{_BOXED}" + "\n" * (not template)}
+    warnings.append("no row says that the answer belongs into \\boxed{}, where 'math' looks first")
+    return {}
+
+
+def _turns(row: Row) -> list[Message]:
+    return [] if isinstance(row.prompt, str) else row.prompt
 
 
 def _warnings(wishes: Wishes, facts: _Facts) -> list[str]:
@@ -308,5 +322,12 @@ def _name(path: str) -> str:
 def _value(value: Any) -> str:
     """As YAML; JSON is a part of it."""
     text = str(value)
-    plain = isinstance(value, str) and yaml.safe_load(f"a: {text}") == {"a": value}
+    plain = isinstance(value, str) and _reads_as(text, value)
     return text if plain and text and "#" not in text else json.dumps(value, ensure_ascii=False)
+
+
+def _reads_as(text: str, value: str) -> bool:
+    try:
+        return yaml.safe_load(f"a: {text}") == {"a": value}
+    except yaml.YAMLError:
+        return False

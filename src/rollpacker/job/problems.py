@@ -10,9 +10,9 @@ from rollpacker.config import DataConfig, RunConfig, longest_response
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import Row
 from rollpacker.data.encode import chat, encode_prompts
+from rollpacker.data.held_out import hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
-from rollpacker.data.split import hold_out
 from rollpacker.runtime.problems import Problems
 from rollpacker.runtime.progress import Progress
 from rollpacker.train.card import Card

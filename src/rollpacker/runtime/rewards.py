@@ -15,6 +15,7 @@ import numpy as np
 from rollpacker.config import CodeTimeoutConfig, EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
+from rollpacker.data.messages import is_blank
 from rollpacker.policy.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names
@@ -269,7 +270,7 @@ def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
 
 
 def _check_answers(place: int, rows: Sequence[Row]) -> None:
-    without = next((row for row in rows if row.answer is None), None)
+    without = next((row for row in rows if is_blank(row.answer)), None)
     if without is not None:
         raise ValueError(
             f"rewards.{place}: 'math' compares with an answer, which row '{without.id}' has not: "

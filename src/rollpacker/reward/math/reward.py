@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isnan
 from typing import Any, cast
 
 from rollpacker.reward.base import GradingError
@@ -105,9 +106,12 @@ class MathReward:
 
 def _texts(gold: Any) -> tuple[str, ...]:
     """The row's right answers as texts."""
-    if gold is None:
+    gold = gold.tolist() if hasattr(gold, "tolist") else gold
+    if gold is None or (isinstance(gold, float) and isnan(gold)):
         raise GradingError("reward 'math' needs rows with an 'answer'")
     if isinstance(gold, str):
+        if not gold.strip():
+            raise GradingError("reward 'math' needs rows with an 'answer': this one is empty")
         listed = _from_json(gold)
         return (gold,) if listed is None else _texts(listed)
     if isinstance(gold, Mapping):
@@ -119,8 +123,6 @@ def _texts(gold: Any) -> tuple[str, ...]:
             f"reward 'math': 'answer' is a mapping with {', '.join(sorted(map(str, known)))}; "
             f"expected one of {', '.join(_VALUES)} in it"
         )
-    if hasattr(gold, "tolist"):
-        return _texts(gold.tolist())
     if isinstance(gold, Sequence | set | frozenset):
         texts = tuple(text for each in cast("Sequence[Any]", gold) for text in _texts(each))
         if not texts:

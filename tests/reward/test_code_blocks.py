@@ -38,15 +38,17 @@ def test_the_last_program_is_found(completion: str, program: str | None) -> None
 
 
 def test_finding_a_program_takes_linear_time() -> None:
-    assert code_of("```python\n" * 25_000 + "`" * 200_000) is None
+    assert code_of("```python\n" * 8_000 + "`" * 100_000) is None
     assert code_of("```" + " " * 500_000 + "`\n" + "```" + " " * 500_000) is None
 
-    assert code_of("```x" * 25_000 + "`") is None
-    assert code_of("~~~x" * 25_000 + "`") is None
-    assert code_of("`" * 200_000 + "x`") is None
-    assert code_of("```python\n'''\n```\n\"\"\"\n" * 12_500) is not None
-    assert code_of("<answer>" * 25_000 + "</answer>") is None
-    assert code_of("```\n" + "for in" * 12_500 + "\n" * 200_000 + "```") is not None
+    assert code_of("```x" * 8_000 + "`") is None
+    assert code_of("~~~x" * 8_000 + "`") is None
+    assert code_of("`" * 100_000 + "x`") is None
+    assert code_of("```python\n'''\n```\n\"\"\"\n" * 4_000) is not None
+    assert code_of("<answer>" * 8_000 + "</answer>") is None
+    uses = "```python\nf(1)\n```\n" * 8_000
+    assert code_of("```python\ndef f(x): ...\n```\n" + uses, "f", "g") == "def f(x): ...\n"
+    assert code_of("```\n" + "for in" * 4_000 + "\n" * 200_000 + "```") is not None
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,7 @@ def test_finding_a_program_takes_linear_time() -> None:
         ("```python\n# '''\n```\nend", "# '''\n"),
         ("```\nx = 1\n```\n```\n1\n```", "x = 1\n"),
         ("```\n1\n```\n```\n2\n```", "2\n"),
+        ("```\nPython\na\n```\n```\nx = 1\n```", "a\n"),
         ("```python\na\n```\n```python\n# only words\n```", "a\n"),
         ("<answer>```python\na\n```</answer>", "a\n"),
         ("<answer>```python\na</answer>", "a\n"),
@@ -97,20 +100,17 @@ def test_layouts(response: str, program: str | None) -> None:
 
 DEFINES = "```python\nclass Solution:\n    def add(self): ...\n```\n"
 USES = "```python\nprint(add(1, 2))\n```\n"
+NO_USE = "the last block that is no use of another marked as Python"
 
 
 @pytest.mark.parametrize(
     ("response", "names", "rule"),
     [
         (DEFINES, ["add"], "the only block marked as Python"),
-        (DEFINES + USES, [], "the last block marked as Python"),
-        (
-            DEFINES + USES,
-            ["add"],
-            "the last block that defines what the tests use marked as Python",
-        ),
-        (DEFINES + USES, ["*"], "the last block that defines what the tests use marked as "),
-        (DEFINES + USES, ["sub"], "the last block marked as Python"),
+        (DEFINES + USES, [], NO_USE),
+        (DEFINES + USES, ["add"], "the last block that defines what the tests use marked as "),
+        (DEFINES + USES, ["sub"], NO_USE),
+        (DEFINES + USES + USES, [], NO_USE),
         (USES + DEFINES, ["add"], "the last block marked as Python"),
         ("```\nadd = lambda: 1\n```\n```\nadd()\n```", ["add"], "the last block that defines what"),
         (f"<answer>{DEFINES}</answer>", [], "the only block marked as Python in <answer>"),
@@ -124,6 +124,24 @@ def test_the_rule_is_named(response: str, names: list[str], rule: str) -> None:
     assert ("add()" in found.code) is False
 
 
-def test_a_test_function_defines_nothing_that_asserts_use() -> None:
-    tests = "```python\ndef test_add():\n    assert add(1, 2) == 3\n```\n"
-    assert "class Solution" in (code_of(DEFINES + tests, "*") or "")
+@pytest.mark.parametrize(
+    ("last", "counts"),
+    [
+        ("print(f(1))", False),
+        ("assert f(1) == 1", False),
+        ("def test_f():\n    assert f(1) == 1", False),
+        ("x = f(1)\nprint(x)", False),
+        ("print(4)", True),
+        ("def f(x): return x\nprint(f(1))", True),
+        ("f = lambda x: x\nprint(f(1))", True),
+        ("from m import e, f\nprint(f(1))", True),
+        ("def g(f, x):\n    return f(x)", True),
+        ("print(self.f(1), ff(1))", True),
+        ("for f in [int]:\n    f(1)", True),
+        ("print(sum([1]))", True),
+    ],
+)
+def test_a_use_of_an_earlier_block_is_not_the_program(last: str, counts: bool) -> None:
+    first = "def f(x):\n    return x\ndef sum(x):\n    return x\nprint(f(int(input())))\n"
+    found = code_of(f"```python\n{first}```\nSo:\n```python\n{last}\n```\n")
+    assert found == (f"{last}\n" if counts else first)

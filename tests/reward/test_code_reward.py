@@ -181,3 +181,13 @@ def test_a_report_without_a_program_says_why(reward: CodeReward) -> None:
     assert report.column == "tests"
     with pytest.raises(GradingError, match="the row's tests cannot be read: tests: "):
         reward.explain(ask(fenced(RIGHT), tests=[3]))
+
+
+def test_asserts_that_import_a_package_are_the_rows_fault(reward: CodeReward) -> None:
+    row = {"test": "import math\nimport numpy as np\nfrom solution import f\nassert f(1)"}
+    with pytest.raises(
+        GradingError, match="the row's tests cannot be read: test: they import nump"
+    ):
+        reward(replace(ask(fenced("def f(x): return x")), row=row))
+    row = {"test": "import math, pytest\nfrom solution import f\n    import numpy\nassert f(1)"}
+    assert reward(replace(ask(fenced("def f(x): return x")), row=row)).score == 0.0

@@ -80,6 +80,7 @@ CASES = [
         ),
         ({"test_cases": ["assert f(1)"]}, [AssertTest(asserts="assert f(1)")]),
         ({"unit_tests": '["\\nassert f(1)\\n"]'}, [AssertTest(asserts="\nassert f(1)\n")]),
+        ({"tests": "def test_f(): f()"}, [AssertTest(asserts="def test_f(): f()")]),
         ({"tests": "assert f(1)\nassert f(2)"}, [AssertTest(asserts="assert f(1)\nassert f(2)")]),
         (
             {"tests": {"input": "1 2\n", "expected_output": 3}},

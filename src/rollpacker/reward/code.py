@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rollpacker.reward.base import NO_CODE, CodeRun, GradeRequest, GradingError,
 from rollpacker.reward.code_blocks import choose, find_blocks, find_program
 from rollpacker.reward.code_report import CodeReport, reports
 from rollpacker.sandbox import (
+    AssertTest,
     CallTest,
     Level,
     Limits,
@@ -31,6 +33,8 @@ from rollpacker.sandbox import (
 
 _LONGEST_S = 30.0
 _NO_PROGRAM = "no complete fenced block of Python after </think>"
+_PACKAGE = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
+_LIBRARY = {*sys.stdlib_module_names, "solution", "pytest"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _IMPORTED = re.compile(r"^from solution import ([\w, ]+)", re.MULTILINE)
 
@@ -162,6 +166,8 @@ class CodeReward:
             tolerance = float_tolerance(row)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise GradingError(f"the row's tests cannot be read: {error}") from error
+        if self._options.remote is None:
+            _demand_library(column, tests)
         return column, tests, tolerance or self._options.float_tolerance
 
     def _verdict(
@@ -211,7 +217,7 @@ class CodeReward:
 
 
 def _names(tests: Sequence[Test], row: Mapping[str, Any]) -> set[str]:
-    """What a program must define one of for its tests; ``*`` where any may be meant."""
+    """What a program must define one of for its tests, where they say it."""
     if isinstance(tests[0], CallTest):
         calls = {test.call for test in tests if isinstance(test, CallTest)}
         return {name for call in calls for name in call.split(".")}
@@ -220,7 +226,18 @@ def _names(tests: Sequence[Test], row: Mapping[str, Any]) -> set[str]:
     if entry := row.get("entry_point"):
         return set(_NAME.findall(str(entry)))
     imported = [_NAME.findall(each) for each in _IMPORTED.findall(tests[0].asserts)]
-    return {name for names in imported for name in names} or {"*"}
+    return {name for names in imported for name in names}
+
+
+def _demand_library(column: str, tests: Sequence[Test]) -> None:
+    """Asserts that import a package fail whatever the program is, which is the row's fault."""
+    for test in tests:
+        imported = _PACKAGE.findall(test.asserts) if isinstance(test, AssertTest) else ()
+        if lacking := set(imported) - _LIBRARY:
+            raise GradingError(
+                f"the row's tests cannot be read: {column}: they import {min(lacking)}, and the "
+                "sandbox has the standard library only: leave this row out (options.remote)"
+            )
 
 
 def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | RemoteSandbox:

@@ -5,7 +5,9 @@ Pure and linear in the text's length: nothing here parses or runs what a model w
 
 from __future__ import annotations
 
+import builtins
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +28,15 @@ _CODE = re.compile(
     re.MULTILINE,
 )
 """A line that is code rather than prose or printed output."""
+_DEFINED = re.compile(r"^[ \t]*(?:async )?(?:def|class) (\w+)", re.MULTILINE)
+_ASSIGNED = re.compile(r"^[ \t]*(\w+) *(?::[^=\n]*)?=[^=]", re.MULTILINE)
+_IMPORTED = re.compile(r"^[ \t]*(?:from [\w.]+ )?import (.*)", re.MULTILINE)
+_PARAMETERS = re.compile(
+    r"\bdef \w+\(([^)]{0,400})|\blambda ([^:\n]{0,200}):|\bfor ([^\n]{1,200}?) in "
+)
+_CALLED = re.compile(r"(?<![\w.])(\w+)\(")
+_WORD = re.compile(r"\w+")
+_BUILTINS = frozenset(dir(builtins))
 _STATEMENT = re.compile(r"^[ \t]*[^\s#]", re.MULTILINE)
 
 
@@ -86,34 +97,46 @@ def choose(blocks: Sequence[Block], names: Collection[str] = ()) -> Program:
     """The block that counts.
 
     Blocks marked as Python come before those of no language, of which those that look like code
-    come first. Of the rest the last one counts, but for blocks of comments alone and, with
-    ``names``, for those that define none of them where another does: usage and tests.
+    come first. Of the rest the last one counts, but for comments alone, for usage and tests of
+    what an earlier one defines, and, with ``names``, for those that define none of them where
+    another does.
 
     Args:
         blocks: of a response, at least one.
-        names: functions and classes of which the row's tests need one; ``*`` stands for any.
+        names: functions and classes of which the row's tests need one.
     """
     marked = [block for block in blocks if block.marked]
     kind = "marked as Python" if marked else "without a language"
     left = marked or [block for block in blocks if _CODE.search(block.code)] or list(blocks)
     rule = "the last block" if len(left) > 1 else "the only block"
     left = [block for block in left if _STATEMENT.search(block.code)] or left
-    if names and len(left) > 1:
-        pattern = _definition(names)
-        defining = [block for block in left if pattern.search(block.code)]
-        if defining and defining[-1] is not left[-1]:
-            rule, left = "the last block that defines what the tests use", defining
+    defining = [block for block in left if set(names) & _bound(block.code)]
+    if names and defining and defining[-1] is not left[-1]:
+        rule, left = "the last block that defines what the tests use", defining
+    place = _last_program(left)
+    if place < len(left) - 1:
+        rule, left = "the last block that is no use of another", left[: place + 1]
     where = " in <answer>" if left[-1].answer else ""
     return Program(code=left[-1].code, rule=f"{rule} {kind}{where}")
 
 
-def _definition(names: Collection[str]) -> re.Pattern[str]:
-    if "*" in names:
-        defined = r"(?:def|class) (?![tT]est)|\w+ *= *lambda\b"
-    else:
-        either = "|".join(map(re.escape, sorted(names)))
-        defined = rf"(?:def|class) (?:{either})\b|(?:{either}) *=[^=]"
-    return re.compile(rf"^[ \t]*(?:async )?(?:{defined})", re.MULTILINE)
+def _last_program(blocks: Sequence[Block]) -> int:
+    """The place of the last block that calls nothing which it lacks and an earlier one defines, as
+    such a block cannot run alone."""
+    earlier = Counter(name for block in blocks for name in {*_DEFINED.findall(block.code)})
+    for place in range(len(blocks) - 1, 0, -1):
+        code = blocks[place].code
+        earlier.subtract({*_DEFINED.findall(code)})
+        lacking = {*_CALLED.findall(code)} - _bound(code) - _BUILTINS
+        if not any(earlier[name] > 0 for name in lacking):
+            return place
+    return 0
+
+
+def _bound(code: str) -> set[str]:
+    """Names that code defines, imports, assigns to or has as parameters."""
+    lists = [*_IMPORTED.findall(code), *map(" ".join, _PARAMETERS.findall(code))]
+    return {*_DEFINED.findall(code), *_ASSIGNED.findall(code), *_WORD.findall(" ".join(lists))}
 
 
 # -- fences
@@ -131,7 +154,11 @@ def _fenced(text: str, answer: bool = False) -> list[Block]:
         inside, place, closed = _inside(lines, place, opening)
         if opening.wanted and (closed or answer):
             code = _dedented(inside, opening.indent)
-            blocks.append(Block(code=code, marked=opening.marked, answer=answer))
+            named, _, rest = code.lstrip("\n").partition("\n")
+            if not opening.marked and named.strip().lower() in _PYTHON:
+                blocks.append(Block(code=rest, marked=True, answer=answer))
+            else:
+                blocks.append(Block(code=code, marked=opening.marked, answer=answer))
     return blocks
 
 

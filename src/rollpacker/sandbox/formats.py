@@ -16,6 +16,8 @@ from rollpacker.sandbox.types import AssertTest, CallTest, StdinTest, Test, pars
 
 Row = Mapping[str, Any]
 
+_TEST = re.compile(r"^[ \t]*(?:assert\b|def test|class Test)", re.MULTILINE)
+"""What tests that are source have, and JSON has not."""
 _CALLS = ("functional", "function_call")
 _LAYOUTS = (
     "expected 'inputs' and 'outputs', 'input' and 'output', or a list of tests: "
@@ -66,8 +68,10 @@ def float_tolerance(row: Row) -> float | None:
 
 def _any(column: str, row: Row) -> list[Test]:
     value = row[column]
-    if isinstance(value, str) and re.search(r"^\s*(assert|def test)\b", value, re.MULTILINE):
-        return _test_code(column, row)
+    if isinstance(value, Mapping) and "ground_truth" in value:
+        value = value["ground_truth"]
+    if isinstance(value, str) and _TEST.search(value):
+        return [AssertTest(asserts=value)]
     return _tests(column, _json(column, value), row)
 
 
@@ -352,6 +356,7 @@ _READERS: dict[str, Callable[[str, Row], list[Test]]] = {
     "test": _test_code,
     "test_code": _test_code,
     "ground_truth": _any,
+    "reward_model": _any,
     "answer": _any,
 }
 

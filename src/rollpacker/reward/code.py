@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,19 +145,26 @@ class CodeReward:
         """How one response is graded; all tests are run. Raises ``GradingError`` as a call does,
         but for verdicts ``infra``, which are in the report."""
         column, tests, tolerance = self._tests(request.row)
-        program = find_program(request.text, _names(tests, request.row))
-        verdict: Verdict | None = None
-        if program is not None:
-            timeouts = request.timeouts_s or (_LONGEST_S,) * len(tests)
-            verdict = self._verdict(program.code, tests, timeouts, tolerance, stop_early=False)
-        return CodeReport(
-            score=0.0 if verdict is None else self._score(verdict, len(tests)),
-            program=None if program is None else program.code,
-            rule=_NO_PROGRAM if program is None else program.rule,
+        report = CodeReport(
+            score=0.0,
+            program=None,
+            rule=_NO_PROGRAM,
             column=column,
             float_tolerance=tolerance,
             level=self._sandbox.level,
-            tests=() if verdict is None else reports(tests, verdict.tests),
+            tests=(),
+        )
+        program = find_program(request.text, _names(tests, request.row))
+        if program is None:
+            return report
+        timeouts = request.timeouts_s or (_LONGEST_S,) * len(tests)
+        verdict = self._verdict(program.code, tests, timeouts, tolerance, stop_early=False)
+        return replace(
+            report,
+            score=None if verdict.verdict == "infra" else self._score(verdict, len(tests)),
+            program=program.code,
+            rule=program.rule,
+            tests=reports(tests, verdict.tests),
         )
 
     def _tests(self, row: Mapping[str, Any]) -> tuple[str, list[Test], float | None]:

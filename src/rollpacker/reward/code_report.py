@@ -40,7 +40,7 @@ class CodeReport:
     """How a response to a row is graded.
 
     Args:
-        score: what the reward gives.
+        score: what the reward gives; None where the sandbox failed.
         program: its source; None where the response has none.
         rule: by which rule it was found, or why there is none.
         column: of the row, which the tests were read from.
@@ -49,7 +49,7 @@ class CodeReport:
         tests: all of them, in order; none where there is no program.
     """
 
-    score: float
+    score: float | None
     program: str | None
     rule: str
     column: str

@@ -12,7 +12,7 @@ from importing import imported
 from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.job import train
-from rollpacker.reward.code import last_program
+from rollpacker.reward.code_blocks import find_program
 from rollpacker.sandbox import Limits, Sandbox, read_tests
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +63,9 @@ def test_programs(example: Any, loop: bool, mistake: str | None, verdict: str) -
                 continue
             response = example.corpus.program(problem, loop=loop, **mistakes)
             tests = read_tests({"tests": problem.tests()})
-            program = last_program(response)
-            found.append(sandbox.run(program, tests, limit_s, stop_early=True).verdict)
+            program = find_program(response)
+            assert program is not None
+            found.append(sandbox.run(program.code, tests, limit_s, stop_early=True).verdict)
     assert found == [verdict] * len(found)
 
 

@@ -211,3 +211,14 @@ def test_rows_and_rewards_must_fit(rewards: list[dict[str, Any]], message: str) 
     assert "\n" not in str(caught.value)
     fitting = [{"function": "code", "domains": ["a"]}, {"function": "rg", "domains": ["b"]}]
     check_rows([RewardConfig.model_validate(each) for each in fitting], rows)
+
+
+def test_a_tolerance_that_is_none_is_seen_before_the_run() -> None:
+    rows = [row("y", "a", **TESTED, float_tolerance="small")]
+    message = (
+        "rewards.0: 'code' cannot read the tests of row 'y': float_tolerance: expected a finite "
+        "number above 0, got 'small'; rewards[].domains chooses its rows"
+    )
+    with pytest.raises(ValueError, match=r"^rewards") as caught:
+        check_rows([RewardConfig(function="code")], rows)
+    assert str(caught.value) == message

@@ -1,6 +1,7 @@
 """The reward for programs: what it finds in a response, how it scores, what it refuses."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 from program_jobs import CRASH, IDLE, LOOP, RIGHT, WRONG, fenced
@@ -12,45 +13,13 @@ from rollpacker.reward.functions import resolve
 if sys.platform != "linux":
     pytest.skip("the code sandbox needs Linux", allow_module_level=True)
 
-from rollpacker.reward.code import CodeReward, last_program, read_options
+from rollpacker.reward.code import CodeReward, read_options
 
 TESTS = [
     {"stdin": "1 2\n", "stdout": "3\n"},
     {"stdin": "0 0\n", "stdout": "0\n"},
     {"stdin": "5 6\n", "stdout": "11\n"},
 ]
-
-
-@pytest.mark.parametrize(
-    ("completion", "program"),
-    [
-        ("", None),
-        ("print(1)", None),
-        ("```python\nprint(1)", None),
-        ("```python\nprint(1)\n```", "print(1)\n"),
-        ("```\nprint(1)\n```", "print(1)\n"),
-        ("```py\r\nprint(1)\r\n```\r\n", "print(1)\n"),
-        ("```Python3 \n\n  x = 1\n```", "\n  x = 1\n"),
-        ("```cpp\nint x;\n```", None),
-        ("```python\na\n```\nout:\n```text\n1\n```", "a\n"),
-        ("```python\na\n```\nbetter:\n```python\nb\n```", "b\n"),
-        ("```python\na\n```\ncut:\n```python\nb", "a\n"),
-        ("````python\ns = '''\n```\nx\n```\n'''\n````", "s = '''\n```\nx\n```\n'''\n"),
-        ("```python\nthought\n```</think>", None),
-        ("```python\nold\n```</think>now\n```python\nnew\n```", "new\n"),
-        ("```python\n```", "\n"),
-        ('```python title="a.py"\na\n```\n```text\nb\n```', "a\n"),
-        ("```python\ns = '\u2028\x0c'\n```", "s = '\u2028\x0c'\n"),
-        ("so: ```python\nprint(1)\n```", None),
-    ],
-)
-def test_the_last_program_is_found(completion: str, program: str | None) -> None:
-    assert last_program(completion) == program
-
-
-def test_finding_a_program_takes_linear_time() -> None:
-    assert last_program("```python\n" * 100_000 + "`" * 200_000) is None
-    assert last_program("```" + " " * 500_000 + "`\n" + "```" + " " * 500_000) is None
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +100,10 @@ def test_rows_without_tests_are_no_fault_of_the_program(reward: CodeReward, test
         ({"level": "weak"}, "'level': must be 'strong', 'standard' or 'basic', got 'weak'"),
         ({"memory_mb": 10}, "'memory_mb': must be at least 128, got 10"),
         ({"partial_credit": "often"}, "'partial_credit': must be true or false"),
+        ({"float_tolerance": 0}, "'float_tolerance': must be more than 0, got 0"),
+        ({"float_tolerance": float("inf")}, "'float_tolerance': "),
+        ({"float_tolerance": float("nan")}, "'float_tolerance': "),
+        ({"float_tolerance": "small"}, "'float_tolerance': "),
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, object], message: str) -> None:
@@ -144,3 +117,77 @@ def test_it_is_found_by_its_name() -> None:
     (scored,) = resolve("code", {"memory_mb": 256})([ask(fenced(RIGHT))])
     assert isinstance(scored, Scored)
     assert scored.score == 1.0
+
+
+THIRD = [{"stdin": "", "stdout": "0.333333333\n"}]
+
+
+@pytest.mark.parametrize(
+    ("option", "column", "score"),
+    [
+        (None, None, 0.0),
+        (1e-4, None, 1.0),
+        (None, 1e-4, 1.0),
+        (1e-4, 1e-9, 0.0),
+        (1e-9, 1e-4, 1.0),
+    ],
+)
+def test_the_rows_tolerance_goes_before_the_rewards(
+    option: float | None, column: float | None, score: float
+) -> None:
+    reward = CodeReward({"float_tolerance": option})
+    request = replace(
+        ask(fenced("print('0.33333')")), row={"tests": THIRD, "float_tolerance": column}
+    )
+    assert reward(request).score == score
+
+
+@pytest.mark.parametrize("value", [0, -1e-6, float("nan"), float("inf"), "1e-6", True, [1e-6]])
+def test_a_rows_tolerance_that_is_none_is_one_line(reward: CodeReward, value: object) -> None:
+    request = replace(ask(fenced(RIGHT)), row={"tests": TESTS, "float_tolerance": value})
+    with pytest.raises(GradingError, match="float_tolerance: expected a finite number above 0"):
+        reward(request)
+
+
+def test_a_report_has_every_test(reward: CodeReward) -> None:
+    report = reward.explain(ask(f"```\nnote\n```\n{fenced(WRONG)}"))
+    assert report.rule == "the only block marked as Python"
+    assert report.program == WRONG + "\n" * (not WRONG.endswith("\n"))
+    assert (report.score, report.column, report.level) == (0.0, "tests", "standard")
+    assert [test.verdict for test in report.tests] == ["fail", "pass", "fail"]
+    first, second, _ = report.tests
+    assert (first.kind, first.given, first.expected) == ("stdin", repr("1 2\n"), repr("3\n"))
+    assert (first.detail, first.found) == ("wrong output", repr("0\n"))
+    assert (second.detail, second.found) == ("", "")
+    assert all(0 < test.cpu_s < 10 for test in report.tests)
+
+
+def test_a_report_of_calls_and_asserts_is_short(reward: CodeReward) -> None:
+    call = {"call": "f", "args": [[1] * 1000], "expected": {"a": "x" * 1000}}
+    program = fenced("def f(a): return {'b': 10 ** 5000, 'a': a[0]}")
+    report = reward.explain(ask(program, [call, {"asserts": "assert f([1]) == 2"}]))
+    called, asserted = report.tests
+    assert called.given.startswith("f with [[1, 1, 1")
+    assert called.found.startswith("{'b': <an integer of 16610 bits>, 'a': ")
+    assert max(map(len, (called.given, called.expected, called.found))) < 400
+    assert (asserted.kind, asserted.given) == ("asserts", repr("assert f([1]) == 2"))
+    assert (asserted.verdict, asserted.detail) == ("fail", "AssertionError: ")
+
+
+def test_a_report_without_a_program_says_why(reward: CodeReward) -> None:
+    report = reward.explain(ask("```python\ncut"))
+    assert (report.program, report.score, report.tests) == (None, 0.0, ())
+    assert report.rule == "no complete fenced block of Python after </think>"
+    assert report.column == "tests"
+    with pytest.raises(GradingError, match="the row's tests cannot be read: tests: "):
+        reward.explain(ask(fenced(RIGHT), tests=[3]))
+
+
+def test_asserts_that_import_a_package_are_the_rows_fault(reward: CodeReward) -> None:
+    row = {"test": "import math\nimport numpy as np\nfrom solution import f\nassert f(1)"}
+    with pytest.raises(
+        GradingError, match="the row's tests cannot be read: test: they import nump"
+    ):
+        reward(replace(ask(fenced("def f(x): return x")), row=row))
+    row = {"test": "import math, pytest\nfrom solution import f\n    import numpy\nassert f(1)"}
+    assert reward(replace(ask(fenced("def f(x): return x")), row=row)).score == 0.0

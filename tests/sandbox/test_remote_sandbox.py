@@ -1,7 +1,10 @@
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,14 @@ from rollpacker.sandbox import (
     StoppedError,
 )
 from rollpacker.sandbox.execution import execute
-from rollpacker.sandbox.grade import encode_job
+from rollpacker.sandbox.grade import encode_job, job_of
 from rollpacker.sandbox.remote import RemoteSandbox
 from rollpacker.sandbox.zygote import Zygote
 
 ADD = "def add(a, b): return a + b\n"
 CALL = CallTest(call="add", args=[1, 2], expected=3)
 SUM = "print(sum(map(int, input().split())))\n"
+ADDED = AssertTest(asserts="assert add(1, 2) == 3")
 STDIN = StdinTest(stdin="1 2\n", stdout="3\n")
 
 
@@ -118,6 +122,9 @@ def remote(service: Service, **options: Any) -> RemoteSandbox:
         ("import sys; sys.exit(0)", CALL, "fail"),
         ("import sys; sys.exit(3)", CALL, "crash"),
         ("import os; os._exit(0)", CALL, "fail"),
+        ("def add(a: List[int], b): return a - b", replace(CALL, args={"b": 1, "a": 4}), "pass"),
+        ("def add(a): a.reverse()", replace(CALL, args=[[3]], expected=[3], in_place=True), "pass"),
+        ("    return a + b", replace(ADDED, prompt="def add(a, b):\n", stub="add"), "pass"),
         (ADD, AssertTest(asserts="from solution import add\nassert add(1, 2) == 3"), "pass"),
         (ADD, AssertTest(asserts="def test_a():\n    assert add(1, 2) == 4"), "fail"),
         (
@@ -139,6 +146,30 @@ def test_verdicts_are_those_of_the_sandbox(
     assert found.forgeable == (not isinstance(test, StdinTest))
     assert found.tests[0].wall_s > 0
     assert sandbox.run(program, [test], 2.0).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("program", "test", "reported"),
+    [
+        (
+            "def add(a: List, b): return reduce(gcd, a, b)",
+            replace(CALL, args=[[4], 6]),
+            "value",
+        ),
+        ("def f(): pass", CALL, "error"),
+        ("def f(): pass", ADDED, "error"),
+        (ADD, ADDED, "held"),
+    ],
+)
+def test_the_harness_in_an_interpreter_of_its_own(
+    program: str, test: CallTest | AssertTest, reported: str
+) -> None:
+    harness = RemoteSandbox("http://localhost")._harness
+    job = json.dumps({**job_of(program, test)[0], "mark": "mark"})
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", harness], input=job, capture_output=True, text=True
+    )
+    assert list(json.loads(done.stdout.removeprefix("\nmark"))) == [reported]
 
 
 def test_what_is_expected_stays_here(service: Service) -> None:

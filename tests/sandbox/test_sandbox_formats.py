@@ -3,7 +3,14 @@ from typing import Any
 
 import pytest
 
-from rollpacker.sandbox import AssertTest, CallTest, Sandbox, StdinTest, read_tests
+from rollpacker.sandbox import (
+    AssertTest,
+    CallTest,
+    Sandbox,
+    StdinTest,
+    find_tests,
+    read_tests,
+)
 
 PAIRS = {"inputs": ["1 2\n", ["3 4", ""]], "outputs": ["3\n", ["7"]]}
 STDIN = [StdinTest(stdin="1 2\n", stdout="3\n"), StdinTest(stdin="3 4\n", stdout="7")]
@@ -41,6 +48,58 @@ CASES = [
             {"test": "def check(f): pass", "entry_point": "add"},
             [AssertTest(asserts="def check(f): pass\ncheck(add)\n")],
         ),
+        (
+            {"test": "def check(f): pass", "entry_point": "add", "prompt": "def add(a, b):\n"},
+            [
+                AssertTest(
+                    asserts="def check(f): pass\ncheck(add)\n",
+                    prompt="def add(a, b):\n",
+                    stub="add",
+                )
+            ],
+        ),
+        (
+            {"test": "def check(f): pass", "entry_point": "add", "prompt": "Add two numbers."},
+            [AssertTest(asserts="def check(f): pass\ncheck(add)\n")],
+        ),
+        (
+            {"public_tests": {"input": ["1 2\n"], "output": ["3\n"]}, "private_tests": {}},
+            STDIN[:1],
+        ),
+        (
+            {
+                "public_tests": {"input": [], "output": []},
+                "private_tests": json.dumps([{"input": "1 2\n", "output": "3\n"}]),
+                "generated_tests": {"input": ["3 4\n"], "output": ["7"]},
+            },
+            STDIN,
+        ),
+        (
+            {"official_tests": [{"input": "1 2\n", "output": "3\n"}], "generated_tests": 7},
+            STDIN[:1],
+        ),
+        ({"test_cases": ["assert f(1)"]}, [AssertTest(asserts="assert f(1)")]),
+        ({"unit_tests": '["\\nassert f(1)\\n"]'}, [AssertTest(asserts="\nassert f(1)\n")]),
+        ({"tests": "def test_f(): f()"}, [AssertTest(asserts="def test_f(): f()")]),
+        ({"tests": "assert f(1)\nassert f(2)"}, [AssertTest(asserts="assert f(1)\nassert f(2)")]),
+        (
+            {"tests": {"input": "1 2\n", "expected_output": 3}},
+            [StdinTest(stdin="1 2\n", stdout="3")],
+        ),
+        ({"input_output": {"inputs": "1 2\n", "outputs": "3\n"}}, STDIN[:1]),
+        ({"input_output": {"inputs": [7], "outputs": [0.5]}}, [StdinTest(stdin="7", stdout="0.5")]),
+        ({"ground_truth": json.dumps(PAIRS)}, STDIN),
+        (
+            {"tests": {"fn_name": "add", "inputs": [{"a": 1, "b": 2}], "outputs": [3]}},
+            [CallTest(call="add", args={"a": 1, "b": 2}, expected=3)],
+        ),
+        (
+            {
+                "input_output": [{"input": "a = [1, -1], b = 'x=1'", "output": "None"}],
+                "entry_point": "Solution().add",
+            },
+            [CallTest(call="add", args={"a": [1, -1], "b": "x=1"}, expected=None)],
+        ),
     ],
 )
 def test_rows(row: dict[str, Any], tests: list[Any]) -> None:
@@ -56,11 +115,104 @@ def test_rows(row: dict[str, Any], tests: list[Any]) -> None:
         ({"input_output": {"inputs": [1], "outputs": []}}, "1 inputs and 0 outputs"),
         ({"public_test_cases": "eJxrYJ0="}, "a pickle"),
         ({"public_test_cases": json.dumps(CASES)}, "needs 'func_name'"),
+        ({"tests": "42"}, r"^tests: expected 'inputs' and 'outputs', .*; got 42$"),
+        ({"tests": [3]}, "^tests: expected 'inputs' and 'outputs', .* a list with 3$"),
+        ({"tests": ["add(1, 2)"]}, r"^tests: .* a list with 'add\(1, 2\)'$"),
+        ({"tests": [{"input": "1"}]}, "^tests: expected 'output' beside 'input', got input$"),
+        ({"tests": [{"stdin": "1"}]}, r"^tests: a test has the keys \['stdin'\], expected "),
+        (
+            {"tests": [{"input": {"a": 1}, "output": "1"}]},
+            "^tests: expected text to read or ",
+        ),
+        (
+            {"test_cases": [{"input": "1", "output": None}]},
+            "^test_cases: expected .* got None$",
+        ),
+        ({"input_output": {"inputs": 3, "outputs": 3}}, "^input_output: .* must be lists, got 3$"),
+        ({"public_tests": {"input": ["1"], "output": []}}, "^public_tests: 1 inputs and 0 outputs"),
+        ({"test_list": [3]}, "^test_list: expected a list of asserts as text"),
+        (
+            {"official_tests": [{"input": "1", "output": "1"}], "generated_checker": "print(1)"},
+            "^generated_checker: its programs are judged by more than their output",
+        ),
+        (
+            {"official_tests": [{"input": "1", "output": "1"}], "input_mode": "file"},
+            "^input_mode: its programs are judged by more than their output",
+        ),
+        (
+            {
+                "input_output": {
+                    "fn_name": "Cache",
+                    "inputs": [[["Cache", "put", "get"], [[2], [1, 1], [1]]]],
+                    "outputs": [[None, None, 1]],
+                }
+            },
+            "^input_output: a list of operations on class 'Cache', which is not read",
+        ),
+        (
+            {"input_output": [{"input": "a = 1, 2", "output": "3"}], "entry_point": "add"},
+            "^input_output: arguments by name cannot be read: 'a = 1, 2'$",
+        ),
     ],
 )
 def test_rows_that_are_refused(row: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         read_tests(row)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        (["1"], ["[0, 1]"], [[0, 1]]),
+        (["1"], ["true"], [True]),
+        (["1"], ["True"], [True]),
+        (["1"], ["null"], [None]),
+        (["1"], ["0.5"], [0.5]),
+        (["1"], ['"a"'], ["a"]),
+        (["1"], ["a"], ["a"]),
+        (["1", "2"], ["a", "1"], ["a", "1"]),
+        (["1"], ["[3]"], [[3]]),
+        (["1", "2", "3"], ["[3]", "[4]", "[5]"], [3, 4, 5]),
+        ([[1]], ["3"], ["3"]),
+        ([[1]], ["true"], ["true"]),
+        ([["a"]], [["b"]], ["b"]),
+        ([[1]], [[[3]]], [[3]]),
+        (["1"], [3], [3]),
+        (["1"], [[3]], [3]),
+    ],
+)
+def test_what_calls_must_return(inputs: list[Any], outputs: list[Any], expected: list[Any]) -> None:
+    row = {"input_output": {"fn_name": "f", "inputs": inputs, "outputs": outputs}}
+    found = [test.expected for test in read_tests(row) if isinstance(test, CallTest)]
+    assert json.dumps(found) == json.dumps(expected)
+
+
+@pytest.mark.parametrize("output", ["[0, 1", "'a", "{]", "-", "1 2"])
+def test_outputs_that_are_neither_json_nor_words(output: str) -> None:
+    row = {"input_output": {"fn_name": "f", "inputs": ["1"], "outputs": [output]}}
+    with pytest.raises(ValueError, match=r"^input_output: not JSON \("):
+        read_tests(row)
+
+
+def test_the_column_is_named() -> None:
+    assert find_tests({"prompt": "x", "test_list": ["assert 1"]})[0] == "test_list"
+    assert find_tests({"private_tests": {"input": ["1"], "output": ["1"]}})[0] == "private_tests"
+
+
+@pytest.mark.parametrize(
+    ("starter", "in_place"),
+    [
+        ("class Solution:\n    def f(self, nums: List[int]) -> None:\n", True),
+        ("class Solution:\n    def f(self, nums: List[int]) -> List[int]:\n", False),
+        ("class Solution:\n    def g(self, nums: List[int]) -> None:\n", False),
+        (None, False),
+    ],
+)
+def test_the_starter_code_says_what_returns_nothing(starter: str | None, in_place: bool) -> None:
+    data = {"fn_name": "f", "inputs": [[[1, 2]]], "outputs": [[[2, 1]]]}
+    (test,) = read_tests({"input_output": data, "starter_code": starter})
+    assert test == CallTest(call="f", args=[[1, 2]], expected=[2, 1], in_place=in_place)
 
 
 def test_methods_of_a_solution_class_are_found(sandbox: Sandbox) -> None:

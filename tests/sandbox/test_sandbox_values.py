@@ -17,6 +17,7 @@ from rollpacker.sandbox.decode import (
     decode,
     most_marks,
     read_report,
+    shorten,
 )
 from rollpacker.sandbox.guest.values import encode
 
@@ -206,3 +207,66 @@ def test_outputs(found: str, expected: str, same: bool) -> None:
 )
 def test_values(found: Any, expected: Any, same: bool) -> None:
     assert same_value(found, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "same"),
+    [
+        ("0.333333", "0.333333333333", True),
+        ("0.3333", "0.333333333333", False),
+        ("1000000.9", "1000000.0", True),
+        ("1e6", "1000000.0", True),
+        ("3.0", "3", True),
+        ("3.0000009", "3", True),
+        ("3.00001", "3", False),
+        ("1000000.5", "1000000", False),
+        ("1000001", "1000000", False),
+        ("3", "3.0000009", True),
+        ("5e16", "50000000000000001", False),
+        ("50000000000000001.0", "50000000000000001", True),
+        ("1e9999", "3", False),
+        ("1e99999", "3", False),
+        ("-0.0", "0", True),
+        ("+.5", "0.5", True),
+        ("0x1p-1", "0.5", False),
+        ("1_0.0", "10.0", False),
+        ("\u0661.0", "1.0", False),
+        ("inf", "1.0", False),
+        ("nan", "0.5", False),
+        ("a0.5", "a0.5000001", False),
+        ("1.0 2.0000001\n3", "1 2\n3", True),
+    ],
+)
+def test_outputs_within_a_tolerance(found: str, expected: str, same: bool) -> None:
+    assert same_output(found, expected, 1e-6) is same
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "same"),
+    [
+        (0.333333, 1 / 3, True),
+        (0.3333, 1 / 3, False),
+        ([(0.333333, {"a": 0.25})], [[1 / 3, {"a": 0.2500001}]], True),
+        ([(0.333333, {"a": 0.25})], [[1 / 3, {"a": 0.2501}]], False),
+        (3.0000001, 3, False),
+        (3, 3.0000001, True),
+        ("0.333333", "0.3333333", False),
+        (True, 1.0, False),
+    ],
+)
+def test_values_within_a_tolerance(found: Any, expected: Any, same: bool) -> None:
+    assert same_value(found, expected, 1e-6) is same
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Pairs([(1, "a"), ((2,), None)]), "{1: 'a', (2,): None}"),
+        (Members([1, 2.5]), "{1, 2.5}"),
+        ([10**5000], "[<an integer of 16610 bits>]"),
+        ([1] * 40, f"[{'1, ' * 30}...]"),
+        (Pairs([(n, n) for n in range(40)]), "..."),
+    ],
+)
+def test_values_are_shown_in_a_line(value: Any, shown: str) -> None:
+    assert shorten(value).endswith(shown if shown != "..." else ", ...}")

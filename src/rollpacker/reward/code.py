@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,21 +14,30 @@ from pydantic import Field
 
 from rollpacker.config import Config, parse_as
 from rollpacker.reward.base import NO_CODE, CodeRun, GradeRequest, GradingError, Scored
+from rollpacker.reward.code_blocks import choose, find_blocks, find_program
+from rollpacker.reward.code_report import CodeReport, reports
 from rollpacker.sandbox import (
+    AssertTest,
+    CallTest,
     Level,
     Limits,
     RemoteSandbox,
     Sandbox,
     SandboxUnavailableError,
+    StdinTest,
     StoppedError,
+    Test,
     Verdict,
-    read_tests,
+    find_tests,
+    float_tolerance,
 )
 
 _LONGEST_S = 30.0
-_OPEN = re.compile(r" {0,3}(`{3,})([^`]*)")
-"""A fence and its info string, whose first word is the language (CommonMark)."""
-_PYTHON = ("", "python", "python3", "py")
+_NO_PROGRAM = "no complete fenced block of Python after </think>"
+_PACKAGE = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
+_LIBRARY = {*sys.stdlib_module_names, "solution", "pytest"}
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_IMPORTED = re.compile(r"^from solution import ([\w, ]+)", re.MULTILINE)
 
 
 class CodeOptions(Config):
@@ -49,6 +60,10 @@ class CodeOptions(Config):
     """Output of a program, MiB."""
     idle_s: float = Field(default=10.0, gt=0)
     """A timeout of T CPU seconds may stretch to max(10 T, T + idle_s) seconds."""
+    float_tolerance: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """How near a number must be to the expected one, absolute or relative, where they are not both
+    integers; a row's own column ``float_tolerance`` goes before. None: 1e-9, and what is expected
+    to be printed as an integer must be printed so."""
 
 
 def read_options(options: Mapping[str, Any]) -> CodeOptions:
@@ -110,22 +125,14 @@ class CodeReward:
 
     def __call__(self, request: GradeRequest) -> Scored:
         """The score of one response. Raises ``GradingError`` when no fault of the program."""
-        program = last_program(request.text)
-        if program is None:
+        blocks = find_blocks(request.text)
+        if not blocks:
             return Scored(score=0.0, run=self._run(NO_CODE))
-        try:
-            tests = read_tests(request.row)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise GradingError(f"the row's tests cannot be read: {error}") from error
+        _, tests, tolerance = self._tests(request.row)
+        program = choose(blocks, _names(tests, request.row) if len(blocks) > 1 else ())
         timeouts = request.timeouts_s or (_LONGEST_S,) * len(tests)
         early = not self._options.partial_credit
-        try:
-            verdict = self._sandbox.run(
-                program, tests, timeouts, stop_early=early, stop=self._host.unwanted
-            )
-        except (SandboxUnavailableError, StoppedError) as error:
-            raise GradingError(str(error)) from error
-        self._tell_deaths()
+        verdict = self._verdict(program.code, tests, timeouts, tolerance, stop_early=early)
         if verdict.verdict == "infra":
             detail = next(test.detail for test in verdict.tests if test.verdict == "infra")
             raise GradingError(f"the sandbox failed: {detail}")
@@ -133,6 +140,65 @@ class CodeReward:
             score=self._score(verdict, len(tests)),
             run=self._run(verdict.verdict, verdict, timeouts),
         )
+
+    def explain(self, request: GradeRequest) -> CodeReport:
+        """How one response is graded; all tests are run. Raises ``GradingError`` as a call does,
+        but for verdicts ``infra``, which are in the report."""
+        column, tests, tolerance = self._tests(request.row)
+        report = CodeReport(
+            score=0.0,
+            program=None,
+            rule=_NO_PROGRAM,
+            column=column,
+            float_tolerance=tolerance,
+            level=self._sandbox.level,
+            tests=(),
+        )
+        program = find_program(request.text, _names(tests, request.row))
+        if program is None:
+            return report
+        timeouts = request.timeouts_s or (_LONGEST_S,) * len(tests)
+        verdict = self._verdict(program.code, tests, timeouts, tolerance, stop_early=False)
+        return replace(
+            report,
+            score=None if verdict.verdict == "infra" else self._score(verdict, len(tests)),
+            program=program.code,
+            rule=program.rule,
+            tests=reports(tests, verdict.tests),
+        )
+
+    def _tests(self, row: Mapping[str, Any]) -> tuple[str, list[Test], float | None]:
+        """The row's tests, the column that has them, and how near floats must be."""
+        try:
+            column, tests = find_tests(row)
+            tolerance = float_tolerance(row)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise GradingError(f"the row's tests cannot be read: {error}") from error
+        if self._options.remote is None:
+            _demand_library(column, tests)
+        return column, tests, tolerance or self._options.float_tolerance
+
+    def _verdict(
+        self,
+        program: str,
+        tests: Sequence[Test],
+        timeouts: Sequence[float],
+        tolerance: float | None,
+        stop_early: bool,
+    ) -> Verdict:
+        try:
+            verdict = self._sandbox.run(
+                program,
+                tests,
+                timeouts,
+                stop_early=stop_early,
+                stop=self._host.unwanted,
+                float_tolerance=tolerance,
+            )
+        except (SandboxUnavailableError, StoppedError) as error:
+            raise GradingError(str(error)) from error
+        self._tell_deaths()
+        return verdict
 
     def _score(self, verdict: Verdict, tests: int) -> float:
         if self._options.partial_credit:
@@ -156,6 +222,30 @@ class CodeReward:
         for _ in range(self._sandbox.deaths - self._deaths):
             self._host.say("a sandbox zygote died and was replaced")
         self._deaths = self._sandbox.deaths
+
+
+def _names(tests: Sequence[Test], row: Mapping[str, Any]) -> set[str]:
+    """What a program must define one of for its tests, where they say it."""
+    if isinstance(tests[0], CallTest):
+        calls = {test.call for test in tests if isinstance(test, CallTest)}
+        return {name for call in calls for name in call.split(".")}
+    if isinstance(tests[0], StdinTest):
+        return set()
+    if entry := row.get("entry_point"):
+        return set(_NAME.findall(str(entry)))
+    imported = [_NAME.findall(each) for each in _IMPORTED.findall(tests[0].asserts)]
+    return {name for names in imported for name in names}
+
+
+def _demand_library(column: str, tests: Sequence[Test]) -> None:
+    """Asserts that import a package fail whatever the program is, which is the row's fault."""
+    for test in tests:
+        imported = _PACKAGE.findall(test.asserts) if isinstance(test, AssertTest) else ()
+        if lacking := set(imported) - _LIBRARY:
+            raise GradingError(
+                f"the row's tests cannot be read: {column}: they import {min(lacking)}, and the "
+                "sandbox has the standard library only: leave this row out (options.remote)"
+            )
 
 
 def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | RemoteSandbox:
@@ -192,24 +282,3 @@ def _credential(file: str | None) -> dict[str, str]:
 
 def _bad_token_file(file: str, problem: str) -> ValueError:
     return ValueError(f"rewards: 'code': {file} {problem} (options.remote_token_file)")
-
-
-def last_program(completion: str) -> str | None:
-    """What is in the last complete fenced block of Python, or of no named language, after the
-    thinking; None without one."""
-    program: str | None = None
-    fence, wanted = "", False
-    inside: list[str] = []
-    # Not splitlines: a form feed or U+2028 may be part of a literal.
-    for line in completion.rpartition("</think>")[2].replace("\r\n", "\n").split("\n"):
-        if not fence:
-            if opening := _OPEN.fullmatch(line):
-                language = (opening[2].split() or [""])[0].lower()
-                fence, wanted = opening[1], language in _PYTHON
-                inside.clear()
-        elif line.strip() == fence:
-            program = "\n".join(inside) + "\n" if wanted else program
-            fence = ""
-        else:
-            inside.append(line)
-    return program

@@ -289,9 +289,10 @@ def _check_tests(place: int, row: Row) -> None:
 
 
 def _tests_of(row: Row) -> int:
-    from rollpacker.sandbox import read_tests
+    from rollpacker.sandbox import float_tolerance, read_tests
 
     try:
+        float_tolerance(row.columns)
         return len(read_tests(row.columns))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None

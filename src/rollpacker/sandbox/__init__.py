@@ -1,6 +1,7 @@
 """The code sandbox: the boundary between a hostile program and the trainer."""
 
-from rollpacker.sandbox.formats import read_tests
+from rollpacker.sandbox.decode import shorten
+from rollpacker.sandbox.formats import find_tests, float_tolerance, read_tests
 from rollpacker.sandbox.remote import RemoteSandbox
 from rollpacker.sandbox.sandbox import Sandbox, strongest_level
 from rollpacker.sandbox.types import (
@@ -34,7 +35,10 @@ __all__ = [
     "Test",
     "TestResult",
     "Verdict",
+    "find_tests",
+    "float_tolerance",
     "parse_test",
     "read_tests",
+    "shorten",
     "strongest_level",
 ]

@@ -36,6 +36,7 @@ class Runner(ABC, Generic[L]):
         *,
         stop_early: bool = False,
         stop: Stop | None = None,
+        float_tolerance: float | None = None,
     ) -> Verdict:
         """Run a program against its tests, each in a process of its own.
 
@@ -46,6 +47,8 @@ class Runner(ABC, Generic[L]):
                 own.
             stop_early: leave out the tests after the first that did not pass.
             stop: asked a few times a second while a program runs; true ends it.
+            float_tolerance: how near numbers must be, absolute or relative, that are not integers
+                both; None stands for 1e-9, and for integers in the output as they are.
 
         Raises:
             StoppedError: ``stop`` said so.
@@ -61,7 +64,8 @@ class Runner(ABC, Generic[L]):
             )
         results: list[TestResult] = []
         for test, budget_s in zip(tests, budgets, strict=True):
-            results.append(self._run(program, test, budget_s, stop))
+            result = self._run(program, test, budget_s, stop, float_tolerance)
+            results.append(result)
             if stop_early and results[-1].verdict != "pass":
                 break
         wrong: list[Outcome] = [each.verdict for each in results if each.verdict != "pass"]
@@ -74,7 +78,14 @@ class Runner(ABC, Generic[L]):
         )
 
     @abstractmethod
-    def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
+    def _run(
+        self,
+        program: str,
+        test: Test,
+        timeout_s: float,
+        stop: Stop | None,
+        float_tolerance: float | None,
+    ) -> TestResult:
         """One test."""
 
     @abstractmethod

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from decimal import Decimal
+from itertools import repeat
 from typing import Any
 
 from rollpacker.sandbox.decode import Members, Pairs
+from rollpacker.sandbox.types import FLOAT_TOLERANCE
 
-_TOLERANCE = 1e-9
 _LONGEST_NUMBER = 64
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+# A float tells integers apart up to here.
+_EXACT = 2.0**53
 # Bits of a key; Python writes any integer of them in decimals, and quickly.
 _LONGEST_KEY = 2000
 # A flood of lines is not worth splitting.
 _LONGER, _SLACK = 16, 1 << 16
 
 
-def same_output(found: str, expected: str) -> bool:
+def same_output(found: str, expected: str, tolerance: float | None = None) -> bool:
     """Whether two texts are equal line by line, but for trailing white space.
 
-    Where the expected token is a number with a point or an exponent, 1e-9 is near enough. What is
-    split is no more than what is expected.
+    Where the expected token is a number with a point or an exponent, ``tolerance`` is near enough,
+    absolute or relative. Where it is an integer, only that integer is equal, and, with a tolerance
+    given, a number with a point or an exponent that is absolutely as near. What is split is no
+    more than what is expected.
     """
     if len(found) > _LONGER * len(expected) + _SLACK:
         return False
@@ -28,76 +37,86 @@ def same_output(found: str, expected: str) -> bool:
     if found.count("\n") != expected.count("\n"):
         return False
     lines = zip(found.split("\n"), expected.split("\n"), strict=True)
-    return all(a == b or _same_line(a, b) for a, b in lines)
+    return all(a == b or _same_line(a, b, tolerance) for a, b in lines)
 
 
-def _same_line(found: str, expected: str) -> bool:
+def _same_line(found: str, expected: str, tolerance: float | None) -> bool:
     theirs = expected.split()
     ours = found.split(None, len(theirs))
     if len(ours) != len(theirs):
         return False
-    return all(a == b or _same_number(a, b) for a, b in zip(ours, theirs, strict=True))
+    pairs = zip(ours, theirs, strict=True)
+    return all(a == b or _same_number(a, b, tolerance) for a, b in pairs)
 
 
-def _same_number(found: str, expected: str) -> bool:
-    if len(found) > _LONGEST_NUMBER or not ("." in expected or "e" in expected or "E" in expected):
+def _same_number(found: str, expected: str, tolerance: float | None) -> bool:
+    if max(len(found), len(expected)) > _LONGEST_NUMBER:
         return False
-    try:
-        return _near(float(found), float(expected))
-    except ValueError:
+    if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(expected)):
         return False
+    if not _INTEGER.fullmatch(expected):
+        return _near(float(found), float(expected), tolerance or FLOAT_TOLERANCE)
+    if tolerance is None or _INTEGER.fullmatch(found):
+        return False
+    if Decimal(found) == Decimal(expected):
+        return True
+    # One that is near to a large integer is another integer.
+    wanted = float(expected)
+    return abs(wanted) < _EXACT and abs(float(found) - wanted) <= tolerance
 
 
-def _near(found: float, expected: float) -> bool:
-    return math.isclose(found, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+def _near(found: float, expected: float, tolerance: float) -> bool:
+    return math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance)
 
 
 _SCALARS = (int, str, bool, bytes, type(None))
 
 
-def same_value(found: Any, expected: Any) -> bool:
+def same_value(found: Any, expected: Any, tolerance: float = FLOAT_TOLERANCE) -> bool:
     """Whether a decoded value equals the expected one.
 
     Types must be equal, with what JSON cannot say allowed: a tuple where a list is expected, a
-    number as a dict's key where its text is. Floats may differ by 1e-9, and an integer may stand
-    for a float; a float for an integer where it equals it exactly, as Python and the public
-    harnesses have it. A boolean is no number.
+    number as a dict's key where its text is. Floats may differ by ``tolerance``, absolute or
+    relative, and an integer may stand for a float; a float for an integer where it equals it
+    exactly, as Python and the public harnesses have it. A boolean is no number.
     """
     if type(expected) is int and type(found) is float:
         return found == expected
     if type(expected) in _SCALARS:
         return type(found) is type(expected) and found == expected
     if isinstance(expected, list | tuple):
-        return _same_list(found, expected)
+        return _same_list(found, expected, tolerance)
     if isinstance(expected, dict):
-        return isinstance(found, dict | Pairs) and _same_dict(found, expected)
+        return isinstance(found, dict | Pairs) and _same_dict(found, expected, tolerance)
     if isinstance(expected, set):
         return isinstance(found, set | Members) and _same_set(found, expected)
-    return type(expected) is float and type(found) in (int, float) and _same_float(found, expected)
+    if type(expected) is not float or type(found) not in (int, float):
+        return False
+    return _same_float(found, expected, tolerance)
 
 
-def _same_list(found: Any, expected: Sequence[Any]) -> bool:
+def _same_list(found: Any, expected: Sequence[Any], tolerance: float) -> bool:
     if not (type(found) is tuple or type(found) is type(expected)) or len(found) != len(expected):
         return False
-    return all(map(same_value, found, expected))
+    return all(map(same_value, found, expected, repeat(tolerance)))
 
 
-def _same_float(found: float, expected: float) -> bool:
+def _same_float(found: float, expected: float, tolerance: float) -> bool:
     if isinstance(found, float) and math.isnan(expected):
         return math.isnan(found)
     try:
-        return _near(float(found), expected)
+        return _near(float(found), expected, tolerance)
     except OverflowError:
         return False
 
 
-def _same_dict(found: dict[Any, Any] | Pairs, expected: dict[Any, Any]) -> bool:
+def _same_dict(found: dict[Any, Any] | Pairs, expected: dict[Any, Any], tolerance: float) -> bool:
     left = {_key(key): value for key, value in expected.items()}
     if not len(found) == len(expected) == len(left):
         return False
     for key, value in found.items():
         text = _key(key)
-        if text not in left or not same_value(value, left.pop(text)):
+        if text not in left or not same_value(value, left.pop(text), tolerance):
             return False
     return True
 

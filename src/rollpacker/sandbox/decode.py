@@ -6,7 +6,9 @@ It takes time in proportion to its bytes, whatever they are: nothing in it is ha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+import reprlib
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -181,3 +183,42 @@ _SCALARS: dict[str, Callable[[str], int | float | bytes]] = {
     "f": float.fromhex,
     "b": bytes.fromhex,
 }
+
+
+class _Brief(reprlib.Repr):
+    """Takes time by what it shows, not by the value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 6, 120, 120
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = 30
+
+    def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002
+        """As it is, unless its decimals would take long."""
+        bits = x.bit_length()
+        return repr(x) if bits < _SHOWN_BITS else f"<an integer of {bits} bits>"
+
+    def repr_Pairs(self, x: Pairs, level: int) -> str:  # noqa: N802
+        """As of a dict."""
+        return self._first(f"{self._one(k, level)}: {self._one(v, level)}" for k, v in x)
+
+    def repr_Members(self, x: Members, level: int) -> str:  # noqa: N802
+        """As of a set."""
+        return self._first(self._one(each, level) for each in x)
+
+    def _one(self, value: Any, level: int) -> str:
+        return self.repr1(value, level - 1) if level > 0 else "..."
+
+    def _first(self, shown: Iterable[str]) -> str:
+        first = list(islice(shown, self.maxdict + 1))
+        rest = ["..."] * (len(first) > self.maxdict)
+        return f"{{{', '.join([*first[: self.maxdict], *rest])}}}"
+
+
+_SHOWN_BITS = 400
+_brief = _Brief()
+
+
+def shorten(value: Any) -> str:
+    """How a value is shown in a line, decoded or from a row."""
+    return _brief.repr(value)

@@ -5,7 +5,10 @@ Nothing is unpickled: rows that hold pickles are refused.
 
 from __future__ import annotations
 
+import ast
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,66 +16,214 @@ from rollpacker.sandbox.types import AssertTest, CallTest, StdinTest, Test, pars
 
 Row = Mapping[str, Any]
 
+_TEST = re.compile(r"^[ \t]*(?:assert\b|def test|class Test)", re.MULTILINE)
+"""What tests that are source have, and JSON has not."""
 _CALLS = ("functional", "function_call")
+_LAYOUTS = (
+    "expected 'inputs' and 'outputs', 'input' and 'output', or a list of tests: "
+    "{input, output}, {stdin, stdout}, {call, args, expected}, {asserts} or asserts as text"
+)
+_JUDGED = ("generated_checker", "checker", "interaction_format")
+"""Columns of rows to which comparing outputs does no justice."""
 
 
 def read_tests(row: Row) -> list[Test]:
-    """The tests of a row, by its columns. Raises ``ValueError`` when it has none that are known.
+    """The tests of a row, by its columns. Raises ``ValueError`` as ``find_tests``."""
+    return find_tests(row)[1]
+
+
+def find_tests(row: Row) -> tuple[str, list[Test]]:
+    """The column that has the tests of a row, and the tests.
 
     Known are ``tests`` (a list of this package's own objects; DeepCoder), ``input_output`` (TACO,
-    APPS), ``public_test_cases`` with ``private_test_cases`` (LiveCodeBench), ``verification_info``
-    (SYNTHETIC-1), ``test_list`` (MBPP), ``test`` or ``test_code`` (KodCode, HumanEval), and an
-    ``answer`` that is like ``input_output`` or ``tests`` (verl, PRIME). JSON may be given as text.
+    APPS, LeetCodeDataset), ``public_test_cases`` with ``private_test_cases`` (LiveCodeBench),
+    ``public_tests`` with ``private_tests`` and ``generated_tests`` (CodeContests),
+    ``official_tests`` (Codeforces), ``verification_info`` (SYNTHETIC-1 and 2), ``test_list``
+    (MBPP), ``test_cases`` (AceCode), ``unit_tests`` (OpenCodeInstruct), ``test`` or ``test_code``
+    (KodCode, HumanEval), and a ``ground_truth`` or ``answer`` that is like ``input_output`` or
+    ``tests`` (verl, PRIME). JSON may be given as text.
+
+    Raises ``ValueError``, one line with the column, when there are none or they are not as expected
+    there.
     """
     for column, read in _READERS.items():
         if row.get(column) and (tests := read(column, row)):
-            return tests
+            return column, tests
     raise ValueError(
         f"a row has no tests: expected one of the columns {', '.join(_READERS)}, "
         f"got {', '.join(sorted(row))}"
     )
 
 
+def float_tolerance(row: Row) -> float | None:
+    """The row's own, from its column of this name. Raises ``ValueError``, one line."""
+    value = row.get("float_tolerance")
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ValueError(f"float_tolerance: expected a finite number above 0, got {value!r:.60}")
+    return float(value)
+
+
 def _any(column: str, row: Row) -> list[Test]:
-    data = _json(column, row[column])
-    if not isinstance(data, list) or column == "input_output":
-        return _pairs(column, data)
-    return [_case(each, {}) if "input" in each else parse_test(each) for each in data]
+    value = row[column]
+    if isinstance(value, Mapping) and "ground_truth" in value:
+        value = value["ground_truth"]
+    if isinstance(value, str) and _TEST.search(value):
+        return [AssertTest(asserts=value)]
+    return _tests(column, _json(column, value), row)
 
 
-def _pairs(column: str, data: Any) -> list[Test]:
-    if not isinstance(data, dict) or not {"inputs", "outputs"} <= set(data):
-        raise ValueError(f"{column}: expected 'inputs' and 'outputs'")
-    inputs, outputs, name = data["inputs"], data["outputs"], data.get("fn_name")
+def _tests(column: str, data: Any, row: Row) -> list[Test]:
+    if isinstance(data, Mapping):
+        if {"inputs", "outputs"} & data.keys():
+            return _pairs(column, data, row)
+        if "test_cases" in data:
+            return _tests(column, _json("test_cases", data["test_cases"]), row)
+        if isinstance(data.get("input"), list) and isinstance(data.get("output"), list):
+            pairs = {"inputs": data["input"], "outputs": data["output"]}
+            return _pairs(column, {**pairs, "fn_name": data.get("fn_name")}, row)
+        data = [data]
+    if not isinstance(data, list):
+        raise ValueError(f"{column}: {_LAYOUTS}; got {data!r:.60}")
+    return [_one(column, each, row) for each in data]
+
+
+def _one(column: str, each: Any, row: Row) -> Test:
+    if isinstance(each, str) and "assert" in each:
+        return _asserts(each, row)
+    if not isinstance(each, Mapping):
+        raise ValueError(f"{column}: {_LAYOUTS}; got a list with {each!r:.60}")
+    if "input" in each:
+        return _case(column, each, row)
+    try:
+        return parse_test(each)
+    except ValueError as error:
+        raise ValueError(f"{column}: {error}") from None
+
+
+# -- pairs of lists
+
+
+def _pairs(column: str, data: Mapping[str, Any], row: Row) -> list[Test]:
+    if not {"inputs", "outputs"} <= data.keys():
+        raise ValueError(f"{column}: expected 'inputs' and 'outputs', got {', '.join(data)}")
+    inputs, outputs = data["inputs"], data["outputs"]
+    if isinstance(inputs, str) and isinstance(outputs, str):
+        inputs, outputs = [inputs], [outputs]
+    if not (isinstance(inputs, list) and isinstance(outputs, list)):
+        raise ValueError(f"{column}: 'inputs' and 'outputs' must be lists, got {inputs!r:.60}")
     if len(inputs) != len(outputs):
         raise ValueError(f"{column}: {len(inputs)} inputs and {len(outputs)} outputs")
-    pairs = list(zip(inputs, outputs, strict=True))
+    name = data.get("fn_name") or row.get("fn_name")
     if not name:
-        return [StdinTest(stdin=_text(given), stdout=_text(wanted)) for given, wanted in pairs]
-    # APPS and TACO put each result into a list of its own.
-    wrapped = all(isinstance(each, list) and len(each) == 1 for each in outputs)
-    return [
-        CallTest(call=name, args=_args(column, given), expected=wanted[0] if wrapped else wanted)
-        for given, wanted in pairs
-    ]
+        return [
+            StdinTest(stdin=_text(column, given), stdout=_text(column, wanted))
+            for given, wanted in zip(inputs, outputs, strict=True)
+        ]
+    pairs = zip(inputs, _wanted(column, inputs, outputs), strict=True)
+    return [_call(column, name, given, wanted, row) for given, wanted in pairs]
 
 
-def _args(column: str, given: Any) -> list[Any]:
-    """The arguments of a call; as text, one a line."""
+def _wanted(column: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+    """What calls must return.
+
+    Outputs are JSON text where the inputs are, as LiveCodeBench and PRIME have it; beside
+    arguments that are values, a text is a text.
+    """
+    as_text = all(isinstance(each, str) for each in (*inputs, *outputs))
+    values = _decoded(column, outputs) if as_text else outputs
+    wrapped = all(isinstance(each, list) and len(each) == 1 for each in values)
+    # APPS and TACO put each result into a list of its own; of text, only several tell.
+    return [each[0] for each in values] if wrapped and len(values) > 2 * as_text else values
+
+
+def _decoded(column: str, texts: Sequence[str]) -> Sequence[Any]:
+    """Values that are written as JSON or as Python has them; words of which some are neither are
+    meant as they are."""
+    values: list[Any] = []
+    for text in texts:
+        try:
+            values.append(_value(column, text))
+        except ValueError:
+            if not text[:1].isalpha():
+                raise
+            return texts
+    return values
+
+
+def _value(column: str, text: str) -> Any:
+    try:
+        return _json(column, text)
+    except ValueError as error:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise error from None
+
+
+def _call(column: str, name: str, given: Any, wanted: Any, row: Row) -> CallTest:
+    args = _args(column, given)
+    _refuse_design(column, name, args, wanted)
+    in_place = wanted is not None and isinstance(args, list) and _returns_nothing(name, row)
+    return CallTest(call=name, args=args, expected=wanted, in_place=in_place)
+
+
+def _args(column: str, given: Any) -> list[Any] | dict[str, Any]:
+    """The arguments of a call; as text, one a line, or ``name = value`` after a comma."""
     if isinstance(given, str):
-        return [_json(column, line) for line in given.splitlines() if line.strip()]
+        if re.match(r"\s*[A-Za-z_]\w*\s*=[^=]", given):
+            return _named(column, given)
+        return [_value(column, line) for line in given.splitlines() if line.strip()]
+    if isinstance(given, Mapping):
+        return dict(given)
     if not isinstance(given, list):
-        raise ValueError(f"{column}: the input of a call must be a list, got {given!r:.60}")
+        raise ValueError(
+            f"{column}: the input of a call must be a list, a mapping or text, got {given!r:.60}"
+        )
     return given
 
 
+def _named(column: str, text: str) -> dict[str, Any]:
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("some have no name")
+        return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{column}: arguments by name cannot be read: {text!r:.60}") from error
+
+
+def _returns_nothing(name: str, row: Row) -> bool:
+    """Whether the row's starter code says that the function changes its argument in place."""
+    starter = row.get("starter_code")
+    if not isinstance(starter, str) or "None" not in starter:
+        return False
+    return bool(re.search(rf"def {re.escape(name)}\s*\([^)]*\)\s*->\s*None\b", starter))
+
+
+def _refuse_design(column: str, name: str, args: Any, wanted: Any) -> None:
+    """LeetCode's tasks of class design, which call one method after another."""
+    if not (isinstance(args, list) and len(args) == 2 and all(isinstance(a, list) for a in args)):
+        return
+    methods, each = args
+    if methods[:1] == [name] and len(methods) == len(each) and isinstance(wanted, list):
+        raise ValueError(
+            f"{column}: a list of operations on class '{name}', which is not read: "
+            "write such tests as asserts, or leave the row out"
+        )
+
+
+# -- cases
+
+
 def _live_code_bench(_: str, row: Row) -> list[Test]:
-    cases: list[Any] = []
+    tests: list[Test] = []
     for column in ("public_test_cases", "private_test_cases"):
-        if row.get(column):
-            cases += _live_cases(column, row[column])
-    metadata = _json("metadata", row.get("metadata") or "{}")
-    return [_case(case, metadata) for case in cases]
+        if value := row.get(column):
+            tests += _tests(column, _live_cases(column, value), row)
+    return tests
 
 
 def _live_cases(column: str, value: Any) -> Any:
@@ -85,50 +236,127 @@ def _live_cases(column: str, value: Any) -> Any:
     return _json(column, value)
 
 
-def _case(case: Mapping[str, Any], metadata: Mapping[str, Any]) -> Test:
+def _case(column: str, case: Mapping[str, Any], row: Row) -> Test:
     """LiveCodeBench's case, and those of DeepCoder and SYNTHETIC-1, which are like it."""
-    given, wanted = case["input"], case["output"]
-    if (case.get("testtype") or case.get("type")) not in _CALLS:
-        return StdinTest(stdin=_text(given), stdout=_text(wanted))
-    own = case.get("metadata") or {}
-    name = case.get("fn_name") or own.get("func_name") or metadata.get("func_name")
+    wanted = case.get("output", case.get("expected_output"))
+    if "output" not in case and "expected_output" not in case:
+        raise ValueError(f"{column}: expected 'output' beside 'input', got {', '.join(case)}")
+    kind, name, given = case.get("testtype") or case.get("type"), _name(case, row), case["input"]
+    if kind not in _CALLS and (kind or not name or not isinstance(given, str | list | Mapping)):
+        return StdinTest(stdin=_text(column, given), stdout=_text(column, wanted))
     if not name:
         raise ValueError("metadata: a functional test needs 'func_name'")
-    expected = _json("output", wanted)
-    if case.get("fn_name") and isinstance(expected, list) and len(expected) == 1:
-        expected = expected[0]  # as in APPS, where SYNTHETIC-1 has it from
-    return CallTest(call=name, args=_args("input", given), expected=expected)
+    if isinstance(given, str) and isinstance(wanted, str):
+        [wanted] = _decoded(column, [wanted])
+    if case.get("fn_name") and isinstance(wanted, list) and len(wanted) == 1:
+        wanted = wanted[0]  # as in APPS, where SYNTHETIC-1 has it from
+    return _call(column, name, given, wanted, row)
+
+
+def _name(case: Mapping[str, Any], row: Row) -> str | None:
+    """The function that a case calls, if it is said."""
+    own = case.get("metadata")
+    own = own if isinstance(own, Mapping) else {}
+    return (
+        case.get("fn_name")
+        or own.get("func_name")
+        or _metadata(row).get("func_name")
+        or row.get("fn_name")
+    )
+
+
+def _metadata(row: Row) -> Mapping[str, Any]:
+    value = row.get("metadata")
+    if isinstance(value, str) and "func_name" in value:
+        value = _json("metadata", value)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _contest(_: str, row: Row) -> list[Test]:
+    tests: list[Test] = []
+    judged = next((name for name in _JUDGED if row.get(name)), None)
+    if judged is None and row.get("input_mode") == "file":
+        judged = "input_mode"
+    if judged is not None:
+        raise ValueError(
+            f"{judged}: its programs are judged by more than their output, which is not done "
+            "here: leave this row out"
+        )
+    for column in [name for name, read in _READERS.items() if read is _contest]:
+        value = row.get(column)
+        if value and not isinstance(value, int):  # a number of them
+            tests += _tests(column, _json(column, value), row)
+    return tests
+
+
+def _input_output(column: str, row: Row) -> list[Test]:
+    data = _json(column, row[column])
+    if not isinstance(data, list):
+        return _tests(column, data, row)
+    # LeetCodeDataset, whose asserts build the lists and trees that these only show.
+    if row.get("test") and row.get("entry_point"):
+        return []
+    name = str(row.get("entry_point") or "").removeprefix("Solution().")
+    return _tests(column, data, {"fn_name": name, **row})
 
 
 def _synthetic(column: str, row: Row) -> list[Test]:
     info = _json(column, row[column])
-    if not isinstance(info, dict) or "test_cases" not in info:
-        raise ValueError(f"{column}: expected 'test_cases'")
-    return [_case(each, {}) for each in info["test_cases"]]
+    if not isinstance(info, Mapping) or "test_cases" not in info:
+        raise ValueError(f"{column}: expected 'test_cases', got {info!r:.60}")
+    return _tests(column, info, row)
+
+
+# -- asserts
 
 
 def _assert_list(column: str, row: Row) -> list[Test]:
-    setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
-    return [AssertTest(asserts=f"{setup}\n{each}") for each in _json(column, row[column])]
+    data = _json(column, row[column])
+    if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
+        raise ValueError(f"{column}: expected a list of asserts as text, got {data!r:.60}")
+    return [_asserts(each, row) for each in data]
+
+
+def _asserts(code: str, row: Row) -> AssertTest:
+    """MBPP's, with what it imports and sets up."""
+    before = [*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]
+    return AssertTest(asserts="\n".join([*filter(None, before), code]))
 
 
 def _test_code(column: str, row: Row) -> list[Test]:
-    code, name = row[column], row.get("entry_point")
+    code, name, prompt = row[column], row.get("entry_point"), row.get("prompt")
     if not isinstance(code, str):
-        raise ValueError(f"test: expected Python source, got {type(code).__name__}")
-    call = f"\ncheck({name})\n" if name and "def check(" in code else ""
-    return [AssertTest(asserts=code + call)]
+        raise ValueError(f"{column}: expected Python source, got {type(code).__name__}")
+    if not (name and "def check(" in code):
+        return [AssertTest(asserts=code)]
+    # HumanEval's prompt is the beginning of the program; others ask in words.
+    source = isinstance(prompt, str) and re.search(r"^(def|from|import) ", prompt, re.MULTILINE)
+    return [
+        AssertTest(
+            asserts=f"{code}\ncheck({name})\n",
+            prompt=str(prompt) if source else "",
+            stub=name if source else "",
+        )
+    ]
 
 
 _READERS: dict[str, Callable[[str, Row], list[Test]]] = {
     "tests": _any,
-    "input_output": _any,
+    "input_output": _input_output,
     "public_test_cases": _live_code_bench,
     "private_test_cases": _live_code_bench,
+    "public_tests": _contest,
+    "private_tests": _contest,
+    "generated_tests": _contest,
+    "official_tests": _contest,
     "verification_info": _synthetic,
     "test_list": _assert_list,
+    "test_cases": _any,
+    "unit_tests": _any,
     "test": _test_code,
     "test_code": _test_code,
+    "ground_truth": _any,
+    "reward_model": _any,
     "answer": _any,
 }
 
@@ -140,10 +368,14 @@ def _json(column: str, value: Any) -> Any:
         return json.loads(value)
     except json.JSONDecodeError as error:
         raise ValueError(f"{column}: not JSON ({error.msg}): {value!r:.60}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{column}: {error}: leave this row out") from error
 
 
-def _text(value: str | Sequence[str]) -> str:
-    """Some rows hold lines."""
-    return value if isinstance(value, str) else "\n".join(map(str, value))
+def _text(column: str, value: Any) -> str:
+    """What is read or printed; some rows hold lines, some numbers."""
+    if isinstance(value, list) and not any(isinstance(each, Mapping) for each in value):
+        return "\n".join(map(str, value))
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ValueError(f"{column}: expected text to read or to print, got {value!r:.60}")

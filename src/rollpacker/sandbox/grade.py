@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import marshal
 import signal
+from collections.abc import Mapping
 
 from rollpacker.sandbox.compare import same_output, same_value
-from rollpacker.sandbox.decode import FEW_MARKS, BadResultError, decode, most_marks, read_report
+from rollpacker.sandbox.decode import (
+    FEW_MARKS,
+    BadResultError,
+    decode,
+    most_marks,
+    read_report,
+    shorten,
+)
 from rollpacker.sandbox.execution import Execution
 from rollpacker.sandbox.types import (
+    FLOAT_TOLERANCE,
     AssertTest,
     CallTest,
     Outcome,
@@ -33,14 +42,23 @@ def job_of(program: str, test: Test) -> tuple[dict[str, str], bytes]:
         stdin = _text("a test's stdin", test.stdin)
         return job | {"kind": "stdin"}, stdin.encode("utf-8", "surrogatepass")
     if isinstance(test, AssertTest):
-        return job | {"kind": "asserts", "code": _text("a test's asserts", test.asserts)}, b""
+        job |= {"kind": "asserts", "code": _text("a test's asserts", test.asserts)}
+        if test.prompt:
+            stub = _text("a test's stub", test.stub)
+            job |= {"prompt": _text("a test's prompt", test.prompt), "stub": stub}
+        return job, b""
+    job |= {"kind": "call", "call": _text("a test's call", test.call), "args": _arguments(test)}
+    return (job | {"in_place": "yes"} if test.in_place else job), b""
+
+
+def _arguments(test: CallTest) -> str:
     try:
         if isinstance(test.args, str):
             raise TypeError("expected a list, got text")
-        args = json.dumps(list(test.args))
+        by_name = isinstance(test.args, Mapping)
+        return json.dumps(dict(test.args) if by_name else list(test.args))
     except TypeError as error:
         raise ValueError(f"a test's arguments must be JSON values: {error}") from error
-    return job | {"kind": "call", "call": _text("a test's call", test.call), "args": args}, b""
 
 
 def _text(name: str, value: object) -> str:
@@ -56,18 +74,26 @@ def encode_job(program: str, test: Test) -> tuple[bytes, bytes]:
     return marshal.dumps(job), stdin
 
 
-def judge(test: Test, execution: Execution) -> TestResult:
+def judge(test: Test, execution: Execution, float_tolerance: float | None = None) -> TestResult:
     """The verdict on one execution."""
-    verdict, detail = _judge(test, execution)
+    verdict, detail, *found = _judge(test, execution, float_tolerance)
     return TestResult(
         verdict=verdict,
         cpu_s=execution.cpu_s,
         wall_s=execution.wall_s,
-        detail="".join(c if c.isprintable() else " " for c in detail[:_DETAIL]),
+        detail=_shown(detail),
+        found="".join(map(_shown, found)),
     )
 
 
-def _judge(test: Test, execution: Execution) -> tuple[Outcome, str]:
+def _shown(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text[:_DETAIL])
+
+
+_Judged = tuple[Outcome, str] | tuple[Outcome, str, str]
+
+
+def _judge(test: Test, execution: Execution, tolerance: float | None) -> _Judged:
     match execution.end:
         case "tle_cpu" | "tle_idle":
             return execution.end, "time limit"
@@ -87,8 +113,10 @@ def _judge(test: Test, execution: Execution) -> tuple[Outcome, str]:
         return "fail" if failed else "crash", error
     if isinstance(test, StdinTest):
         found = execution.stdout.decode("utf-8", "replace")
-        return ("pass", "") if same_output(found, test.stdout) else ("fail", "wrong output")
-    return _judge_report(test, execution.result)
+        if same_output(found, test.stdout, tolerance):
+            return "pass", ""
+        return "fail", "wrong output", repr(found[:_DETAIL])
+    return _judge_report(test, execution.result, tolerance)
 
 
 def _signalled(number: int) -> tuple[Outcome, str]:
@@ -105,7 +133,7 @@ def _error(execution: Execution) -> str:
         return f"exit status {execution.code}"
 
 
-def _judge_report(test: CallTest | AssertTest, result: bytes) -> tuple[Outcome, str]:
+def _judge_report(test: CallTest | AssertTest, result: bytes, tolerance: float | None) -> _Judged:
     try:
         if isinstance(test, AssertTest):
             report = read_report(result, FEW_MARKS)
@@ -116,4 +144,6 @@ def _judge_report(test: CallTest | AssertTest, result: bytes) -> tuple[Outcome, 
         found = decode(report["value"])
     except BadResultError as error:
         return "fail", str(error)
-    return ("pass", "") if same_value(found, test.expected) else ("fail", "wrong value")
+    if same_value(found, test.expected, tolerance or FLOAT_TOLERANCE):
+        return "pass", ""
+    return "fail", "wrong value", shorten(found)

@@ -34,7 +34,7 @@ from rollpacker.sandbox.types import (
 )
 
 _GUEST = Path(__file__).parent / "guest"
-_SOURCES = {name: (_GUEST / f"{name}.py") for name in ("values", "perform", "pytests")}
+_SOURCES = {name: (_GUEST / f"{name}.py") for name in ("values", "prelude", "perform", "pytests")}
 _COMPILE_S = 10.0
 _BUSY = (408, 429)
 _CHUNK = 1 << 16
@@ -48,9 +48,10 @@ for name, source in SOURCES.items():
     exec(compile(source, "<harness>", "exec", dont_inherit=True), vars(modules[name]))
 sys.modules["pytest"] = modules["pytests"]
 job = json.loads(sys.stdin.read())
+plain = modules["prelude"].install()
 status, outcome = 0, {}
 try:
-    outcome = modules["perform"].perform(job, modules["pytests"].run_tests)
+    outcome = modules["perform"].perform(job, modules["pytests"].run_tests, plain)
     if "value" in outcome:
         outcome["value"] = modules["values"].encode(outcome["value"])
 except SystemExit as stop:
@@ -135,7 +136,14 @@ class RemoteSandbox(Runner[Literal["remote"]]):
         sources = {name: path.read_text(encoding="utf-8") for name, path in _SOURCES.items()}
         self._harness = f"SOURCES = {sources!r}\n{_HARNESS}"
 
-    def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
+    def _run(
+        self,
+        program: str,
+        test: Test,
+        timeout_s: float,
+        stop: Stop | None,
+        float_tolerance: float | None,
+    ) -> TestResult:
         job, stdin = job_of(program, test)
         mark = ""
         if not isinstance(test, StdinTest):
@@ -162,7 +170,8 @@ class RemoteSandbox(Runner[Literal["remote"]]):
             try:
                 with self._open:
                     reply = self._post(body, timeout_s + _COMPILE_S, stop)
-                return judge(test, _execution(reply, mark, self.limits.output_mb << 20))
+                run = _execution(reply, mark, self.limits.output_mb << 20)
+                return judge(test, run, float_tolerance)
             except _Flooded as error:
                 detail = f"output limit: {error}"
                 return TestResult(verdict="fail", cpu_s=0.0, wall_s=0.0, detail=detail)

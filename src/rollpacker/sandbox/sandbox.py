@@ -107,7 +107,14 @@ class Sandbox(Runner[Level]):
                 f"got through: {', '.join(escaped)}"
             )
 
-    def _run(self, program: str, test: Test, timeout_s: float, stop: Stop | None) -> TestResult:
+    def _run(
+        self,
+        program: str,
+        test: Test,
+        timeout_s: float,
+        stop: Stop | None,
+        float_tolerance: float | None,
+    ) -> TestResult:
         if stop is not None and stop():
             raise StoppedError
         job, stdin = encode_job(program, test)
@@ -124,7 +131,7 @@ class Sandbox(Runner[Level]):
                 if execution is None or execution.end != "tle_cpu":
                     break
             if execution is not None:
-                result = judge(test, execution)
+                result = judge(test, execution, float_tolerance)
                 if result.verdict != "infra":
                     return result
                 heavy += execution.heavy

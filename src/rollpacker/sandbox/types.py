@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args
 
 Level = Literal["strong", "standard", "basic"]
@@ -13,6 +13,9 @@ LEVELS: tuple[Level, ...] = ("strong", "standard", "basic")
 Outcome = Literal["pass", "fail", "tle_cpu", "tle_idle", "crash", "infra"]
 """``tle_cpu``: over the CPU budget; ``tle_idle``: slept or stopped past the wall cap; ``infra``:
 the sandbox's fault, not the program's, after retries."""
+
+FLOAT_TOLERANCE = 1e-9
+"""Absolute or relative, whichever is more; of numbers that are no integers."""
 
 
 class SandboxUnavailableError(RuntimeError):
@@ -38,13 +41,18 @@ class StdinTest:
 class CallTest:
     """A function of the program must return ``expected``.
 
-    ``call`` is ``name`` or ``Class.method``; a ``name`` that the program has not is looked for in
-    its class ``Solution``. Arguments are JSON values; ``expected`` never enters the sandbox.
+    Args:
+        call: ``name`` or ``Class.method``; a ``name`` that the program has not is looked for in
+            its class ``Solution``.
+        args: JSON values, by place or by name.
+        expected: what it must return; never enters the sandbox.
+        in_place: it returns nothing: what counts is its first argument afterwards.
     """
 
     call: str
-    args: Sequence[Any]
+    args: Sequence[Any] | Mapping[str, Any]
     expected: Any
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,23 +60,35 @@ class AssertTest:
     """Statements with asserts, or pytest-style ``test_*`` functions, run beside the program.
 
     A hostile program can forge their success, as the check happens where the program is.
+
+    Args:
+        asserts: the source.
+        prompt: source that the program goes on from: its imports and functions are there, and a
+            program that is no more than the body of its last function completes it.
+        stub: the function that the prompt only begins.
     """
 
     asserts: str
+    prompt: str = ""
+    stub: str = ""
 
 
 Test = StdinTest | CallTest | AssertTest
 
-_KINDS = {frozenset(f.name for f in fields(kind)): kind for kind in get_args(Test)}
+_KINDS = {
+    kind: (frozenset(f.name for f in fields(kind) if f.default is MISSING), {*kind.__slots__})
+    for kind in get_args(Test)
+}
+"""Of each, the keys that it must and may have."""
 
 
 def parse_test(data: Mapping[str, Any]) -> Test:
     """A test from its JSON object. Raises ``ValueError`` when it is of no known kind."""
-    kind = _KINDS.get(frozenset(data))
-    if kind is None:
-        expected = " or ".join("{" + ", ".join(sorted(names)) + "}" for names in _KINDS)
-        raise ValueError(f"a test has the keys {sorted(data)}, expected {expected}")
-    return kind(**data)
+    for kind, (needed, known) in _KINDS.items():
+        if needed <= data.keys() <= known:
+            return kind(**data)
+    expected = " or ".join("{" + ", ".join(sorted(names)) + "}" for names, _ in _KINDS.values())
+    raise ValueError(f"a test has the keys {sorted(data)}, expected {expected}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +100,7 @@ class TestResult:
         cpu_s: CPU seconds that the program took.
         wall_s: seconds that it was there.
         detail: why it did not pass, in few words; partly the program's own.
+        found: the beginning of what it printed or returned, where that was wrong.
     """
 
     __test__ = False
@@ -88,6 +109,7 @@ class TestResult:
     cpu_s: float
     wall_s: float
     detail: str = ""
+    found: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

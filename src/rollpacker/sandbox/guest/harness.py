@@ -15,7 +15,7 @@ import threading
 import traceback
 from typing import Any
 
-from . import pytests
+from . import prelude, pytests
 from .perform import perform
 from .values import encode
 
@@ -23,6 +23,8 @@ _DETAIL = 300
 _SITE = ("exit", "quit")
 # Not io.IOBase: whether something is an instance of an abstract class is slow to find out.
 _File: Any = io.IOBase.__base__
+_plain: dict[str, Any] = {}
+"""The builtins as a test sees them: what it calls must be the program's, not the prelude's."""
 
 
 class InlineThread(threading.Thread):
@@ -54,7 +56,7 @@ def run(job: bytes, result: int) -> int:
     outcome: dict[str, Any] = {}
     status = 0
     try:
-        outcome = perform(fields, pytests.run_tests)
+        outcome = perform(fields, pytests.run_tests, _plain)
         if "value" in outcome:
             outcome["value"] = encode(outcome["value"])
     except SystemExit as stop:
@@ -71,6 +73,7 @@ def prepare() -> None:
     """In the zygote: what programs expect and an interpreter without ``site`` has not."""
     for name in _SITE:
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
+    _plain.update(prelude.install())
     # Those of the library; a program's own run when it ends.
     atexit._clear()
     random.seed(0)
@@ -83,6 +86,7 @@ def open_streams() -> None:
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    builtins.__dict__.update(stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr)
 
 
 def _exit_status(code: object) -> int:

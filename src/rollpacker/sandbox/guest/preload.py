@@ -13,12 +13,12 @@ _FREQUENT = (
     "__future__ abc array ast atexit base64 binascii bisect builtins collections collections.abc "
     "contextlib copy ctypes dataclasses datetime decimal difflib enum fractions functools gc "
     "hashlib heapq inspect io itertools json keyword math numbers operator pprint queue random re "
-    "reprlib resource select signal stat string struct textwrap threading time traceback types "
-    "typing unicodedata unittest warnings weakref zlib _sitebuiltins"
+    "reprlib resource select signal stat statistics string struct textwrap threading time "
+    "traceback types typing unicodedata unittest warnings weakref zlib _sitebuiltins"
 )
 _OTHERS = (
     "argparse calendar cmath csv encodings.idna encodings.latin_1 encodings.utf_8_sig graphlib "
-    "html locale logging secrets shlex statistics timeit urllib.parse uuid _strptime"
+    "html locale logging secrets shlex timeit urllib.parse uuid _strptime"
 )
 
 

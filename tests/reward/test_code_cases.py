@@ -1,0 +1,65 @@
+"""Responses as models write them, to rows as datasets have them: what each of them is worth.
+
+``code.jsonl`` was scored by common sense; ``code_kinds.jsonl`` has one right answer of each kind
+that is supported, ``code_near_misses.jsonl`` wrong ones that a laxer rule would let pass.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollpacker.core.types import AttemptId
+from rollpacker.reward.base import GradeRequest
+
+if sys.platform != "linux":
+    pytest.skip("the code sandbox needs Linux", allow_module_level=True)
+
+from rollpacker.reward.code import CodeReward
+
+CASES = Path(__file__).with_name("cases")
+TOO_STRICT = {
+    "float printed with 6 digits, expected 12": "1e-9 is the tolerance unless one is set",
+    "float printed fully, expected 6 digits": "1e-9 is the tolerance unless one is set",
+}
+"""Cases that are not scored as they should be, and why."""
+
+
+@pytest.fixture(scope="module")
+def reward() -> CodeReward:
+    return CodeReward({"idle_s": 1.0})
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (CASES / name).open(encoding="utf-8")]
+
+
+def score(reward: CodeReward, case: dict[str, Any], **columns: Any) -> float | None:
+    request = GradeRequest(
+        attempt=AttemptId(0),
+        prompt="p",
+        completion=case["response"],
+        completion_ids=[],
+        row={**case["row"], **columns},
+    )
+    return reward(request).score
+
+
+def test_what_people_tried(reward: CodeReward) -> None:
+    given = cases("code.jsonl")
+    missed = {case["kind"] for case in given if score(reward, case) != case["score"]}
+    assert missed == TOO_STRICT.keys()
+    assert len(missed) <= 0.05 * len(given)
+
+
+def test_a_tolerance_scores_the_rest(reward: CodeReward) -> None:
+    left = [case for case in cases("code.jsonl") if case["kind"] in TOO_STRICT]
+    assert [score(reward, case, float_tolerance=1e-6) for case in left] == [1.0] * len(TOO_STRICT)
+
+
+@pytest.mark.parametrize("name", ["code_kinds.jsonl", "code_near_misses.jsonl"])
+def test_kinds_and_their_near_misses(reward: CodeReward, name: str) -> None:
+    given = cases(name)
+    assert [case["kind"] for case in given if score(reward, case) != case["score"]] == []

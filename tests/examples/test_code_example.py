@@ -12,7 +12,7 @@ from importing import imported
 from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.job import train
-from rollpacker.reward.code_blocks import find_program
+from rollpacker.reward.code.blocks import find_program
 from rollpacker.sandbox import Limits, Sandbox, read_tests
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollpacker.reward.code_blocks import find_program
+from rollpacker.reward.code.blocks import find_program
 
 
 def code_of(response: str, *names: str) -> str | None:

@@ -20,11 +20,6 @@ if sys.platform != "linux":
 from rollpacker.reward.code import CodeReward
 
 CASES = Path(__file__).with_name("cases")
-TOO_STRICT = {
-    "float printed with 6 digits, expected 12": "1e-9 is the tolerance unless one is set",
-    "float printed fully, expected 6 digits": "1e-9 is the tolerance unless one is set",
-}
-"""Cases that are not scored as they should be, and why."""
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +42,7 @@ def score(reward: CodeReward, case: dict[str, Any], **columns: Any) -> float | N
     return reward(request).score
 
 
-def test_what_people_tried(reward: CodeReward) -> None:
-    given = cases("code.jsonl")
-    missed = {case["kind"] for case in given if score(reward, case) != case["score"]}
-    assert missed == TOO_STRICT.keys()
-    assert len(missed) <= 0.05 * len(given)
-
-
-def test_a_tolerance_scores_the_rest(reward: CodeReward) -> None:
-    left = [case for case in cases("code.jsonl") if case["kind"] in TOO_STRICT]
-    assert [score(reward, case, float_tolerance=1e-6) for case in left] == [1.0] * len(TOO_STRICT)
-
-
-@pytest.mark.parametrize("name", ["code_kinds.jsonl", "code_near_misses.jsonl"])
-def test_kinds_and_their_near_misses(reward: CodeReward, name: str) -> None:
+@pytest.mark.parametrize("name", ["code.jsonl", "code_kinds.jsonl", "code_near_misses.jsonl"])
+def test_what_people_bring_and_near_misses(reward: CodeReward, name: str) -> None:
     given = cases(name)
     assert [case["kind"] for case in given if score(reward, case) != case["score"]] == []

@@ -14,7 +14,7 @@ Outcome = Literal["pass", "fail", "tle_cpu", "tle_idle", "crash", "infra"]
 """``tle_cpu``: over the CPU budget; ``tle_idle``: slept or stopped past the wall cap; ``infra``:
 the sandbox's fault, not the program's, after retries."""
 
-FLOAT_TOLERANCE = 1e-9
+FLOAT_TOLERANCE = 1e-6
 """Absolute or relative, whichever is more; of numbers that are no integers."""
 
 

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from rollpacker.config import Config, parse_as
 from rollpacker.reward.base import NO_CODE, CodeRun, GradeRequest, GradingError, Scored
-from rollpacker.reward.code_blocks import choose, find_blocks, find_program
-from rollpacker.reward.code_report import CodeReport, reports
+from rollpacker.reward.code.blocks import choose, find_blocks, find_program
+from rollpacker.reward.code.report import CodeReport, reports
 from rollpacker.sandbox import (
     AssertTest,
     CallTest,
@@ -62,7 +62,7 @@ class CodeOptions(Config):
     """A timeout of T CPU seconds may stretch to max(10 T, T + idle_s) seconds."""
     float_tolerance: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """How near a number must be to the expected one, absolute or relative, where they are not both
-    integers; a row's own column ``float_tolerance`` goes before. None: 1e-9, and what is expected
+    integers; a row's own column ``float_tolerance`` goes before. None: 1e-6, and what is expected
     to be printed as an integer must be printed so."""
 
 

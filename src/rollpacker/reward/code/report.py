@@ -44,7 +44,7 @@ class CodeReport:
         program: its source; None where the response has none.
         rule: by which rule it was found, or why there is none.
         column: of the row, which the tests were read from.
-        float_tolerance: how near floats had to be; None stands for 1e-9.
+        float_tolerance: how near floats had to be; None stands for 1e-6.
         level: the isolation that the program ran in.
         tests: all of them, in order; none where there is no program.
     """

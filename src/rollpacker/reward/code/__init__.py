@@ -1,0 +1,9 @@
+"""The reward for programs: find the program in a response, run it against the row's tests.
+
+It knows the sandbox, and nothing of grading processes but the ``Host`` that it tells things.
+"""
+
+from rollpacker.reward.code.report import CodeReport, TestReport
+from rollpacker.reward.code.reward import CodeOptions, CodeReward, Host, read_options
+
+__all__ = ["CodeOptions", "CodeReport", "CodeReward", "Host", "TestReport", "read_options"]

@@ -173,7 +173,8 @@ def _posterior(
     Exact for a copula without skew: normal scores with correlation ``rho``.
     """
     levels = (midranks(tokens) - 0.5) / tokens.size
-    scores = np.array([NormalDist().inv_cdf(level) for level in levels.tolist()])
+    normal = NormalDist()
+    scores = np.fromiter((normal.inv_cdf(level) for level in levels), np.float64, levels.size)
     sizes = np.bincount(groups)
     total = 1.0 - rho + sizes * rho
     centre = np.sqrt(rho) * np.bincount(groups, scores) / total

@@ -85,7 +85,8 @@ def _of_logs(paths: Sequence[Path], kind: str, texts_too: bool) -> Iterator[Said
                 prompt = texts.prompt_id(texts.identity(each.prompt))
                 words = texts.said(each.completion)
                 found.append(Said(each.step or 0, prompt, ids or words))
-        same = hash(tuple((each.prompt, str(each.said)) for each in found))
+        steps = () if LAYOUTS[kind].relogged else tuple(each.step for each in found)
+        same = hash((steps, *((each.prompt, str(each.said)) for each in found)))
         if same not in seen:
             seen.add(same)
             yield from sorted(found, key=lambda each: each.step)

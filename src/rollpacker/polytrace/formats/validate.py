@@ -21,6 +21,7 @@ from rollpacker.polytrace.formats import (
 from rollpacker.polytrace.formats.lines import Bad, Problem, Record, records, silent
 from rollpacker.polytrace.formats.logs import reader
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
+from rollpacker.polytrace.formats.opened import Tick, quiet
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import TraceError
 
@@ -37,12 +38,12 @@ _STATES = ("kept", "filtered", "aborted")
 _Lines = list[tuple[Path, int, Record]]
 
 
-def problems(path: Path, *, format: str | None = None) -> list[Problem]:
+def problems(path: Path, *, format: str | None = None, tick: Tick = quiet) -> list[Problem]:
     """Everything that is wrong at ``path``, in the order of files and lines.
 
     Besides each line's fields it checks what files say of each other: response sums of
     ``reward_timings`` and prompt counts of ``dapo_filter`` against ``packed_lengths``. Where no
-    line can be named, as in parquet files, ``line`` is 0.
+    line can be named, as in parquet files, ``line`` is 0. ``tick`` is told of bytes read.
     """
     found: list[Problem] = []
     try:
@@ -58,7 +59,7 @@ def problems(path: Path, *, format: str | None = None) -> list[Problem]:
         found += source.left
         for kind, files in source.files.items():
             if kind in LAYOUTS:
-                found += _of_log(files, kind, source.task)
+                found += _of_log(files, kind, source.task, tick)
             elif kind not in _MODELS:
                 found += _unreadable(files, kind, source.task)
         found += _disagreements(lines)
@@ -75,10 +76,10 @@ def _lines(files: list[Path], kind: str, bad: Bad) -> _Lines:
     return found
 
 
-def _of_log(files: list[Path], kind: str, task: str) -> list[Problem]:
+def _of_log(files: list[Path], kind: str, task: str, tick: Tick) -> list[Problem]:
     """By the reader itself, so that it takes what this lets through."""
     found: list[Problem] = []
-    reading = Reading(task=task, note=silent, bad=found.append, left=found.append)
+    reading = Reading(task=task, note=silent, bad=found.append, left=found.append, tick=tick)
     trace = reader.read(files, reading, kind)
     if not trace.samples.height and not found:
         found.append(Problem(files[0], 0, "no responses in it"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from functools import cache
 from math import isfinite
 from typing import Any, cast
 
-from rollpacker.polytrace.formats.lines import MOST, shown
+from rollpacker.polytrace.formats.lines import MOST, Record, shown
 
 RESPONSE_COUNTS = (
     "response_tokens",
@@ -36,35 +36,54 @@ PROMPT_WAYS = (
 _FILLER = re.compile(r"<.*>|\[PAD\]", re.DOTALL)
 
 
+@cache
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(path.split("."))
+
+
+@cache
+def _way(way: str) -> tuple[str, str, str]:
+    """How to count, the path, and its first key."""
+    how, _, path = way.partition(":")
+    return how, path, _parts(path)[0]
+
+
 def values(record: object, path: str) -> list[Any]:
     """All that ``path`` leads to, nulls left out."""
     found = [record]
-    for part in path.split("."):
+    for part in _parts(path):
         found = [each for one in found for each in _inside(one, part)]
     return found
 
 
 def _inside(value: object, part: str) -> list[Any]:
-    if isinstance(value, Mapping):
-        inner = cast(Mapping[str, Any], value).get(part)
+    if isinstance(value, dict):
+        inner = cast(Record, value).get(part)
         return [] if inner is None else [inner]
     if isinstance(value, list):
         return [each for one in cast(list[Any], value) for each in _inside(one, part)]
     return []
 
 
-def first(record: object, paths: tuple[str, ...]) -> Any:
+def first(record: Record, paths: tuple[str, ...]) -> Any:
     """What the first path that leads somewhere leads to first; None for none."""
-    return next((found[0] for path in paths if (found := values(record, path))), None)
+    for path in paths:
+        if path in record and record[path] is not None:
+            return record[path]
+        if "." in path and (found := values(record, path)):
+            return found[0]
+    return None
 
 
-def tokens(record: object, ways: tuple[str, ...]) -> int | None:
+def tokens(record: Record, ways: tuple[str, ...]) -> int | None:
     """By the first of the ``ways`` that a record has; None where it has none.
 
     Raises ``ValueError`` that names the key.
     """
     for way in ways:
-        how, _, path = way.partition(":")
+        how, path, key = _way(way)
+        if key not in record:
+            continue
         found = values(record, path)
         if how == "first":
             found = found[:1]
@@ -115,8 +134,8 @@ def score(value: object, name: str) -> float | None:
         return None
     if isinstance(value, list):
         return _sum([score(each, name) for each in cast(list[Any], value)])
-    if isinstance(value, Mapping):
-        told = cast(Mapping[str, Any], value)
+    if isinstance(value, dict):
+        told = cast(Record, value)
         if "score" in told:
             inner, weight = score(told["score"], name), score(told.get("weight", 1.0), name)
             return None if inner is None or weight is None else inner * weight

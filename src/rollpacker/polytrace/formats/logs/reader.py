@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import polars as pl
 
-from rollpacker.polytrace.formats.columns import pack, samples
+from rollpacker.polytrace.formats.columns import pack, table
 from rollpacker.polytrace.formats.lines import Problem, Record
 from rollpacker.polytrace.formats.logs import counts, texts
 from rollpacker.polytrace.formats.logs.counts import PROMPT_WAYS, RESPONSE_WAYS, values
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, Layout
 from rollpacker.polytrace.formats.logs.responses import Response, check_text, responses
 from rollpacker.polytrace.formats.reading import Reading
-from rollpacker.polytrace.schema import Trace
+from rollpacker.polytrace.schema import SAMPLES, Trace
 
 _ROWS_AT_ONCE = 4096
 _LONGEST_KEPT = 64
@@ -29,6 +29,14 @@ _NO_REWARDS = {
 }
 _CUT = ("length", "truncated", "max_tokens", "max_length")
 _ABORTED = ("abort", "aborted", "cancelled")
+
+
+_OFTEN_SAME = ("domain", "truncated", "state", "dp_rank", "extra")
+_COLUMNS = {
+    name: SAMPLES[name]
+    for name in ("step", "prompt", "prompt_tokens", "response_tokens", "reward", *_OFTEN_SAME)
+}
+"""Those that a log can fill."""
 
 
 def read(files: Sequence[Path], reading: Reading, kind: str) -> Trace:
@@ -57,7 +65,7 @@ class _File:
     def flush(self, least: int) -> None:
         """Rows as objects take ten times the memory of a table's."""
         if len(self.rows) >= least:
-            self.parts.append(samples(self.rows))
+            self.parts.append(table(self.rows, _COLUMNS))
             self.rows = []
 
 
@@ -111,7 +119,6 @@ class _Log:
         rank = counts.first(record, (layout.rank,)) if layout.rank else None
         file.rows.append(
             {
-                "task": self.reading.task,
                 "step": response.step or 0,
                 "prompt": prompt,
                 "domain": "validation" if file.validation else _domain(record, layout),
@@ -146,7 +153,7 @@ class _Log:
     def trace(self) -> Trace:
         """All of them; says what is approximated."""
         parts = [part for file in self.files for part in file.parts]
-        frame = pl.concat(parts) if parts else samples([])
+        frame = pl.concat(parts) if parts else table([], _COLUMNS)
         note, task = self.reading.note, self.reading.task
         if guessed := sum(file.guessed for file in self.files):
             note(
@@ -162,7 +169,22 @@ class _Log:
             columns = ", ".join(sorted(self.rewards))
             note(f"{task}: reward is the sum of {columns}; the log has no weights")
         place = pl.int_range(pl.len(), dtype=pl.Int32).over("step", "prompt")
-        return Trace(samples=frame.with_columns(index=place))
+        return Trace(samples=_whole(frame.with_columns(index=place), task))
+
+
+def _whole(frame: pl.DataFrame, task: str) -> pl.DataFrame:
+    """With all columns of a trace: polars stores one that is the same everywhere as one value."""
+    frame = frame.with_columns(
+        pl.lit(frame[name][0], _COLUMNS[name]).alias(name)
+        for name in _OFTEN_SAME
+        if frame.height and frame[name].n_unique() == 1
+    )
+    missing = [
+        pl.lit(None, kind).alias(name)
+        for name, kind in SAMPLES.items()
+        if name not in frame.columns
+    ]
+    return frame.with_columns(missing).with_columns(task=pl.lit(task)).select(list(SAMPLES))
 
 
 def _is_validation(path: Path, pattern: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from typing import Any, cast
 
 from rollpacker.polytrace.formats.lines import Record
@@ -38,8 +37,8 @@ def said(value: object) -> str:
     """The text of a prompt or completion: plain, or chat messages with ``content``."""
     if isinstance(value, str):
         return value
-    if isinstance(value, Mapping):
-        message = cast(Mapping[str, Any], value)
+    if isinstance(value, dict):
+        message = cast(Record, value)
         return said(message.get("content") or message.get("text") or "")
     if isinstance(value, list):
         return "".join(said(part) for part in cast(list[Any], value))
@@ -51,8 +50,8 @@ def sampled(value: object) -> str:
     answered nor what others said in between."""
     if isinstance(value, str):
         return _TOOL.sub("", value) if "<tool_response>" in value else value
-    if isinstance(value, Mapping):
-        message = cast(Mapping[str, Any], value)
+    if isinstance(value, dict):
+        message = cast(Record, value)
         if message.get("role") not in (None, *_SAMPLED):
             return ""
         parts = (message.get("reasoning_content"), message.get("content"))
@@ -86,9 +85,6 @@ def sides(conversation: object) -> tuple[object, object]:
     parts = cast(list[Any], conversation)
     if all(isinstance(part, str) for part in parts):
         return parts[:1], parts[1::2]
-    roles = [
-        cast(Mapping[str, Any], part).get("role") if isinstance(part, Mapping) else None
-        for part in parts
-    ]
+    roles = [cast(Record, part).get("role") if isinstance(part, dict) else None for part in parts]
     first = next((at for at, role in enumerate(roles) if role in _SAMPLED), len(parts))
     return parts[:first], parts[first:]

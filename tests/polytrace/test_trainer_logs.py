@@ -3,15 +3,12 @@
 import gzip
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from trace_lines import dump
 
 from rollpacker.polytrace import formats
@@ -291,148 +288,20 @@ def test_tool_answers_within_a_text_are_not_counted(tmp_path: Path) -> None:
     assert trace.samples["response_tokens"].to_list() == [4]
 
 
-ROLLOUT = {"input": "q", "output": "x" * 40, "score": 1.0, "step": 1}
+def table_of_layouts() -> str:
+    rows = ["| `--format` | read as | files | keys | approximated |", "|---|---|---|---|---|"]
+    for name, layout in LAYOUTS.items():
+        paths = (*layout.prompt[:1], *layout.response, layout.conversation, *(layout.prefix or ()))
+        counted = tuple(way.partition(":")[2] for way in layout.tokens)
+        rest = (*layout.reward, *layout.step, *layout.domain[:1], layout.stop)
+        keys = dict.fromkeys(key for key in (*paths, *counted, *rest) if key)
+        shown = ", ".join(f"`{key}`" for key in keys)
+        rows.append(
+            f"| `{name}` | {layout.title} | {layout.files} | {shown} | {layout.approximated} |"
+        )
+    return "\n".join(rows) + "\n"
 
 
-def test_marks_line_ends_and_arrays_are_taken(tmp_path: Path) -> None:
-    rows = [ROLLOUT | {"input": f"q{n}"} for n in range(3)]
-    text = {
-        "mark": "\ufeff" + "\n".join(map(json.dumps, rows)),
-        "crlf": "\r\n".join(map(json.dumps, rows)) + "\r\n\r\n",
-        "array": json.dumps(rows),
-        "pretty": json.dumps(rows, indent=2),
-        "noend": "\n".join(map(json.dumps, rows)),
-    }
-    for name, content in text.items():
-        path = tmp_path / name / "1.jsonl"
-        path.parent.mkdir()
-        path.write_bytes(content.encode())
-        assert formats.read(path).samples["response_tokens"].to_list() == [10] * 3, name
-        assert validate.problems(path) == [], name
-
-
-def test_a_torn_line_is_left_out_and_said_once(tmp_path: Path) -> None:
-    whole = "".join(json.dumps(ROLLOUT | {"input": f"q{n}"}) + "\n" for n in range(3))
-    kinds: dict[str, bytes] = {
-        "1.jsonl": whole[:-30].encode(),
-        "2.jsonl.gz": gzip.compress(whole.encode(), mtime=0)[:-9],
-        "3.jsonl": b"",
-        "4.jsonl": json.dumps([ROLLOUT, ROLLOUT | {"step": 9}])[:-20].encode(),
-        "5.jsonl.zst": (CASES / "v4_zst" / "1.jsonl.zst").read_bytes()[:200],
-        "6.jsonl.gz": b"no gzip",
-    }
-    for name, content in kinds.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        dump(folder / "0.jsonl", ROLLOUT)
-        (folder / name).write_bytes(content)
-        notes: list[str] = []
-        assert formats.read(folder, note=notes.append).samples.height >= 1
-        left = [note for note in notes if "left out" in note]
-        assert len(left) == 1, (name, notes)
-        assert str(folder / name) in left[0]
-        assert [each.file.name for each in validate.problems(folder)] == [name]
-
-
-def test_files_that_are_unknown_are_named(tmp_path: Path) -> None:
-    dump(tmp_path / "1.jsonl", ROLLOUT)
-    dump(tmp_path / "other.jsonl", {"loss": 1.0})
-    (tmp_path / "README.md").write_text("what this is")
-    (tmp_path / "notes.txt").write_text("hm")
-    notes: list[str] = []
-    formats.read(tmp_path, note=notes.append)
-    named = {"other.jsonl", "notes.txt"}
-    assert {Path(note.split(":")[0]).name for note in notes if "left out" in note} == named
-    assert {each.file.name for each in validate.problems(tmp_path)} == named
-
-
-def test_a_file_beside_its_packed_copy_counts_once(tmp_path: Path) -> None:
-    path = dump(tmp_path / "1.jsonl", *(ROLLOUT | {"input": f"q{n}"} for n in range(4)))
-    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    notes: list[str] = []
-    assert formats.read(tmp_path, note=notes.append).samples.height == 4
-    assert sum("counted once" in note for note in notes) == 1
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"score": 10**400}, "score: expected a finite number"),
-        ({"score": math.inf}, "score: expected a finite number, got Infinity"),
-        ({"score": "1.0"}, 'score: expected a number, got "1.0"'),
-        ({"response_length": -5}, "response_length: expected 0 to"),
-        ({"response_length": "12"}, "response_length: expected a whole number"),
-        ({"response_length": 1.5}, "response_length: expected a whole number, got 1.5"),
-        ({"step": -1}, "step: expected 0 to"),
-        ({"output": 5}, "output: expected text, got 5"),
-        ({"input": None}, "input: missing"),
-    ],
-)
-def test_wrong_numbers_are_told_in_one_line(
-    tmp_path: Path, more: dict[str, Any], text: str
-) -> None:
-    path = dump(tmp_path / "1.jsonl", ROLLOUT, ROLLOUT | more)
-    with pytest.raises(TraceError, match=re.escape(f"1.jsonl, line 2: {text}")):
-        formats.read(path)
-    (problem,) = validate.problems(path)
-    assert problem.line == 2
-    assert problem.text.startswith(text)
-
-
-def test_a_score_that_is_no_number_is_none(tmp_path: Path) -> None:
-    trace = one(tmp_path, "1.jsonl", ROLLOUT | {"score": math.nan, "response_length": 7.0})
-    assert trace.samples.select("reward", "response_tokens").rows() == [(None, 7)]
-
-
-# --- any bytes ----------------------------------------------------------------------------
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
-    ),
-    max_leaves=6,
-)
-KEYS = sorted({key for layout in LAYOUTS.values() for key in (*layout.needs, *layout.used)})
-
-
-@st.composite
-def record_of_some_layout(draw: st.DrawFn) -> dict[str, Any]:
-    layout = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))]
-    record = {key: draw(VALUES) for key in layout.needs}
-    return record | draw(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
-
-
-def read_or_refuse(path: Path) -> None:
-    try:
-        trace = formats.read(path)
-    except (TraceError, OSError) as error:
-        said = str(error)
-    else:
-        said = ""
-        characterize(trace)
-    assert "\n" not in said
-    assert all("\n" not in str(each) for each in validate.problems(path))
-
-
-@settings(max_examples=settings().max_examples, deadline=None)
-@given(st.lists(record_of_some_layout(), min_size=1, max_size=3))
-def test_records_of_any_values_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]
-) -> None:
-    path = tmp_path_factory.mktemp("any") / "step_1.jsonl"
-    read_or_refuse(dump(path, *records))
-
-
-@settings(max_examples=settings().max_examples, deadline=None)
-@given(
-    st.binary(max_size=60),
-    st.sampled_from([b"", b"[", b'{"columns": [', json.dumps(ROLLOUT).encode() + b"\n"]),
-    st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet", ".pt"]),
-)
-def test_any_bytes_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, tail: bytes, head: bytes, suffix: str
-) -> None:
-    path = tmp_path_factory.mktemp("any") / f"1{suffix}"
-    path.write_bytes(head + tail)
-    read_or_refuse(path)
+def test_the_documentation_has_the_table_of_the_code() -> None:
+    page = Path(__file__).parents[2] / "docs" / "polytrace.md"
+    assert table_of_layouts() in page.read_text(encoding="utf-8")

@@ -192,9 +192,7 @@ def estimate(
         return
     for note in notes:
         print_note(note)
-    print_plain(f"read as: {', '.join(read_as)}")
-    console.print(_modes_table(found))
-    _tell(found)
+    _tell(found, read_as)
     for line in _to_change(path, found.recommended):
         print_plain(line)
     for name, file in page.items():
@@ -230,7 +228,9 @@ def _modes_table(found: Estimate) -> Table:
     return view
 
 
-def _tell(found: Estimate) -> None:
+def _tell(found: Estimate, read_as: list[str]) -> None:
+    print_plain(f"read as: {', '.join(read_as)}")
+    console.print(_modes_table(found))
     icc = "unknown" if found.icc is None else f"{found.icc:.2f}"
     print_plain(
         f"{found.task}: {found.read} responses read, {found.prompts} prompts of "

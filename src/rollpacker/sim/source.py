@@ -87,7 +87,7 @@ def of_trace(trace: Trace, task: str | None = None) -> Source:
 
     Raises ``ValueError`` when the task is not there, not unique, or has no finished response.
     """
-    samples = _in_order(finished(task_samples(trace, task)))
+    samples = _in_order(_narrow(finished(task_samples(trace, task))))
     if samples.is_empty():
         raise ValueError("the trace has no finished response: nothing is known of its lengths")
     tokens = lengths_of(samples)
@@ -140,6 +140,12 @@ def _reward_times(trace: Trace, samples: pl.DataFrame) -> RewardTimes | None:
         if known.is_empty()
         else RewardTimes(each_s=float(known.sum()) / len(known), phase_s=None)
     )
+
+
+def _narrow(samples: pl.DataFrame) -> pl.DataFrame:
+    """With numbers in place of the prompts' names, and without what nothing is made of: of large
+    logs several copies are in memory at once."""
+    return samples.drop("extra", "domain").with_columns(pl.col("prompt").rank("dense"))
 
 
 def _in_order(samples: pl.DataFrame) -> pl.DataFrame:

@@ -155,8 +155,8 @@ def _why_unknown(path: Path) -> str:
     first, problem = beginning(path)
     if suffix == ".json" and not problem:
         return "a JSON file is no trace (fitted distributions are not responses)"
-    if problem:
-        return problem
+    if problem or not first:
+        return problem or "no record in it"
     return f"with keys {', '.join(list(first[0])[:6])} its first lines fit no format"
 
 

@@ -107,3 +107,10 @@ def test_a_score_that_is_no_number_is_none(tmp_path: Path) -> None:
     path = dump(tmp_path / "1.jsonl", ROLLOUT | {"score": math.nan, "response_length": 7.0})
     trace = formats.read(path)
     assert trace.samples.select("reward", "response_tokens").rows() == [(None, 7)]
+
+
+@pytest.mark.parametrize("name", ["v4_gz", "v4_zst", "v6_names2", "t2_tools", "o_wandb"])
+def test_who_watches_is_told_of_every_byte_once(name: str) -> None:
+    told: list[int] = []
+    formats.read(CASES / name, tick=told.append)
+    assert sum(told) == sum(path.stat().st_size for path in (CASES / name).iterdir())

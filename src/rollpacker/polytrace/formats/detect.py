@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,16 @@ def format_of(path: Path) -> str | None:
         return _of_table(path)
     if suffix not in _SUFFIXES:
         return None
+    state = path.stat()
+    return _of_records(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 16)
+def _of_records(path: Path, size: int, changed_ns: int) -> str | None:
+    """By a file's first records: kept, since a line may hold a whole step and a command looks at
+    its files several times."""
+    del size, changed_ns
+    suffix = _suffix(path)
     first, _ = beginning(path)
     for record in first:
         for name, fits in _MARKS.items():

@@ -97,10 +97,7 @@ def _document(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
         except ValueError as error:
             reading.leave(Problem(path, number, str(error)))
             return
-    if is_table(record):
-        yield from _of_table(path, record, reading)
-        return
-    yield number, record
+    yield from _of_table(path, record, reading) if is_table(record) else [(number, record)]
     for number, raw in given:
         yield from _line(path, number, raw, reading)
 

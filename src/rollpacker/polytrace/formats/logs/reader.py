@@ -37,13 +37,17 @@ _COLUMNS = {
     for name in ("step", "prompt", "prompt_tokens", "response_tokens", "reward", *_OFTEN_SAME)
 }
 """Those that a log can fill."""
+_WORDS = ("prompt", "domain", "state", "extra")
+_CODES = {name: pl.UInt32() if name in _WORDS else kind for name, kind in _COLUMNS.items()}
+_MOST_EXTRAS = 1 << 16
 
 
 def read(files: Sequence[Path], reading: Reading, kind: str) -> Trace:
     """One row a response. Raises ``TraceError`` and ``OSError``.
 
     A prompt's id is a hash of its text. Texts are not kept; other keys are, in ``extra``, where
-    they are short. A file with the same responses as another one counts once.
+    they are short and few of them differ. A file with the same responses as another one counts
+    once.
     """
     log = _Log(kind, LAYOUTS[kind], reading)
     for path in files:
@@ -65,7 +69,7 @@ class _File:
     def flush(self, least: int) -> None:
         """Rows as objects take ten times the memory of a table's."""
         if len(self.rows) >= least:
-            self.parts.append(table(self.rows, _COLUMNS))
+            self.parts.append(table(self.rows, _CODES))
             self.rows = []
 
 
@@ -79,6 +83,19 @@ class _Log:
     ids: set[str] = field(default_factory=set[str])
     rewards: set[str] = field(default_factory=set[str])
     again: int = 0
+    words: dict[str | None, int] = field(default_factory=dict[str | None, int])
+    """Each text of a column once: large logs repeat them."""
+    extras: set[str] = field(default_factory=set[str])
+
+    def _code(self, word: str | None) -> int:
+        return self.words.setdefault(word, len(self.words))
+
+    def _extra(self, record: Record) -> str | None:
+        """None where too many differ: what tells each response apart tells nothing of lengths."""
+        extra = pack(self.kind, _kept(record, self.layout))
+        if len(self.extras) < _MOST_EXTRAS:
+            self.extras.add(extra)
+        return extra if extra in self.extras else None
 
     def add(self, path: Path) -> None:
         """A file's responses, unless another file has the same."""
@@ -116,18 +133,20 @@ class _Log:
         if count is None:
             check_text(response.completion, layout.said)
         length = texts.estimate(texts.sampled(response.completion)) if count is None else count
+        truncated, state = _ending(record, layout)
         rank = counts.first(record, (layout.rank,)) if layout.rank else None
         file.rows.append(
             {
                 "step": response.step or 0,
-                "prompt": prompt,
-                "domain": "validation" if file.validation else _domain(record, layout),
+                "prompt": self._code(prompt),
+                "domain": self._code("validation" if file.validation else _domain(record, layout)),
                 "prompt_tokens": _prompt_tokens(response, layout),
                 "response_tokens": length,
-                **_ending(record, layout),
+                "truncated": truncated,
+                "state": self._code(state),
                 "dp_rank": None if rank is None else counts.whole(rank, layout.rank),
                 "reward": self._reward(record),
-                "extra": pack(self.kind, _kept(record, layout)),
+                "extra": self._code(self._extra(record)),
             }
         )
         file.guessed += count is None
@@ -153,7 +172,7 @@ class _Log:
     def trace(self) -> Trace:
         """All of them; says what is approximated."""
         parts = [part for file in self.files for part in file.parts]
-        frame = pl.concat(parts) if parts else table([], _COLUMNS)
+        frame = pl.concat(parts) if parts else table([], _CODES)
         note, task = self.reading.note, self.reading.task
         if guessed := sum(file.guessed for file in self.files):
             note(
@@ -169,7 +188,10 @@ class _Log:
             columns = ", ".join(sorted(self.rewards))
             note(f"{task}: reward is the sum of {columns}; the log has no weights")
         place = pl.int_range(pl.len(), dtype=pl.Int32).over("step", "prompt")
-        return Trace(samples=_whole(frame.with_columns(index=place), task))
+        frame = frame.with_columns(index=place)
+        words = pl.Series(list(self.words), dtype=pl.String())
+        frame = frame.with_columns(words.gather(frame[name]).alias(name) for name in _WORDS)
+        return Trace(samples=_whole(frame, task))
 
 
 def _whole(frame: pl.DataFrame, task: str) -> pl.DataFrame:
@@ -199,14 +221,12 @@ def _domain(record: Record, layout: Layout) -> str | None:
     return told if isinstance(told, str) else None
 
 
-def _ending(record: Record, layout: Layout) -> Record:
-    """Whether it was cut off, and whether it was stopped."""
+def _ending(record: Record, layout: Layout) -> tuple[bool | None, str]:
+    """Whether it was cut off, and its state."""
     told = values(record, layout.stop)[-1:] if layout.stop else []
-    known = isinstance(told[0], str) if told else False
-    return {
-        "truncated": told[0] in _CUT if known else None,
-        "state": "aborted" if known and told[0] in _ABORTED else "kept",
-    }
+    if not told or not isinstance(told[0], str):
+        return None, "kept"
+    return told[0] in _CUT, "aborted" if told[0] in _ABORTED else "kept"
 
 
 def _prompt_tokens(response: Response, layout: Layout) -> int:

@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import polars as pl
 
 from rollpacker.polytrace.formats.columns import pack, table
@@ -31,14 +32,10 @@ _CUT = ("length", "truncated", "max_tokens", "max_length")
 _ABORTED = ("abort", "aborted", "cancelled")
 
 
-_OFTEN_SAME = ("domain", "truncated", "state", "dp_rank", "extra")
-_COLUMNS = {
-    name: SAMPLES[name]
-    for name in ("step", "prompt", "prompt_tokens", "response_tokens", "reward", *_OFTEN_SAME)
-}
-"""Those that a log can fill."""
 _WORDS = ("prompt", "domain", "state", "extra")
-_CODES = {name: pl.UInt32() if name in _WORDS else kind for name, kind in _COLUMNS.items()}
+_NUMBERS = ("step", "prompt_tokens", "response_tokens", "truncated", "dp_rank", "reward")
+_CODES = {name: SAMPLES[name] for name in _NUMBERS} | dict.fromkeys(_WORDS, pl.UInt32())
+"""Columns that a log can fill, texts as numbers."""
 _MOST_EXTRAS = 1 << 16
 
 
@@ -187,26 +184,34 @@ class _Log:
         if len(self.rewards) > 1:
             columns = ", ".join(sorted(self.rewards))
             note(f"{task}: reward is the sum of {columns}; the log has no weights")
-        place = pl.int_range(pl.len(), dtype=pl.Int32).over("step", "prompt")
-        frame = frame.with_columns(index=place)
         words = pl.Series(list(self.words), dtype=pl.String())
-        frame = frame.with_columns(words.gather(frame[name]).alias(name) for name in _WORDS)
-        return Trace(samples=_whole(frame, task))
+        return Trace(samples=_whole(frame, words, task))
 
 
-def _whole(frame: pl.DataFrame, task: str) -> pl.DataFrame:
+def _whole(frame: pl.DataFrame, words: pl.Series, task: str) -> pl.DataFrame:
     """With all columns of a trace: polars stores one that is the same everywhere as one value."""
-    frame = frame.with_columns(
-        pl.lit(frame[name][0], _COLUMNS[name]).alias(name)
-        for name in _OFTEN_SAME
-        if frame.height and frame[name].n_unique() == 1
-    )
-    missing = [
-        pl.lit(None, kind).alias(name)
+    columns: dict[str, pl.Expr | pl.Series] = {
+        name: pl.lit(None, kind)
         for name, kind in SAMPLES.items()
-        if name not in frame.columns
-    ]
-    return frame.with_columns(missing).with_columns(task=pl.lit(task)).select(list(SAMPLES))
+        if name not in frame.columns or frame[name].null_count() == frame.height
+    }
+    for name in _WORDS if frame.height else ():
+        codes = frame[name]
+        same = codes.min() == codes.max()
+        columns[name] = pl.lit(words[codes[0]], pl.String()) if same else words.gather(codes)
+    columns |= {"task": pl.lit(task), "index": _places(frame)}
+    return frame.with_columns(**columns).select(pl.col(n).cast(kind) for n, kind in SAMPLES.items())
+
+
+def _places(frame: pl.DataFrame) -> pl.Series:
+    """Of each response among those to its prompt in its step, 0 on."""
+    keys = frame["step"].to_numpy().astype(np.int64) << 32 | frame["prompt"].to_numpy()
+    order = np.argsort(keys, kind="stable")
+    firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    sizes = np.diff(firsts, append=keys.size)
+    places = np.empty(keys.size, np.int32)
+    places[order] = np.arange(keys.size) - np.repeat(firsts, sizes)
+    return pl.Series(places)
 
 
 def _is_validation(path: Path, pattern: str) -> bool:

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 from trace_lines import dump
 
+from rollpacker.polytrace.formats.logs.texts import prompt_id
 from rollpacker.polytrace.formats.said import Said, responses
-from rollpacker.polytrace.formats.texts import prompt_id
 
 Q = prompt_id("q")
 

@@ -36,7 +36,9 @@ def rehearsed(
     """
     from rollpacker.polytrace.formats.said import responses
 
-    steps = _steps(responses(path, task), _Encoder(path, tokenizer, note))
+    texts_too = tokenizer is not None or _own_model(path) is not None
+    given = responses(path, task, texts_too=texts_too)
+    steps = _steps(given, _Encoder(path, tokenizer, note))
     first = next(steps, None)
     if first is None:
         if tokenizer is not None:

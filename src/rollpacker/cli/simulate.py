@@ -20,6 +20,7 @@ from rollpacker.cli.output import (
     table_of,
 )
 from rollpacker.cli.rehearse import rehearsed
+from rollpacker.cli.trace_source import read_responses, recognised
 from rollpacker.cli.trace_tables import compared
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def estimate(
     path: Annotated[
         Path,
         typer.Option(
-            "--from", metavar="PATH", help="A trace, a run's folder, or logs of verl or TRL."
+            "--from", metavar="PATH", help="A trace, a run's folder, or a trainer's logs."
         ),
     ],
     calibration: Annotated[
@@ -185,13 +186,13 @@ def estimate(
         job = replace(job, drafts=drafts)
     found = run(job, trace, steps=steps)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
+    read_as = recognised(path, None)
     if as_json:
-        print_json({**asdict(found), "notes": notes, **page})
+        print_json({**asdict(found), "read_as": read_as, "notes": notes, **page})
         return
     for note in notes:
         print_note(note)
-    console.print(_modes_table(found))
-    _tell(found)
+    _tell(found, read_as)
     for line in _to_change(path, found.recommended):
         print_plain(line)
     for name, file in page.items():
@@ -199,12 +200,11 @@ def estimate(
 
 
 def _job(path: Path, hardware: Hardware, task: str | None, notes: list[str]) -> tuple[Trace, Job]:
-    from rollpacker.polytrace import formats
     from rollpacker.sim.estimate import ASSUMED, on_own_workers, on_paper_gpus
     from rollpacker.sim.run_record import is_run, read_run
     from rollpacker.sim.source import of_trace
 
-    trace = formats.read(path, note=notes.append)
+    trace = read_responses(path, None, None, notes)
     source = of_trace(trace, task)
     name = task or trace.tasks[0]
     if hardware == ASSUMED and is_run(path):
@@ -228,7 +228,9 @@ def _modes_table(found: Estimate) -> Table:
     return view
 
 
-def _tell(found: Estimate) -> None:
+def _tell(found: Estimate, read_as: list[str]) -> None:
+    print_plain(f"read as: {', '.join(read_as)}")
+    console.print(_modes_table(found))
     icc = "unknown" if found.icc is None else f"{found.icc:.2f}"
     print_plain(
         f"{found.task}: {found.read} responses read, {found.prompts} prompts of "

@@ -12,7 +12,15 @@ import typer
 from rollpacker.cli import trace_tables as tables
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
 from rollpacker.cli.trace_replay import replay
-from rollpacker.cli.trace_source import at_least, chosen_task, meant, read_responses
+from rollpacker.cli.trace_source import (
+    at_least,
+    chosen_task,
+    meant,
+    progress_of,
+    read,
+    read_responses,
+    recognised,
+)
 
 if TYPE_CHECKING:
     from rollpacker.polytrace.workload import WorkloadModel
@@ -41,14 +49,14 @@ def import_(
     task: Task = None,
     as_json: Json = False,
 ) -> None:
-    """Read a trace or the logs of a run, of TRL or of verl into one native file.
+    """Read a trace or the logs of a run or of a trainer into one native file.
 
     Example: rollpacker trace import runs/demo/off --out demo.parquet
     """
     from rollpacker.polytrace import formats
 
     notes: list[str] = []
-    trace = formats.read(path, format=format, task=task, note=notes.append)
+    trace = read(path, format, task, notes)
     formats.write(trace, out, "native")
     tasks = tables.tasks_of(trace)
     if as_json:
@@ -80,7 +88,7 @@ def export(
     from rollpacker.polytrace import formats
 
     notes: list[str] = []
-    trace = formats.read(path, format=format, task=task, note=notes.append)
+    trace = read(path, format, task, notes)
     files = formats.write(trace, out, to, note=notes.append)
     if as_json:
         print_json({"files": [str(file) for file in files], "notes": notes})
@@ -102,7 +110,8 @@ def validate(path: Source, format: Format = None, as_json: Json = False) -> None
     from rollpacker.polytrace.formats.validate import problems
 
     detect.sources(path, format)
-    found = problems(path, format=format)
+    with progress_of(path) as tick:
+        found = problems(path, format=format, tick=tick)
     if as_json:
         rows = [{"file": str(each.file), "line": each.line, "text": each.text} for each in found]
         print_json({"problems": rows})
@@ -140,6 +149,7 @@ def characterize(
     notes: list[str] = []
     trace = read_responses(path, format, task, notes)
     reports = describe(trace, layout)
+    read_as = recognised(path, format)
     if html is not None and write_page is not None:
         write_page(trace, reports, html, layout)
     if as_json:
@@ -148,8 +158,9 @@ def characterize(
             for name, report in reports.items()
         }
         page = {"html": str(html)} if html is not None else {}
-        print_json({"tasks": tasks, "notes": notes, **page})
+        print_json({"tasks": tasks, "read_as": read_as, "notes": notes, **page})
         return
+    print_plain(f"read as: {', '.join(read_as)}")
     console.print(tables.described(reports))
     for name, report in reports.items():
         print_plain(f"\n{name}")

@@ -3,23 +3,60 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rollpacker.cli.output import errors
 
 if TYPE_CHECKING:
     from rollpacker.polytrace.schema import Trace
 
 
+def read(path: Path, format: str | None, task: str | None, notes: list[str]) -> Trace:
+    """A trace; ``notes`` gets what the reader says, a terminal how far it is."""
+    from rollpacker.polytrace import formats
+
+    with progress_of(path) as tick:
+        return formats.read(path, format=format, task=task, note=notes.append, tick=tick)
+
+
+@contextmanager
+def progress_of(path: Path) -> Iterator[Callable[[int], None]]:
+    """A bar of the bytes of ``path`` that were read, where standard error is a terminal."""
+    files = [path] if path.is_file() else (each for each in path.rglob("*") if each.is_file())
+    with Progress(
+        TextColumn("reading"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as bar:
+        total = sum(each.stat().st_size for each in files) if errors.is_terminal else None
+        task = bar.add_task("reading", total=total)
+        yield lambda size: bar.advance(task, size)
+
+
 def read_responses(path: Path, format: str | None, task: str | None, notes: list[str]) -> Trace:
     """A trace with responses in it; ``notes`` gets what the reader says."""
-    from rollpacker.polytrace import formats
     from rollpacker.polytrace.schema import TraceError
 
-    trace = formats.read(path, format=format, task=task, note=notes.append)
+    trace = read(path, format, task, notes)
     if not trace.samples.height:
         raise TraceError(f"{path}: no responses in it, only reward timings or filters")
     return trace
+
+
+def recognised(path: Path, format: str | None) -> list[str]:
+    """What the files at ``path`` were read as, in words."""
+    from rollpacker.polytrace.formats import detect
+
+    return detect.titles(path, format)
 
 
 def at_least(least: int, **options: int | None) -> None:

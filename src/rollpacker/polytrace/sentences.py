@@ -24,12 +24,19 @@ def sentences(report: TaskReport) -> list[str]:
 
 
 def _lengths(report: TaskReport) -> list[str]:
+    if report.max == 0.0:
+        return ["all responses are empty: the log holds no lengths to go by"]
     told = [
         f"responses have a median of {report.p50:.0f} and a mean of {report.mean:.0f} tokens; one"
         f" in a hundred exceeds {report.p99:.0f}, and the longest, {report.max:.0f}, is"
         f" {report.max_over_median:.1f}x the median"
     ]
-    if report.cap_share >= 0.01:
+    if report.cap_share >= 0.01 and report.cap_guessed:
+        told.append(
+            f"{report.cap_share:.0%} of the responses are as long as the longest, {report.max:.0f}"
+            " tokens: if that is the cap, they were cut off"
+        )
+    elif report.cap_share >= 0.01:
         told.append(
             f"{report.cap_share:.0%} of the responses were cut off: raise the cap, or"
             " expect truncated answers to be graded as wrong"
@@ -39,7 +46,7 @@ def _lengths(report: TaskReport) -> list[str]:
 
 def _correlation(report: TaskReport) -> list[str]:
     if report.icc is None or report.icc_log is None:
-        return ["prompts have one response each, so nothing is known of the spread within a prompt"]
+        return [_unknown_correlation(report)]
     if report.icc_log < 0.2:
         return [
             "length is mostly chance, hardly a property of the prompt (intraclass correlation"
@@ -51,6 +58,17 @@ def _correlation(report: TaskReport) -> list[str]:
         f"length is partly a property of the prompt (intraclass correlation {report.icc:.2f},"
         f" {report.icc_log:.2f} on a log scale)"
     ]
+
+
+def _unknown_correlation(report: TaskReport) -> str:
+    if report.groups == 0:
+        return "prompts have one response each, so nothing is known of the spread within a prompt"
+    if report.groups == 1:
+        return (
+            "only one prompt has several responses, so nothing is known of how prompts differ in"
+            " length"
+        )
+    return "all responses are equally long, so length can be correlated with nothing"
 
 
 def _prediction(report: TaskReport) -> list[str]:

@@ -65,14 +65,15 @@ def known_cap(samples: pl.DataFrame) -> int | None:
     """Longest response allowed, tokens; None where unknown.
 
     As recorded (unless responses are longer: it then limits one turn), else the maximum where
-    several responses share it.
+    several responses share it, but not all: equal lengths tell nothing.
     """
     lengths = finished(samples)["response_tokens"].to_numpy()
     longest = int(lengths.max()) if lengths.size else 0
     recorded = samples["cap"].drop_nulls().to_numpy()
     if recorded.size:
         return int(recorded.max()) if longest <= int(recorded.max()) else None
-    return longest if np.sum(lengths == longest) >= _LEAST_AT_CAP else None
+    shared = int(np.sum(lengths == longest))
+    return longest if _LEAST_AT_CAP <= shared < lengths.size else None
 
 
 def visits(samples: pl.DataFrame) -> NDArray[np.int64]:

@@ -54,12 +54,16 @@ class Round:
 def synchronous_round(lengths: Ints, layout: Layout) -> Round:
     """Decode responses of these lengths, in prompt order, none aborted; prefill is left out.
 
+    Empty responses take no time, and nobody waits where all are empty.
+
     ``lengths``: tokens, shape (n,).
     """
     shares = np.array_split(lengths, layout.workers)
     most = max(share.size for share in shares)
     busy, slot_time = np.array([_engine(share, layout) for share in shares]).T
     seconds = float(busy.max())
+    if seconds == 0.0:
+        return Round(seconds=0.0, idle=0.0, bubble=0.0)
     slots = min(layout.slots, most)
     return Round(
         seconds=seconds,

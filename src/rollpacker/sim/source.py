@@ -87,7 +87,7 @@ def of_trace(trace: Trace, task: str | None = None) -> Source:
 
     Raises ``ValueError`` when the task is not there, not unique, or has no finished response.
     """
-    samples = _in_order(finished(task_samples(trace, task)))
+    samples = _in_order(_narrow(finished(task_samples(trace, task))))
     if samples.is_empty():
         raise ValueError("the trace has no finished response: nothing is known of its lengths")
     tokens = lengths_of(samples)
@@ -142,6 +142,12 @@ def _reward_times(trace: Trace, samples: pl.DataFrame) -> RewardTimes | None:
     )
 
 
+def _narrow(samples: pl.DataFrame) -> pl.DataFrame:
+    """With numbers in place of the prompts' names, and without what nothing is made of: of large
+    logs several copies are in memory at once."""
+    return samples.drop("extra", "domain").with_columns(pl.col("prompt").rank("dense"))
+
+
 def _in_order(samples: pl.DataFrame) -> pl.DataFrame:
     """By step, prompts in the order of the trace, with a column ``visit`` that numbers them."""
     place = pl.col("row").min().over("step", "prompt").alias("place")
@@ -173,7 +179,8 @@ def _posterior(
     Exact for a copula without skew: normal scores with correlation ``rho``.
     """
     levels = (midranks(tokens) - 0.5) / tokens.size
-    scores = np.array([NormalDist().inv_cdf(level) for level in levels.tolist()])
+    normal = NormalDist()
+    scores = np.fromiter((normal.inv_cdf(level) for level in levels), np.float64, levels.size)
     sizes = np.bincount(groups)
     total = 1.0 - rho + sizes * rho
     centre = np.sqrt(rho) * np.bincount(groups, scores) / total

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -20,12 +21,13 @@ from rollpacker.polytrace.formats import (
     packed_lengths,
     reward_timings,
     runs,
-    trl,
-    verl,
 )
 from rollpacker.polytrace.formats.detect import FORMATS
 from rollpacker.polytrace.formats.export import WRITABLE, write
 from rollpacker.polytrace.formats.lines import Note, silent
+from rollpacker.polytrace.formats.logs import reader
+from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
+from rollpacker.polytrace.formats.opened import Tick, quiet
 from rollpacker.polytrace.formats.reading import Reading, Repeats
 from rollpacker.polytrace.schema import Trace, TraceError
 
@@ -45,13 +47,17 @@ _READERS: dict[str, Callable[[Sequence[Path], Reading], Trace]] = {
     "native": _read_native,
     "run": runs.read,
     "journal": journal.read,
-    "verl": verl.read,
-    "trl": trl.read,
+    **{name: partial(reader.read, kind=name) for name in LAYOUTS},
 }
 
 
 def read(
-    path: Path, *, format: str | None = None, task: str | None = None, note: Note = silent
+    path: Path,
+    *,
+    format: str | None = None,
+    task: str | None = None,
+    note: Note = silent,
+    tick: Tick = quiet,
 ) -> Trace:
     """Read the trace at ``path``.
 
@@ -60,7 +66,9 @@ def read(
             task a folder.
         format: one of ``FORMATS``; found out by default.
         task: name of the task; default: the folder's. A native trace has its own names.
-        note: told, in one line each, of approximations and of copies that were counted once.
+        note: told, in one line each, of approximations, of copies that were counted once and of
+            what is left out.
+        tick: told of bytes read.
 
     Raises:
         TraceError: a line is wrong (file, line and field are named), nothing is there, or the
@@ -74,7 +82,11 @@ def read(
     repeats = Repeats()
     parts: list[Trace] = []
     for source in found:
-        reading = Reading(task=task or source.task, note=note, repeats=repeats)
+        reading = Reading(task=task or source.task, note=note, repeats=repeats, tick=tick)
+        for problem in source.left:
+            reading.leave(problem)
+        for line in source.notes:
+            note(line)
         parts += [_READERS[kind](files, reading) for kind, files in source.files.items()]
     trace = native.concat(parts)
     if not trace.samples.height + trace.reward_batches.height + trace.filters.height:

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import polars as pl
 from polars.exceptions import PolarsError
 
 from rollpacker.core.sample_columns import files as table_files
-from rollpacker.polytrace.formats import native, runs, trl
+from rollpacker.polytrace.formats import native, runs
+from rollpacker.polytrace.formats.entries import beginning
+from rollpacker.polytrace.formats.lines import Problem
+from rollpacker.polytrace.formats.logs import steps
+from rollpacker.polytrace.formats.logs.layouts import COMPANIONS, LAYOUTS, layout_of
+from rollpacker.polytrace.formats.opened import PACKED, bare, first_line
 from rollpacker.polytrace.schema import TraceError
 
 POLYTRACE = ("packed_lengths", "multiturn", "reward_timings", "dapo_filter")
-FORMATS = (*POLYTRACE, "polytrace", "native", "run", "journal", "verl", "trl")
+FORMATS = (*POLYTRACE, "polytrace", "native", "run", "journal", *LAYOUTS)
 """Names that ``read`` takes; ``polytrace`` is a folder with any of the first four."""
-_TABLES = ("native", "run", "trl")
-_LINES_LOOKED_AT = 5
+_TABLES = ("native", "run")
+_LINES = (*POLYTRACE, "polytrace", "journal")
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 _DEEPEST = 3
+_DEEPEST_IN_STEP = 6
+_PICKLES = {
+    ".pt": "a pickle of torch's",
+    ".pth": "a pickle of torch's",
+    ".pkl": "a pickle",
+    ".pickle": "a pickle",
+    ".bin": "a binary file",
+}
+_NO_LOGS = ("", ".md", ".yaml", ".yml", ".toml", ".html", ".png", ".svg", ".log", ".lock", ".py")
+"""Suffixes of files that nobody takes for a log: nothing is said of them."""
 
 _MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "multiturn": lambda line: "turns" in line and "prompt_len" in line,
@@ -29,7 +45,6 @@ _MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "reward_timings": lambda line: "reward_time_s" in line,
     "dapo_filter": lambda line: "kept_prompt_indices" in line,
     "journal": lambda line: "meta" in line or ("event" in line and "decisions" in line),
-    "verl": lambda line: isinstance(line.get("output"), str) and "input" in line,
 }
 _NAMES = {
     "packed_lengths": "packed_lengths",
@@ -38,14 +53,27 @@ _NAMES = {
     "dapo_filter": "dapo_filter",
     "journal": "journal",
 }
+_TITLES = {
+    "packed_lengths": "PolyTrace's lengths",
+    "multiturn": "PolyTrace's turns",
+    "reward_timings": "PolyTrace's timings of rewards",
+    "dapo_filter": "PolyTrace's filters",
+    "native": "a native trace",
+    "run": "a run of rollpacker",
+    "journal": "a journal of rollpacker",
+    **{name: layout.title for name, layout in LAYOUTS.items()},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of one task, by format, in the order of the numbers in their names."""
+    """The files of one task, by format, in the order of the numbers in their names; ``left`` are
+    those beside them that nothing is read from, and ``notes`` say what else is passed over."""
 
     task: str
     files: dict[str, list[Path]]
+    left: list[Problem] = field(default_factory=list[Problem])
+    notes: list[str] = field(default_factory=list[str])
 
 
 def sources(path: Path, format: str | None = None) -> list[Source]:
@@ -59,30 +87,43 @@ def sources(path: Path, format: str | None = None) -> list[Source]:
         raise TraceError(f"{path}: no such file or folder")
     if path.is_file():
         return [Source(path.resolve().parent.name, {_of_file(path, format): [path]})]
-    found = _of_folder(path, path.resolve().name, format, 0)
+    left: list[Problem] = []
+    found = _of_folder(path, path.resolve().name, format, 0, left)
     if not found:
         wanted = format or "a trace"
+        seen = f"; {left[0]}" if left else ""
         raise TraceError(
-            f"{path}: no files of {wanted} in this folder; expected {_expected(format)}"
+            f"{path}: no files of {wanted} in this folder; expected {_expected(format)}{seen}"
         )
     return found
+
+
+def titles(path: Path, format: str | None = None) -> list[str]:
+    """What was recognised at ``path``, in words. Raises ``TraceError``."""
+    kinds = {kind: None for source in sources(path, format) for kind in source.files}
+    return [_TITLES[kind] for kind in kinds]
 
 
 def _expected(format: str | None) -> str:
     if format in _TABLES:
         return "*.parquet"
+    if format in LAYOUTS:
+        return f"{LAYOUTS[format].title}, *.jsonl, *.json or *.parquet"
     if format is not None:
         return "*.jsonl"
     return (
-        "PolyTrace's *.jsonl, a run folder, verl's or TRL's dumps, a native *.parquet, or folders "
-        "of these"
+        "PolyTrace's *.jsonl, a run folder, a trainer's dumps (verl, TRL, SkyRL, ROLL, prime-rl, "
+        "NeMo RL, slime, OpenRLHF), a native *.parquet, or folders of these"
     )
 
 
 def _of_file(path: Path, format: str | None) -> str:
     kind = format_of(path)
     if format is not None and format != "polytrace":
-        if (path.suffix == ".parquet") != (format in _TABLES):
+        suffix = _suffix(path)
+        if suffix not in _SUFFIXES or (
+            (suffix == ".parquet") != (format in _TABLES) and format not in LAYOUTS
+        ):
             raise TraceError(f"{path}: not {format}; expected {_expected(format)}")
         return format
     if kind is None:
@@ -90,30 +131,51 @@ def _of_file(path: Path, format: str | None) -> str:
     return kind
 
 
+def _suffix(path: Path) -> str:
+    """Of what a packed file holds."""
+    return Path(bare(path)).suffix
+
+
 def _why_unknown(path: Path) -> str:
-    if path.suffix == ".json":
-        return "a JSON file is no trace (fitted distributions are not responses)"
-    if path.suffix not in (".jsonl", ".parquet"):
-        return "expected *.jsonl or *.parquet"
+    suffix = _suffix(path)
+    if suffix in _PICKLES:
+        return (
+            f"{_PICKLES[suffix]}, which can run code when it is opened: write its samples as "
+            "lines of JSON (docs/polytrace.md shows how)"
+        )
+    if suffix not in _SUFFIXES:
+        return "expected *.jsonl or *.parquet, or *.json; lines also as .gz or .zst"
     if not path.stat().st_size:
         return "the file is empty"
-    if path.suffix == ".parquet":
-        return f"not a trace: it has columns {', '.join(_column_names(path)[:6]) or 'unreadable'}"
-    return "its first lines fit no format"
+    if suffix == ".parquet":
+        try:
+            columns = list(pl.read_parquet_schema(path))
+        except (PolarsError, OSError) as error:
+            return f"not a parquet file ({first_line(error)})"
+        return f"not a trace: it has columns {', '.join(columns[:6])}"
+    first, problem = beginning(path)
+    if suffix == ".json" and not problem:
+        return "a JSON file is no trace (fitted distributions are not responses)"
+    if problem or not first:
+        return problem or "no record in it"
+    return f"with keys {', '.join(list(first[0])[:6])} its first lines fit no format"
 
 
-def _of_folder(path: Path, task: str, format: str | None, depth: int) -> list[Source]:
-    files = _files(path, format)
-    if files:
-        _of_one_kind(path, files)
-        return [Source(task, files)]
+def _of_folder(
+    path: Path, task: str, format: str | None, depth: int, left: list[Problem]
+) -> list[Source]:
+    source = _source(path, task, format)
+    if source.files:
+        _of_one_kind(path, source.files)
+        return [source]
+    left += source.left
     if depth == _DEEPEST:
         return []
     found: list[Source] = []
     for folder in sorted(path.iterdir()):
         if folder.is_dir() and not folder.name.startswith("."):
             name = folder.name if depth == 0 else f"{task}/{folder.name}"
-            found += _of_folder(folder, name, format, depth + 1)
+            found += _of_folder(folder, name, format, depth + 1, left)
     return found
 
 
@@ -127,16 +189,34 @@ def _of_one_kind(folder: Path, files: dict[str, list[Path]]) -> None:
         )
 
 
-def _files(folder: Path, format: str | None) -> dict[str, list[Path]]:
+def _source(folder: Path, task: str, format: str | None) -> Source:
     if format in (None, "run") and _is_run(folder):
-        return {"run": [folder]}
-    found: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir(), key=_numbers):
-        if path.is_file() and path.suffix in (".jsonl", ".parquet"):
-            kind = format_of(path)
-            if kind is not None and _wanted(kind, format):
-                found.setdefault(kind, []).append(path)
+        return Source(task, {"run": [folder]})
+    found = Source(task, {})
+    for path in sorted(_gathered(folder, found.notes, 0), key=_numbers):
+        kind = format_of(path)
+        if kind is not None and _wanted(kind, format):
+            found.files.setdefault(kind, []).append(path)
+        elif kind is None and _suffix(path) not in _NO_LOGS and path.name not in COMPANIONS:
+            found.left.append(Problem(path, 0, _why_unknown(path)))
     return found
+
+
+def _gathered(folder: Path, notes: list[str], within: int) -> Iterator[Path]:
+    """Files of a folder, and of those below it that are no tasks but steps."""
+    below = sorted(folder.iterdir())
+    names = {path.name for path in below if path.is_dir()}
+    for path in below:
+        if path.name.startswith("."):
+            continue
+        if path.is_file():
+            yield path
+        elif {"all", "effective"} <= names and path.name == "effective":
+            notes.append(f"{path}: a part of {path.parent / 'all'}: counted once")
+        elif within < _DEEPEST_IN_STEP and (
+            within or steps.is_of_steps(path) or steps.is_of_steps(folder)
+        ):
+            yield from _gathered(path, notes, within + 1)
 
 
 def _wanted(kind: str, format: str | None) -> bool:
@@ -154,49 +234,45 @@ def _is_run(folder: Path) -> bool:
 
 def _numbers(path: Path) -> list[tuple[int, str]]:
     """Sorts ``step_10`` after ``step_9``."""
-    parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def format_of(path: Path) -> str | None:
     """The format of a file, None when it is not known. Raises ``OSError``."""
-    if path.suffix == ".parquet":
+    suffix = _suffix(path)
+    if suffix == ".parquet":
         return _of_table(path)
-    if path.suffix != ".jsonl":
+    if suffix not in _SUFFIXES:
         return None
-    for line in _first_objects(path):
+    state = path.stat()
+    return _of_records(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 16)
+def _of_records(path: Path, size: int, changed_ns: int) -> str | None:
+    """By a file's first records: kept, since a line may hold a whole step and a command looks at
+    its files several times."""
+    del size, changed_ns
+    suffix = _suffix(path)
+    first, _ = beginning(path)
+    for record in first:
         for name, fits in _MARKS.items():
-            if fits(line):
-                return name
-    return next((name for start, name in _NAMES.items() if path.name.startswith(start)), None)
+            if fits(record) and suffix != ".json":
+                return None if name == "journal" and path.suffix in PACKED else name
+        if kind := layout_of(record):
+            return kind
+    named = (name for start, name in _NAMES.items() if path.name.startswith(start))
+    return next(named, None) if path.suffix == ".jsonl" else None
 
 
 def _of_table(path: Path) -> str | None:
-    columns = set(_column_names(path))
-    if not columns:
+    try:
+        columns = dict.fromkeys(pl.read_parquet_schema(path))
+    except (PolarsError, OSError):
         return None
     if native.KEY in native.header(path):
         return "native"
-    if columns.issuperset(runs.MARKS):
+    if columns.keys() >= set(runs.MARKS):
         return "run"
-    return "trl" if columns.issuperset(trl.COLUMNS) else None
-
-
-def _column_names(path: Path) -> list[str]:
-    try:
-        return list(pl.read_parquet_schema(path))
-    except PolarsError:
-        return []
-
-
-def _first_objects(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    with path.open("rb") as file:
-        for _, raw in zip(range(_LINES_LOOKED_AT), file, strict=False):
-            try:
-                value: object = json.loads(raw)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict):
-                found.append(cast(dict[str, Any], value))
-    return found
+    return layout_of(columns)

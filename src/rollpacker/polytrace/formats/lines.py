@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, Field, InstanceOf, ValidationError
 
+from rollpacker.polytrace.formats import opened
 from rollpacker.polytrace.schema import TraceError
 
 Record = dict[str, Any]
@@ -70,12 +71,13 @@ def records(path: Path, model: type[BaseModel], bad: Bad = stop) -> Iterator[tup
         model: what a line must have; keys that it lacks are let through.
         bad: raises ``TraceError`` by default.
     """
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+    number = 0
+    try:
+        for number, raw in enumerate(opened.lines(path), start=1):
             if not raw.strip():
                 continue
             try:
-                record = _object(raw)
+                record = parsed(raw)
                 model.model_validate(record)
             except ValidationError as error:
                 bad(Problem(path, number, _said(error)))
@@ -83,9 +85,12 @@ def records(path: Path, model: type[BaseModel], bad: Bad = stop) -> Iterator[tup
                 bad(Problem(path, number, str(error)))
             else:
                 yield number, record
+    except opened.TornError as error:
+        bad(Problem(path, number + 1, str(error)))
 
 
-def _object(raw: bytes) -> Record:
+def parsed(raw: bytes) -> Record:
+    """The JSON object of a line. Raises ``ValueError``."""
     try:
         value: object = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -96,7 +101,7 @@ def _object(raw: bytes) -> Record:
     except RecursionError as error:
         raise ValueError("not JSON (nested too deeply)") from error
     if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {_short(value)}")
+        raise ValueError(f"expected a JSON object, got {shown(value)}")
     return cast(Record, value)
 
 
@@ -113,7 +118,7 @@ def _said(error: ValidationError) -> str:
     if kind == "model_type":
         return f"{name}: expected a JSON object"
     if kind in _EXPECTED:
-        return f"{name}: expected {_EXPECTED[kind]}, got {_short(value)}"
+        return f"{name}: expected {_EXPECTED[kind]}, got {shown(value)}"
     least = about.get("ge", 0)
     bounds = "0 or more" if isinstance(least, float) else f"{least} to {MOST}"
     return f"{name}: expected {bounds}, got {value}"
@@ -125,6 +130,7 @@ def same_count(name: str, told: int | None, of: str, entries: Sequence[object]) 
         raise ValueError(f"{name}: {told}, but {of} has {len(entries)} entries")
 
 
-def _short(value: object) -> str:
-    shown = json.dumps(value)
-    return shown if len(shown) <= 40 else shown[:37] + "..."
+def shown(value: object) -> str:
+    """A value as a message shows it."""
+    told = json.dumps(value, default=str)
+    return told if len(told) <= 40 else told[:37] + "..."

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollpacker.polytrace.formats.lines import Note, Record
+from rollpacker.polytrace.formats.lines import Bad, Note, Problem, Record, stop
+from rollpacker.polytrace.formats.opened import Tick, quiet
 
 
 class Repeats:
@@ -55,8 +56,22 @@ class Reading:
         task: its name.
         note: told of approximations.
         repeats: shared by the tasks of one trace.
+        bad: told of a wrong record.
+        left: told of what is left out: what a writer that was stopped has not written to its end;
+            ``note`` is, by default.
+        tick: told of bytes read.
     """
 
     task: str
     note: Note
     repeats: Repeats = field(default_factory=Repeats)
+    bad: Bad = stop
+    left: Bad | None = None
+    tick: Tick = quiet
+
+    def leave(self, problem: Problem) -> None:
+        """Something is left out."""
+        if self.left is None:
+            self.note(f"{problem}: left out")
+        else:
+            self.left(problem)

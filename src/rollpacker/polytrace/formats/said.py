@@ -1,4 +1,4 @@
-"""What responses of a log said, for whom lengths are not enough: runs of ours, verl's, TRL's."""
+"""What responses of a log said, for whom lengths are not enough: our runs' and trainers'."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from typing import Any, cast
 import polars as pl
 
 from rollpacker.core.sample_columns import files as table_files
-from rollpacker.polytrace.formats import detect, texts, trl, verl
-from rollpacker.polytrace.formats.lines import MOST, records
+from rollpacker.polytrace.formats import detect
+from rollpacker.polytrace.formats.lines import MOST, silent
+from rollpacker.polytrace.formats.logs import texts
+from rollpacker.polytrace.formats.logs.counts import RESPONSE_IDS
+from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
+from rollpacker.polytrace.formats.logs.responses import responses as log_responses
+from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.formats.tables import read_table
 
 _NEEDED = ["step", "prompt", "attempt", "finish_reason"]
@@ -32,9 +37,9 @@ class Said:
     said: list[int] | str
 
 
-def responses(path: Path, task: str | None = None) -> Iterator[Said]:
+def responses(path: Path, task: str | None = None, *, texts_too: bool = True) -> Iterator[Said]:
     """Those of a trace (of one of its tasks), step by step where it is; none where its format keeps
-    no texts.
+    no texts. Without ``texts_too`` only those whose token ids a log has.
 
     Raises ``TraceError``.
     """
@@ -43,10 +48,8 @@ def responses(path: Path, task: str | None = None) -> Iterator[Said]:
             for kind, files in source.files.items():
                 if kind == "run":
                     yield from _of_runs(files)
-                elif kind == "verl":
-                    yield from _of_verl(files)
-                elif kind == "trl":
-                    yield from _of_trl(files)
+                elif kind in LAYOUTS:
+                    yield from _of_logs(files, kind, texts_too)
 
 
 def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
@@ -69,32 +72,29 @@ def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
                 yield Said(step, prompt, known[0])
 
 
-def _of_verl(paths: Sequence[Path]) -> Iterator[Said]:
+def _of_logs(paths: Sequence[Path], kind: str, texts_too: bool) -> Iterator[Said]:
+    """A file at a time, in the order of its steps."""
+    seen: set[int] = set()
     for path in paths:
-        found = [
-            Said(
-                verl.step_of(record, path, number),
-                texts.prompt_id(record["input"]),
-                _ids(record) or record["output"],
-            )
-            for number, record in records(path, verl.Line)
-        ]
-        yield from sorted(found, key=lambda each: each.step)
-
-
-def _of_trl(paths: Sequence[Path]) -> Iterator[Said]:
-    for frame, batch in trl.batches(paths):
-        found = [
-            Said(row["step"], texts.prompt_id(prompt), _ids(row) or completion)
-            for row, (prompt, completion) in zip(frame.iter_rows(named=True), batch, strict=True)
-            if row.get("mode") != "eval"
-        ]
-        yield from sorted(found, key=lambda each: each.step)
+        found: list[Said] = []
+        for each in log_responses(path, kind, Reading(task="", note=silent)):
+            ids = _ids(each.record)
+            if ids is None and not texts_too:
+                break  # a log has ids of all or of none
+            if each.record.get("mode") != "eval" and each.completion is not None:
+                prompt = texts.prompt_id(texts.identity(each.prompt))
+                words = texts.said(each.completion)
+                found.append(Said(each.step or 0, prompt, ids or words))
+        steps = () if LAYOUTS[kind].relogged else tuple(each.step for each in found)
+        same = hash((steps, *((each.prompt, str(each.said)) for each in found)))
+        if same not in seen:
+            seen.add(same)
+            yield from sorted(found, key=lambda each: each.step)
 
 
 def _ids(record: dict[str, Any]) -> list[int] | None:
     """None where the log has none, or what no token can be."""
-    for key in texts.RESPONSE_IDS:
+    for key in RESPONSE_IDS:
         ids = record.get(key)
         if isinstance(ids, list) and all(
             isinstance(each, int) and 0 <= each <= MOST for each in cast(list[Any], ids)

@@ -9,6 +9,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from rollpacker.polytrace.formats.lines import MOST
+from rollpacker.polytrace.formats.opened import first_line
 from rollpacker.polytrace.schema import TraceError
 
 
@@ -30,11 +31,6 @@ def read_table(
         return (table.select(wanted) if only else table).collect()
     except PolarsError as error:
         raise TraceError(f"{path}: cannot be read as parquet ({first_line(error)})") from error
-
-
-def first_line(error: Exception) -> str:
-    """What it says, without the rest."""
-    return str(error).strip().partition("\n")[0]
 
 
 def whole_numbers(path: Path, frame: pl.DataFrame, names: Iterable[str]) -> None:

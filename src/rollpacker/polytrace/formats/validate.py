@@ -17,10 +17,11 @@ from rollpacker.polytrace.formats import (
     packed_lengths,
     reward_timings,
     runs,
-    trl,
-    verl,
 )
 from rollpacker.polytrace.formats.lines import Bad, Problem, Record, records, silent
+from rollpacker.polytrace.formats.logs import reader
+from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
+from rollpacker.polytrace.formats.opened import Tick, quiet
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import TraceError
 
@@ -31,19 +32,18 @@ _MODELS: dict[str, type[BaseModel]] = {
     "multiturn": multiturn.Line,
     "reward_timings": reward_timings.Line,
     "dapo_filter": dapo_filter.Line,
-    "verl": verl.Line,
 }
-_READERS = {"run": runs.read, "journal": journal.read, "trl": trl.read}
+_READERS = {"run": runs.read, "journal": journal.read}
 _STATES = ("kept", "filtered", "aborted")
 _Lines = list[tuple[Path, int, Record]]
 
 
-def problems(path: Path, *, format: str | None = None) -> list[Problem]:
+def problems(path: Path, *, format: str | None = None, tick: Tick = quiet) -> list[Problem]:
     """Everything that is wrong at ``path``, in the order of files and lines.
 
     Besides each line's fields it checks what files say of each other: response sums of
     ``reward_timings`` and prompt counts of ``dapo_filter`` against ``packed_lengths``. Where no
-    line can be named, as in parquet files, ``line`` is 0.
+    line can be named, as in parquet files, ``line`` is 0. ``tick`` is told of bytes read.
     """
     found: list[Problem] = []
     try:
@@ -56,8 +56,11 @@ def problems(path: Path, *, format: str | None = None) -> list[Problem]:
             for kind, files in source.files.items()
             if kind in _MODELS
         }
+        found += source.left
         for kind, files in source.files.items():
-            if kind not in _MODELS:
+            if kind in LAYOUTS:
+                found += _of_log(files, kind, source.task, tick)
+            elif kind not in _MODELS:
                 found += _unreadable(files, kind, source.task)
         found += _disagreements(lines)
     return found
@@ -70,6 +73,16 @@ def _lines(files: list[Path], kind: str, bad: Bad) -> _Lines:
         found += [(path, number, line) for number, line in records(path, _MODELS[kind], bad)]
         if len(found) == before and not path.read_bytes().strip():
             bad(Problem(path, 0, "empty"))
+    return found
+
+
+def _of_log(files: list[Path], kind: str, task: str, tick: Tick) -> list[Problem]:
+    """By the reader itself, so that it takes what this lets through."""
+    found: list[Problem] = []
+    reading = Reading(task=task, note=silent, bad=found.append, left=found.append, tick=tick)
+    trace = reader.read(files, reading, kind)
+    if not trace.samples.height and not found:
+        found.append(Problem(files[0], 0, "no responses in it"))
     return found
 
 

@@ -1,0 +1,1 @@
+"""Logs of trainers: a table of their keys, and one reader of all of them."""

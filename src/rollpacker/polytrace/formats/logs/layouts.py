@@ -1,0 +1,243 @@
+"""How trainers log responses: which keys of a record say what, one row a trainer.
+
+A path leads through objects by keys, and through each entry of a list on its way. Ways to count
+tokens are ``count:PATH`` (a number), ``ids:PATH`` (a list with one entry a token), ``mask:PATH``
+(a list that is true at tokens which the model sampled) and ``padded:PATH`` (tokens as texts, with
+those that fill up at the end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One trainer's way to log responses. Of several paths the first that leads somewhere holds.
+
+    Args:
+        title: what it is called in a message.
+        files: what its files are called.
+        needs: keys that a record of it has.
+        lacks: keys that it does not have.
+        prompt: paths of the prompt, which the prompt's id is made of.
+        response: paths of what was said, text or chat messages.
+        conversation: path of both in one: messages, or texts that take turns.
+        tokens: ways to count the sampled tokens, before those that hold for all trainers.
+        prompt_tokens: same for the prompt.
+        prefix: paths of token ids and of their mask: the prompt is what comes before the mask.
+        reward: paths of the score; of a list the sum. Empty: the sum of all other numbers with a
+            fraction.
+        step: paths of the training step.
+        stepless: where step is in neither record nor names, all are of step 0, and this is said.
+        numbers: a bare number in a file's name is a step, without the word.
+        domain: paths.
+        stop: path of why it ended; the last holds.
+        rank: path of the data-parallel rank.
+        unique: path of the response's own id: one that comes again counts once.
+        validation: the pattern of names of evaluations, in file and folders.
+        shape: ``rows`` has one response a record, ``columns`` a list of each key, ``singles``
+            lists of one, else the path of the responses within the record.
+        relogged: files with the same responses of different steps are copies.
+        approximated: what is not exact, in words.
+    """
+
+    title: str
+    files: str
+    needs: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+    prompt: tuple[str, ...] = ()
+    response: tuple[str, ...] = ()
+    conversation: str = ""
+    tokens: tuple[str, ...] = ()
+    prompt_tokens: tuple[str, ...] = ()
+    prefix: tuple[str, str] | None = None
+    reward: tuple[str, ...] = ()
+    step: tuple[str, ...] = ()
+    stepless: bool = False
+    numbers: bool = False
+    domain: tuple[str, ...] = ()
+    stop: str = ""
+    rank: str = ""
+    unique: str = ""
+    validation: str = ""
+    shape: Literal["rows", "columns", "singles", "traces"] = "rows"
+    relogged: bool = False
+    approximated: str = "lengths, by characters"
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record has the keys of this layout."""
+        return all(key in record for key in self.needs) and not any(
+            key in record for key in self.lacks
+        )
+
+    @property
+    def said(self) -> str:
+        """Where a message says that the text is missing."""
+        return self.conversation or (*self.response, *self.needs)[0]
+
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """Keys that need not be kept once a record is read."""
+        ways = (way.partition(":")[2] for way in (*self.tokens, *self.prompt_tokens))
+        paths = (*self.prompt, *self.response, self.conversation, *ways, *(self.prefix or ()))
+        rest = (*self.reward, *self.step, self.rank, self.unique)
+        return frozenset(path.partition(".")[0] for path in (*paths, *rest))
+
+
+_MASKED = "nothing, where token_loss_mask is logged; else lengths, by characters"
+
+LAYOUTS: dict[str, Layout] = {
+    "verl": Layout(
+        title="verl's rollout dumps",
+        files="`trainer.rollout_data_dir`: `STEP.jsonl`",
+        needs=("input", "output"),
+        prompt=("input",),
+        response=("output",),
+        reward=("score",),
+        step=("step",),
+        numbers=True,
+        domain=("data_source",),
+    ),
+    "openrlhf": Layout(
+        title="OpenRLHF's batch inference",
+        files="`--output_path`: `*.jsonl`",
+        needs=("input", "output", "reward"),
+        lacks=("score", "step", "gts"),
+        prompt=("input",),
+        response=("output",),
+        reward=("reward",),
+        stepless=True,
+        approximated="lengths, by characters; without a step in the file's name all are of step 0",
+    ),
+    "trl": Layout(
+        title="TRL's completions",
+        files="`log_completions`: `completions_STEP.parquet`, or its tables in wandb: "
+        "`*.table.json`",
+        needs=("step", "prompt", "completion"),
+        prompt=("prompt",),
+        response=("completion",),
+        step=("step",),
+        relogged=True,
+        approximated="lengths, by characters of what the assistant said; the reward is a plain sum",
+    ),
+    "skyrl": Layout(
+        title="SkyRL's dumped evaluations",
+        files="`dumped_evals/global_step_N_evals/*.jsonl`",
+        needs=("input_prompt", "output_response"),
+        prompt=("input_prompt",),
+        response=("output_response",),
+        reward=("score",),
+        stepless=True,
+        domain=("data_source",),
+        stop="stop_reason",
+        approximated="lengths, by characters; without a step in a folder's name all are of step 0",
+    ),
+    "roll": Layout(
+        title="ROLL's rollout dumps",
+        files="`rollout_dump_dir`: `rollout_dump_data.step_N.jsonl`",
+        needs=("responses", "scores"),
+        prompt=("prompt", "messages", "id"),
+        response=("responses",),
+        reward=("scores",),
+        step=("global_step",),
+        domain=("domain",),
+        shape="columns",
+    ),
+    "roll_board": Layout(
+        title="ROLL's logging board",
+        files="`save_logging_board_dir`: `data_*.jsonl`",
+        needs=("prompt", "response", "response_tokens"),
+        prompt=("prompt",),
+        response=("response",),
+        tokens=("mask:new_response_mask", "padded:response_tokens"),
+        reward=("reward",),
+        step=("step",),
+        approximated="prompt lengths, by characters",
+    ),
+    "prime": Layout(
+        title="prime-rl's episodes",
+        files="`rollouts/step_N/{train,eval}/all/traces.jsonl`",
+        needs=("traces", "task"),
+        prompt=("task.key", "task.hash", "task.data", "task"),
+        response=("sampled",),
+        tokens=("mask:nodes.mask", "count:calls.usage.completion_tokens"),
+        prompt_tokens=("first:calls.usage.prompt_tokens",),
+        reward=("rewards",),
+        step=("run.work.step",),
+        stepless=True,
+        domain=("env.name", "env.id"),
+        stop="calls.finish_reason",
+        unique="id",
+        validation=r"eval",
+        shape="traces",
+        approximated="prompt lengths, by characters",
+    ),
+    "prime_rollouts": Layout(
+        title="prime-rl's rollouts",
+        files="`rollouts/step_N/{train,eval}/all/traces.jsonl` of older releases",
+        needs=("trajectory", "task"),
+        prompt=("task.prompt", "prompt", "task"),
+        response=("trajectory.completion",),
+        tokens=("mask:trajectory.tokens.completion_mask", "ids:trajectory.tokens.completion_ids"),
+        prompt_tokens=("first:trajectory.tokens.prompt_ids",),
+        reward=("reward",),
+        stepless=True,
+        validation=r"eval",
+        approximated="nothing, where token ids are logged",
+    ),
+    "prime_tokens": Layout(
+        title="prime-rl's token exports",
+        files="`enable_token_export`: `token_exports/step_N/rank_R.jsonl`",
+        needs=("token_ids", "loss_mask"),
+        prefix=("token_ids", "loss_mask"),
+        tokens=("mask:loss_mask",),
+        step=("step",),
+        domain=("env_name",),
+        rank="rank",
+        stepless=True,
+        approximated="nothing; a prompt's id is made of its token ids, and there are no rewards",
+    ),
+    "nemo": Layout(
+        title="NeMo RL's training data",
+        files="`train_data_stepN.jsonl`, `val_data_stepN.jsonl`",
+        needs=("content", "rewards"),
+        conversation="content",
+        tokens=("mask:token_loss_mask",),
+        reward=("rewards",),
+        validation=r"^val",
+        shape="singles",
+        approximated=_MASKED,
+    ),
+    "slime": Layout(
+        title="slime's samples",
+        files="`--save-debug-rollout-data`, its samples as lines of JSON: `ROLLOUT_ID.jsonl`",
+        needs=("prompt", "response", "response_length"),
+        prompt=("prompt",),
+        response=("response",),
+        tokens=("mask:loss_mask", "count:response_length"),
+        reward=("reward",),
+        step=("rollout_id", "step"),
+        numbers=True,
+        stop="status",
+        validation=r"^eval",
+        approximated="prompt lengths, by characters",
+    ),
+}
+"""By name."""
+
+COMPANIONS = frozenset({"aggregated_results.jsonl", "metrics.jsonl"})
+"""Files that trainers write beside these, without responses."""
+
+
+def layout_of(record: Mapping[str, Any]) -> str | None:
+    """The layout that a record has; None for none. The one that asks for more keys goes first."""
+    fitting = [name for name, layout in LAYOUTS.items() if layout.fits(record)]
+    return max(
+        fitting,
+        key=lambda name: len(LAYOUTS[name].needs) + len(LAYOUTS[name].lacks),
+        default=None,
+    )

@@ -1,0 +1,152 @@
+"""Responses in the records of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import polars as pl
+from polars.exceptions import PolarsError
+
+from rollpacker.polytrace.formats.entries import entries
+from rollpacker.polytrace.formats.lines import Problem, Record, shown
+from rollpacker.polytrace.formats.logs import counts, steps, texts
+from rollpacker.polytrace.formats.logs.counts import values
+from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, Layout
+from rollpacker.polytrace.formats.opened import bare
+from rollpacker.polytrace.formats.reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response of a log.
+
+    Args:
+        where: its place in the file, as a message names it.
+        line: of the file, 0 in a table.
+        record: all that the log has of it.
+        prompt: what it answers.
+        completion: what was said, by everybody; None where there are no texts.
+        step: of training; None where nothing tells.
+    """
+
+    where: str
+    line: int
+    record: Record
+    prompt: object
+    completion: object
+    step: int | None
+
+
+def responses(path: Path, kind: str, reading: Reading) -> Iterator[Response]:
+    """Each response of a file. ``reading`` is told of what is wrong. Raises ``OSError``."""
+    layout = LAYOUTS[kind]
+    named = steps.in_name(path, layout.numbers)
+    table = bare(path).endswith(".parquet")
+    if table and (missing := _missing(path, layout)):
+        reading.bad(Problem(path, 0, f"column {missing} is missing"))
+        return
+    for number, entry in entries(path, reading):
+        where, line = (f"row {number}: ", 0) if table else ("", number)
+        try:
+            for record in _split(entry, layout):
+                yield _response(where, line, record, layout, named)
+        except ValueError as error:
+            reading.bad(Problem(path, line, f"{where}{error}"))
+
+
+def _missing(path: Path, layout: Layout) -> str | None:
+    try:
+        names = pl.read_parquet_schema(path)
+    except (PolarsError, OSError):
+        return None
+    return next((key for key in layout.needs if key not in names), None)
+
+
+def _split(entry: Record, layout: Layout) -> Iterator[Record]:
+    """The records of responses in an entry."""
+    missing = next((key for key in layout.needs if key not in entry), None)
+    if missing is not None:
+        raise ValueError(f"{missing}: missing")
+    if layout.shape == "columns":
+        yield from _of_columns(entry, layout.needs[0])
+    elif layout.shape == "singles":
+        yield {key: _single(value) for key, value in entry.items()}
+    elif layout.shape == "traces":
+        yield from _of_traces(entry)
+    else:
+        yield entry
+
+
+def _of_columns(entry: Record, key: str) -> Iterator[Record]:
+    columns = {
+        name: cast(list[Any], value) for name, value in entry.items() if isinstance(value, list)
+    }
+    if key not in columns:
+        raise ValueError(f"{key}: expected a list, got {shown(entry[key])}")
+    size = len(columns[key])
+    for name, column in columns.items():
+        if len(column) != size:
+            raise ValueError(f"{name}: {len(column)} entries, but {key} has {size}")
+    for place in range(size):
+        yield {**entry, **{name: column[place] for name, column in columns.items()}}
+
+
+def _single(value: object) -> Any:
+    if not isinstance(value, list):
+        return value
+    entries = cast(list[Any], value)
+    return entries[0] if len(entries) == 1 else entries
+
+
+def _of_traces(entry: Record) -> Iterator[Record]:
+    """Those of the agents that are trained; ``sampled`` has what the model said."""
+    given = entry["traces"]
+    if not isinstance(given, list):
+        raise ValueError(f"traces: expected a list, got {shown(given)}")
+    shared = {key: value for key, value in entry.items() if key not in ("traces", "id")}
+    for trace in cast(list[Any], given):
+        if not isinstance(trace, dict):
+            raise ValueError(f"traces: expected JSON objects, got {shown(trace)}")
+        told = cast(Record, trace)
+        if values(told, "agent.trainable") == [False]:
+            continue
+        nodes = cast(list[Any], told["nodes"]) if isinstance(told.get("nodes"), list) else []
+        said = [node["message"] for node in nodes if values(node, "sampled") == [True]]
+        yield {**shared, **told, "sampled": said}
+
+
+def _response(where: str, line: int, record: Record, layout: Layout, named: int | None) -> Response:
+    if layout.prefix is not None:
+        prompt, completion = _before(record, layout.prefix), None
+    elif layout.conversation:
+        prompt, completion = texts.sides(record.get(layout.conversation))
+    else:
+        prompt = counts.first(record, layout.prompt)
+        completion = counts.first(record, layout.response)
+        check_text(prompt, layout.prompt[0])
+    told = counts.first(record, layout.step)
+    step = named if told is None else counts.whole(told, layout.step[0])
+    if step is None and not layout.stepless:
+        raise ValueError("step: missing, and the file's name has none")
+    return Response(where, line, record, prompt, completion, step)
+
+
+def check_text(value: object, name: str) -> None:
+    """Raise ``ValueError`` where a value is neither a text nor messages."""
+    if value is None:
+        raise ValueError(f"{name}: missing")
+    if not isinstance(value, str | list | dict):
+        raise ValueError(f"{name}: expected text, got {shown(value)}")
+
+
+def _before(record: Record, keys: tuple[str, str]) -> list[Any]:
+    """Token ids of the prompt: those before the first that was sampled."""
+    ids, mask = (record.get(key) for key in keys)
+    if not isinstance(ids, list) or not isinstance(mask, list):
+        raise ValueError(f"{keys[0]}, {keys[1]}: expected lists")
+    flags = cast(list[Any], mask)
+    start = next((at for at, flag in enumerate(flags) if flag), len(flags))
+    return cast(list[Any], ids)[:start]

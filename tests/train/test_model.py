@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from conftest import FAMILIES, make_model
+from peft import LoraConfig, get_peft_model
 
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.train.card import read_card
@@ -71,6 +72,15 @@ def test_what_cannot_be_loaded_is_named_in_one_line(folder, tmp_path):
     _error(folder)
     (folder / "config.json").write_text("{")
     _error(folder)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["alone", "beside a model"])
+def test_adapters_are_no_model(whole, folder, tmp_path):
+    """transformers puts those that lie beside a model on it, frozen; they would be trained over."""
+    adapted = get_peft_model(make_model(), LoraConfig(target_modules=["q_proj"]))
+    place = folder if whole else tmp_path / "adapter"
+    adapted.save_pretrained(str(place))
+    assert "holds adapters, not a whole model" in _error(place)
 
 
 def test_a_missing_tokenizer_is_named(folder):

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import trl_jobs as jobs
+from peft import LoraConfig, PromptTuningConfig, PveraConfig, get_peft_model
 
 from rollpacker.config import MiniEngineConfig
+from rollpacker.demo.model import build_model
 from rollpacker.trl import GRPOTrainer
 
 pytestmark = pytest.mark.trl
@@ -40,6 +42,49 @@ def test_what_is_not_supported_is_refused_in_one_line(
     with pytest.raises(ValueError, match=said) as caught:
         jobs.trainer(GRPOTrainer, tmp_path, **options)
     assert "\n" not in str(caught.value)
+
+
+_NOWHERE = "no/such-model"
+"""Whoever loads it fails otherwise."""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"peft_config": PromptTuningConfig(num_virtual_tokens=3)}, "kind PROMPT_TUNING: its virt"),
+        ({"peft_config": PveraConfig()}, "kind PVERA: it is random while it is trained"),
+        (
+            {"peft_config": LoraConfig(layer_replication=[(0, 1), (0, 1)])},
+            "kind LORA: layer_replication: it changes the number of layers; leave it out",
+        ),
+    ],
+)
+def test_adapters_that_no_engine_decodes_from_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        jobs.trainer(GRPOTrainer, tmp_path, model=_NOWHERE, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_tied_embeddings_are_not_parted(tmp_path: Path) -> None:
+    """The engine, and a checkpoint, have one matrix for both."""
+    config = LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(ValueError, match="modules_to_save would part"):
+        jobs.trainer(GRPOTrainer, tmp_path, peft_config=config)
+    pattern = LoraConfig(target_modules=r".*embed_tokens", task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="it would part"):
+        jobs.trainer(GRPOTrainer, tmp_path, peft_config=pattern)
+
+
+def test_an_adapted_model_and_a_folder_of_adapters_are_looked_at_too(tmp_path: Path) -> None:
+    config = PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    adapted = get_peft_model(build_model(0), config)
+    with pytest.raises(ValueError, match="kind PROMPT_TUNING"):
+        jobs.trainer(GRPOTrainer, tmp_path, model=adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="kind PROMPT_TUNING"):
+        jobs.trainer(GRPOTrainer, tmp_path, model=str(tmp_path / "adapter"))
 
 
 def test_trl_s_own_engines_are_refused_before_they_are_looked_for(tmp_path: Path) -> None:

@@ -26,10 +26,12 @@ from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.hosted import Host, HostedJob
 from rollpacker.runtime.in_process import HostUpdate
 from rollpacker.runtime.progress import Progress
+from rollpacker.train.adapters import has_adapters
 from rollpacker.train.base import Update
 from rollpacker.trl.loop_thread import LoopThread
 from rollpacker.trl.parts import (
     decode,
+    decoded_model,
     early_functions,
     encode,
     model_of,
@@ -205,8 +207,9 @@ class Rounds:
             folder = str(self.folder)
             self._config = run_config(trainer, self._tail, self._engine_config, folder)
             self._params = sampling_params(trainer)
-            model, device = model_of(trainer), str(trainer.accelerator.device)
+            device = str(trainer.accelerator.device)
             try:
+                model = decoded_model(trainer)
                 engine = build_engine(self._config, model, trainer.processing_class, device)
                 check_room(engine.info(), self._params.max_tokens)
             except ValueError as error:
@@ -219,7 +222,8 @@ class Rounds:
 
     def _weights(self) -> Iterable[tuple[str, Any]] | None:
         """For an engine that does not read the trainer's in place."""
-        shares = isinstance(self._engine_config, MiniEngineConfig)
+        mini = isinstance(self._engine_config, MiniEngineConfig)
+        shares = mini and not has_adapters(model_of(self._trainer))
         return None if shares else weights_of(self._trainer)
 
     # A round ----------------------------------------------------------------------------------

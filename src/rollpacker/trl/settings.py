@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from datasets import IterableDataset
 from packaging.version import Version
+from peft import PeftConfig
+from transformers import AutoConfig
 
 from rollpacker.config import RunConfig, parse_as
 from rollpacker.config.rollout import (
@@ -19,6 +24,7 @@ from rollpacker.config.rollout import (
     VllmEngineConfig,
 )
 from rollpacker.engine.base import SamplingParams
+from rollpacker.train.adapters import check_active, check_adapted, check_config
 
 TESTED = ("1.0.0", "1.16.0")
 """Oldest and newest release of TRL that the tests run with."""
@@ -90,12 +96,32 @@ def check_arguments(trainer: type, args: tuple[Any, ...], kwargs: Given) -> None
     except TypeError:
         return  # TRL's trainer says it better
     _refuse([name for name, asks in _UNSUPPORTED.items() if asks(given)])
+    _check_adapters(given)
     config: Any = given.get("args")
     if not hasattr(config, "repetition_penalty"):
         return  # none, or none of TRL's
     _refuse([name for name, asks in _UNSUPPORTED_OPTIONS.items() if asks(config)])
     if config.temperature <= 0.0:
         raise ValueError(f"temperature={config.temperature}: must be above 0")
+
+
+def _check_adapters(given: Given) -> None:
+    """What the engine cannot decode from, as far as it shows before a model is loaded."""
+    model, config, tied = given.get("model"), given.get("peft_config"), False
+    if isinstance(config, PeftConfig):
+        check_config(config)
+    if isinstance(model, str):
+        place = Path(model).expanduser()
+        if (place / "adapter_config.json").is_file():
+            check_config(PeftConfig.from_pretrained(str(place)))
+        if config is not None:
+            with contextlib.suppress(OSError, ValueError):  # TRL's trainer says it better
+                tied = AutoConfig.from_pretrained(model).tie_word_embeddings
+    elif isinstance(model, torch.nn.Module):
+        check_active(model)
+        tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    if isinstance(config, PeftConfig):
+        check_config(config, tied)
 
 
 def _refuse(found: list[str]) -> None:
@@ -120,6 +146,7 @@ def check_own(engine: object, reward_threads: object) -> None:
 def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig) -> None:
     """Raise ``ValueError`` in one line for what only the made trainer shows."""
     _refuse([name for name, is_one in _UNSUPPORTED_TRAINERS.items() if is_one(trainer)])
+    check_adapted(trainer.accelerator.unwrap_model(trainer.model))
     if not isinstance(engine, MiniEngineConfig) and trainer.accelerator.num_processes > 1:
         raise ValueError(
             f"engine.kind={engine.kind}: several processes decode with the built-in engine only"

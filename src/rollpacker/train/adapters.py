@@ -124,7 +124,7 @@ def check_active(model: Any) -> None:
     """``check_config`` of the adapters of a model that are active; it may have none."""
     configs: dict[str, Any] = getattr(model, "peft_config", None) or {}
     given: Any = getattr(model, "active_adapters", []) if configs else []
-    own = given() if callable(given) else given  # a method of transformers' models
+    own: Any = given() if callable(given) else given  # a method of transformers' models
     names = [name for module in _wrapped(model).values() for name in module.active_adapters]
     for name in dict.fromkeys([*own, *names]):
         if name in configs:

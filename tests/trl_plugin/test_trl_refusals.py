@@ -20,6 +20,7 @@ pytestmark = pytest.mark.trl
     ("options", "said"),
     [
         ({"min_p": 0.1}, "does not support min_p: leave it out"),
+        ({"top_k": None}, r"does not support top_k=None \(TRL takes the model's, or 50"),
         ({"repetition_penalty": 1.2}, "does not support repetition_penalty"),
         ({"generation_kwargs": {"num_beams": 2}}, "does not support generation_kwargs"),
         ({"rollout_func": lambda prompts, trainer: {}}, "does not support rollout_func"),
@@ -65,6 +66,22 @@ def test_adapters_that_no_engine_decodes_from_are_refused_before_a_model_is_load
     with pytest.raises(ValueError, match=said) as caught:
         jobs.trainer(GRPOTrainer, tmp_path, model=_NOWHERE, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_the_model_says_of_sampling_is_not_dropped(tmp_path: Path, saved: bool) -> None:
+    """Plain TRL fills its own generation configuration up with it."""
+    model = build_model(0)
+    model.generation_config.no_repeat_ngram_size = 2
+    model.generation_config.suppress_tokens = [5]
+    model.generation_config.repetition_penalty = 1.1  # TRL's own 1.0 is taken
+    model.save_pretrained(str(tmp_path / "model"))
+    given = str(tmp_path / "model") if saved else model
+    said = "generation_config sets no_repeat_ngram_size, suppress_tokens, which trl.GRPOTrainer"
+    with pytest.raises(ValueError, match=said) as caught:
+        jobs.trainer(GRPOTrainer, tmp_path, model=given)
+    assert "\n" not in str(caught.value)
+    assert "repetition_penalty" not in str(caught.value)
 
 
 def test_tied_embeddings_are_not_parted(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from rollpacker.runtime.trackers import Tracker, open_trackers
 from rollpacker.runtime.updates import Updates
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card, read_card
+from rollpacker.train.generation import notes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +83,7 @@ async def build(
         problems, held_out = load_data(config, card, progress, environments.tools)
         cap = max_completion_length(config, card, problems)
         longest = longest_response(config.environment, cap)
-        for line in check_size(config, problems):
+        for line in (*check_size(config, problems), *notes(card.generation, config.rollout)):
             progress.note(line)
         steps = total_steps(config, problems)
         rewards = _rewards(config, card, problems, held_out, steps)

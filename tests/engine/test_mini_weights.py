@@ -9,6 +9,7 @@ from engine_models import build, drain, prompt, reference_logprobs, request
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
+from rollpacker.train.adapters import bare_copy, merged_weights
 
 CONFIG = MiniEngineConfig(max_running=4, kv_tokens=512)
 TOKENS = prompt(12)
@@ -86,11 +87,22 @@ def test_lora_adapters_are_added():
     wrapped = peft.get_peft_model(
         build("qwen2"), peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"])
     )
-    engine = MiniEngine(wrapped.get_base_model(), config=CONFIG)
+    engine = MiniEngine(bare_copy(wrapped.get_base_model()), config=CONFIG)
     before = sample(engine)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:
                 parameter.normal_()
+    engine.load_weights(merged_weights(wrapped.get_base_model()), 1)
     assert_current(engine, wrapped)
     assert sample(engine).tokens.tolist() != before.tokens.tolist()
+
+
+@pytest.mark.parametrize("where", [{"target_modules": ["v_proj"]}, {"modules_to_save": ["norm"]}])
+def test_adapters_in_the_model_itself_are_refused(where):
+    """Its kernels read plain weights; those below an adapter are not what is trained."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, **({"target_modules": ["lm_head"]} | where))
+    wrapped = peft.get_peft_model(build("qwen3"), config)
+    with pytest.raises(ValueError, match="decodes from plain weights, and this model has adapters"):
+        MiniEngine(wrapped.get_base_model(), config=CONFIG)

@@ -7,11 +7,30 @@ import json
 import pytest
 import torch
 from conftest import FAMILIES, make_model
+from peft import LoraConfig, get_peft_model
+from transformers import GenerationConfig
 
-from rollpacker.config import ModelConfig, TrainConfig
+from rollpacker.config import ModelConfig, RolloutConfig, TrainConfig
 from rollpacker.train.card import read_card
+from rollpacker.train.generation import NEUTRAL, OURS, notes
 from rollpacker.train.model import load_model, require_chat_template
 from rollpacker.train.schedule import learning_rate
+
+HARMLESS = {
+    *("_from_model_config", "assistant_confidence_threshold", "assistant_early_exit"),
+    *("assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id", "cache_config"),
+    *("cache_implementation", "compile_config", "continuous_batching_config", "do_sample"),
+    *("decoder_start_token_id", "disable_compile", "early_stopping", "eos_token_id"),
+    *("is_assistant", "length_penalty", "low_memory", "max_cache_len", "max_length"),
+    *("max_matching_ngram_size", "max_new_tokens", "num_assistant_tokens", "diversity_penalty"),
+    *("num_assistant_tokens_schedule", "num_beam_groups", "num_return_sequences"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
+    *("pad_token_id", "prefill_chunk_size", "prompt_lookup_num_tokens", "remove_invalid_values"),
+    *("renormalize_logits", "return_dict_in_generate", "speculation_type", "target_lookbehind"),
+    *("transformers_version", "use_cache", "use_mtp"),
+}
+"""Of a generation configuration: how it is computed, of several beams only, lengths that the run
+sets, ends that are stop tokens."""
 
 
 @pytest.fixture
@@ -50,6 +69,32 @@ def test_stop_ids_are_those_of_generation_config_model_and_tokenizer(tmp_path, t
         assert read_card(ModelConfig(path=str(tmp_path))).stop_token_ids == expected
 
 
+def test_what_is_not_applied_of_the_generation_config_is_said(folder):
+    generation = {"no_repeat_ngram_size": 2, "suppress_tokens": [5], "bad_words_ids": None}
+    own = {"temperature": 0.6, "top_p": 1.0, "repetition_penalty": 1.0, "eos_token_id": [1, 4]}
+    (folder / "generation_config.json").write_text(json.dumps(generation | own))
+    card = read_card(ModelConfig(path=str(folder)))
+    assert card.stop_token_ids == (1, 4)
+    warning, sampled = notes(card.generation, RolloutConfig())
+    assert "WARNING model.path: its generation_config.json asks for no_repeat_ngram_size=2, " in (
+        warning
+    )
+    assert "suppress_tokens=[5]" in warning
+    assert "repetition_penalty" not in warning
+    assert sampled == (
+        "sampling with rollout.temperature=1.0; the model's generation_config.json says "
+        "temperature=0.6"
+    )
+    (folder / "generation_config.json").unlink()
+    assert notes(read_card(ModelConfig(path=str(folder))).generation, RolloutConfig()) == []
+
+
+def test_every_key_of_transformers_is_either_known_or_changes_no_sample():
+    """A key of a newer release is looked at before it is dropped."""
+    keys = set(GenerationConfig().to_dict())
+    assert keys - set(NEUTRAL) - set(OURS) <= HARMLESS
+
+
 def _error(path, **options):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         load_model(ModelConfig(path=str(path), **options), "cpu")
@@ -71,6 +116,15 @@ def test_what_cannot_be_loaded_is_named_in_one_line(folder, tmp_path):
     _error(folder)
     (folder / "config.json").write_text("{")
     _error(folder)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["alone", "beside a model"])
+def test_adapters_are_no_model(whole, folder, tmp_path):
+    """transformers puts those that lie beside a model on it, frozen; they would be trained over."""
+    adapted = get_peft_model(make_model(), LoraConfig(target_modules=["q_proj"]))
+    place = folder if whole else tmp_path / "adapter"
+    adapted.save_pretrained(str(place))
+    assert "holds adapters, not a whole model" in _error(place)
 
 
 def test_a_missing_tokenizer_is_named(folder):

@@ -12,8 +12,9 @@ import torch
 import trl
 import trl_jobs as jobs
 from datasets import Dataset
-from peft import LoraConfig
+from peft import IA3Config, LNTuningConfig, LoHaConfig, LoraConfig, OFTConfig, get_peft_model
 
+from rollpacker.demo.model import build_model
 from rollpacker.trl import GRPOTrainer
 
 pytestmark = pytest.mark.trl
@@ -127,11 +128,35 @@ class Checked(GRPOTrainer):
         return made
 
 
-def test_responses_are_of_the_adapted_model(tmp_path: Path) -> None:
-    ours = jobs.trainer(Checked, tmp_path, peft_config=_lora(), learning_rate=1e-2)
+_LINEAR = {"target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"}
+ADAPTERS: dict[str, Any] = {
+    "lora": _lora(),
+    "dora": LoraConfig(use_dora=True, **_LINEAR),
+    "ia3": IA3Config(feedforward_modules=["down_proj"], **_LINEAR),
+    "loha": LoHaConfig(**_LINEAR),
+    "oft": OFTConfig(oft_block_size=4, **_LINEAR),
+    "layer norms": LNTuningConfig(
+        target_modules=["input_layernorm", "norm"], task_type="CAUSAL_LM"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_responses_are_of_the_adapted_model(tmp_path: Path, name: str) -> None:
+    options = {"peft_config": ADAPTERS[name], "learning_rate": 2e-2, "num_train_epochs": 1}
+    ours = jobs.trainer(Checked, tmp_path, **options)
     ours.train()
     assert ours.worst < 1e-4
-    assert ours.changed > 0.1
+    assert ours.changed > 0.01
+
+
+def test_a_model_may_come_with_its_adapter(tmp_path: Path) -> None:
+    adapted = get_peft_model(build_model(0), ADAPTERS["dora"])
+    options = {"model": adapted, "learning_rate": 2e-2, "num_train_epochs": 1}
+    ours = jobs.trainer(Checked, tmp_path, **options)
+    ours.train()
+    assert ours.worst < 1e-4
+    assert ours.changed > 0.01
 
 
 def test_what_functions_log_is_beside_its_response(tmp_path: Path) -> None:

@@ -75,9 +75,14 @@ def test_each_prompt_is_trained_on_once_an_epoch(tmp_path: Path, mode: str) -> N
         assert kinds["long"] > 0
 
 
+@pytest.mark.parametrize("iterations", [1, 2])
 @pytest.mark.parametrize("mode", ["exact", "race"])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path, mode: str) -> None:
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, mode: str, iterations: int
+) -> None:
+    """From a checkpoint between two rounds."""
     options = {"tail_batching": mode, "save_strategy": "steps", "save_steps": 4}
+    options |= {"num_iterations": iterations}
     whole = jobs.trainer(GRPOTrainer, tmp_path / "whole", **options)
     whole.train()
     broken = jobs.trainer(GRPOTrainer, tmp_path / "broken", **options, callbacks=[Stop(6)])
@@ -91,6 +96,21 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path, mode: str) -
     assert (
         kept(tmp_path / "whole").select(columns).equals(kept(tmp_path / "broken").select(columns))
     )
+
+
+def test_a_run_that_goes_on_amid_a_round_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TRL keeps none of a round's responses in its checkpoints."""
+    options = {"save_strategy": "steps", "num_iterations": 2, "max_steps": 6, "save_steps": 1}
+    jobs.trainer(GRPOTrainer, tmp_path / "run", **options).train()
+    between = jobs.trainer(GRPOTrainer, tmp_path / "run", **options)
+    between.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert "was saved amid a round" not in caplog.text
+    amid = jobs.trainer(GRPOTrainer, tmp_path / "run", **options)
+    amid.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert "was saved amid a round, whose responses TRL does not keep" in caplog.text
+    assert amid.state.global_step == 6
 
 
 def test_the_folder_is_a_runs(tmp_path: Path) -> None:

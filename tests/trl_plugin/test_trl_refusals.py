@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import trl_jobs as jobs
+from peft import LoraConfig, PromptTuningConfig, PveraConfig, get_peft_model
 
 from rollpacker.config import MiniEngineConfig
+from rollpacker.demo.model import build_model
 from rollpacker.trl import GRPOTrainer
 
 pytestmark = pytest.mark.trl
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.trl
     ("options", "said"),
     [
         ({"min_p": 0.1}, "does not support min_p: leave it out"),
+        ({"top_k": None}, r"does not support top_k=None \(TRL takes the model's, or 50"),
         ({"repetition_penalty": 1.2}, "does not support repetition_penalty"),
         ({"generation_kwargs": {"num_beams": 2}}, "does not support generation_kwargs"),
         ({"rollout_func": lambda prompts, trainer: {}}, "does not support rollout_func"),
@@ -40,6 +43,65 @@ def test_what_is_not_supported_is_refused_in_one_line(
     with pytest.raises(ValueError, match=said) as caught:
         jobs.trainer(GRPOTrainer, tmp_path, **options)
     assert "\n" not in str(caught.value)
+
+
+_NOWHERE = "no/such-model"
+"""Whoever loads it fails otherwise."""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"peft_config": PromptTuningConfig(num_virtual_tokens=3)}, "kind PROMPT_TUNING: its virt"),
+        ({"peft_config": PveraConfig()}, "kind PVERA: it is random while it is trained"),
+        (
+            {"peft_config": LoraConfig(layer_replication=[(0, 1), (0, 1)])},
+            "kind LORA: layer_replication: it changes the number of layers; leave it out",
+        ),
+    ],
+)
+def test_adapters_that_no_engine_decodes_from_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        jobs.trainer(GRPOTrainer, tmp_path, model=_NOWHERE, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_the_model_says_of_sampling_is_not_dropped(tmp_path: Path, saved: bool) -> None:
+    """Plain TRL fills its own generation configuration up with it."""
+    model = build_model(0)
+    model.generation_config.no_repeat_ngram_size = 2
+    model.generation_config.suppress_tokens = [5]
+    model.generation_config.repetition_penalty = 1.1  # TRL's own 1.0 is taken
+    model.save_pretrained(str(tmp_path / "model"))
+    given = str(tmp_path / "model") if saved else model
+    said = "generation_config sets no_repeat_ngram_size, suppress_tokens, which trl.GRPOTrainer"
+    with pytest.raises(ValueError, match=said) as caught:
+        jobs.trainer(GRPOTrainer, tmp_path, model=given)
+    assert "\n" not in str(caught.value)
+    assert "repetition_penalty" not in str(caught.value)
+
+
+def test_tied_embeddings_are_not_parted(tmp_path: Path) -> None:
+    """The engine, and a checkpoint, have one matrix for both."""
+    config = LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(ValueError, match="modules_to_save would part"):
+        jobs.trainer(GRPOTrainer, tmp_path, peft_config=config)
+    pattern = LoraConfig(target_modules=r".*embed_tokens", task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="it would part"):
+        jobs.trainer(GRPOTrainer, tmp_path, peft_config=pattern)
+
+
+def test_an_adapted_model_and_a_folder_of_adapters_are_looked_at_too(tmp_path: Path) -> None:
+    config = PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    adapted = get_peft_model(build_model(0), config)
+    with pytest.raises(ValueError, match="kind PROMPT_TUNING"):
+        jobs.trainer(GRPOTrainer, tmp_path, model=adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="kind PROMPT_TUNING"):
+        jobs.trainer(GRPOTrainer, tmp_path, model=str(tmp_path / "adapter"))
 
 
 def test_trl_s_own_engines_are_refused_before_they_are_looked_for(tmp_path: Path) -> None:

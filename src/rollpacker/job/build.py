@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from rollpacker.runtime.updates import Updates
 from rollpacker.runtime.written import write_step
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card, read_card
+from rollpacker.train.generation import notes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +105,8 @@ async def build(
         problems, held_out = load_data(config, card, progress, environments.tools)
         cap = max_completion_length(config, card, problems)
         longest = longest_response(config.environment, cap)
-        for line in [*check_size(config, problems), *check_ends(config, card)]:
+        said = check_size(config, problems), check_ends(config, card)
+        for line in chain(*said, notes(card.generation, config.rollout)):
             progress.note(line)
         steps = total_steps(config, problems)
         rewards = _rewards(config, card, problems, held_out, steps)

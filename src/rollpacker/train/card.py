@@ -21,6 +21,7 @@ class Card:
         heads: attention heads.
         kv_heads: those of keys and values.
         stop_token_ids: ids that end a response.
+        generation: its generation configuration; None where it has none.
     """
 
     tokenizer: Any
@@ -28,31 +29,39 @@ class Card:
     heads: int
     kv_heads: int
     stop_token_ids: tuple[int, ...]
+    generation: Any = None
 
 
 def read_card(config: ModelConfig) -> Card:
     """Read configuration and tokenizer. Raises ``ValueError`` in one line."""
     place, model = source(config.path)
     tokenizer = load_tokenizer(config, place)
+    generation = _generation(place)
     return Card(
         tokenizer=tokenizer,
         context=model.max_position_embeddings,
         heads=model.num_attention_heads,
         kv_heads=model.num_key_value_heads,
-        stop_token_ids=_stop_token_ids(place, model, tokenizer),
+        stop_token_ids=_stop_token_ids(generation, model, tokenizer),
+        generation=generation,
     )
 
 
-def _stop_token_ids(place: dict[str, Any], model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """End ids of the generation configuration, the model's and the tokenizer's."""
+def _generation(place: dict[str, Any]) -> GenerationConfig | None:
     try:
-        generation = GenerationConfig.from_pretrained(
+        return GenerationConfig.from_pretrained(
             place["pretrained_model_name_or_path"],
             local_files_only=place.get("local_files_only", False),
         )
-        found = _ids(generation.eos_token_id)
     except OSError:
-        found = set()
+        return None
+
+
+def _stop_token_ids(
+    generation: GenerationConfig | None, model: Any, tokenizer: Any
+) -> tuple[int, ...]:
+    """End ids of the generation configuration, the model's and the tokenizer's."""
+    found = set[int]() if generation is None else _ids(generation.eos_token_id)
     return tuple(sorted(found | _ids(model.eos_token_id) | _ids(tokenizer.eos_token_id)))
 
 

@@ -47,7 +47,8 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
 
 
 def engine_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A model to decode from, to be filled with ``merged_weights``; call before ``add_adapters``.
+    """A model to decode from, to be filled with ``adapters.merged_weights``; call before
+    ``add_adapters``.
 
     The weights that adapters change have their own storage in it; embeddings, head, norms and
     biases are those of ``model``.
@@ -57,25 +58,6 @@ def engine_copy(model: PreTrainedModel) -> PreTrainedModel:
     changed = {id(module.weight) for module in linear}
     shared: dict[int, Any] = {id(p): p for p in model.parameters() if id(p) not in changed}
     return copy.deepcopy(model, shared)
-
-
-@torch.no_grad()
-def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights by the base model's names, adapters merged into copies."""
-    adapted = {n: m for n, m in model.named_modules() if isinstance(m, LoraLayer)}
-    for name, parameter in model.named_parameters():
-        owner, _, leaf = name.rpartition(".base_layer.")
-        if owner in adapted:
-            yield f"{owner}.{leaf}", _merged(adapted[owner], leaf, parameter)
-        elif ".lora_" not in name:
-            yield name, parameter.detach()
-
-
-def _merged(layer: Any, leaf: str, parameter: torch.Tensor) -> torch.Tensor:
-    if leaf != "weight":
-        return parameter.detach()
-    delta = layer.get_delta_weight(_ADAPTER)
-    return (parameter.float() + delta.float()).to(parameter.dtype)
 
 
 @contextmanager

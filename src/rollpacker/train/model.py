@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.config import ModelConfig
 from rollpacker.hub import model_arguments
+from rollpacker.train.adapters import has_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,6 +22,11 @@ SUPPORTED = ("llama", "qwen2", "qwen3")
 """Model types (``config.json``) that the engines and trainers run."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+_ADAPTERS = (
+    "holds adapters, not a whole model: take the folder around them where it is a run's "
+    "checkpoint, which has them merged, or what peft's merge_and_unload and save_pretrained write"
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -38,6 +44,8 @@ def load_model(
         model: Any = AutoModelForCausalLM.from_pretrained(
             **place, dtype=_DTYPES[config.dtype], attn_implementation="sdpa"
         )
+    if has_adapters(model):
+        raise ValueError(f"model.path={config.path}: {_ADAPTERS}")
     return model.to(device).eval(), load_tokenizer(config, place)
 
 
@@ -60,11 +68,7 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None
 
 
 def _meant(folder: Path) -> str:
-    """The checkpoint beside or below a folder that is none itself."""
-    if (folder / "adapter_config.json").exists():
-        return (
-            ", but LoRA adapters alone: a run's checkpoint, the folder around them, has them merged"
-        )
+    """The checkpoint below a folder that is none itself."""
     numbered = {
         int(number): each
         for each in folder.glob("checkpoint-*")
@@ -81,6 +85,8 @@ def source(path: str) -> tuple[dict[str, Any], Any]:
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
+        if (folder / "adapter_config.json").exists():  # transformers would load both
+            raise ValueError(f"model.path={path}: {_ADAPTERS}")
         if not (folder / "config.json").exists():
             raise ValueError(
                 f"model.path={path}: the folder has no config.json, not a checkpoint"

@@ -324,7 +324,7 @@ class Trainer(ABC):
         With several members all must iterate: each whole tensor is gathered when it is its turn.
         """
         if self._adapted is not None:
-            from rollpacker.train.lora import merged_weights
+            from rollpacker.train.adapters import merged_weights
 
             weights = merged_weights(self._model)
         else:

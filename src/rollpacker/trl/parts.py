@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rollpacker.train.lora import merged_weights
+from rollpacker.train.adapters import bare_copy, has_adapters, merged_weights
 from rollpacker.trl.prompts import Encoded, Examples, Given, Share, TrainerProblems
 from rollpacker.trl.rewards import Function
 from rollpacker.trl.settings import reward_names
@@ -20,6 +20,13 @@ def model_of(trainer: Any) -> Any:
     """The model that is trained, out of its wrappers; adapters are layers in it."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def decoded_model(trainer: Any) -> Any:
+    """The model that the built-in engine reads: the trained one, or where it has adapters one
+    for ``weights_of``, which shares what they do not change."""
+    model = model_of(trainer)
+    return bare_copy(model) if has_adapters(model) else model
 
 
 def weights_of(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -26,10 +26,12 @@ from rollpacker.runtime.durable import replace_file
 from rollpacker.runtime.hosted import Host, HostedJob
 from rollpacker.runtime.in_process import HostUpdate
 from rollpacker.runtime.progress import Progress
+from rollpacker.train.adapters import has_adapters
 from rollpacker.train.base import Update
 from rollpacker.trl.loop_thread import LoopThread
 from rollpacker.trl.parts import (
     decode,
+    decoded_model,
     early_functions,
     encode,
     model_of,
@@ -46,6 +48,12 @@ _PARSED = ("response_schema", "response_template")
 _SIGNALS = (
     "reward functions are called in a thread, beside the decoding: one that needs the main thread, "
     "such as math-verify with its own timeouts, takes GRPOTrainer(reward_threads=0)"
+)
+_AMID = "amid_round"
+_AMID_A_ROUND = (
+    "%s was saved amid a round, whose responses TRL does not keep: it goes on with new ones, not "
+    "as the run would have without the break; for that let save_steps be a multiple of "
+    "num_iterations * steps_per_generation / gradient_accumulation_steps"
 )
 _EVALUATION = -1
 """In place of a round in seeds: every evaluation samples with the same random numbers."""
@@ -120,8 +128,10 @@ class Rounds:
             return
         path = Path(checkpoint) / self._file
         if path.is_file():
-            self._state = json.loads(path.read_text())
+            self._state = state = json.loads(path.read_text())
             self._check_drawn(path)
+            if state.pop(_AMID, False):
+                _LOG.warning(_AMID_A_ROUND, checkpoint)
         elif self.races:
             raise ValueError(
                 f"{path} is missing: the checkpoint is not of a run with "
@@ -146,6 +156,7 @@ class Rounds:
         if self._loop is not None:
             self._finish({})
             state = self._loop.call(self._job.state_dict)
+            state[_AMID] = self._job.open
             replace_file(checkpoint / self._file, json.dumps(state).encode())
 
     def close(self) -> None:
@@ -205,8 +216,9 @@ class Rounds:
             folder = str(self.folder)
             self._config = run_config(trainer, self._tail, self._engine_config, folder)
             self._params = sampling_params(trainer)
-            model, device = model_of(trainer), str(trainer.accelerator.device)
+            device = str(trainer.accelerator.device)
             try:
+                model = decoded_model(trainer)
                 engine = build_engine(self._config, model, trainer.processing_class, device)
                 check_room(engine.info(), self._params.max_tokens)
             except ValueError as error:
@@ -219,7 +231,8 @@ class Rounds:
 
     def _weights(self) -> Iterable[tuple[str, Any]] | None:
         """For an engine that does not read the trainer's in place."""
-        shares = isinstance(self._engine_config, MiniEngineConfig)
+        mini = isinstance(self._engine_config, MiniEngineConfig)
+        shares = mini and not has_adapters(model_of(self._trainer))
         return None if shares else weights_of(self._trainer)
 
     # A round ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rollpacker.engine.mini.lanes import COLUMNS, HAS_BF16_DOT
-from rollpacker.engine.mini.shape import Shape, effective_weight
+from rollpacker.engine.mini.shape import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,12 +83,12 @@ class PackedWeights:
                 (layer.mlp.down_proj,),
             ]
             for modules in fused:
-                self._pack(next(starts), [effective_weight(m) for m in modules])
+                self._pack(next(starts), [m.weight.detach() for m in modules])
             self.vectors[index] = np.concatenate(self._vectors(layer))
-        self._pack(next(starts), [effective_weight(self._model.get_output_embeddings())])
+        self._pack(next(starts), [self._model.get_output_embeddings().weight.detach()])
         decoder = self._model.get_decoder()
         self.vectors[-1, : self._shape.hidden] = _floats(decoder.norm.weight)
-        embed = effective_weight(self._model.get_input_embeddings())
+        embed = self._model.get_input_embeddings().weight.detach()
         self.embed = _array(embed.to(self._dtype).contiguous(), lanes=False)
 
     def _pack(self, start: int, parts: list[torch.Tensor]) -> None:

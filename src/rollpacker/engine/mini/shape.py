@@ -35,6 +35,12 @@ def shape_of(model: PreTrainedModel) -> Shape:
     """Read the shape from the model's config. Raises ``ValueError`` on what mini cannot run."""
     config: Any = model.config
     kind = config.model_type
+    names = [name for name, _ in model.named_parameters()]
+    if any(".base_layer." in name or ".original_module." in name for name in names):
+        raise ValueError(
+            "engine.kind=mini decodes from plain weights, and this model has adapters: give it a "
+            "copy without them (rollpacker.train.adapters)"
+        )
     if kind not in SUPPORTED:
         raise ValueError(
             f"engine.kind=mini runs {', '.join(SUPPORTED)} models, not {kind!r}: "
@@ -73,16 +79,3 @@ def rope_tables(model: PreTrainedModel, context: int) -> tuple[torch.Tensor, tor
     like = torch.zeros(1, dtype=torch.float32, device=device)
     cos, sin = rotary(like, torch.arange(context, device=device)[None])
     return cos[0].contiguous(), sin[0].contiguous()
-
-
-def effective_weight(linear: Any) -> torch.Tensor:
-    """The weight (out, in) of a linear module, its active peft adapters added."""
-    if not hasattr(linear, "base_layer"):
-        return linear.weight.detach()
-    weight = linear.base_layer.weight.detach()
-    if linear.disable_adapters or linear.merged:
-        return weight
-    for name in linear.active_adapters:
-        if name in linear.lora_A:
-            weight = weight + linear.get_delta_weight(name).detach()
-    return weight

@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -28,14 +29,14 @@ def test_it_says_what_was_extracted_read_and_compared():
         app, ["rewards", "check", "--answer", "72 dollars", "--response", r"So \boxed{72 clips}."]
     )
     assert result.output.splitlines() == [
-        "reward         math",
-        "extracted      72 clips",
-        r"found by       \boxed{}",
-        "read as        72; unit clip",
-        "right          72 dollars",
-        "right read as  72; unit $",
-        "compared       units differ: $ and clip",
-        "score          0",
+        "reward           math",
+        "extracted        72 clips",
+        r"found by         \boxed{}",
+        "read as          72; unit clip",
+        "right            72 dollars",
+        "right read as    72; unit $",
+        "compared         units differ: $ and clip",
+        "score            0",
     ]
 
 
@@ -61,6 +62,20 @@ def test_the_rewards_of_a_job_with_their_options(rows, tmp_path):
     assert [each["score"] for each in found] == [0.0, 1.0]
     assert found[0]["compared"] == "no \\boxed{} (require_boxed)"
     assert len(checked(str(job), "--reward", "math", "--response", "72")["rewards"]) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
+def test_every_test_of_a_program_has_its_verdict(tmp_path):
+    row = {"id": "sum", "prompt": "Print the sum.", "answer": ""}
+    tests = [{"stdin": "1 2\n", "stdout": "3\n"}, {"stdin": "0 5\n", "stdout": "5\n"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row | {"tests": tests}) + "\n")
+    program = "```python\na, b = map(int, input().split())\nprint(a * b + 1)\n```"
+    found = checked(str(path), "--response", program)["rewards"][0]
+    assert (found["reward"], found["score"], found["tests_from"]) == ("code", 0.0, "tests")
+    assert [test["verdict"] for test in found["tests"]] == ["pass", "fail"]
+    result = CliRunner().invoke(app, ["rewards", "check", str(path), "--response", program])
+    assert "                 found '1\\n'" in result.output.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from rollpacker.cli.output import Json, print_json, print_plain
 if TYPE_CHECKING:
     from rollpacker.config import DataConfig, RewardConfig
     from rollpacker.data.base import Row
+    from rollpacker.reward.base import GradeRequest
     from rollpacker.reward.math.reward import MathReport
 
 rewards_app = typer.Typer(help="Try rewards.", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -74,7 +75,7 @@ def check(
         print_plain(f"row {found.id}")
     for each in checked:
         for name, value in _lines(each):
-            print_plain(f"{name.replace('_', ' '):<15}{value}")
+            print_plain(f"{name.replace('_', ' '):<17}{value}")
 
 
 def _response(text: str | None, file: Path | None) -> str:
@@ -129,8 +130,6 @@ def _row(config: DataConfig, wanted: str | None) -> Row:
 
 
 def _with_answer(row: Row, answer: str | None) -> Row:
-    from dataclasses import replace
-
     if answer is None:
         return row
     return replace(row, answer=answer, columns={**row.columns, "answer": answer})
@@ -149,6 +148,8 @@ def _check(reward: RewardConfig, text: str, row: Row) -> _Checked:
     name = reward.name or reward.function
     if reward.function == "math":
         return _math(name, reward.options, text, row)
+    if reward.function == "code":
+        return _code(name, reward.options, _request(text, row))
     if reward.function == "judge":
         raise ValueError(f"reward '{name}' asks a model: it is tried by a run only (--reward)")
     return _called(name, reward, text, row)
@@ -175,12 +176,36 @@ def _math_said(report: MathReport, gold: Any) -> Mapping[str, Any]:
     }
 
 
+def _code(name: str, options: Mapping[str, Any], request: GradeRequest) -> _Checked:
+    from rollpacker.reward.code import CodeReward
+
+    report = CodeReward(options).explain(request)
+    said: dict[str, Any] = {
+        "program": report.program,
+        "found_by": report.rule,
+        "tests_from": report.column,
+        "float_tolerance": report.float_tolerance,
+        "level": report.level,
+        "tests": [asdict(test) for test in report.tests],
+    }
+    return _Checked(name, report.score, said)
+
+
 def _called(name: str, reward: RewardConfig, text: str, row: Row) -> _Checked:
-    from rollpacker.core.types import AttemptId
-    from rollpacker.reward.base import GradeRequest, Scored
+    from rollpacker.reward.base import Scored
     from rollpacker.reward.functions import resolve
 
-    request = GradeRequest(
+    (scored,) = resolve(reward.function, reward.options)([_request(text, row)])
+    if not isinstance(scored, Scored):
+        return _Checked(name, scored, {})
+    return _Checked(name, scored.score, {**scored.extra, **scored.metrics})
+
+
+def _request(text: str, row: Row) -> GradeRequest:
+    from rollpacker.core.types import AttemptId
+    from rollpacker.reward.base import GradeRequest
+
+    return GradeRequest(
         attempt=AttemptId(0),
         prompt=row.prompt,
         completion=text,
@@ -189,16 +214,21 @@ def _called(name: str, reward: RewardConfig, text: str, row: Row) -> _Checked:
         domain=row.domain,
         source=str(row.id),
     )
-    (scored,) = resolve(reward.function, reward.options)([request])
-    if not isinstance(scored, Scored):
-        return _Checked(name, scored, {})
-    return _Checked(name, scored.score, {**scored.extra, **scored.metrics})
 
 
-def _lines(checked: _Checked) -> list[tuple[str, str]]:
-    lines = [("reward", checked.reward)]
+def _lines(checked: _Checked) -> Iterator[tuple[str, str]]:
+    """What is printed: a name and a value; of every test a line, and one for what was wrong."""
+    yield "reward", checked.reward
     for key, value in checked.said.items():
-        shown = "-" if value is None else str(value)
-        lines.append((key, shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."))
-    lines.append(("score", "not applicable" if checked.score is None else f"{checked.score:g}"))
-    return lines
+        if key == "tests":
+            for number, test in enumerate(value, 1):
+                yield f"test {number}", f"{test['verdict']}, {test['cpu_s']:.3f} s: {test['given']}"
+                for part in ("expected", "found", "detail"):
+                    if test["verdict"] != "pass" and test[part]:
+                        yield "", f"{part} {test[part]}"
+        else:
+            shown = "-" if value is None else str(value)
+            shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."
+            for place, line in enumerate(shown.rstrip("\n").split("\n")):
+                yield "" if place else key, line
+    yield "score", "not applicable" if checked.score is None else f"{checked.score:g}"

@@ -24,6 +24,7 @@ CASES = [
     json.loads(line)
     for line in (Path(__file__).parent / "cases/math.jsonl").read_text("utf-8").splitlines()
 ]
+SLOW = r"\boxed{(a+b+c+d+e+f)^{60}}"
 RIGHT = [
     (r"\frac{1}{2}", r"so $\boxed{\frac{1}{2}}$"),
     (r"\frac{1}{2}", r"\boxed{0.5}"),
@@ -106,7 +107,7 @@ def test_degenerate_texts_are_wrong(score, text):
 def test_an_answer_that_takes_too_long_is_wrong_and_leaves_no_timer():
     reward = MathReward(time_limit=0.3)
     start = time.process_time()
-    assert reward(r"\boxed{9^{9^{9^{9}}}}", {"answer": "5"}) == 0.0
+    assert reward(SLOW, {"answer": "(x+y)^{50}"}) == 0.0
     assert time.process_time() - start < 3
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     assert reward(r"\boxed{5}", {"answer": "5"}) == 1.0
@@ -130,9 +131,9 @@ def test_the_last_complete_box_counts():
     assert extract(r"\boxed{5} \fbox{6}") == Found("5", BOX)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}: {case['response']!r}")
-def test_what_people_bring(score, case):
-    assert score(case["answer"], case["response"]) == case["score"]
+def test_what_people_bring_and_what_a_policy_may_try(score):
+    missed = [case for case in CASES if score(case["answer"], case["response"]) != case["score"]]
+    assert missed == []
 
 
 @pytest.mark.parametrize(
@@ -170,11 +171,20 @@ def test_answers_of_a_wrong_form_are_named(answer, message):
 
 def test_a_long_comparison_gives_signs_of_life_and_ends_when_unwanted():
     asked = []
-    reward = MathReward(time_limit=0.8)
-    assert reward(r"\boxed{7^{10^8}}", {"answer": "5"}, lambda: bool(asked.append(1))) == 0.0
+    reward, row = MathReward(time_limit=0.8), {"answer": "(x+y)^{50}"}
+    assert reward(SLOW, row, lambda: bool(asked.append(1))) == 0.0
     assert len(asked) >= 2
-    reward = MathReward(time_limit=600)
-    assert reward(r"\boxed{7^{10^8}}", {"answer": "5"}, lambda: True) == 0.0
+    assert MathReward(time_limit=600)(SLOW, row, lambda: True) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text", ["7^{10^8}", "9^{9^{9^9}}", "9999999999!", "(x+1)^{1000}", r"\prod_{k=1}^{10000000} k"]
+)
+def test_what_is_too_large_is_compared_as_text(score, text):
+    start = time.process_time()
+    assert score("5", f"\\boxed{{{text}}}") == 0.0
+    assert score(text, f"\\boxed{{{text}}}") == 1.0
+    assert time.process_time() - start < 1
 
 
 @given(text=st.text(alphabet="\\boxed{}$#*<answer>/ 0123.,=-(%√½一无个\n", max_size=60))

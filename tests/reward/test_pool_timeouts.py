@@ -53,7 +53,7 @@ def test_a_comparison_that_is_cut_off_scores_0_where_seconds_are_long() -> None:
     pool = GradingPool([math], GradingConfig(workers=1))
     try:
         pool.wait_ready()
-        (grade,) = grade_now(pool, requests([r"\boxed{7^{10^8}}"]))
+        (grade,) = grade_now(pool, requests([r"\boxed{(a+b+c+d+e+f)^{60}}"], answer="(x+y)^{50}"))
     finally:
         pool.close()
     assert (grade.reward, grade.error) == (0.0, None)

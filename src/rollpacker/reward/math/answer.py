@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
 from rollpacker.reward.math import units
+from rollpacker.reward.math.grammar import readable
 from rollpacker.reward.math.latex import DOLLAR, tidy, unwrapped
 from rollpacker.reward.math.numerals import MAGNITUDE, PLAIN, number
+from rollpacker.reward.math.prose import counted
 from rollpacker.reward.math.units import Unit
 
 _LONGEST = 2000
@@ -20,6 +22,15 @@ _LABEL = re.compile(
     r"(?:answers?|ans|result|solutions?|answer is|答案)\s*(?:is|are|是|为|=|:)\s*:?\s*(?:\}\s*)?",
     re.IGNORECASE,
 )
+_WRONG = re.compile(
+    r"\b(?:not|no|never|wrong|incorrect|false|bad|except|other|unlike)\b|n't", re.IGNORECASE
+)
+_ABOUT_EQUAL = re.compile(r"\\approx(?![A-Za-z])")
+_EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)")
+_UNKNOWN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+(?![A-Za-z({])")
+_FEW_WORDS = 4
+_COLON = re.compile(r"[a-zA-Z]\s*:\s+(?=[-\d\\])")
+_SO = re.compile(r"(?:so|thus|therefore|hence|then),?\s+", re.IGNORECASE)
 _TEXT_LABEL = re.compile(r"\\text\s*\{[^{}]*[:=]\s*\}\s*")
 _ABOUT = re.compile(
     r"(?:\\text\s*\{\s*)?(?:\\approx(?![A-Za-z])|\\sim(?![A-Za-z])|about|approximately|approx\.?"
@@ -28,13 +39,19 @@ _ABOUT = re.compile(
     re.IGNORECASE,
 )
 _ELEMENT = re.compile(r"[a-zA-Z]\s*\\in(?![A-Za-z])\s*(?=[\[(\\])")
-_VARIABLE = re.compile(r"([a-zA-Z](?:_\{?\w\}?)?|[a-zA-Z]\([a-zA-Z]\))\s*=\s*(?![=<>])")
+_VARIABLE = re.compile(
+    r"([a-zA-Z](?:_\{?\w\}?)?|[a-zA-Z]\([^()=]{1,12}\)|\\(?:max|min)|\\angle\s*[A-Z]{1,3})"
+    r"\s*=\s*(?![=<>])"
+)
+_IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|iff|therefore)(?![A-Za-z])|⇒|∴")
+_ROUGHLY = re.compile(r"\s*(?:\\text\s*\{)?\s*\(?approx(?:imately|\.)?\)?\s*\}?$")
+_EXCEPT = re.compile(r"([a-z])\s*\\ne\s*([^<>=a-zA-Z,\\]+)")
 _MODULUS = re.compile(
     r"\s*(?:\(\s*)?\\?(?:text\s*\{\s*)?(?:[bp]?mod|modulo)(?:\s*\})?\s*\{?\s*(\d+)\s*\}?\s*\)?$"
 )
 _RELATIVE = (
     (_MODULUS, "modulo"),
-    (re.compile(r"(?<=\d)_\{?(?:\\text\{)?(\d{1,2})\}{0,2}$"), "base"),
+    (re.compile(r"(?<=\d)_\{?(?:\\text\{)?(\d{1,2}|two|eight|ten|sixteen)\}{0,2}$"), "base"),
 )
 _CLOCK = re.compile(r"(\d{1,2}:\d{2}(?::\d{2})?)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _CHOICE = re.compile(
@@ -42,11 +59,17 @@ _CHOICE = re.compile(
     r"(?:\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])(?=\s*[.):]|\s*$))\s*[.):]?\s*",
     re.IGNORECASE,
 )
-_CHOICES = re.compile(r"\([A-J]\)|(?<![A-Za-z\\])[A-J][.)](?!\d)|(?:^|\b(?:and|or)\s+|,\s*)[A-J]$")
+_CHOICES = re.compile(
+    r"\([A-J]\)|(?<![A-Za-z\\])[A-J]\s*[.):](?!\d)|(?:^|\b(?:and|or)\s+|,\s*)[A-J]$"
+)
+_SAYS = re.compile(
+    r"(?:is|was|are|isn't|not|wrong|false|incorrect|impossible|or|and)\b", re.IGNORECASE
+)
 
 _HEAD = re.compile(
     r"(?:\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*(?:\[\d+\])?\s*\{[^{}]*\}|\\pi(?![A-Za-z])"
-    rf"|\d{{1,3}}(?:[, ]\d{{3}})+(?!\d)|{PLAIN}|\\(?:times|cdot)\s|10\s*\^\s*\{{?[+-]?\d+\}}?"
+    rf"|\d{{1,3}}(?:[, ]\d{{3}})+(?!\d)|{PLAIN}|\\(?:times|cdot)(?![A-Za-z])\s*"
+    r"|10\s*\^\s*\{?[+-]?\d+\}?"
     r"|\^\s*(?:\{[+-]?\d+\}|\d)|\\overline\s*\{\d+\}|\s(?=[\d\\*/(+-])|[-+*/()!])+"
 )
 _HAN_NUMBER = re.compile(r"[㐀-鿿,:\s]*?(-?\d[\d.,]*(?:/\d+)?%?)\s*([㐀-鿿]*)[.\s]*")
@@ -60,22 +83,32 @@ _AND = re.compile(
 _BOUNDED = re.compile(r"([a-zA-Z])\s*(<|>|\\le|\\ge|\\leq|\\geq|<=|>=)\s*([^<>=a-zA-Z]+)")
 _POINT = re.compile(r"([A-Z]'?)\s*(\([^()]*,[^()]*\))")
 _RATIO = re.compile(r"(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to|:)\s*(\d+)")
-_ALL = re.compile(
-    r"(?:all )?real numbers?|all reals|the reals|\\mathbb\s*\{?R\}?|\\R", re.IGNORECASE
+_NOWHERE = "DNE"
+_SETS = (
+    (re.compile(r"\+?infinity", re.IGNORECASE), r"\infty"),
+    (re.compile(r"-infinity", re.IGNORECASE), r"-\infty"),
+    (
+        re.compile(
+            r"(?:all )?real numbers?|all reals|the reals|\\mathbb\s*\{?R\}?|\\R", re.IGNORECASE
+        ),
+        r"(-\infty, \infty)",
+    ),
+    (re.compile(r"(?:it )?does not exist|doesn't exist|DNE|不存在", re.IGNORECASE), _NOWHERE),
+    (
+        re.compile(
+            r"(?:there (?:is|are) )?no (?:real |integer )?solutions?|(?:the )?empty set|none|无解"
+            r"|空集|no such number|\\emptyset|\\varnothing|\\\{ ?\\\}",
+            re.IGNORECASE,
+        ),
+        r"\emptyset",
+    ),
 )
-_NOWHERE = re.compile(r"(?:it )?does not exist|doesn't exist|DNE|不存在", re.IGNORECASE)
-_EMPTY = re.compile(
-    r"(?:there (?:is|are) )?no (?:real |integer )?solutions?|(?:the )?empty set|none|无解|空集"
-    r"|no such number|\\emptyset|\\varnothing|\\\{ ?\\\}",
-    re.IGNORECASE,
+"""Sets that have names."""
+_VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:].*)?$", re.IGNORECASE)
+_LITERAL = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}"
+    r"|\d+(?:\s*:\s*\d+){2,}"
 )
-_LITERAL = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}(?![A-Za-z])")
-_FUNCTION_NAMES = """sqrt sinh cosh tanh coth arcsin arccos arctan asin acos atan frac cdot times
-    floor ceil"""
-_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-_NOT = re.compile(r"(?<![A-Za-z\\])(?:not|no|nor)(?![A-Za-z])", re.IGNORECASE)
-_BEGIN = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}")
 _TEXT = re.compile(r"\\text\s*\{")
 _WHOLE_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _CAPITALS = re.compile(r"[A-Z]{2,}")
@@ -94,6 +127,8 @@ class Answer:
         choice: the letter of a multiple choice; ``text`` is then what stands behind the letter.
         items: of a list or a set, in any order; empty where it is none.
         literal: it is words, a date or a time, which only equal text equals.
+        claims: other sides of a chain of equations, which must be equal too.
+        rough: of ``1/3 \\approx 0.33``, where a claim is only nearly equal.
     """
 
     text: str
@@ -104,6 +139,8 @@ class Answer:
     choice: str | None = None
     items: tuple[Answer, ...] = ()
     literal: bool = False
+    claims: tuple[Answer, ...] = ()
+    rough: bool = False
 
     def __str__(self) -> str:
         said = [self.text.replace(DOLLAR, "$")]
@@ -117,31 +154,74 @@ class Answer:
         return "; ".join(said)
 
 
-@lru_cache(maxsize=4096)
 def read(text: str, letters: bool = False) -> Answer:
     """What ``text`` says, which is an answer and nothing around it.
 
     Args:
-        text: LaTeX, Markdown or plain.
+        text: LaTeX, Markdown or plain; longer than 2000 characters it is words.
         letters: a letter right behind a number is a unit and no variable.
     """
     if len(text) > _LONGEST:
-        return Answer(text.strip())
+        return Answer(text.strip(), literal=True)
+    return _read(text, letters)
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str, letters: bool) -> Answer:
     text = tidy(text)
     for said in (text, _without_label(text)):
         choice = _CHOICE.match(_opened(said))
         if choice and (found := _choice(choice, _opened(said))):
             return found
-    text = _without_label(text)
+    text = _ROUGHLY.sub("", _without_label(_concluded(text)))
+    if match := _VERDICT.match(_opened(text)):
+        return Answer(match[1], literal=True)
     if whole := _WHOLE_TEXT.fullmatch(text):
         inside = whole[1].strip()
         return _value(inside, letters) or _list(inside, letters) or _other(text)
-    return _value(text, letters) or _list(text, letters) or _other(text)
+    return _chain(text, letters) or _value(text, letters) or _list(text, letters) or _other(text)
+
+
+def _concluded(text: str) -> str:
+    """Of ``2x = 10 \\implies x = 5`` what follows."""
+    *earlier, last = _IMPLIES.split(text)
+    return last.strip() if earlier and ("=" in earlier[0] or not earlier[0].strip()) else text
+
+
+def _chain(text: str, letters: bool) -> Answer | None:
+    """Of ``48 + 24 = 72`` or ``x = 6/2 = 3`` the last side, with the others as claims."""
+    about = [side.strip() for side in _ABOUT_EQUAL.split(text)]
+    if len(about) == 2 and about[0] and number(about[1]) is not None:
+        return replace(_read(about[0], letters), claims=(_read(about[1], letters),), rough=True)
+    sides = [side.strip() for side in _EQUALS.split(text)]
+    if len(sides) < 2 or not all(sides) or any(letter in text for letter in (r"\begin", ",", ";")):
+        return None
+    if len(sides) == 2 and _VARIABLE.fullmatch(f"{sides[1]} = "):
+        sides.reverse()
+    label = _VARIABLE.match(f"{sides[0]} = ")
+    variable = label is not None and label.end() >= len(sides[0])
+    if not variable and _TEXT.search(sides[0]) and number(sides[-1]) is not None:
+        variable, label = _named(sides[0]), None
+    if variable:
+        sides = sides[1:]
+    if variable and len(sides) == 1:
+        return None if label else _read(sides[0], letters)
+    if any(_UNKNOWN.search(side) for side in sides[:-1]):
+        return None
+    last = _read(sides[-1], letters)
+    return replace(last, claims=tuple(_read(side, letters) for side in sides[:-1]))
+
+
+def _named(label: str) -> bool:
+    """Whether words before ``=`` only name what is asked for."""
+    said = _opened(label)
+    return not _WRONG.search(said) and len(said.split()) <= _FEW_WORDS and "=" not in said
 
 
 def _without_label(text: str) -> str:
-    for label in (_LABEL, _TEXT_LABEL, _ABOUT, _ELEMENT):
-        if (match := label.match(text)) and match.end() < len(text):
+    for label in (_SO, _LABEL, _TEXT_LABEL, _COLON, _ABOUT, _ELEMENT):
+        match = label.match(text)
+        if match and match.end() < len(text) and not _WRONG.search(match[0]):
             text = text[match.end() :].strip()
     return text
 
@@ -153,7 +233,9 @@ def _opened(text: str) -> str:
 def _choice(match: re.Match[str], text: str) -> Answer | None:
     bracketed, rest = match[1] or match[2], text[match.end() :]
     letter = bracketed or match[3]
-    if _CHOICES.search(rest) or (not bracketed and not match[3].isupper()):
+    if _CHOICES.search(rest) or _SAYS.match(rest):
+        return None
+    if not bracketed and not match[3].isupper() and (rest or match[3] > "e"):
         return None
     if bracketed and rest[:1] in tuple("^_+*/=<>!"):
         return None
@@ -171,14 +253,14 @@ def _value(text: str, letters: bool) -> Answer | None:
     body, relative = text, None
     for form, said in _RELATIVE:
         if match := form.search(text):
-            body, relative = text[: match.start()].strip(), f"{said} {match[1]}"
+            body, relative = text[: match.start()].strip(), f"{said} {number(match[1])}"
             break
     variable = _VARIABLE.match(body)
     if variable and (value := number(body[variable.end() :])) is not None:
         return Answer(body, value=value, variable=variable[1], relative=relative)
     body, unit = _measured(body, letters)
     value = number(body)
-    if value is None and unit is None and relative is None:
+    if value is None and ((unit is None and relative is None) or not readable(body)):
         return None
     return Answer(body, value=value, unit=unit, relative=relative)
 
@@ -197,7 +279,7 @@ def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
     head = _HEAD.match(rest)
     if head is None:
         return _in_chinese(text)
-    end = len(head[0].rstrip(" ("))
+    end = len(head[0].rstrip(" (*/+-"))
     if magnitude := MAGNITUDE.match(rest[end:]):
         end += magnitude.end()
     if not rest[end:].strip():
@@ -222,6 +304,8 @@ def _in_chinese(text: str) -> tuple[str, Unit | None]:
 
 
 def _list(text: str, letters: bool) -> Answer | None:
+    if r"\begin" in text or text.count(r"\pm") > 1:
+        return None
     inside = text
     braced = text.startswith(r"\{") and text.endswith(r"\}") and r"\{" not in text[2:]
     if braced:
@@ -278,27 +362,21 @@ def _split(text: str) -> list[str]:
 
 
 def _other(text: str) -> Answer:
-    """An expression, or words."""
+    """A set with a name, a ratio, a point, an expression, or words."""
     opened = _opened(text)
-    if opened.lower() in ("infinity", "+infinity", "-infinity"):
-        return Answer(opened.lower().replace("infinity", r"\infty"))
-    if _ALL.fullmatch(opened):
-        return Answer(r"(-\infty, \infty)")
-    if _NOWHERE.fullmatch(opened.rstrip(".!")):
-        return Answer("DNE", literal=True)
+    bare = opened.rstrip(".!")
+    for form, said in _SETS:
+        if form.fullmatch(bare):
+            return Answer(said, literal=said == _NOWHERE)
+    if match := _EXCEPT.fullmatch(text):
+        return Answer(rf"(-\infty, {match[2]}) \cup ({match[2]}, \infty)")
     if (match := _RATIO.fullmatch(text)) and int(match[2]):
         return Answer(text, value=Fraction(int(match[1]), int(match[2])))
     if match := _POINT.fullmatch(text):
         return Answer(match[2], variable=match[1])
-    if _EMPTY.fullmatch(opened.rstrip(".!")):
-        return Answer(r"\emptyset")
-    literal = bool(_LITERAL.fullmatch(opened) or _CAPITALS.fullmatch(opened)) or _is_words(text)
-    return Answer(opened if literal else text, literal=literal)
-
-
-def _is_words(text: str) -> bool:
-    if _HAN.search(text) or _NOT.search(text) or (r"\begin{" in text and "cases" in text):
-        return True
-    if re.search(r"\\text\s*\{\s*[^{}\s]", text):
-        return True
-    return any(word not in _FUNCTIONS for word in _WORD.findall(_BEGIN.sub("", text)))
+    if said := counted(opened):
+        return _read(said, letters=False)
+    if readable(text) and not (_LITERAL.fullmatch(opened) or _CAPITALS.fullmatch(opened)):
+        return Answer(text)
+    variable = _VARIABLE.match(opened) if r"\begin" in opened else None
+    return Answer(opened[variable.end() :] if variable else opened, literal=True)

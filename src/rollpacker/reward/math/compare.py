@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,8 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from rollpacker.reward.math import units
-from rollpacker.reward.math.answer import Answer
+from rollpacker.reward.math.answer import Answer, read
+from rollpacker.reward.math.grammar import huge
 from rollpacker.reward.math.units import PERCENT
 
 _EXTRACTION = (
@@ -29,7 +30,12 @@ _SAME_DIGITS = Fraction(2, 1_000_000)
 _LEAST_DECIMALS = 6
 """Of a decimal fraction that may stand for what it rounds, as in math-verify."""
 _DECIMALS = re.compile(r"-?\d*\.(\d+)")
+_TUPLE = re.compile(r"\(([^()\[\]{}]*,[^()\[\]]*)\)")
+_OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])|([a-z])\s*=.*\1\s*=")
+_RELATION = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
+_INFINITE = re.compile(r"[-+]?\s*\\infty")
 _SAID = re.compile(r"[a-z]{2,}(?:[ '-][a-z]+)*", re.IGNORECASE)
+_CAPITALS = re.compile(r"[A-Z]{1,3}")
 _FILL = re.compile(r"[\s{}$]+|\\[,;:! ]")
 _JOINED = re.compile(r"(?:,|\band\b)\s*", re.IGNORECASE)
 
@@ -48,27 +54,101 @@ def compare(gold: Answer, answer: Answer) -> Comparison:
     Numbers are compared exactly, lists in any order, units where both sides name one, words as
     text, and everything else by math-verify.
     """
-    if gold.choice or answer.choice:
-        return _choices(gold, answer)
-    if letters := _several(gold, answer):
-        return letters
+    for claim in answer.claims:
+        near = answer.rough and _nearly(claim, answer)
+        if not near and not _compared(answer, claim).equal:
+            return Comparison(False, f"its own sides differ: {claim.text} and {answer.text}")
+    return _compared(gold, answer)
+
+
+def _nearly(one: Answer, other: Answer) -> bool:
+    values = _approximate(one), _approximate(other)
+    if values[0] is None or values[1] is None:
+        return False
+    return abs(values[0] - values[1]) <= abs(values[1]) / 50
+
+
+def _approximate(answer: Answer) -> float | None:
+    if answer.value is not None:
+        return float(answer.value)
+    if answer.literal or huge(answer.text):
+        return None
+    try:
+        return float(_parsed(answer.text)[0])
+    except (IndexError, TypeError, ValueError):
+        return None
+
+
+def _compared(gold: Answer, answer: Answer) -> Comparison:
+    for rule in (_choices, _several, _conflict, _valued, _listed, _shapes, _worded):
+        if decided := rule(gold, answer):
+            return decided
+    equal = bool(answer.text) and _symbolic(gold.text, answer.text)
+    return Comparison(equal, "equal by math-verify" if equal else "not shown equal by math-verify")
+
+
+def _conflict(gold: Answer, answer: Answer) -> Comparison | None:
+    """What both sides name and does not agree."""
     if not units.agree(gold.unit, answer.unit):
         return Comparison(False, f"units differ: {gold.unit} and {answer.unit}")
     if None not in (gold.relative, answer.relative) and gold.relative != answer.relative:
         return Comparison(False, f"{gold.relative} and {answer.relative} differ")
     if None not in (gold.variable, answer.variable) and gold.variable != answer.variable:
         return Comparison(False, f"values of {gold.variable} and of {answer.variable}")
+    return None
+
+
+def _valued(gold: Answer, answer: Answer) -> Comparison | None:
     if gold.value is not None and answer.value is not None:
         equal = _numbers(gold, answer)
         return Comparison(equal, f"numbers {'equal' if equal else 'differ'}")
+    return None
+
+
+def _listed(gold: Answer, answer: Answer) -> Comparison | None:
     if gold.items and answer.items:
         return _lists(gold, answer)
+    if (gold.items and answer.value is not None) or (answer.items and gold.value is not None):
+        return Comparison(False, "a list and a number")
+    return None
+
+
+def _worded(gold: Answer, answer: Answer) -> Comparison | None:
+    """What is compared as text alone."""
     if _same_text(gold.text, answer.text):
         return Comparison(True, "the same text")
     if gold.literal or answer.literal:
         return Comparison(False, "words, dates and times must be equal as text")
-    equal = bool(answer.text) and _symbolic(gold.text, answer.text)
-    return Comparison(equal, "equal by math-verify" if equal else "not shown equal by math-verify")
+    if _INFINITE.fullmatch(gold.text) or huge(gold.text) or huge(answer.text):
+        equal = gold.text.lstrip("+ ") == answer.text.lstrip("+ ")
+        return Comparison(equal, "compared as text: infinite, or too large to work out")
+    return None
+
+
+def _shapes(gold: Answer, answer: Answer) -> Comparison | None:
+    """A tuple against a list, which has an order only where it says one."""
+    for one, other in ((gold, answer), (answer, gold)):
+        inside = _TUPLE.fullmatch(one.text)
+        if inside is None or not other.items:
+            continue
+        elements = [read(part.strip()) for part in inside[1].split(",")]
+        if other.text.startswith(r"\{") or _OR.search(other.text):
+            return Comparison(False, "a tuple and a set")
+        items = sorted(other.items, key=lambda item: item.variable or "")
+        if len({item.variable for item in items}) < len(items) and items[0].variable:
+            return Comparison(False, "a tuple and values of one variable")
+        same = len(items) == len(elements) and all(
+            _compared(replace(item, variable=None), element).equal
+            for item, element in zip(items, elements, strict=True)
+        )
+        return Comparison(same, f"a tuple and a list: {'equal' if same else 'not equal'} in order")
+    sets = gold.text.startswith(r"\{"), answer.text.startswith(r"\{")
+    tuples = _TUPLE.fullmatch(gold.text), _TUPLE.fullmatch(answer.text)
+    if (sets[0] and tuples[1]) or (sets[1] and tuples[0]):
+        return Comparison(False, "a tuple and a set")
+    lists = gold.items or answer.items
+    related = _RELATION.search(answer.text if gold.items else gold.text)
+    return Comparison(False, "a list and a relation") if lists and related else None
 
 
 def _several(gold: Answer, answer: Answer) -> Comparison | None:
@@ -81,7 +161,9 @@ def _several(gold: Answer, answer: Answer) -> Comparison | None:
     return None
 
 
-def _choices(gold: Answer, answer: Answer) -> Comparison:
+def _choices(gold: Answer, answer: Answer) -> Comparison | None:
+    if not (gold.choice or answer.choice):
+        return None
     if gold.choice and answer.choice:
         if gold.choice != answer.choice:
             return Comparison(False, f"choices differ: {gold.choice} and {answer.choice}")
@@ -100,7 +182,9 @@ def _numbers(gold: Answer, answer: Answer) -> bool:
     if gold.unit == PERCENT and answer.unit != PERCENT:
         return _close(one, other, gold, answer) or _close(one / 100, other, gold, answer)
     if answer.unit == PERCENT and gold.unit != PERCENT:
-        return _close(one, other, gold, answer) or _close(one, other / 100, gold, answer)
+        # "50%" may stand for 50, but "0.5%" is no 0.5.
+        percent = one > 1 and _close(one, other, gold, answer)
+        return percent or _close(one, other / 100, gold, answer)
     return _close(one, other, gold, answer)
 
 
@@ -142,6 +226,8 @@ def _same_text(gold: str, answer: str) -> bool:
     """Equal but for spaces and braces; words in any case (letters alone are variables)."""
     if _FILL.sub("", gold) == _FILL.sub("", answer):
         return bool(gold)
+    if _CAPITALS.fullmatch(gold):
+        return False
     gold, answer = _words(gold), _words(answer)
     return gold == answer and bool(_SAID.search(gold))
 

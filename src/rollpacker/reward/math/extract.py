@@ -19,13 +19,17 @@ BOX, TAG, MARK, SENTENCE, BOLD, LAST = (
 )
 """Rules, the strongest first."""
 
-_BOX = re.compile(r"\\+boxed\s*(?:\{|(?=[^\s{}]))")
-_UNBRACED = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s$\\{}.,;]+")
+_BOX = re.compile(r"\\boxed\s*(?:\{|(?=[^\s{}]))")
+_UNBRACED = re.compile(r"[^\n$]{1,60}?(?=\$|\n|[.,;]?\s+[A-Za-z(]|[.,;]?\s*$|\\[)\]])")
 _BETWEEN = re.compile(
     r"(?:[\s$,;&]|\\[()\[\],;: ]|\\q?quad|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|and|or"
-    r"|[或和与、，]|[a-zA-Z]\s*=)*"
+    r"|maybe|perhaps|possibly|also|[或和与、，/.]|[a-zA-Z]\s*=)*"
 )
-_JOINS = re.compile(r"[,;、，]|and|or|[或和与]")
+_LEFT = re.compile(r"((?<![\w}])-|\\neq?(?![A-Za-z])|≠|!=|\bnot)\s*\$?\s*$")
+_RIGHT = re.compile(
+    r"(\s*(?:\^\s*\{?\w+\}?|\\?%|/\s*\w+|(?:\\cdot|\\times|\*)\s*\w+)"
+    r"|\$?\s+is\s+(?:not|wrong|incorrect|false)\b)"
+)
 _TAG = re.compile(
     r"<\s*(?:final_?)?answer\s*>(.*?)(?:<\s*/\s*(?:final_?)?answer\s*>|\Z)",
     re.IGNORECASE | re.DOTALL,
@@ -51,13 +55,29 @@ def extract(text: str) -> Found | None:
     """
     text = without_markup(text.rpartition("</think>")[2])
     tagged = [match[1] for match in _TAG.finditer(text) if match[1].strip()]
+    if tagged and _in_a_box(text):
+        tagged = []
     within = tagged[-1].strip() if tagged else text
     for rule, find in _RULES:
         if (answer := find(within)) is not None and answer.strip():
-            if tagged and rule in (BOLD, LAST) and prose.words(within) <= _FEW_WORDS:
+            few = prose.words(within) <= _FEW_WORDS and "\n" not in within
+            if tagged and rule in (BOLD, LAST) and few:
                 break
             return Found(answer.strip(), rule)
     return Found(within, TAG) if tagged else None
+
+
+def _in_a_box(text: str) -> bool:
+    """Whether a tag was opened inside a box."""
+    pairs = braces(text)
+    spans = [
+        (match.end(), pairs[match.end() - 1])
+        for match in _BOX.finditer(text)
+        if match.end() - 1 in pairs
+    ]
+    return any(
+        start <= tag.start() < end for tag in _TAG.finditer(text) for start, end in spans[-64:]
+    )
 
 
 def of_gold(text: str) -> str:
@@ -84,17 +104,32 @@ def _box(text: str) -> str | None:
                 boxes.append((match.start(), end + 1, text[match.end() : end]))
         elif unbraced := _UNBRACED.match(text, match.end()):
             boxes.append((match.start(), unbraced.end(), unbraced[0]))
-    boxes = [box for box in boxes if box[2].strip() and not _BOX.match(box[2].lstrip())]
+    boxes = _outer([box for box in boxes if box[2].strip()])
     if not boxes:
         return None
-    answers = [boxes[-1][2].strip()]
+    answers = [_with_context(text, boxes[-1])]
     for earlier, later in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
         between = text[earlier[1] : later[0]]
-        if not (_BETWEEN.fullmatch(between) and _JOINS.search(between)):
+        if not _BETWEEN.fullmatch(between):
             break
         if earlier[2].strip() not in answers:
             answers.insert(0, earlier[2].strip())
     return ", ".join(answers)
+
+
+def _outer(boxes: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    outer: list[tuple[int, int, str]] = []
+    for box in boxes:
+        if not outer or box[0] >= outer[-1][1]:
+            outer.append(box)
+    return outer
+
+
+def _with_context(text: str, box: tuple[int, int, str]) -> str:
+    """What is in a box, with what stands right at it and makes it another answer."""
+    before = _LEFT.search(text, max(0, box[0] - 40), box[0])
+    after = _RIGHT.match(text, box[1])
+    return f"{before[1] if before else ''}{box[2].strip()}{after[1] if after else ''}"
 
 
 def _mark(text: str) -> str | None:

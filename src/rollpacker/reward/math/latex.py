@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from unicodedata import category
 
 DOLLAR = "\ue000"
 """A dollar sign that is money; the others are delimiters."""
@@ -36,13 +37,13 @@ _BRACES = re.compile(r"\\+[lr]brace(?![A-Za-z])")
 _SIZES = re.compile(
     r"\\(?:left|right|middle|bigg?[lrm]?|Bigg?[lrm]?|displaystyle|textstyle|scriptstyle|limits"
     r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|bfseries|boldmath|mathstrut"
-    r"|strut|cancel|underline|hfill|centering|noindent)(?![A-Za-z])\s*\.?(?=\S|$)"
+    r"|strut|hfill|centering|noindent)(?![A-Za-z])\s*\.?(?=\S|$)"
 )
 _SIZED_POINT = re.compile(r"\\(?:left|right)\s*\.")
 _COLOUR = re.compile(r"\\(?:text)?color\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}|\\color\s+[a-z]+\s")
 _FONTS = re.compile(
     r"\\(?:mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|bm|pmb|emph|ensuremath|hbox"
-    r"|uline|phantom|mbox(?=\s*\{\s*[\d$\\-])|fbox|framebox|tag)\s*\{"
+    r"|underline|uline|mbox(?=\s*\{\s*[\d$\\-])|f?boxed|fbox|framebox)\s*\{"
 )
 _TEXTS = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|up|md)|mathrm|mbox|operatorname\*?)\s*(?=\{)"
@@ -51,22 +52,26 @@ _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _SPACES = re.compile(
     r"(?<!\\)\\(?:[,;:> ]|quad|qquad|thinspace|medspace|thickspace|enspace)(?![A-Za-z])|~"
 )
-_KERN = re.compile(r"\\!|\\hspace\*?\s*\{[^{}]*\}|\\(?:hphantom|vphantom)\s*\{[^{}]*\}")
+_KERN = re.compile(r"\\!|\\hspace\*?\s*\{[^{}]*\}")
 _SPOKEN_DOLLAR = re.compile(r"\\text\s*\{\s*\\\$\s*\}|\\textdollar(?:\{\})?|\\\$")
 _DELIMITERS = re.compile(r"\\+[()\[\]]")
 _CASES = re.compile(
     r"\\begin\{(cases|aligned|array|gathered)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL
 )
 _POINTED = re.compile(r"(?<![A-Za-z])\{\s*([,.])\s*\}")
+_RELATIONS = re.compile(r"\\(le|ge|ne)q(?:slant)?(?![A-Za-z])")
+_NATURAL = re.compile(r"\\log_\{?e\}?(?![A-Za-z])")
+_BUILT = re.compile(r"\\\{\s*([a-z])\s*(?:\\mid|\||:)\s*(\1\s*[<>\\].*?)\s*\\\}")
+_CONDITION = re.compile(r",?\s*&\s*(?:\\text\s*\{\s*,?\s*(?:if|for|when|where)?\s*\}\s*)?")
+_QED = re.compile(r"\$?\s*\\(?:blacksquare|square|Box|qed|hfill)(?![A-Za-z])\s*\$?\s*$")
 _ORDER = re.compile(r"\\([lg])t(?![A-Za-z])")
 _SEGMENT = re.compile(r"\\(?:overline|bar|overrightarrow|vec|widehat)\s*\{\s*([A-Z]{2,3})\s*\}")
 _BRACE = re.compile(r"[{}]")
 _FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[^\s{}\\])\s*(\{[^{}]*\}|[^\s{}\\])")
 _SQRT = re.compile(r"\\sqrt\s*([^\s{}\\\[])")
 _HTML = re.compile(r"<(b|strong|i|em|u)>([^<>]*)</\1>", re.IGNORECASE)
-_TOKEN_TEXT = re.compile(
-    r"(?:\s*(?:<\|[^<>|]{1,40}\|>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\]))+\s*$"
-)
+_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\])$")
+_LONGEST_TOKEN = 45
 
 
 def tidy(text: str) -> str:
@@ -78,6 +83,9 @@ def tidy(text: str) -> str:
     text = _SPOKEN_DOLLAR.sub(DOLLAR, text)
     text = _BRACES.sub(lambda match: r"\{" if "l" in match[0] else r"\}", text)
     text = _SIZED_POINT.sub("", text)
+    text = _NATURAL.sub(r"\\ln ", _RELATIONS.sub(r"\\\1", text))
+    text = re.sub(r"\\equiv(?![A-Za-z])", "=", text)
+    text = _BUILT.sub(r"\2", text)
     text = _ORDER.sub(lambda match: "<" if match[1] == "l" else ">", text)
     text = _SEGMENT.sub(r"\1", re.sub(r"\\[lr]angle(?![A-Za-z])", _angle, text))
     text = _COLOUR.sub("", _KERN.sub("", text))
@@ -108,14 +116,24 @@ def _rooted(match: re.Match[str]) -> str:
 
 
 def without_markup(text: str) -> str:
-    """``text`` without HTML's bold and the special tokens that a tokenizer left at its end."""
-    return _HTML.sub(r"\2", _TOKEN_TEXT.sub("", text))
+    """``text`` without HTML's bold, a sign that a proof is over, and the special tokens that a
+    tokenizer left at its end."""
+    while True:
+        text = text.rstrip()
+        if text and category(text[-1]) == "So":
+            text = text[:-1]
+            continue
+        tail = text[-_LONGEST_TOKEN:]
+        token = _TOKEN.search(tail) or _QED.search(tail)
+        if token is None:
+            return _HTML.sub(r"\2", text)
+        text = text[: len(text) - len(tail) + token.start()]
 
 
 def without_emphasis(text: str) -> str:
     """``text`` without Markdown's marks at its ends, and without a full stop."""
-    text = text.strip("*_` ")
-    return text if text.endswith(("...", "\\.")) else text.rstrip(" .,;:*_`")
+    text = text.strip('*_`" ')
+    return text if text.endswith(("...", "\\.")) else text.rstrip(' .,;:*_`"')
 
 
 def unwrapped(text: str, command: re.Pattern[str]) -> str:
@@ -165,7 +183,9 @@ def _braced(match: re.Match[str]) -> str:
 def _listed(match: re.Match[str]) -> str:
     """A system of equations as a list of them; what has columns stays."""
     if "&" in match[2].replace("&=", "="):
-        return match[0]
+        if match[1] != "cases":
+            return match[0]
+        return rf"\begin{{{match[1]}}}{_CONDITION.sub(' & ', match[2])}\end{{{match[1]}}}"
     lines = [line.strip() for line in re.split(r"\\\\|\n", match[2].replace("&=", "="))]
     return ", ".join(line.rstrip(" ,.;") for line in lines if line)
 

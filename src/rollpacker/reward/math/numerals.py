@@ -18,6 +18,8 @@ _SCIENTIFIC = re.compile(
 )
 _POWER_OF_TEN = re.compile(r"10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+_BRACKETED = re.compile(r"(\d*)\.(\d*)\((\d+)\)")
+_OUT_OF = re.compile(r"(\d+)\s+out\s+of\s+(\d+)")
 _GOES_ON = re.compile(r"(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)(?:\.{2,}|…|\\[lc]?dots)")
 _FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?(?:{PLAIN}))\s*\}}\s*\{{\s*(-?(?:{PLAIN}))\s*\}}")
 _SLASH = re.compile(rf"({PLAIN})\s*/\s*({PLAIN})")
@@ -46,6 +48,8 @@ def number(text: str) -> Fraction | None:
     if not text or len(text) > _LONGEST:
         return None
     word = text.lower().replace(" ", "-")
+    if word == "one-hundred":
+        return Fraction(100)
     if word in _NUMBER_WORDS:
         return Fraction(_NUMBER_WORDS[word])
     if text.startswith("{") and closing(text, 1) == len(text) - 1:
@@ -92,5 +96,7 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]], ...] 
     (_SLASH, lambda m: Fraction(m[1]) / Fraction(m[2])),
     (_MIXED, _mixed),
     (_REPEATING, _repeating),
+    (_BRACKETED, _repeating),
+    (_OUT_OF, lambda m: Fraction(int(m[1]), int(m[2]))),
     (_GOES_ON, _repeating),
 )

@@ -7,7 +7,7 @@ import re
 from rollpacker.reward.math.latex import without_emphasis
 
 _STATED = re.compile(
-    r"(?:(?:final|correct|right|only)\s+)?(?:answers?|option|choice|result)\b"
+    r"\b(?:(?:final|correct|right|only)\s+)?(?:answers?|option|choice|result|final(?=\s*:))\b"
     r"(?:[ \t]+(?:to|of|for)\b[^.:=\n]{0,80}?)?[*_ \t]*"
     r"(?:(?::|=)[*_]*|(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|\bequals\b)[*_ \t]*:?)\s*"
     r"|\b(?:solutions?|roots?)[*_ \t]*(?::|\bis\b|\bare\b)\s*(?=\\?[$(\[{]|[-\dx])"
@@ -17,14 +17,34 @@ _STATED = re.compile(
 )
 _CHOSEN = re.compile(
     r"(?<![A-Za-z])\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|true|answer)\b"
+    r"|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\)?(?=[.!\s]*$)"
+    r"|\bonly\s+\(?([A-J])\)?\s+[a-z]+s\b"
+    r"|选项?[为是]?\s*([A-J])|为\s*([A-J])\s*选?项?"
     r"|\b(?:[Cc]hoose|[Cc]hose|[Pp]ick|[Ss]elect|[Gg]o with)\s+(?:option\s+)?\(?([A-J])\)?"
     r"(?![A-Za-z])"
 )
 _DOUBT = re.compile(
     r"(?:\bnot|n't|\bcannot|\bbetween|\bat (?:least|most)|\bneither"
-    r"|\b(?:more|less|fewer|greater|smaller|larger) than)\b|不是",
+    r"|\bnever(?: equals?)?|\bunequal to"
+    r"|\bdifferent from|\bexceeds?|\babove|\bbelow|\bunder|\bup to|\beither"
+    r"|\b(?:more|less|fewer|greater|smaller|larger) than)\b|不是|!=|≠|\bfrom\s+\S+\s+to(?=\s)",
     re.IGNORECASE,
 )
+_BEFORE = re.compile(
+    r"\b(?:wrong|incorrect|false|not|cannot be|n't|never|isn't)\b[^.\n]{0,25}$|不$", re.IGNORECASE
+)
+"""Before "the answer is" it says that it is not."""
+_TAKEN_BACK = re.compile(
+    r"[,;.]?\s*(?:which|but (?:this|that|it)|this|that|it)\s+(?:is|was)\s+"
+    r"(?:not|wrong|incorrect|false)\b",
+    re.IGNORECASE,
+)
+_WORKED = re.compile(
+    r"\b(?:root|square|cube|half|twice|double|triple|negative|minus|opposite|reciprocal|factorial"
+    r"|logarithm|sine|cosine)\b[^\d$]*$",
+    re.IGNORECASE,
+)
+"""Before a number, what is still to be done with it."""
 _RATHER = re.compile(r"[,;]\s*(?:but\s+)?(?:it is|it's|rather|but)\s+", re.IGNORECASE)
 _STOP = r"(?P<end>(?<!\bRs)(?<!\bapprox)[.!?](?=\s|$|[*_`]+(?:\s|$))|[。！？；]|\n)"
 _REASON = re.compile(
@@ -36,9 +56,11 @@ _ASIDE = re.compile(
     r",?\s+(?:which|where)\b.*|,\s+so\b.*|[，,]\s*所以.*", re.IGNORECASE | re.DOTALL
 )
 _BOLD = re.compile(r"(\*\*|__)(?=\S)([^*\n]{1,80}?)(?<=\S)\1")
+_JOINED_BOLD = re.compile(r"(?:(?:\*\*[^*\n]{1,40}\*\*)(?:\s*,\s*|\s+or\s+|\s+and\s+|\s+))*$")
+_FALSE = re.compile(r"\s*(?:is|was)\s+(?:not|wrong|incorrect|false)\b", re.IGNORECASE)
 _VERDICT = re.compile(r"true|false|yes|no", re.IGNORECASE)
 _FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
+    r"\$\$([^$]+?)\$\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)"
     r"|(?<![\\\d$])\$(?!\d[^$\n]*\s[a-z]{2,}\s[^$\n]*\$)([^$\n]+?)(?<!\\)\$(?!\d)",
     re.DOTALL,
 )
@@ -46,7 +68,8 @@ _STOPS = re.compile(f"{_FORMULA.pattern}|{_STOP}", re.DOTALL)
 _ATOM = (
     r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\s*[½-¾⅓-⅞]|\d+\s+\d+/\d+|\d{1,2}\s?:\s?\d{1,2}(?!\d)"
     r"|\d+(?:\.\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?|\.\d+"
-    r"|\d*\\[dtc]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|√\(?\d+\)?|[½-¾⅓-⅞]|π"
+    r"|\d*\\[dtc]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|√\(?\d+\)?|[½-¾⅓-⅞]"
+    r"|π(?:/\d+)?|sqrt\(\d+\)"
 )
 _NUMBER = re.compile(
     rf"(?<![\w.\\^{{])(?P<value>(?:Rs\.?\s?|US)?[-−]?[$€£¥₹]?\s?(?:{_ATOM})"
@@ -59,18 +82,36 @@ _NUMBER = re.compile(
 )
 _WRITTEN = re.compile(
     r"(?<![\w\\])(?:[\[(]\s*-?[\w.√π/]{1,20}(?:\s*,\s*-?[\w.√π∞/]{1,20})+\s*[\])]"
-    r"|[a-z]\s*=\s*(?:[-+*/^()\d.\s²³]|(?<![A-Za-z])[a-z](?![A-Za-z])){1,60})(?<=[\w)\]²³])"
+    r"|[a-z]\s*[<>≤≥]\s*-?[\d./]+"
+    r"|[a-z](?:\([a-z]\))?\s*=\s*"
+    r"(?:[-+*/^()\d.\s²³]|(?<![A-Za-z])[a-z](?![A-Za-z])){1,60})(?<=[\w)\]²³])"
 )
 """A tuple, an interval or an equation without dollar signs."""
 _PLACED = re.compile(
-    r"(?:\b(?:in|between|among|within|from|than|out of|per)\s*\$?"
-    r"|\b(?:between|from)\s+\S{1,12}\s+(?:and|to)\s*\$?)$",
+    r"(?:\b(?:in|on|over|after|before|between|among|within|from|than|out of|per|at|by|every"
+    r"|i\.e\.,?)\s*\$?"
+    r"|\b(?:between|from)\s+\S{1,12}\s+(?:and|to)\s*\$?"
+    r"|(?<!total )(?<!sum )\bof (?:the|all|his|her|their|these|those)\s*\$?"
+    r"|\bcourse of\s*|\bto\s+[a-z]+\s+(?:(?:the|a|an|his|her)\s+)?\$?"
+    r"|\()$",
     re.IGNORECASE,
 )
 """Before a number that only says where or when."""
+_NUMBERED = re.compile(
+    r"\b(?:equation|eq|step|figure|table|case|line|part|problem|question|chapter|example)s?\.?"
+    r"\s*\(?$",
+    re.IGNORECASE,
+)
+"""Before a number that is a name."""
 _COUNTED = re.compile(r"(?i)\b(?:there (?:are|is|were)|(?:has|have|is|are|was|were|equals)|=)\s+")
 _TOLD = re.compile(r"=|\b(?:is|are|was|were|equals|gives|has|have)\b", re.IGNORECASE)
-_JOINED = re.compile(r"\s*(?:,|,?\s*(?:and|or))\s*")
+_JOINED = re.compile(r"\s*(?:,|,?\s*(?:and|or))\s*(?:[a-z]\s*=\s*)?")
+_NOTHING = re.compile(
+    r"\b(no (?:real |integer |such )?(?:solutions?|numbers?|integers?)(?: exists?)?"
+    r"|infinitely many)\b(?:\s+solutions?)?[.!]*$",
+    re.IGNORECASE,
+)
+_OFFER = re.compile(r"\s*(?:i )?(?:hope|feel free|let me know|if you|please)\b", re.IGNORECASE)
 _TWO_UP = """two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
     sixteen seventeen eighteen nineteen twenty thirty forty fifty"""
 _IN_WORDS = re.compile(rf"\b(?:{'|'.join(_TWO_UP.split())})\b", re.IGNORECASE)
@@ -103,20 +144,26 @@ def stated(text: str) -> str | None:
     for match in reversed(list(_STATED.finditer(text))):
         if chosen and chosen[-1].start() >= match.start():
             break
-        if said := clause(text[match.end() :]):
-            return _exact(said)
-    return (chosen[-1][1] or chosen[-1][2]) if chosen else None
+        after = text[match.end() : match.end() + _LOOKED_AT]
+        if "\n" in match[0] and after.startswith("- "):
+            after = after[2:]  # an item of a list
+        said = clause(after)
+        if said:
+            back = _denied(text, match.start()) or _TAKEN_BACK.search(after[: _first_end(after)])
+            return f"not {said}" if back else _exact(said)
+    return next(filter(None, chosen[-1].groups())) if chosen else None
 
 
 def _denied(text: str, place: int) -> bool:
-    return bool(re.search(r"(?:not|n't|neither)\s*$", text[max(0, place - 12) : place]))
+    return bool(_BEFORE.search(text[max(0, place - 40) : place]))
 
 
 def clause(said: str) -> str:
     """The first sentence, without reasons."""
     sentence = said[: _first_end(said)].strip()
     short = _ASIDE.sub("", _REASON.sub("", sentence)).strip()
-    return without_emphasis(short or sentence)
+    # An exclamation, and no factorial: those are followed by more, or stand in a formula.
+    return without_emphasis((short or sentence).removesuffix("!"))
 
 
 def _first_end(text: str) -> int:
@@ -146,8 +193,8 @@ def _exact(said: str) -> str:
         return word[2]
     if not numbers or not (_LEADING.match(said) or len(said.split()) > _FEW_WORDS + 2):
         return said
-    late = said.lower().startswith("that ")
-    return _with_unit(numbers[-1] if late else numbers[0])
+    chosen = numbers[-1] if said.lower().startswith("that ") else numbers[0]
+    return said if _WORKED.search(said[: chosen.start()]) else _with_unit(chosen)
 
 
 def result(formula: str) -> str:
@@ -166,17 +213,25 @@ def bold(text: str) -> str | None:
             return None
         few = len(said.split()) <= _FEW_WORDS and not said.endswith((":", ".", ")"))
         one = _LETTER.fullmatch(said) or _FORMULA.fullmatch(said) or _VERDICT.fullmatch(said)
+        if _FALSE.match(after):
+            return None
         if (few and _NUMBER.match(said)) or one:
-            return _bound(text, match.start()) + said
+            joined = _JOINED_BOLD.search(text[: match.start()])
+            others = _BOLD.sub(r"\2", joined[0]) if joined else ""
+            return _bound(text, match.start()) + others + said
     return None
 
 
 def last(text: str) -> str | None:
     """A text that is nothing but an answer, or what its last sentences end in."""
     text = text.strip()
+    if letter := _ONLY_LETTER.fullmatch(text):
+        return letter[1]
     if len(text) <= _SHORT and words(text) <= 1 and "=" not in text:
         return text
-    sentences = [part for part in _sentences(text) if part.strip()]
+    sentences = [part for part in _sentences(text) if part.strip() and not _OFFER.match(part)]
+    if sentences and (nothing := _NOTHING.search(sentences[-1].strip())):
+        return nothing[1]
     if sentences and (letter := _ONLY_LETTER.fullmatch(sentences[-1].strip())):
         return letter[1]
     for sentence in reversed(sentences):
@@ -216,26 +271,36 @@ def _last_of(sentence: str) -> str | None:
             for match in pattern.finditer(sentence)
             if not any(start < match.end() and match.start() < end for start, end in taken)
         ]
+    places = [match for match in places if not _NUMBERED.search(sentence[: match.start()])]
     if not places:
         return None
     places.sort(key=lambda match: match.start())
     told = [match for match in places if not _PLACED.search(sentence[: match.start()])]
     chosen = (told or places)[-1]
-    if chosen.re is _FORMULA:
-        return _listed(sentence, [match for match in places if match.end() <= chosen.end()])
-    return result(chosen[0]) if chosen.re is _WRITTEN else _with_unit(chosen)
+    if _WORKED.search(sentence[: chosen.start()]):
+        return None
+    return _listed(sentence, [match for match in places if match.end() <= chosen.end()])
 
 
 def _listed(sentence: str, places: list[re.Match[str]]) -> str:
-    """The last formula, with those that commas, "and" and "or" join to it."""
+    """The last of them, with those that commas, "and" and "or" join to it."""
     first = len(places) - 1
-    while first and places[first - 1].re is _FORMULA:
-        if not _JOINED.fullmatch(sentence[places[first - 1].end() : places[first].start()]):
-            break
+    while first and _JOINED.fullmatch(sentence[places[first - 1].end() : places[first].start()]):
         first -= 1
-    if first == len(places) - 1:
-        return _bound(sentence, places[-1].start()) + result(_inside(places[-1]))
-    return ", ".join(_inside(match) for match in places[first:])
+    if first < len(places) - 1:
+        return ", ".join(_said(match) for match in places[first:])
+    last = places[-1]
+    if last.re is _NUMBER:
+        return _with_unit(last)
+    return _bound(sentence, last.start()) + _said(last)
+
+
+def _said(match: re.Match[str]) -> str:
+    if match.re is _FORMULA:
+        return result(_inside(match))
+    if match.re is _NUMBER:
+        return match["value"].strip() + (match["unit"] or "")
+    return result(match[0])
 
 
 def _last_word(sentence: str) -> str | None:
@@ -261,7 +326,7 @@ def _with_unit(match: re.Match[str]) -> str:
 
 def _bound(text: str, place: int) -> str:
     """Words in the clause before ``place`` that say it is not that number."""
-    before = re.split(r"[,;.!?\n]|\bbut\b", text[max(0, place - 60) : place])[-1]
+    before = re.split(r"[,;.?\n]|!(?!=)|\bbut\b", text[max(0, place - 60) : place])[-1]
     found = _DOUBT.search(before)
     told = found and _TOLD.search(before, found.end())
     return before[found.start() :] if found and not told else ""

@@ -128,7 +128,10 @@ def _texts(gold: Any) -> tuple[str, ...]:
         if not texts:
             raise GradingError("reward 'math': 'answer' is an empty list")
         return texts
-    return (str(gold),)
+    try:
+        return (str(gold),)
+    except ValueError as error:  # an integer of thousands of digits
+        raise GradingError(f"reward 'math': 'answer': {error}") from None
 
 
 def _from_json(gold: str) -> Any:
@@ -136,7 +139,7 @@ def _from_json(gold: str) -> Any:
         return None
     try:
         return json.loads(gold)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from rollpacker.reward.math.latex import DOLLAR
+from rollpacker.reward.math.numerals import number
 
 _SPELLINGS = {
     "mm": "millimeter millimetre",
@@ -51,6 +52,17 @@ _SPELLINGS = {
     "Pa": "pascal",
     "kPa": "",
     "mol": "mole",
+    "T": "tesla",
+    "cal": "calorie",
+    "kcal": "kilocalorie",
+    "eV": "",
+    "keV": "",
+    "MeV": "",
+    "GeV": "",
+    "rpm": "",
+    "bpm": "",
+    "AUD": "",
+    "CAD": "",
     "mph": "",
     "acre": "",
     "ha": "hectare",
@@ -66,16 +78,33 @@ _SPELLINGS = {
 _NAMES = {name: unit for unit, names in _SPELLINGS.items() for name in (unit, *names.split())}
 _PLURALS = {f"{name}s": unit for name, unit in _NAMES.items() if len(name) > 2}
 _KNOWN = _PLURALS | _NAMES
-MONEY = {DOLLAR: "$", "€": "€", "£": "£", "¥": "¥", "₹": "₹", "₽": "₽", "₩": "₩", "¢": "cent"}
+MONEY = {
+    DOLLAR: "$",
+    "€": "€",
+    "£": "£",
+    "¥": "¥",
+    "₹": "₹",
+    "₽": "₽",
+    "₩": "₩",
+    "₱": "₱",
+    "¢": "cent",
+}
 
 _OTHER_WORDS = """and or to but not nor is are was be if when where for unless between than at most
     least more less fewer over under above below plus minus times by divided choose
     mod modulo squared cubed factorial half halves third thirds quarter quarters pi
     sin cos tan cot sec csc log ln exp sqrt hundred thousand million billion trillion
     dozen percent point isn doesn no none never either neither maybe wrong incorrect
-    false true solution solutions infinity infinitely many"""
+    false true solution solutions infinity infinitely many root square cube
+    incorrectly rejected excluded impossible unlikely exceeds without except through
+    negative imaginary score googol tens ones squares cubes roots answers guesses
+    candidates options choices values x y n"""
 _NO_UNITS = frozenset(_OTHER_WORDS.split())
 """Words behind a number that say something else of it than what is counted."""
+_UNUSUAL_PLURALS = """people men women children fish sheep mice geese feet teeth dice deer data old
+    long wide tall high deep each total left away apart altogether pizza cake pie
+    class group apple clip student person child ticket book coin way number item
+    time page point ball card"""
 
 _CHINESE = {
     "平方": " square ", "立方": " cubic ", "千米": " km ", "公里": " km ", "厘米": " cm ",
@@ -84,6 +113,8 @@ _CHINESE = {
     "美元": " $ ", "度": " deg ", "每": " per ", "天": " day ", "吨": " t ",
 }  # fmt: skip
 _CHINESE_UNIT = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
+_PEOPLE = frozenset(_UNUSUAL_PLURALS.split())
+_COMMAND = re.compile(r"\\[A-Za-z]")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _RAISED = re.compile(r"\^\s*\{?\s*(-?\d)\s*\}?")
 _CIRCLE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])")
@@ -105,6 +136,11 @@ class Unit:
     factors: tuple[tuple[str, int], ...] = ()
     words: frozenset[str] = frozenset()
 
+    @property
+    def power(self) -> int:
+        """1 of a length, 2 of an area."""
+        return sum(power for _, power in self.factors)
+
     def __str__(self) -> str:
         if self.words:
             return " ".join(sorted(self.words))
@@ -125,9 +161,12 @@ def agree(one: Unit | None, other: Unit | None) -> bool:
         return True
     if one.words and other.words:
         return one.words <= other.words or other.words <= one.words
+    if not (one.factors and other.factors):
+        return False
     names = {name for name, _ in one.factors}, {name for name, _ in other.factors}
     if {"unit"} in names:
-        return True
+        generic = one if names[0] == {"unit"} else other
+        return generic.power == 1 or one.power == other.power
     temperatures = {"deg", "degC"}, {"deg", "degF"}
     return names[0] != names[1] and (names[0] | names[1]) in temperatures
 
@@ -140,12 +179,14 @@ def unit_of(tail: str, letters: bool) -> Unit | None:
         letters: a single letter right behind the number is a unit too, and no variable.
     """
     marked = bool(_TEXT.search(tail))
-    apart = marked or tail[:1].isspace() or tail.startswith("^")
+    apart = marked or tail[:1].isspace() or tail.startswith("^") or _han(tail)
     text = _CIRCLE.sub(" deg ", _TEXT.sub(r" \1 ", tail))
+    if _COMMAND.search(text.replace(r"\cdot", "")):
+        return None
     text = text.replace(r"\%", "%").replace(r"\cdot", "*").replace(DOLLAR, "$").replace("{", "")
     text = _RAISED.sub(r"^\1", text.replace("}", ""))
     text = re.sub(r"[()\\]", " ", text.replace("·", "*"))
-    if _han(text.strip()[:1] or " "):
+    if _han(text.strip()):
         text = _CHINESE_UNIT.sub(lambda match: _CHINESE[match[0]], text)
     text = _POWER.sub(r"^\1", _SCALE.sub(lambda match: f"deg{match[1].upper()}", text))
     parts = [part for part in _PLACE.findall(text) if part != "."]
@@ -155,7 +196,7 @@ def unit_of(tail: str, letters: bool) -> Unit | None:
     if known is not None:
         single = len(parts) == 1 and len(parts[0]) == 1 and parts[0].isalpha()
         return known if apart or letters or not single else None
-    return _counted(parts, text) if apart or _han(parts[0]) else None
+    return _counted(parts, text) if apart else None
 
 
 def _measured(parts: list[str]) -> Unit | None:
@@ -178,6 +219,8 @@ def _measured(parts: list[str]) -> Unit | None:
             powers[last] += sign * (1 if word == "squared" else 2)
         else:
             name = _KNOWN.get(part) or _KNOWN.get(word)
+            if name is None and "/" in parts and part.isalpha() and len(part) > 1:
+                name = _stem(word)
             if name is None or word in _NO_UNITS - {"percent"}:
                 return None
             last = name
@@ -199,17 +242,27 @@ def _counted(parts: list[str], text: str) -> Unit | None:
     if any(each.isdigit() for each in text) or len(parts) > 6:
         return None
     words = [part.lower() for part in parts]
+    if words[0] == "of" and len(words) > 1:
+        words = words[1:]
+        part_of = words[0] in ("the", "a", "an", "all", "his", "her", "their", "its")
+        words = words[1:] if part_of and len(words) > 1 else ["of"]
     if not all(word.isalpha() or word in "-'" for word in words):
         return None
-    if _NO_UNITS.intersection(words) or any(each in "不非没無无" for each in text):
+    if any(_says_more(word) for word in words) or any(each in "不非没無无" for each in text):
         return None
-    if len(words) == 1 and len(words[0]) < 3 and not _han(words[0]):
+    if not (_han(words[-1]) or words[-1].endswith("s") or words[-1] in _PEOPLE):
         return None
     return Unit(words=frozenset(_stem(word) for word in words if len(word) > 2 or _han(word)))
 
 
+def _says_more(word: str) -> bool:
+    """Whether it is no name and no adjective of what is counted, as far as is known."""
+    ordinal = word.endswith(("th", "ths", "illion", "illions", "ly"))
+    return word in _NO_UNITS or number(word) is not None or ordinal
+
+
 def _han(text: str) -> bool:
-    return "㐀" <= text[0] <= "鿿"
+    return bool(text) and "㐀" <= text[0] <= "鿿"
 
 
 def _stem(word: str) -> str:

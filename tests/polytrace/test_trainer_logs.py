@@ -15,6 +15,7 @@ from rollpacker.polytrace import formats
 from rollpacker.polytrace.characterize import characterize
 from rollpacker.polytrace.formats import detect, validate
 from rollpacker.polytrace.formats.logs import steps
+from rollpacker.polytrace.formats.logs.counts import tokens
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.schema import Trace, TraceError
 from rollpacker.polytrace.sentences import sentences
@@ -305,3 +306,37 @@ def table_of_layouts() -> str:
 def test_the_documentation_has_the_table_of_the_code() -> None:
     page = Path(__file__).parents[2] / "docs" / "polytrace.md"
     assert table_of_layouts() in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "count"),
+    [
+        (["a", "b", "<|im_end|>", "<pad>", "<pad>"], 3),
+        (["a", "b", "<pad>", "<pad>"], 2),
+        (["a", "b", "<|endoftext|>", "<|endoftext|>"], 3),
+        (["a", "b", "</s>"], 3),
+        (["a", "b"], 2),
+        ([], 0),
+    ],
+)
+def test_padding_is_no_part_of_a_response(pieces, count):
+    assert tokens({"response": pieces}, ("padded:response",)) == count
+
+
+def test_rewards_are_numbers_of_any_type_and_no_metrics(tmp_path):
+    path = tmp_path / "completions_00001.jsonl"
+    row = {"step": 1, "prompt": "p", "completion": "abc", "advantage": 0.0, "kl": 2.0}
+    rows = [row | {"right": 1, "form": 0.5}, row | {"completion": "d", "right": 0, "form": 0.5}]
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    said: list[str] = []
+    trace = formats.read(path, format="trl", note=said.append)
+    assert sorted(trace.samples["reward"]) == [0.5, 1.5]
+    assert any("the sum of form, right" in line for line in said)
+
+
+def test_a_wrong_element_of_an_array_is_an_error(tmp_path):
+    path = tmp_path / "a.json"
+    rows = '[{"input": "p", "output": "x", "score": 1, "step": 1},{"input": oops},{"input": "q"}]'
+    path.write_text(rows)
+    with pytest.raises(TraceError, match="not JSON in this record"):
+        formats.read(path, format="verl")

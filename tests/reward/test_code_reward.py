@@ -13,7 +13,7 @@ from rollpacker.reward.functions import resolve
 if sys.platform != "linux":
     pytest.skip("the code sandbox needs Linux", allow_module_level=True)
 
-from rollpacker.reward.code import CodeReward, read_options
+from rollpacker.reward.code import CodeReward, read_options, row_tests
 
 TESTS = [
     {"stdin": "1 2\n", "stdout": "3\n"},
@@ -191,3 +191,22 @@ def test_asserts_that_import_a_package_are_the_rows_fault(reward: CodeReward) ->
         reward(replace(ask(fenced("def f(x): return x")), row=row))
     row = {"test": "import math, pytest\nfrom solution import f\n    import numpy\nassert f(1)"}
     assert reward(replace(ask(fenced("def f(x): return x")), row=row)).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("asserts", "message"),
+    [
+        ("import numpy as np\nassert f() == np.int64(1)", "they import numpy, and the sandbox"),
+        ("from pandas.testing import x\nassert f()", "they import pandas"),
+        ('"""\nimport numpy\n"""\nimport math\nassert f() == math.ceil(.5)', None),
+        ("def check():\n    import numpy\nassert f() == 1", None),
+    ],
+)
+def test_only_what_asserts_import_when_they_are_loaded_counts(asserts, message):
+    row = {"test_list": [asserts], "prompt": "?"}
+    if message is None:
+        assert len(row_tests(row, remote=False)[1]) == 1
+        return
+    with pytest.raises(ValueError, match=message):
+        row_tests(row, remote=False)
+    assert row_tests(row, remote=True)

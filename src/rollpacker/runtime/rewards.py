@@ -167,8 +167,10 @@ class Rewards:
         if row.id not in self._tests:
             self._tests[row.id] = 0
             if any(reward.applies(row.domain) for reward in self._code):
-                with contextlib.suppress(ValueError):
-                    self._tests[row.id] = _tests_of(row)
+                from rollpacker.sandbox import read_tests
+
+                with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+                    self._tests[row.id] = len(read_tests(row.columns))
         return self._tests[row.id]
 
     def _take(self, grades: Sequence[Grade]) -> None:
@@ -266,7 +268,7 @@ def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
         if reward.function == "math":
             _check_answers(place, [row for row in rows if reward.applies(row.domain)])
         if reward.runs_programs:
-            _check_tests(place, next(row for row in rows if reward.applies(row.domain)))
+            _check_tests(place, reward, [row for row in rows if reward.applies(row.domain)])
 
 
 def _check_answers(place: int, rows: Sequence[Row]) -> None:
@@ -278,24 +280,27 @@ def _check_answers(place: int, rows: Sequence[Row]) -> None:
         )
 
 
-def _check_tests(place: int, row: Row) -> None:
-    try:
-        _tests_of(row)
-    except ValueError as error:
-        raise ValueError(
-            f"rewards.{place}: 'code' cannot read the tests of row '{row.id}': {error}; "
-            "rewards[].domains chooses its rows"
-        ) from None
+def _check_tests(place: int, reward: RewardConfig, rows: Sequence[Row]) -> None:
+    """Of the first row of each domain and layout: tests may be many megabytes."""
+    from rollpacker.reward.code import read_options, row_tests
 
-
-def _tests_of(row: Row) -> int:
-    from rollpacker.sandbox import float_tolerance, read_tests
-
-    try:
-        float_tolerance(row.columns)
-        return len(read_tests(row.columns))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from None
+    remote = read_options(reward.options).remote is not None
+    seen: set[tuple[str, frozenset[str]]] = set()
+    for row in rows:
+        layout = (
+            row.domain,
+            frozenset(name for name, value in row.columns.items() if value is not None),
+        )
+        if layout in seen:
+            continue
+        seen.add(layout)
+        try:
+            row_tests(row.columns, remote)
+        except ValueError as error:
+            raise ValueError(
+                f"rewards.{place}: 'code' cannot read the tests of row '{row.id}': {error}; "
+                "rewards[].domains chooses its rows"
+            ) from None
 
 
 def _check_options(rewards: Sequence[RewardConfig]) -> None:

@@ -129,9 +129,11 @@ def _elements(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
             value, place = _DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
             more = _more(len(text) - begin, given) if isinstance(error, ValueError) else ""
+            if not more and text.rstrip().endswith("]"):
+                reading.bad(Problem(path, number, f"not JSON in this record or behind it: {error}"))
+                return
             if not more:
-                said = "not JSON, or the file ends within this record"
-                reading.leave(Problem(path, number, said))
+                reading.leave(Problem(path, number, "the file ends within this record"))
                 return
             text, place = text[begin:] + more, 0
             continue

@@ -4,6 +4,20 @@ It knows the sandbox, and nothing of grading processes but the ``Host`` that it 
 """
 
 from rollpacker.reward.code.report import CodeReport, TestReport
-from rollpacker.reward.code.reward import CodeOptions, CodeReward, Host, read_options
+from rollpacker.reward.code.reward import (
+    CodeOptions,
+    CodeReward,
+    Host,
+    read_options,
+    row_tests,
+)
 
-__all__ = ["CodeOptions", "CodeReport", "CodeReward", "Host", "TestReport", "read_options"]
+__all__ = [
+    "CodeOptions",
+    "CodeReport",
+    "CodeReward",
+    "Host",
+    "TestReport",
+    "read_options",
+    "row_tests",
+]

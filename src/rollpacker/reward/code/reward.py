@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +35,6 @@ from rollpacker.sandbox import (
 
 _LONGEST_S = 30.0
 _NO_PROGRAM = "no complete fenced block of Python after </think>"
-_PACKAGE = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 _LIBRARY = {*sys.stdlib_module_names, "solution", "pytest"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _IMPORTED = re.compile(r"^from solution import ([\w, ]+)", re.MULTILINE)
@@ -170,12 +170,9 @@ class CodeReward:
     def _tests(self, row: Mapping[str, Any]) -> tuple[str, list[Test], float | None]:
         """The row's tests, the column that has them, and how near floats must be."""
         try:
-            column, tests = find_tests(row)
-            tolerance = float_tolerance(row)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            column, tests, tolerance = row_tests(row, remote=self._options.remote is not None)
+        except ValueError as error:
             raise GradingError(f"the row's tests cannot be read: {error}") from error
-        if self._options.remote is None:
-            _demand_library(column, tests)
         return column, tests, tolerance or self._options.float_tolerance
 
     def _verdict(
@@ -237,15 +234,47 @@ def _names(tests: Sequence[Test], row: Mapping[str, Any]) -> set[str]:
     return {name for names in imported for name in names}
 
 
+def row_tests(row: Mapping[str, Any], remote: bool) -> tuple[str, list[Test], float | None]:
+    """The row's tests, the column that has them, and the tolerance that it names, if it does.
+
+    Args:
+        row: the data row.
+        remote: they run elsewhere, where there may be packages.
+
+    Raises ``ValueError``, one line, when they cannot be read or run.
+    """
+    try:
+        column, tests = find_tests(row)
+        tolerance = float_tolerance(row)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not remote:
+        _demand_library(column, tests)
+    return column, tests, tolerance
+
+
 def _demand_library(column: str, tests: Sequence[Test]) -> None:
     """Asserts that import a package fail whatever the program is, which is the row's fault."""
     for test in tests:
-        imported = _PACKAGE.findall(test.asserts) if isinstance(test, AssertTest) else ()
+        imported = _imported(test.asserts) if isinstance(test, AssertTest) else ()
         if lacking := set(imported) - _LIBRARY:
-            raise GradingError(
-                f"the row's tests cannot be read: {column}: they import {min(lacking)}, and the "
-                "sandbox has the standard library only: leave this row out (options.remote)"
+            raise ValueError(
+                f"{column}: they import {min(lacking)}, and the sandbox has the standard library "
+                "only: leave such rows out, or run them elsewhere (options.remote)"
             )
+
+
+def _imported(source: str) -> Iterator[str]:
+    """Packages that it imports where it is loaded; of what is no Python, none."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | RemoteSandbox:

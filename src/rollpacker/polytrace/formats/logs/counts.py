@@ -103,13 +103,22 @@ def _count(how: str, value: object, path: str) -> int | None:
 
 
 def _without_filler(pieces: list[Any]) -> int:
-    """The same special token again and again at the end stands for nothing; the first ends it."""
-    end = len(pieces)
+    """The same special token again and again at the end stands for nothing.
+
+    Its first one ends the response, unless it is for padding or follows what has ended it.
+    """
     last = pieces[-1] if pieces else None
-    if isinstance(last, str) and _FILLER.fullmatch(last):
-        while end > 1 and pieces[end - 2] == last:
-            end -= 1
-    return end
+    if not _is_special(last):
+        return len(pieces)
+    start = len(pieces) - 1
+    while start and pieces[start - 1] == last:
+        start -= 1
+    filler = "pad" in str(last).lower() or (start > 0 and _is_special(pieces[start - 1]))
+    return start if filler else start + 1
+
+
+def _is_special(piece: object) -> bool:
+    return isinstance(piece, str) and bool(_FILLER.fullmatch(piece))
 
 
 def whole(value: object, name: str) -> int | None:

@@ -28,6 +28,12 @@ _NO_REWARDS = {
     "advantage",
     *(way.partition(":")[2] for way in (*RESPONSE_WAYS, *PROMPT_WAYS)),
 }
+_METRIC = re.compile(
+    r"(?:^|[_/])(?:kl|entropy|loss|lr|time|seconds|lengths?|len|tokens?|count|num|id|idx|index|step"
+    r"|seed|epoch|turns?|temperature|logprobs?|advantages?|mask|ratio|rank|level|size)(?:[_/]|$)",
+    re.IGNORECASE,
+)
+"""Names of columns with numbers that are no rewards."""
 _CUT = ("length", "truncated", "max_tokens", "max_length")
 _ABORTED = ("abort", "aborted", "cancelled")
 
@@ -160,7 +166,7 @@ class _Log:
         found = {
             name: counts.score(value, name)
             for name, value in record.items()
-            if isinstance(value, float) and name not in _NO_REWARDS
+            if isinstance(value, int | float) and not isinstance(value, bool) and _is_reward(name)
         }
         self.rewards |= set(found)
         known = [each for each in found.values() if each is not None]
@@ -181,11 +187,16 @@ class _Log:
             note(f"{task}: nothing tells the step of {stepless} responses: taken as step 0")
         if self.again:
             note(f"{task}: {self.again} responses were logged again: counted once")
-        if len(self.rewards) > 1:
+        if self.rewards:
             columns = ", ".join(sorted(self.rewards))
-            note(f"{task}: reward is the sum of {columns}; the log has no weights")
+            weights = "the sum of " if len(self.rewards) > 1 else ""
+            note(f"{task}: reward is {weights}{columns}; the log has no weights")
         words = pl.Series(list(self.words), dtype=pl.String())
         return Trace(samples=_whole(frame, words, task))
+
+
+def _is_reward(column: str) -> bool:
+    return column not in _NO_REWARDS and not _METRIC.search(column)
 
 
 def _whole(frame: pl.DataFrame, words: pl.Series, task: str) -> pl.DataFrame:

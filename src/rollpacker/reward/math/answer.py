@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from rollpacker.reward.math import units
+from rollpacker.reward.math import relations, units
 from rollpacker.reward.math.grammar import readable
 from rollpacker.reward.math.latex import DOLLAR, tidy, unwrapped
 from rollpacker.reward.math.numerals import MAGNITUDE, PLAIN, number
@@ -45,7 +45,6 @@ _VARIABLE = re.compile(
 )
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|iff|therefore)(?![A-Za-z])|⇒|∴")
 _ROUGHLY = re.compile(r"\s*(?:\\text\s*\{)?\s*\(?approx(?:imately|\.)?\)?\s*\}?$")
-_EXCEPT = re.compile(r"([a-z])\s*\\ne\s*([^<>=a-zA-Z,\\]+)")
 _MODULUS = re.compile(
     r"\s*(?:\(\s*)?\\?(?:text\s*\{\s*)?(?:[bp]?mod|modulo)(?:\s*\})?\s*\{?\s*(\d+)\s*\}?\s*\)?$"
 )
@@ -80,7 +79,6 @@ _AND = re.compile(
     r"\s*(?:[,;]\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
     r"|\\(?:lor|vee|land|wedge)(?![A-Za-z])|[或和与及])\s*|\s*[,;]\s*"
 )
-_BOUNDED = re.compile(r"([a-zA-Z])\s*(<|>|\\le|\\ge|\\leq|\\geq|<=|>=)\s*([^<>=a-zA-Z]+)")
 _POINT = re.compile(r"([A-Z]'?)\s*(\([^()]*,[^()]*\))")
 _RATIO = re.compile(r"(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to|:)\s*(\d+)")
 _NOWHERE = "DNE"
@@ -191,6 +189,8 @@ def _concluded(text: str) -> str:
 def _chain(text: str, letters: bool) -> Answer | None:
     """Of ``48 + 24 = 72`` or ``x = 6/2 = 3`` the last side, with the others as claims."""
     about = [side.strip() for side in _ABOUT_EQUAL.split(text)]
+    if len(about) == 2 and _VARIABLE.fullmatch(f"{about[0]} = "):
+        return _read(about[1], letters)
     if len(about) == 2 and about[0] and number(about[1]) is not None:
         return replace(_read(about[0], letters), claims=(_read(about[1], letters),), rough=True)
     sides = [side.strip() for side in _EQUALS.split(text)]
@@ -235,7 +235,7 @@ def _choice(match: re.Match[str], text: str) -> Answer | None:
     letter = bracketed or match[3]
     if _CHOICES.search(rest) or _SAYS.match(rest):
         return None
-    if not bracketed and not match[3].isupper() and (rest or match[3] > "e"):
+    if not bracketed and not match[3].isupper():
         return None
     if bracketed and rest[:1] in tuple("^_+*/=<>!"):
         return None
@@ -317,29 +317,14 @@ def _list(text: str, letters: bool) -> Answer | None:
             parts[0] = inside.replace(r"\pm", "+", 1)
     if len(parts) < 2 or not all(parts):
         return None
-    if not braced and (union := _union(parts)):
-        return Answer(union)
+    if not braced and (bounds := relations.of_list(parts, inside)):
+        return Answer(bounds)
     labels = [_VARIABLE.match(part) for part in parts]
     if all(labels) and len({label[1][:1] for label in labels if label}) == 1:
         parts = [part[label.end() :] for part, label in zip(parts, labels, strict=True) if label]
     elif labels[0] and not any(labels[1:]):
         parts[0] = parts[0][labels[0].end() :]
     return Answer(text, items=tuple(read(part.strip(), letters) for part in parts))
-
-
-def _union(parts: list[str]) -> str | None:
-    """Of ``x < 1`` or ``x > 3`` the intervals; None of other lists."""
-    matches = [_BOUNDED.fullmatch(part) for part in parts]
-    if len({match[1] for match in matches if match}) != 1 or not all(matches):
-        return None
-    intervals: list[str] = []
-    for match in filter(None, matches):
-        below, strict = match[2][0] == "<" or match[2].startswith(r"\l"), match[2] in "<>"
-        if below:
-            intervals.append(rf"(-\infty, {match[3]}{')' if strict else ']'}")
-        else:
-            intervals.append(rf"{'(' if strict else '['}{match[3]}, \infty)")
-    return r" \cup ".join(intervals)
 
 
 def _split(text: str) -> list[str]:
@@ -368,8 +353,8 @@ def _other(text: str) -> Answer:
     for form, said in _SETS:
         if form.fullmatch(bare):
             return Answer(said, literal=said == _NOWHERE)
-    if match := _EXCEPT.fullmatch(text):
-        return Answer(rf"(-\infty, {match[2]}) \cup ({match[2]}, \infty)")
+    if said := relations.of_one(text):
+        return Answer(said)
     if (match := _RATIO.fullmatch(text)) and int(match[2]):
         return Answer(text, value=Fraction(int(match[1]), int(match[2])))
     if match := _POINT.fullmatch(text):

@@ -35,6 +35,7 @@ _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])|([a-z])\s*=.*\1\s*=")
 _RELATION = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
 _INFINITE = re.compile(r"[-+]?\s*\\infty")
 _SAID = re.compile(r"[a-z]{2,}(?:[ '-][a-z]+)*", re.IGNORECASE)
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _CAPITALS = re.compile(r"[A-Z]{1,3}")
 _FILL = re.compile(r"[\s{}$]+|\\[,;:! ]")
 _JOINED = re.compile(r"(?:,|\band\b)\s*", re.IGNORECASE)
@@ -164,6 +165,8 @@ def _several(gold: Answer, answer: Answer) -> Comparison | None:
 def _choices(gold: Answer, answer: Answer) -> Comparison | None:
     if not (gold.choice or answer.choice):
         return None
+    if gold.choice and not gold.text and re.fullmatch("[a-d]", answer.text):
+        answer = Answer("", choice=answer.text.upper())
     if gold.choice and answer.choice:
         if gold.choice != answer.choice:
             return Comparison(False, f"choices differ: {gold.choice} and {answer.choice}")
@@ -238,6 +241,9 @@ def _words(text: str) -> str:
 
 def _symbolic(gold: str, answer: str) -> bool:
     # The limit is ours: math-verify's own is in wall seconds, which a busy machine stretches.
+    letters = set(_LETTER.findall(gold)), set(_LETTER.findall(answer))
+    if letters[0] != letters[1] and {*map(str.lower, letters[0])} == {*map(str.lower, letters[1])}:
+        return False
     reference = _parsed(gold)
     found = _parsed(answer)
     if not reference or not found:

@@ -57,7 +57,7 @@ def extract(text: str) -> Found | None:
     tagged = [match[1] for match in _TAG.finditer(text) if match[1].strip()]
     if tagged and _in_a_box(text):
         tagged = []
-    within = tagged[-1].strip() if tagged else text
+    within = _complete(tagged[-1].strip() if tagged else text)
     for rule, find in _RULES:
         if (answer := find(within)) is not None and answer.strip():
             few = prose.words(within) <= _FEW_WORDS and "\n" not in within
@@ -65,6 +65,14 @@ def extract(text: str) -> Found | None:
                 break
             return Found(answer.strip(), rule)
     return Found(within, TAG) if tagged else None
+
+
+def _complete(text: str) -> str:
+    """``text`` without a box that was cut off."""
+    start = text.rfind(r"\boxed")
+    if start < 0 or (match := _BOX.match(text, start)) is None or not match[0].endswith("{"):
+        return text
+    return text if match.end() - 1 in braces(text) else text[:start]
 
 
 def _in_a_box(text: str) -> bool:

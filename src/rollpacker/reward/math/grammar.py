@@ -32,6 +32,8 @@ _SEPARATE = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\d|\d\s*\|\s*\d|\d\s*\\[{}]\s*\d
 _ENDS = re.compile(r"^(?:[*/^=_&|]+(?!.*\|)|[<>]|\\(?:le|ge|in|times|cdot|cup|cap)(?![A-Za-z]))")
 _OPEN_END = re.compile(r"[-+*/^=<>_]$|\\(?:le|ge|in|times|cdot|cup|cap|pm|frac)$")
 _TWICE = re.compile(r"\\pm\s*\\pm|[-+*/]\s*[*/]|[*/^=<>]\s*=?\s*[+*/^=>]")
+_BRACKET = re.compile(r"[(\[{}\])]")
+_DEEPEST = 24
 _HUGE = re.compile(
     r"\^\s*\{?\s*[\d\s]*\^|\^\s*\{[^{}]*\^|\^\s*\{?\s*\d{6,}|\)\s*\^\s*\{?\s*\d{3,}|\d{5,}\s*!"
     r"|!\s*!|\\(?:sum|prod)|\\binom\s*\{\s*\d{5,}"
@@ -50,7 +52,17 @@ def readable(text: str) -> bool:
     for wrong in (_STRANGE, _SEPARATE, _ENDS, _OPEN_END, _TWICE):
         if wrong.search(bare.strip()):
             return False
-    return bare.count("|") % 2 == 0
+    return bare.count("|") % 2 == 0 and _balanced(bare)
+
+
+def _balanced(text: str) -> bool:
+    """As many brackets are closed as are opened, of any kind: ``[2, 5)`` is an interval."""
+    depth = 0
+    for bracket in _BRACKET.findall(text):
+        depth += 1 if bracket in "([{" else -1
+        if not 0 <= depth <= _DEEPEST:
+            return False
+    return depth == 0
 
 
 def huge(text: str) -> bool:

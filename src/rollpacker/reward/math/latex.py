@@ -15,7 +15,8 @@ _CHARACTERS = str.maketrans(
         "–": "-", "—": "-", "﹣": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",
         "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ",
         "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
-        "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+        "°": r"^\circ ",
+        "º": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
         "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "∠": r"\angle ",
         "。": ".", "、": ",", "【": "[", "】": "]", "〈": r"\langle ", "〉": r"\rangle ",
         "∶": ":", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
@@ -58,7 +59,17 @@ _DELIMITERS = re.compile(r"\\+[()\[\]]")
 _CASES = re.compile(
     r"\\begin\{(cases|aligned|array|gathered)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL
 )
-_POINTED = re.compile(r"(?<![A-Za-z])\{\s*([,.])\s*\}")
+_POINTED = re.compile(r"(?<![A-Za-z])\{\s*([,.:])\s*\}")
+_CURRENCIES = {
+    "$": re.compile(r"(?:\\text\s*\{\s*)?(?:USD?|US)\s*\}?\s*(?=[\d\ue000])\ue000?"),
+    "€": re.compile(r"\\(?:text)?euro(?![A-Za-z])(?:\{\})?|(?:\\text\s*\{\s*)?EUR\s*\}?\s*(?=\d)"),
+    "£": re.compile(
+        r"\\text\s*\{\s*\\pounds\s*\}|\\(?:pounds|textsterling)(?![A-Za-z])"
+        r"|(?:\\text\s*\{\s*)?GBP\s*\}?\s*(?=\d)"
+    ),
+    "₹": re.compile(r"(?:\\text\s*\{\s*)?(?:Rs\.?|INR)\s*\}?\s*(?=\d)"),
+    "¥": re.compile(r"(?:\\text\s*\{\s*)?(?:RMB|CNY|JPY)\s*\}?\s*(?=\d)"),
+}
 _RELATIONS = re.compile(r"\\(le|ge|ne)q(?:slant)?(?![A-Za-z])")
 _NATURAL = re.compile(r"\\log_\{?e\}?(?![A-Za-z])")
 _BUILT = re.compile(r"\\\{\s*([a-z])\s*(?:\\mid|\||:)\s*(\1\s*[<>\\].*?)\s*\\\}")
@@ -70,8 +81,11 @@ _BRACE = re.compile(r"[{}]")
 _FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[^\s{}\\])\s*(\{[^{}]*\}|[^\s{}\\])")
 _SQRT = re.compile(r"\\sqrt\s*([^\s{}\\\[])")
 _HTML = re.compile(r"<(b|strong|i|em|u)>([^<>]*)</\1>", re.IGNORECASE)
-_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\])$")
-_LONGEST_TOKEN = 45
+_TOKEN = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\]")
+_END = re.compile(
+    r"<[|｜](?:im_end|eot_id|endoftext|end|end▁of▁sentence)[|｜]>|</s>|<eos>|<end_of_turn>"
+)
+_NEAR_END = 60
 
 
 def tidy(text: str) -> str:
@@ -83,6 +97,8 @@ def tidy(text: str) -> str:
     text = _SPOKEN_DOLLAR.sub(DOLLAR, text)
     text = _BRACES.sub(lambda match: r"\{" if "l" in match[0] else r"\}", text)
     text = _SIZED_POINT.sub("", text)
+    for sign, names in _CURRENCIES.items():
+        text = names.sub(DOLLAR if sign == "$" else sign, text)
     text = _NATURAL.sub(r"\\ln ", _RELATIONS.sub(r"\\\1", text))
     text = re.sub(r"\\equiv(?![A-Za-z])", "=", text)
     text = _BUILT.sub(r"\2", text)
@@ -116,18 +132,23 @@ def _rooted(match: re.Match[str]) -> str:
 
 
 def without_markup(text: str) -> str:
-    """``text`` without HTML's bold, a sign that a proof is over, and the special tokens that a
-    tokenizer left at its end."""
-    while True:
-        text = text.rstrip()
-        if text and category(text[-1]) == "So":
-            text = text[:-1]
-            continue
-        tail = text[-_LONGEST_TOKEN:]
-        token = _TOKEN.search(tail) or _QED.search(tail)
-        if token is None:
-            return _HTML.sub(r"\2", text)
-        text = text[: len(text) - len(tail) + token.start()]
+    """A response without what a tokenizer left of special tokens and what follows its end, HTML's
+    bold, and a sign that a proof is over."""
+    text = _TOKEN.sub("", _until_its_end(text)).rstrip()
+    while text and category(text[-1]) == "So":
+        text = text[:-1].rstrip()
+    tail = text[-_NEAR_END:]
+    if proved := _QED.search(tail):
+        text = text[: len(text) - len(tail) + proved.start()]
+    return _HTML.sub(r"\2", text)
+
+
+def _until_its_end(text: str) -> str:
+    for match in _END.finditer(text):
+        before = text[: match.start()]
+        if before.strip() and before.count("{") <= before.count("}"):
+            return before
+    return text
 
 
 def without_emphasis(text: str) -> str:

@@ -18,6 +18,8 @@ _SCIENTIFIC = re.compile(
 )
 _POWER_OF_TEN = re.compile(r"10\s*\^\s*\{?\s*([+-]?\d{1,4})\s*\}?")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+_DIGITS_OF = "零一二三四五六七八九"
+_HAN = re.compile("[一二三四五六七八九]?十[一二三四五六七八九]?|[零一二三四五六七八九]")
 _BRACKETED = re.compile(r"(\d*)\.(\d*)\((\d+)\)")
 _OUT_OF = re.compile(r"(\d+)\s+out\s+of\s+(\d+)")
 _GOES_ON = re.compile(r"(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)(?:\.{2,}|…|\\[lc]?dots)")
@@ -48,6 +50,10 @@ def number(text: str) -> Fraction | None:
     if not text or len(text) > _LONGEST:
         return None
     word = text.lower().replace(" ", "-")
+    if _HAN.fullmatch(text):
+        tens, ten, ones = text.rpartition("十")
+        worth = (10 * (_DIGITS_OF.index(tens) if tens else 1)) if ten else 0
+        return Fraction(worth + (_DIGITS_OF.index(ones) if ones else 0))
     if word == "one-hundred":
         return Fraction(100)
     if word in _NUMBER_WORDS:

@@ -58,6 +58,14 @@ _ASIDE = re.compile(
 _BOLD = re.compile(r"(\*\*|__)(?=\S)([^*\n]{1,80}?)(?<=\S)\1")
 _JOINED_BOLD = re.compile(r"(?:(?:\*\*[^*\n]{1,40}\*\*)(?:\s*,\s*|\s+or\s+|\s+and\s+|\s+))*$")
 _FALSE = re.compile(r"\s*(?:is|was)\s+(?:not|wrong|incorrect|false)\b", re.IGNORECASE)
+_HEADED = re.compile(
+    r"^(?:(?:#{1,6}[^\n]*|-{3,}|[*_]{0,2}(?:final |the )?(?:answer|result|solution|total)"
+    r"[*_:]{0,3})\s*\n\s*)+"
+    r"|^(?:>|1\.)\s+(?=\S+$)",
+    re.IGNORECASE,
+)
+"""A heading over an answer."""
+_FIRST_WORD = re.compile(r"(yes|no|true|false)[,.]\s[^\n\d]{0,80}$", re.IGNORECASE)
 _VERDICT = re.compile(r"true|false|yes|no", re.IGNORECASE)
 _FORMULA = re.compile(
     r"\$\$([^$]+?)\$\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)"
@@ -224,7 +232,9 @@ def bold(text: str) -> str | None:
 
 def last(text: str) -> str | None:
     """A text that is nothing but an answer, or what its last sentences end in."""
-    text = text.strip()
+    text = _HEADED.sub("", text.strip()).strip()
+    if verdict := _FIRST_WORD.match(text):
+        return verdict[1]
     if letter := _ONLY_LETTER.fullmatch(text):
         return letter[1]
     if len(text) <= _SHORT and words(text) <= 1 and "=" not in text:

@@ -5,6 +5,7 @@ It runs in a process's main thread only: its time limit is a signal.
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import signal
@@ -110,8 +111,10 @@ def _texts(gold: Any) -> tuple[str, ...]:
     if gold is None or (isinstance(gold, float) and isnan(gold)):
         raise GradingError("reward 'math' needs rows with an 'answer'")
     if isinstance(gold, str):
-        if not gold.strip():
-            raise GradingError("reward 'math' needs rows with an 'answer': this one is empty")
+        if not gold.strip() or gold.strip().lower() == "nan":
+            raise GradingError(
+                "reward 'math' needs rows with an 'answer': this one is empty, or NaN"
+            )
         listed = _from_json(gold)
         return (gold,) if listed is None else _texts(listed)
     if isinstance(gold, Mapping):
@@ -135,18 +138,25 @@ def _texts(gold: Any) -> tuple[str, ...]:
 
 
 def _from_json(gold: str) -> Any:
-    if not gold.lstrip().startswith(('["', '{"')):
-        return None
+    """What is written as JSON or, as pandas writes it, as Python's list of texts."""
+    gold = gold.strip()
     try:
-        return json.loads(gold)
-    except (ValueError, RecursionError):
-        return None
+        if gold.startswith(('["', '{"')):
+            return json.loads(gold)
+        if gold.startswith("['") and gold.endswith("']"):
+            return ast.literal_eval(gold)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        pass
+    return None
 
 
 @lru_cache(maxsize=4096)
 def _golds(texts: tuple[str, ...]) -> tuple[Answer, ...]:
     """What counts as right: several where they are spellings of one answer."""
     golds = tuple(read(of_gold(text)) for text in texts)
+    chosen = sum(gold.choice is not None and not gold.text for gold in golds)
+    if len(golds) == 2 and chosen == 1:
+        return golds  # a letter and what stands behind it
     if len(golds) == 1 or all(compare(golds[0], other).equal for other in golds[1:]):
         return golds
     return (Answer(", ".join(gold.text for gold in golds), items=golds),)

@@ -167,8 +167,8 @@ def agree(one: Unit | None, other: Unit | None) -> bool:
     if {"unit"} in names:
         generic = one if names[0] == {"unit"} else other
         return generic.power == 1 or one.power == other.power
-    temperatures = {"deg", "degC"}, {"deg", "degF"}
-    return names[0] != names[1] and (names[0] | names[1]) in temperatures
+    alike = {"deg", "degC"}, {"deg", "degF"}, {"lb", "£"}
+    return names[0] != names[1] and (names[0] | names[1]) in alike
 
 
 def unit_of(tail: str, letters: bool) -> Unit | None:
@@ -195,7 +195,7 @@ def unit_of(tail: str, letters: bool) -> Unit | None:
     known = _measured(parts)
     if known is not None:
         single = len(parts) == 1 and len(parts[0]) == 1 and parts[0].isalpha()
-        return known if apart or letters or not single else None
+        return known if apart or not single or (letters and parts[0] in "mgshlL") else None
     return _counted(parts, text) if apart else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rollpacker.config import RewardConfig
+from rollpacker.reward.thinking import after_thinking
 
 
 def voting(rewards: Sequence[RewardConfig]) -> tuple[str, Callable[[str], str]]:
@@ -22,7 +23,7 @@ def voting(rewards: Sequence[RewardConfig]) -> tuple[str, Callable[[str], str]]:
 
 
 def _after_thinking(text: str) -> str:
-    return text.rpartition("</think>")[2].strip()
+    return after_thinking(text).strip()
 
 
 def _math(text: str) -> str:

@@ -29,6 +29,7 @@ _SAME_DIGITS = Fraction(2, 1_000_000)
 """Relative difference of a decimal fraction to what it rounds."""
 _LEAST_DECIMALS = 6
 """Of a decimal fraction that may stand for what it rounds, as in math-verify."""
+_FLOAT_DECIMALS = 12
 _DECIMALS = re.compile(r"-?\d*\.(\d+)")
 _TUPLE = re.compile(r"\(([^()\[\]{}]*,[^()\[\]]*)\)")
 _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])|([a-z])\s*=.*\1\s*=")
@@ -194,11 +195,12 @@ def _numbers(gold: Answer, answer: Answer) -> bool:
 def _close(one: Fraction, other: Fraction, gold: Answer, answer: Answer) -> bool:
     if one == other:
         return True
-    rounded = [
-        len(match[1])
-        for match in (_DECIMALS.fullmatch(gold.text), _DECIMALS.fullmatch(answer.text))
-        if match
-    ]
+    digits = [_DECIMALS.fullmatch(side.text) for side in (gold, answer)]
+    if digits[0] and digits[1] and len(digits[0][1]) >= _FLOAT_DECIMALS > len(digits[1][1]):
+        # The row's number is a float's repr: 0.30000000000000004, or 3.299999952316284 of 32 bits.
+        one = Fraction(f"{float(one):.6g}")
+        return one == other
+    rounded = [len(match[1]) for match in digits if match]
     if not rounded or min(rounded) < _LEAST_DECIMALS:
         return False
     apart = abs(one - other)

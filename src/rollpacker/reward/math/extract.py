@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rollpacker.reward.math import prose
 from rollpacker.reward.math.latex import braces, without_markup
+from rollpacker.reward.thinking import after_thinking
 
 BOX, TAG, MARK, SENTENCE, BOLD, LAST = (
     r"\boxed{}",
@@ -51,9 +52,9 @@ class Found:
 def extract(text: str) -> Found | None:
     """The final answer of a response: the first of the rules that finds one, its last place.
 
-    An answer tag is all of the text; what stands before ``</think>`` is no part of it.
+    An answer tag is all of the text; what was only thought is no part of it.
     """
-    text = without_markup(text.rpartition("</think>")[2])
+    text = without_markup(after_thinking(text))
     tagged = [match[1] for match in _TAG.finditer(text) if match[1].strip()]
     if tagged and _in_a_box(text):
         tagged = []

@@ -12,8 +12,7 @@ from typing import Any
 import reasoning_gym
 
 from rollpacker.reward.base import GradingError
-
-THINK_END = "</think>"
+from rollpacker.reward.thinking import CLOSE, after_thinking
 
 _EVALUATED = {"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"}
 _PARSED = {
@@ -68,10 +67,9 @@ class TaskReward:
 
     def __call__(self, completion: str, row: Mapping[str, Any]) -> float:
         """The score of one response."""
-        _, closed, after = completion.rpartition(THINK_END)
-        if self._require_think_end and not closed:
+        if self._require_think_end and CLOSE not in completion:
             return 0.0
-        text = after.strip()
+        text = after_thinking(completion).strip()
         bonus = self._bonus if self._format and self._format.search(text) else 0.0
         return self._score(text, row) + bonus
 

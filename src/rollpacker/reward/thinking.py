@@ -11,7 +11,7 @@ def after_thinking(text: str) -> str:
 
     A model whose template opens the thinking writes no ``<think>``: all of it counts then.
     """
-    _, closed, after = text.rpartition(CLOSE)
+    after = text.rpartition(CLOSE)[2]
     before, opened, thought = after.rpartition(OPEN)
     if not opened:
         return after

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -71,13 +72,11 @@ def _nearly(one: Answer, other: Answer) -> bool:
 
 
 def _approximate(answer: Answer) -> float | None:
-    if answer.value is not None:
-        return float(answer.value)
-    if answer.literal or huge(answer.text):
+    if answer.literal or (answer.value is None and huge(answer.text)):
         return None
     try:
-        return float(_parsed(answer.text)[0])
-    except (IndexError, TypeError, ValueError):
+        return float(_parsed(answer.text)[0] if answer.value is None else answer.value)
+    except (IndexError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -198,8 +197,7 @@ def _close(one: Fraction, other: Fraction, gold: Answer, answer: Answer) -> bool
     digits = [_DECIMALS.fullmatch(side.text) for side in (gold, answer)]
     if digits[0] and digits[1] and len(digits[0][1]) >= _FLOAT_DECIMALS > len(digits[1][1]):
         # The row's number is a float's repr: 0.30000000000000004, or 3.299999952316284 of 32 bits.
-        one = Fraction(f"{float(one):.6g}")
-        return one == other
+        return Fraction(f"{Decimal(digits[0][0]):.6g}") == other
     rounded = [len(match[1]) for match in digits if match]
     if not rounded or min(rounded) < _LEAST_DECIMALS:
         return False

@@ -100,6 +100,8 @@ class MathReward:
                 answer = read(found.answer, all(gold.value is not None for gold in golds))
                 decided = _decide(golds, answer)
                 return MathReport(float(decided.equal), found, answer, golds, decided.why)
+        except (RecursionError, OverflowError) as error:
+            return MathReport(0.0, found, None, (), f"cannot be compared: {error}")
         except _OutOfTimeError:
             why = f"not compared within {self._time_limit:g} CPU seconds (options.time_limit)"
             return MathReport(0.0, found, None, (), why)

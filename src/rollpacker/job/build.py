@@ -21,6 +21,7 @@ from rollpacker.job.nodes import nodes_of
 from rollpacker.job.problems import load_data
 from rollpacker.job.resume import Start
 from rollpacker.policy.division import engine_sizes, replica_size
+from rollpacker.policy.empty_steps import EmptySteps
 from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import RolloutPolicy
@@ -60,6 +61,7 @@ class Parts:
     settings: RolloutSettings
     rollout: Rollout
     updates: Updates
+    empty_steps: EmptySteps
     log: RunLog
     clock: Clock
     evaluator: Evaluator | None = None
@@ -259,6 +261,7 @@ def assemble(
         settings=settings,
         rollout=rollout,
         updates=updates,
+        empty_steps=EmptySteps(config.rollout.dynamic_sampling),
         log=log,
         clock=clock,
     )

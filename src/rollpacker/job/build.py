@@ -104,7 +104,8 @@ async def build(
     with contextlib.ExitStack() as stack:
         environments = environments_of(config, card, progress)
         stack.callback(environments.close)
-        problems, held_out = load_data(config, card, progress, environments.tools)
+        begun = None if start.state is None else start.state["source"]
+        problems, held_out = load_data(config, card, progress, environments.tools, begun)
         cap = max_completion_length(config, card, problems)
         longest = longest_response(config.environment, cap)
         said = check_size(config, problems), check_ends(config, card)

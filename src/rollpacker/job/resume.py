@@ -154,6 +154,8 @@ def _changes(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> tu
             continue
         kind = of_change(where, before, now, scheduled=scheduled)
         change = f"{where} was {before!r} and is {now!r}"
+        if kind == "refused" and _reads_as_before(where, before, now, found):
+            kind = "said"
         if kind == "refused":
             if before == now:
                 before, now = _shown(before, _then(found)), _shown(now, Path())
@@ -171,6 +173,16 @@ def _changes(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> tu
             "from those of a run without a change"
         )
     return tuple(said)
+
+
+def _reads_as_before(key: str, before: Any, now: Any, found: Found) -> bool:
+    """Whether a key has another value only so that this version reads rows as an earlier one did,
+    whose checkpoints do not hold what prompts said; which rows they are is compared."""
+    if "told" in found.state.get("source", {"told": ""}):
+        return False
+    if key == "data.input_key":
+        return before is None
+    return key == "data.exclude" or (now is None and key in ("data.prompt_template", "data.chat"))
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -15,7 +15,8 @@ MEANING: Mapping[OnResume, str] = {
     "changes how fast responses end (`engine`, `devices`, `grading.workers` of the free ones) also "
     "decides which of them win",
     "said": "may change, and changes what is learned from there on; a line names the key (`steps` "
-    "and `epochs` only where `train.lr_scheduler_type` is not `constant`)",
+    "and `epochs` only where `train.lr_scheduler_type` is not `constant`; reward functions are "
+    "told of another end in any case)",
     "refused": "would be another run",
 }
 

@@ -254,20 +254,17 @@ def _located(named: Any, folder: Path) -> tuple[Path, str] | None:
     place, _, name = named.rpartition(":")
     file, function = (place, name) if place.endswith(".py") else (named, "")
     path = folder / Path(file).expanduser()
-    return (path.resolve(), function) if path.exists() or glob.has_magic(file) else None
+    there = path.exists() or bool(_held(path))
+    return (path.resolve(), function) if there else None
 
 
 def _hold_the_same(one: Path, other: Path) -> bool:
     a, b = _held(one), _held(other)
-    # A file that stands alone may have another name.
-    alike = [*a] == [*b] or (one.is_file() and other.is_file())
-    return alike and all(
-        filecmp.cmp(x, y, shallow=False) for x, y in zip(a.values(), b.values(), strict=True)
-    )
+    return [*a] == [*b] and all(filecmp.cmp(a[name], b[name], shallow=False) for name in a)
 
 
 def _held(place: Path) -> dict[str, Path]:
-    """Files by their names in a folder, or of a pattern."""
+    """Files by their names in a folder, or of a pattern; one that stands alone may have any."""
     if place.is_file():
         return {"": place}
     found = place.rglob("*") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))

@@ -34,7 +34,8 @@ frameworks are known. Where a part can be swapped (the engine, the algorithm), i
 which keys are valid. The resolved configuration is written to `config.yaml` in the run's folder.
 
 The column *on resume* says what becomes of a run that is continued (`--resume auto`) with another
-value of the key. Another spelling of the same file or folder is no other value.
+value of the key. Another spelling of the same file or folder, or a copy of it, is no other value;
+the same spelling is one where it names another file, as relative paths do in another folder.
 
 RESUME
 
@@ -125,8 +126,6 @@ def _table(path: str, model: type[Config], resumed: bool = False) -> list[str]:
 
 
 def _on_resume(key: str, field: FieldInfo) -> str:
-    if key.startswith("eval.data."):
-        key = "eval.data"
     return "" if _models(field.annotation) else on_resume(key)
 
 

@@ -5,10 +5,7 @@ from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 from rollpacker.config import Config, RunConfig
-from rollpacker.config.on_resume import _KEYS, CLASSES, MEANING, on_resume
-
-WHOLE = ("eval.data",)
-"""Sections whose keys have no class of their own: they choose problems to measure by."""
+from rollpacker.config.on_resume import _KEYS, _WHOLE, CLASSES, MEANING, on_resume
 
 
 def keys(node: type[Config], path: str = "") -> Iterator[str]:
@@ -17,7 +14,7 @@ def keys(node: type[Config], path: str = "") -> Iterator[str]:
         listed = get_origin(field.annotation) is list
         if not members or listed or field.default is None:
             yield key  # a section that may come or go is a key too
-        for member in () if key in WHOLE else members:
+        for member in () if key in _WHOLE else members:
             yield from keys(member, f"{key}[]." if listed else f"{key}.")
 
 
@@ -38,6 +35,9 @@ def test_every_key_is_classified_on_purpose() -> None:
 
 
 def test_keys_in_lists_and_unknown_ones() -> None:
-    assert on_resume("rewards.0.timeout_s") == "free"
+    assert on_resume("rewards.0.timeout_s") == "said"
+    assert on_resume("eval.data.path") == on_resume("eval.data.size") == "free"
+    assert on_resume("eval.data.of_tomorrow") == "free"
+    assert on_resume("eval.database") == "refused"
     assert on_resume("rewards.12.weight") == "refused"
     assert on_resume("train.of_tomorrow") == "refused"

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def test_other_sizes_and_orders_agree():
 def test_the_split_of_today_is_that_of_tomorrow():
     """A change of it would put held-out problems into the training of resumed runs."""
     assert ids(hold_out(rows(40), 0.1, 0)[1]) == ["r19", "r30"]
+
+
+@pytest.mark.parametrize("same", ["asked", "written"])
+def test_rows_that_ask_the_same_stay_together(same: str):
+    """Spaces and system turns aside; runs of before keep those that are written alike together."""
+    some = [replace(row, prompt=f"p{n % 200}{' ' * (n // 200)}") for n, row in enumerate(rows(400))]
+    training, held_out = hold_out(some, 0.3, 0, same)
+    both = {row.prompt.strip() for row in training} & {row.prompt.strip() for row in held_out}
+    assert bool(both) is (same == "written")
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "p0"}]
+    training, held_out = hold_out([*some, replace(some[0], id="x", prompt=turns)], 0.3, 0)
+    assert ("x" in ids(held_out)) is ("r0" in ids(held_out))
 
 
 @given(prompts=st.integers(2, 30), seed=st.integers(0, 9))

@@ -1,5 +1,7 @@
 """When a run stops whose steps dynamic sampling leaves empty."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,3 +24,14 @@ def test_without_a_limit_or_dynamic_sampling_there_are_never_too_many(
 ) -> None:
     steps = EmptySteps(DynamicSamplingConfig(enabled=enabled, max_empty_steps=3 * (not enabled)))
     assert not any(steps.too_many(0) for _ in range(count))
+
+
+@given(st.lists(st.integers(0, 1)), st.integers(1, 4))
+def test_a_run_that_starts_again_after_every_step_counts_on(groups: list[int], most: int) -> None:
+    config = DynamicSamplingConfig(enabled=True, max_empty_steps=most)
+    steps = EmptySteps(config)
+    for count in groups:
+        again = EmptySteps(config)
+        again.load_state_dict(json.loads(json.dumps(steps.state_dict())))
+        assert again.too_many(count) == steps.too_many(count)
+        assert str(again) == str(steps)

@@ -1,6 +1,8 @@
 """What may change when a run goes on: all that leaves its samples as they are."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from runtime_jobs import Workshop, kept_samples, run, weights_digest
 
 from rollpacker import config
-from rollpacker.job.resume import choose_start
+from rollpacker.job.resume import as_begun, choose_start
 from rollpacker.runtime.checkpoint import Found
 
 
@@ -30,7 +32,6 @@ def test_what_one_changes_after_running_out_of_memory(shop: Workshop) -> None:
         "grading__workers": 4,
         "train__gradient_checkpointing": True,
         "rollout__speculation": {"mode": "off"},
-        "rollout__max_retries": 7,
         "checkpoint": {"every": 2},
         "eval": {"data": {"path": "elsewhere"}},
     }
@@ -56,13 +57,67 @@ def test_another_member_of_a_union_is_one_change(shop: Workshop) -> None:
         changed(shop.tree("a"), shop.tree("b", train__algorithm={"kind": "rloo"}))
 
 
+def test_other_problems_to_measure_by(shop: Workshop) -> None:
+    began, now = (
+        shop.tree(name, eval={"data": {"path": name, "size": size}})
+        for name, size in (("a", 0), ("b", 5))
+    )
+    assert changed(began, now) == ()
+    assert changed(began, shop.tree("a")) == ()
+
+
+@pytest.mark.parametrize("began", [{}, {"eval": {"data": {"path": "a"}}}])
+def test_what_is_held_out_is_not_trained_on(shop: Workshop, began: dict[str, Any]) -> None:
+    trees = shop.tree("a", **began), shop.tree("a", eval={"fraction": 0.2})
+    for before, now in (trees, trees[::-1]):
+        with pytest.raises(ValueError, match=r"another config: 'eval\.fraction' was "):
+            changed(before, now)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_schedule_has_an_end(shop: Workshop, schedule: str) -> None:
+    began = shop.tree("a", train__lr_scheduler_type=schedule)
+    expected = ["steps was 0 and is 9 from here on", "epochs was 2 and is 3 from here on"]
+    now = shop.tree("a", train__lr_scheduler_type=schedule, steps=9, epochs=3)
+    assert changed(began, now) == tuple(expected if schedule != "constant" else [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("grading__retries", 5),
+        ("rollout__max_retries", 5),
+        ("environment__step_timeout_s", 5.0),
+        ("environment__start_timeout_s", 5.0),
+    ],
+)
+def test_what_decides_whether_a_response_is_replaced_is_said(
+    shop: Workshop, key: str, value: Any
+) -> None:
+    environment = {"kind": "tools", "path": "tools.py:tools"}
+    (line,) = changed(
+        shop.tree("a", environment=environment),
+        shop.tree("a", **{"environment": environment, key: value}),
+    )
+    assert line.startswith(f"{key.replace('__', '.')} was ")
+    assert line.endswith(f" and is {value!r} from here on")
+
+
+def test_an_engine_that_decodes_nothing_is_another_run(shop: Workshop) -> None:
+    trees = shop.tree("a"), shop.tree("a", engine={"kind": "fake"})
+    for before, now in (trees, trees[::-1]):
+        with pytest.raises(ValueError, match=r"another config: 'engine\.kind' was"):
+            changed(before, now)
+
+
 def test_items_of_a_list_are_compared_one_by_one(shop: Workshop) -> None:
     began = shop.tree("a")
     now = shop.tree("a")
     now["rewards"][0] |= {"timeout_s": 60.0, "on_error": "skip", "batch": 4}
     said = changed(began, now)
-    assert said[0] == "rewards.0.on_error was 'stop' and is 'skip' from here on"
-    assert said[1].startswith("WARNING rewards.0.batch was None and is 4: ")
+    assert said[0] == "rewards.0.timeout_s was None and is 60.0 from here on"
+    assert said[1] == "rewards.0.on_error was 'stop' and is 'skip' from here on"
+    assert said[2].startswith("WARNING rewards.0.batch was None and is 4: ")
     now["rewards"][0]["weight"] = 2.0
     with pytest.raises(
         ValueError, match=r"'rewards\.0\.weight' was 1\.0, now 2\.0; change it back"
@@ -87,6 +142,40 @@ def test_another_spelling_of_a_path_is_no_change(
     assert changed(relative, shop.tree("a"), cwd=shop.folder) == ()
     with pytest.raises(ValueError, match=r"'(data|model)\.path' was"):
         changed(relative, shop.tree("a"), cwd=tmp_path)
+
+
+@pytest.mark.parametrize("other", ["model", "rows.jsonl", "judges.py", "rows*.jsonl"])
+def test_the_same_words_in_another_folder(
+    shop: Workshop, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name other files there, unless these are copies."""
+    data = other if "jsonl" in other else "rows.jsonl"
+    tree = shop.tree("a", model__path="./model", data__path=data)
+    tree["rewards"][0]["function"] = "judges.py:ones"
+    here, there = tmp_path / "a", tmp_path / "b"
+    for folder in (here, there):
+        shutil.copytree(shop.folder, folder, ignore=shutil.ignore_patterns("a", "b"))
+    monkeypatch.chdir(there)
+    assert changed(tree, tree, cwd=here) == ()
+    (file,) = there.glob(other)
+    file = file / "config.json" if file.is_dir() else file
+    file.write_text(file.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    named = re.escape(other)
+    with pytest.raises(ValueError, match=rf"was '{here}/{named}\S*', now '{there}/{named}\S*';"):
+        changed(tree, tree, cwd=here)
+    # A folder that was moved is the only one that there is.
+    here.rename(tmp_path / "gone")
+    assert changed(tree, tree, cwd=here) == ()
+
+
+def test_a_run_from_before_steps_could_be_too_empty_goes_on_for_ever(shop: Workshop) -> None:
+    asked = shop.config("a", rollout__dynamic_sampling={"enabled": True})
+    state = {"config": asked.model_dump(mode="json"), "counters": {"step": 3}}
+    del state["config"]["rollout"]["dynamic_sampling"]["max_empty_steps"]
+    found = Found(step=3, path=Path("checkpoint-3"), state=state)
+    assert as_begun(asked, found).rollout.dynamic_sampling.max_empty_steps == 0
+    asked = shop.config("a", rollout__dynamic_sampling={"enabled": True, "max_empty_steps": 3})
+    assert as_begun(asked, found).rollout.dynamic_sampling.max_empty_steps == 3
 
 
 @pytest.mark.parametrize(

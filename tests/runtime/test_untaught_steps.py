@@ -60,6 +60,14 @@ def test_dynamic_sampling_that_never_fills_ends_the_run(
     assert write_report(folder).stat().st_size > 10_000
 
 
+def test_a_run_that_is_stopped_between_empty_steps_ends_too(shop: Workshop) -> None:
+    keys = {"rewards": reward(shop, "flat"), **sampling(max_empty_steps=2)}
+    folder, _ = run(shop.config("again", steps=1, **keys))
+    with pytest.raises(ValueError, match=r"step 1: dynamic sampling has left 2 steps in a row"):
+        run(shop.config("again", steps=9, **keys), resume=True)
+    assert checkpoints(folder) == [1, 2]
+
+
 def test_a_run_may_go_on_and_says_what_it_trains(shop: Workshop) -> None:
     never = {"steps": 4, "rewards": reward(shop, "flat"), **sampling(max_empty_steps=0)}
     folder, said = run(shop.config("on", **never))

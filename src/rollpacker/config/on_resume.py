@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 OnResume = Literal["free", "last bits", "said", "refused"]
 
 MEANING: Mapping[OnResume, str] = {
     "free": "may change: samples and updates are those that they would have been",
     "last bits": "may change: the same is sampled and summed, in another order or by other "
-    "kernels, which differ in the last bits; a line names the key",
-    "said": "may change, and changes what is learned from there on; a line names the key",
+    "kernels, which differ in the last bits; a line names the key. In modes that race, whatever "
+    "changes how fast responses end (`engine`, `devices`, `grading.workers` of the free ones) also "
+    "decides which of them win",
+    "said": "may change, and changes what is learned from there on; a line names the key (`steps` "
+    "and `epochs` only where `train.lr_scheduler_type` is not `constant`; reward functions are "
+    "told of another end in any case)",
     "refused": "would be another run",
 }
 
 _KEYS: Mapping[OnResume, str] = {
     "free": """
-        output steps epochs trackers
-        rewards[].timeout_s grading.workers grading.retries
-        environment.step_timeout_s environment.start_timeout_s environment.processes
-        rollout.speculation.mode rollout.max_retries rollout.dynamic_sampling.max_empty_steps
+        output trackers grading.workers environment.processes
+        rollout.speculation.mode rollout.dynamic_sampling.max_empty_steps
         train.gradient_checkpointing train.max_skipped_updates
         devices.pin cluster.address cluster.heartbeat_s cluster.restarts
         eval eval.data eval.every eval.temperature eval.num_generations eval.threshold
@@ -42,7 +44,9 @@ _KEYS: Mapping[OnResume, str] = {
         devices.training
     """,
     "said": """
-        rewards[].on_error train.learning_rate train.lr_scheduler_type train.warmup_steps
+        steps epochs rewards[].timeout_s rewards[].on_error grading.retries rollout.max_retries
+        environment.step_timeout_s environment.start_timeout_s
+        train.learning_rate train.lr_scheduler_type train.warmup_steps
     """,
     "refused": """
         seed deterministic
@@ -82,7 +86,12 @@ CLASSES: Mapping[str, OnResume] = {
     key: kind for kind, keys in _KEYS.items() for key in keys.split()
 }
 """By dotted key, with ``[]`` for the items of a list. A section's own entry is for where it comes
-or goes as a whole; what ``eval.data`` holds is a part of it."""
+or goes as a whole."""
+
+_WHOLE = ("eval.data",)
+"""Sections whose keys are of one class with them: these choose problems to measure by."""
+
+_END = ("steps", "epochs")
 
 
 def plain_key(key: str) -> str:
@@ -92,4 +101,18 @@ def plain_key(key: str) -> str:
 
 def on_resume(key: str) -> OnResume:
     """The class of a key; what is not known is refused."""
-    return CLASSES.get(plain_key(key), "refused")
+    key = plain_key(key)
+    whole = next((each for each in _WHOLE if key.startswith(f"{each}.")), key)
+    return CLASSES.get(whole, "refused")
+
+
+def of_change(key: str, before: Any, now: Any, *, scheduled: bool) -> OnResume:
+    """The class of one change, as some keys have other classes for some values.
+
+    ``scheduled``: the learning rate depends on when the run is to end.
+    """
+    if key in _END and not scheduled:
+        return "free"
+    if key == "engine.kind" and "fake" in (before, now):  # it samples no model
+        return "refused"
+    return on_resume(key)

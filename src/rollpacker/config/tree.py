@@ -91,7 +91,7 @@ class EvalConfig(Config):
     """Problems to measure by; none with ``fraction``."""
     fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the training data that is held out instead, chosen by the run's seed and the rows'
-    ids; rows with the same prompt stay together."""
+    ids; rows that ask the same stay together."""
     every: int = Field(default=0, ge=0)
     """Evaluate every so many steps; 0 only before and after."""
     temperature: float = Field(default=1.0, ge=0.0)

@@ -15,6 +15,7 @@ from rollpacker.chat import Complete
 from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Message, Row, whole_text
+from rollpacker.data.identity import canonical
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,6 +147,12 @@ def chat(row: Row, config: DataConfig) -> list[Message]:
     return _conversation([*before, asked], config)
 
 
+def told(row: Row, tokenizer: Any, config: DataConfig) -> str:
+    """What a prompt that was encoded says, without what its chat template adds, such as a date."""
+    chats = _takes_template(row, tokenizer, config)
+    return canonical([chats, chat(row, config), list(row.tools), row.template_kwargs])
+
+
 def _plain(prompt: str, config: DataConfig) -> str:
     if config.prompt_template is None:
         return prompt
@@ -167,11 +174,17 @@ def _bare(row: Row, config: DataConfig) -> str:
     return _plain(row.prompt[0].get("content") or "", config)
 
 
+def _takes_template(row: Row, tokenizer: Any, config: DataConfig) -> bool:
+    if config.chat is False:
+        return False
+    return bool(tokenizer.chat_template) or not isinstance(row.prompt, str)
+
+
 def _text(
     row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any], complete: Complete
 ) -> str:
     """The text to tokenize."""
-    if config.chat is False or (isinstance(row.prompt, str) and not tokenizer.chat_template):
+    if not _takes_template(row, tokenizer, config):
         return _bare(row, config)
     if not tokenizer.chat_template:
         raise DataError(

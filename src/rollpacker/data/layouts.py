@@ -40,6 +40,11 @@ class Layout:
     system: str | None = None
     named: bool = False
 
+    @property
+    def several(self) -> bool:
+        """Whether more than one column makes the prompt."""
+        return bool(self.before or self.after or self.system)
+
     def __str__(self) -> str:
         parts = [part for part in (self.before, self.column, self.after) if part]
         return " + ".join(parts) + (f", system turn <- {self.system}" if self.system else "")

@@ -22,6 +22,7 @@ from rollpacker.data.files import (
     one_line,
     read_file,
 )
+from rollpacker.data.messages import is_missing
 
 _PROCEDURAL_SIZE = 1000
 
@@ -60,7 +61,17 @@ class Records:
 
 
 def read_records(config: DataConfig) -> Records:
-    """All records of ``config.path``, in order. Raises ``DataError``."""
+    """All records of ``config.path``, in order; a cell without a value is None, whatever a table
+    has for it. Raises ``DataError``."""
+    records = _read_all(config)
+    for _, record in records.rows:
+        for name, value in record.items():
+            if is_missing(value):
+                record[name] = None
+    return records
+
+
+def _read_all(config: DataConfig) -> Records:
     path = config.path
     what, read = _KEYS[_kind(path)]
     for key in _of_some():

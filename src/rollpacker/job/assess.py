@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_response
@@ -17,6 +18,7 @@ from rollpacker.job.problems import load_held_out
 from rollpacker.reward.votes import voting
 from rollpacker.runtime.at_k import Answer, ks, maj_at, pass_at
 from rollpacker.runtime.breaker import Breaker
+from rollpacker.runtime.checkpoint import state_of
 from rollpacker.runtime.clock import Clock
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.pool import WorkerPool
@@ -80,7 +82,9 @@ async def _answer(
     config: RunConfig, card: Card, environments: Environments, progress: Progress
 ) -> dict[str, Any]:
     assert config.eval is not None
-    problems = load_held_out(config, card, progress, environments.tools)
+    # A checkpoint of a run tells what was held out of its training.
+    begun = (state_of(Path(config.model.path)) or {}).get("source")
+    problems = load_held_out(config, card, progress, environments.tools, begun)
     cap = max_completion_length(config, card, problems)
     domains = {row.domain for row in problems.rows.values()}
     for line in check_ends(config, card):

@@ -21,6 +21,7 @@ from rollpacker.job.nodes import nodes_of
 from rollpacker.job.problems import load_data
 from rollpacker.job.resume import Start
 from rollpacker.policy.division import engine_sizes, replica_size
+from rollpacker.policy.empty_steps import EmptySteps
 from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import RolloutPolicy
@@ -60,6 +61,7 @@ class Parts:
     settings: RolloutSettings
     rollout: Rollout
     updates: Updates
+    empty_steps: EmptySteps
     log: RunLog
     clock: Clock
     evaluator: Evaluator | None = None
@@ -102,7 +104,8 @@ async def build(
     with contextlib.ExitStack() as stack:
         environments = environments_of(config, card, progress)
         stack.callback(environments.close)
-        problems, held_out = load_data(config, card, progress, environments.tools)
+        begun = None if start.state is None else start.state["source"]
+        problems, held_out = load_data(config, card, progress, environments.tools, begun)
         cap = max_completion_length(config, card, problems)
         longest = longest_response(config.environment, cap)
         said = check_size(config, problems), check_ends(config, card)
@@ -259,6 +262,7 @@ def assemble(
         settings=settings,
         rollout=rollout,
         updates=updates,
+        empty_steps=EmptySteps(config.rollout.dynamic_sampling),
         log=log,
         clock=clock,
     )

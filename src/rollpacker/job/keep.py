@@ -124,6 +124,7 @@ class Keeper:
             "policy": parts.policy.state_dict(),
             "source": parts.problems.source.state_dict(),
             "rewards": parts.rewards.state_dict(),
+            "empty_steps": parts.empty_steps.state_dict(),
             "counters": counters.state_dict(),
         }
 

@@ -27,7 +27,6 @@ from rollpacker.job.restarts import Restarts
 from rollpacker.job.resume import Start, as_begun, choose_start
 from rollpacker.job.signals import Signals, Stopped
 from rollpacker.job.stopping import StoppedAtOnceError, Stopping
-from rollpacker.policy.empty_steps import EmptySteps
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime import messages as msg
 from rollpacker.runtime.breaker import Breaker, spawn
@@ -190,7 +189,6 @@ class Job:
         self._signals = signals
         self._counters = Counters()
         self._keeper = Keeper(config, parts, checkpoints)
-        self._empty = EmptySteps(config.rollout.dynamic_sampling)
         shared = not isinstance(phases, Alone)
         self._comeback = Comeback(
             parts.pool,
@@ -227,6 +225,7 @@ class Job:
             parts.policy.load_state_dict(state["policy"])
             parts.problems.source.load_state_dict(state["source"])
             parts.rewards.load_state_dict(state["rewards"])
+            parts.empty_steps.load_state_dict(state.get("empty_steps", {}))
             self._counters = Counters(**state["counters"])
             self._summary = state["summary"]
             self._keeper.restore(self._counters.step, self._summary)
@@ -265,8 +264,9 @@ class Job:
             count.driver_cpu_s += time.process_time() - cpu_s
             record.check_graded()
             count.add(record)
+            too_many = parts.empty_steps.too_many(len(record.trained))
             await self._finish_step(record, late)
-            if self._empty.too_many(len(record.trained)):
+            if too_many:
                 await self._give_up()
             await asyncio.sleep(0)  # what a step leaves and what begins one are long enough alone
             over = self.stopping.interrupted or self._over()
@@ -281,7 +281,7 @@ class Job:
         if self._keeper.saved < self._counters.step:
             await self._keeper.save(self._counters, self._summary)
         self._write_summary()
-        raise ValueError(f"step {self._counters.step - 1}: {self._empty}")
+        raise ValueError(f"step {self._counters.step - 1}: {self._parts.empty_steps}")
 
     async def _step(self, step: int) -> StepRecord:
         """The algorithm: every token of a step is sampled by the weights that the last one left."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollpacker.config import DataConfig, RunConfig, longest_response
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import Row
-from rollpacker.data.encode import chat, encode_prompts
-from rollpacker.data.held_out import hold_out
+from rollpacker.data.encode import chat, encode_prompts, told
+from rollpacker.data.held_out import Same, hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
 from rollpacker.runtime.problems import Problems
@@ -18,76 +18,105 @@ from rollpacker.runtime.progress import Progress
 from rollpacker.train.card import Card
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What all data of a run is read with."""
+
+    config: RunConfig
+    card: Card
+    progress: Progress
+    tools: Sequence[Mapping[str, Any]]
+    begun: Mapping[str, Any] | None
+
+    @property
+    def same(self) -> Same:
+        """What a run takes for the same prompt: as it began, and some began before it was said."""
+        return "asked" if self.begun is None else self.begun.get("same", "written")
+
+
 def load_data(
-    config: RunConfig, card: Card, progress: Progress, tools: Sequence[Mapping[str, Any]] = ()
+    config: RunConfig,
+    card: Card,
+    progress: Progress,
+    tools: Sequence[Mapping[str, Any]] = (),
+    begun: Mapping[str, Any] | None = None,
 ) -> tuple[Problems, Problems | None]:
     """The problems to train on, and those to evaluate by. Raises ``ValueError``.
 
-    ``tools``: schemas of those that an environment gives every prompt.
+    Args:
+        config: of the run.
+        card: of its model.
+        progress: told how rows are read.
+        tools: schemas of those that an environment gives every prompt.
+        begun: the source's state in the checkpoint to go on from; None for a new run.
     """
+    reading = _Reading(config, card, progress, tools, begun)
     loaded = load_rows(config.data)
     if config.eval is None or not config.eval.fraction:
         progress.note(loaded.mapping)
-        problems = _problems(config, config.data, card, loaded.rows, progress, tools)
+        problems = _problems(reading, config.data, loaded.rows, loaded.since)
         if config.eval is None or config.eval.data is None:
             return problems, None
-        return problems, load_problems(config, config.eval.data, card, progress, tools)
-    rows, held_out = hold_out(loaded.rows, config.eval.fraction, config.seed)
+        return problems, _load(reading, config.eval.data)
+    rows, held_out = hold_out(loaded.rows, config.eval.fraction, config.seed, reading.same)
     progress.note(
         f"{loaded.mapping}; {len(held_out)} of {len(loaded.rows)} rows held out (eval.fraction)"
     )
-    return (
-        _problems(config, config.data, card, rows, progress, tools),
-        _problems(config, config.data, card, held_out, progress, tools),
-    )
+    training = _problems(reading, config.data, rows, loaded.since)
+    return training, _problems(reading, config.data, held_out)
 
 
 def load_held_out(
-    config: RunConfig, card: Card, progress: Progress, tools: Sequence[Mapping[str, Any]] = ()
+    config: RunConfig,
+    card: Card,
+    progress: Progress,
+    tools: Sequence[Mapping[str, Any]] = (),
+    begun: Mapping[str, Any] | None = None,
 ) -> Problems:
     """The problems to evaluate by, of a configuration that has some. Raises ``ValueError``."""
     assert config.eval is not None
     if config.eval.data is not None:
-        return load_problems(config, config.eval.data, card, progress, tools)
-    held_out = load_data(config, card, progress, tools)[1]
+        return _load(_Reading(config, card, progress, tools, begun), config.eval.data)
+    held_out = load_data(config, card, progress, tools, begun)[1]
     assert held_out is not None
     return held_out
 
 
-def load_problems(
-    config: RunConfig,
-    data: DataConfig,
-    card: Card,
-    progress: Progress,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> Problems:
-    """Read, encode and order a data set. Raises ``ValueError``."""
+def _load(reading: _Reading, data: DataConfig) -> Problems:
     loaded = load_rows(data)
-    progress.note(loaded.mapping)
-    return _problems(config, data, card, loaded.rows, progress, tools)
+    reading.progress.note(loaded.mapping)
+    return _problems(reading, data, loaded.rows)
 
 
 def _problems(
-    config: RunConfig,
-    data: DataConfig,
-    card: Card,
-    rows: Sequence[Row],
-    progress: Progress,
-    tools: Sequence[Mapping[str, Any]],
+    reading: _Reading, data: DataConfig, rows: Sequence[Row], since: str = ""
 ) -> Problems:
-    if tools:
-        rows = [replace(row, tools=[*row.tools, *tools]) for row in rows]
+    """Rows encoded and ordered; ``since``: what earlier versions did otherwise."""
+    config, tokenizer, own = reading.config, reading.card.tokenizer, rows
+    if reading.tools:
+        rows = [replace(row, tools=[*row.tools, *reading.tools]) for row in rows]
     encoded = encode_prompts(
         rows,
-        card.tokenizer,
+        tokenizer,
         data,
-        card.context,
+        reading.card.context,
         longest_response(config.environment, config.rollout.max_completion_length or 0),
         config.model.chat_template_kwargs,
     )
     if encoded.skipped:
-        progress.note(f"{len(encoded.skipped)} prompts are too long and skipped (data.overlong)")
+        reading.progress.note(
+            f"{len(encoded.skipped)} prompts are too long and skipped (data.overlong)"
+        )
     rows = [row for row in rows if row.id in encoded.tokens]
-    prompts = [Prompt(id=r.id, domain=r.domain, tokens=len(encoded.tokens[r.id])) for r in rows]
-    source = PromptSource(prompts, config.seed, data.shuffle)
+    source = PromptSource(
+        [Prompt(id=r.id, domain=r.domain, tokens=len(encoded.tokens[r.id])) for r in rows],
+        config.seed,
+        data.shuffle,
+        # Those of an environment are its own.
+        told={row.id: told(row, tokenizer, data) for row in own if row.id in encoded.tokens},
+        same=reading.same,
+        since=since,
+    )
+    if since and reading.begun is not None and (doubt := source.doubt(reading.begun)):
+        reading.progress.note(f"WARNING {doubt}")
     return Problems(rows, encoded.tokens, source, lambda row: chat(row, data))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import glob
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +13,18 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from rollpacker.config import Config, RunConfig
-from rollpacker.config.on_resume import on_resume, plain_key
+from rollpacker.config.on_resume import of_change, plain_key
 from rollpacker.core.journal import segments
 from rollpacker.core.upgrade import config_of_now
 from rollpacker.runtime.checkpoint import Found
 
 _PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "environment.path")
-"""Keys that may name a file or folder: another spelling of it is no change."""
+"""Keys that may name a file or folder: another spelling of it is no change, and the same spelling
+in another working directory may be one."""
 
 _THEN: Mapping[str, Any] = {
     "rollout.min_reward_range": 1e-3,
+    "rollout.dynamic_sampling.max_empty_steps": 0,
     "train.kl_bias_correction": False,
     "train.algorithm.whiten": "responses",
 }
@@ -144,10 +148,17 @@ def _changes(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> tu
     """What may change and did, in words. Raises ``ValueError`` on what may not."""
     said: list[str] = []
     last_bits: list[str] = []
+    scheduled = new["train"]["lr_scheduler_type"] != "constant"
     for where, before, now in _differences("", {key: old.get(key) for key in new}, new):
-        kind = on_resume(where)
+        if plain_key(where) in _PATHS and _same_files(before, now, found):
+            continue
+        kind = of_change(where, before, now, scheduled=scheduled)
         change = f"{where} was {before!r} and is {now!r}"
-        if kind == "refused" and not _same_place(where, before, now, found):
+        if kind == "refused" and _reads_as_before(where, before, now, found):
+            kind = "said"
+        if kind == "refused":
+            if before == now:
+                before, now = _shown(before, _then(found)), _shown(now, Path())
             raise ValueError(
                 f"{found.path} was made with another config: '{where}' was {before!r}, now "
                 f"{now!r}; change it back or choose another folder with --out"
@@ -164,9 +175,20 @@ def _changes(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> tu
     return tuple(said)
 
 
+def _reads_as_before(key: str, before: Any, now: Any, found: Found) -> bool:
+    """Whether a key has another value only so that this version reads rows as an earlier one did,
+    whose checkpoints do not hold what prompts said; which rows they are is compared."""
+    if "told" in found.state.get("source", {"told": ""}):
+        return False
+    if key == "data.input_key":
+        return before is None
+    return key == "data.exclude" or (now is None and key in ("data.prompt_template", "data.chat"))
+
+
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Leaves that differ; a member of a union that took another's place is one, its ``kind``, and
-    so is a list that has another length."""
+    """Leaves that differ, and those that name files; a member of a union that took another's place
+    is one, its ``kind``, and so is a list that has another length. A section that comes or goes is
+    one together with what it sets."""
     if isinstance(old, dict) and isinstance(new, dict):
         before, now = cast(dict[str, Any], old), cast(dict[str, Any], new)
         names = [*{**before, **now}]
@@ -177,8 +199,19 @@ def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]
     elif _sections(old) and _sections(new) and len(old) == len(new):
         for place, (before, now) in enumerate(zip(old, new, strict=True)):
             yield from _differences(f"{key}.{place}", before, now)
-    elif old != new:
+    elif old != new or plain_key(key) in _PATHS:
         yield key, old, new
+        for name, value in _set_in(old) if new is None else ():
+            yield f"{key}.{name}", value, None
+        for name, value in _set_in(new) if old is None else ():
+            yield f"{key}.{name}", None, value
+
+
+def _set_in(section: Any) -> list[tuple[str, Any]]:
+    """What a section that comes or goes has set."""
+    if not isinstance(section, dict):
+        return []
+    return [(name, value) for name, value in cast(dict[str, Any], section).items() if value]
 
 
 def _sections(value: Any) -> bool:
@@ -187,21 +220,59 @@ def _sections(value: Any) -> bool:
     )
 
 
-def _same_place(key: str, old: Any, new: Any, found: Found) -> bool:
-    """Whether both name one file or folder; the old one from where the run was started then."""
-    if plain_key(key) not in _PATHS:
+def _then(found: Found) -> Path:
+    """Where the run was started then."""
+    return Path(found.state.get("cwd", ""))
+
+
+def _same_files(old: Any, new: Any, found: Found) -> bool:
+    """Whether both name the same, files and folders by what they hold."""
+    before, now = _listed(old), _listed(new)
+    if len(before) != len(now):
         return False
-    then = Path(found.state.get("cwd", ""))
-    return _resolved(old, then) == _resolved(new, Path())
+    pairs = zip(before, now, strict=True)
+    return all(_same_file(a, b, _then(found)) for a, b in pairs)
 
 
-def _resolved(named: Any, folder: Path) -> Any:
-    if isinstance(named, list):
-        return [_resolved(each, folder) for each in cast(list[Any], named)]
+def _same_file(old: Any, new: Any, then: Path) -> bool:
+    was, now = _located(old, then), _located(new, Path())
+    if was is None or now is None:
+        # What is no longer where it was has moved, if its name is the same.
+        return old == new and was is None
+    return was == now or (was[1] == now[1] and _hold_the_same(was[0], now[0]))
+
+
+def _listed(named: Any) -> list[Any]:
+    return cast(list[Any], named) if isinstance(named, list) else [named]
+
+
+def _located(named: Any, folder: Path) -> tuple[Path, str] | None:
+    """The file, folder or pattern that a key names, and the function in it; None where there is
+    none."""
     if not isinstance(named, str):
-        return named
+        return None
     place, _, name = named.rpartition(":")
     file, function = (place, name) if place.endswith(".py") else (named, "")
     path = folder / Path(file).expanduser()
-    there = path.exists() or glob.has_magic(file)
-    return (path.resolve(), function) if there else named
+    there = path.exists() or bool(_held(path))
+    return (path.resolve(), function) if there else None
+
+
+def _hold_the_same(one: Path, other: Path) -> bool:
+    a, b = _held(one), _held(other)
+    return [*a] == [*b] and all(filecmp.cmp(a[name], b[name], shallow=False) for name in a)
+
+
+def _held(place: Path) -> dict[str, Path]:
+    """Files by their names in a folder, or of a pattern; one that stands alone may have any."""
+    if place.is_file():
+        return {"": place}
+    found = place.rglob("*") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
+    root = place if place.is_dir() else place.parent
+    return {os.path.relpath(file, root): file for file in sorted(found) if file.is_file()}
+
+
+def _shown(named: Any, folder: Path) -> Any:
+    places = [(each, _located(each, folder)) for each in _listed(named)]
+    shown = [each if at is None else ":".join(filter(None, map(str, at))) for each, at in places]
+    return shown if isinstance(named, list) else shown[0]

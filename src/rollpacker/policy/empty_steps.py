@@ -6,6 +6,8 @@ or rewards that do not tell responses apart: going on costs as much as training 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rollpacker.config import DynamicSamplingConfig
 
 
@@ -24,6 +26,14 @@ class EmptySteps:
         """A step has ended with so many groups; whether the run is to end."""
         self.in_a_row = 0 if groups else self.in_a_row + 1
         return 0 < self._most <= self.in_a_row
+
+    def state_dict(self) -> dict[str, int]:
+        """How many there were in a row, as JSON."""
+        return {"in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Count on; nothing was counted by runs that kept no such state."""
+        self.in_a_row = state.get("in_a_row", 0)
 
     def __str__(self) -> str:
         which = f"{self.in_a_row} steps in a row" if self.in_a_row > 1 else "a step"

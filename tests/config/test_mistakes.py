@@ -232,6 +232,8 @@ def said_of(key: str) -> str:
         ("train.kl_coef", "train.beta"),
         ("checkpoint.save_total_limit", "checkpoint.keep"),
         ("eval_every", "eval.every"),
+        ("reward", "rewards"),
+        ("step", "steps"),
         ("train.gradient_checkpoint", "train.gradient_checkpointing"),
         ("train.lerning_rate", "train.learning_rate"),
         ("rollout.tempreature", "rollout.temperature"),

@@ -7,6 +7,7 @@ import pytest
 
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError, Row
+from rollpacker.data.guess import load_guessed
 from rollpacker.data.load import Loaded, load_rows
 
 
@@ -160,3 +161,51 @@ def test_choices_that_the_prompt_shows(tmp_path):
     assert only(tmp_path, row).prompt == "Bern or Rome?"
     assert only(tmp_path, row | {"question": "Who?", "choices": None}).prompt == "Who?"
     assert only(tmp_path, row | {"question": "Who?", "options": {"n": 3}, "choices": []}).prompt
+
+
+MBPP = {
+    "task_id": 601,
+    "text": "Write a function to find the longest chain.",
+    "code": "class Pair(object):\r\n\tdef __init__(self, a, b):\r\n\t\tself.a = a\r\n" * 9,
+    "test_list": ["assert longest(1) == 1"],
+    "test_setup_code": "",
+}
+LIVE_CODE_BENCH = {
+    "question_title": "A. Short Sort",
+    "question_content": "There are three cards with letters a, b, c.",
+    "question_id": "1873_A",
+    "starter_code": "",
+    "public_test_cases": '[{"input": "1 2", "output": "3", "testtype": "stdin"}]' * 20,
+    "metadata": "{}",
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        (MBPP, "text"),
+        (LIVE_CODE_BENCH, "question_content"),
+        ({"riddle": "1 2 3 4", "n": "1"}, "riddle"),
+        ({"riddle": "What is it?", "gold_reasoning": "It is " * 9, "code": "print( 1 )"}, "riddle"),
+    ],
+)
+def test_a_guess_of_the_prompt_is_what_is_asked(tmp_path, row, column):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    found = load_guessed(DataConfig(path=str(path)), "unused")
+    assert found.rows[0].prompt == row[column]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"solution": "It is 4 and so on.", "tests": '[{"input": "1 2", "output": "3"}]'},
+        {"one": "Some words here.", "other": "And some more."},
+        {"program": "def f( x ): return x", "blob": 'import sys\nprint( "x" )'},
+    ],
+)
+def test_an_unclear_prompt_is_asked_for(tmp_path, row):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=r"no prompt column among .*: set data\.input_key$"):
+        load_guessed(DataConfig(path=str(path)), "unused")

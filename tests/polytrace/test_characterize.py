@@ -1,7 +1,7 @@
 import json
 import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceErr
 from rollpacker.polytrace.sentences import sentences
 from rollpacker.polytrace.statistics import (
     area_under_curve,
+    dependence,
     drift,
     known_cap,
     tail_index,
@@ -233,6 +234,16 @@ def test_caps_are_recorded_inferred_or_unknown() -> None:
     assert known_cap(trace({(0, "a"): [5, 9, 9]}).samples) == 9
     assert known_cap(trace({(0, "a"): [5, 9]}).samples) is None
     assert known_cap(trace({(0, "a"): [5, 19]}, cap=16).samples) is None
+    assert known_cap(trace({(0, "a"): [5, 9], (0, "b"): [9, 7]}).samples) == 9
+    assert known_cap(trace({(0, "a"): [9, 9], (0, "b"): [5, 7]}).samples) == 9
+
+
+def test_a_response_that_is_repeated_is_no_cap() -> None:
+    """At temperature 0 a prompt has the same response in every step, and in a group."""
+    again = {(0, "a"): [9], (0, "b"): [5], (1, "a"): [9], (1, "b"): [5]}
+    assert known_cap(trace(again).samples) is None
+    grouped = {visit: lengths * 2 for visit, lengths in again.items()}
+    assert known_cap(trace(grouped).samples) is None
     report = characterize(trace({(0, "a"): [5, 9, 9, 7]}))["toy"]
     assert report.cap_share == 0.5
 
@@ -270,6 +281,18 @@ def test_sentences_say_what_to_do() -> None:
     code = characterize(generate(load_model("code"), steps=4, seed=0))["code"]
     told = " ".join(sentences(code))
     assert "cut off" in told
+
+
+def test_one_rule_says_how_length_depends_on_prompts() -> None:
+    """The report of a trace and the estimate say the same of it."""
+    icc, icc_log = 0.16, 0.27
+    report = characterize(trace({(0, "a"): [5, 9], (0, "b"): [7, 20]}))["toy"]
+    told = sentences(replace(report, icc=icc, icc_log=icc_log))
+    assert any("length is partly a property of the prompt" in each for each in told)
+    words = dependence(icc, icc_log)
+    assert words == "partly a property of the prompt"
+    assert dependence(0.05, 0.1) == "mostly chance, hardly a property of the prompt"
+    assert dependence(0.7, 0.8) == "a property of the prompt"
 
 
 MEASURED = {

@@ -114,3 +114,67 @@ def test_who_watches_is_told_of_every_byte_once(name: str) -> None:
     told: list[int] = []
     formats.read(CASES / name, tick=told.append)
     assert sum(told) == sum(path.stat().st_size for path in (CASES / name).iterdir())
+
+
+def lengths(folder: Path, name: str, *records: dict[str, Any]) -> list[int]:
+    return formats.read(dump(folder / name, *records)).samples["response_tokens"].to_list()
+
+
+def test_a_response_that_ends_in_a_tool_s_answer_has_none_of_it(tmp_path: Path) -> None:
+    whole = "x" * 8 + "<tool_response>r</tool_response>" + "y" * 8
+    torn = whole + "<tool_response>\n" + "r" * 400
+    assert lengths(tmp_path, "1.jsonl", ROLLOUT | {"output": torn}) == [4]
+
+
+def test_reasoning_beside_a_response_counts_once(tmp_path: Path) -> None:
+    thought = {"reasoning_content": "t" * 80}
+    assert lengths(tmp_path, "1.jsonl", ROLLOUT | thought) == [30]
+    within = {"output": "<think>" + "t" * 80 + "</think>" + "x" * 5}
+    assert lengths(tmp_path, "2.jsonl", ROLLOUT | thought | within) == [25]
+    answered = {"output": "x" * 40 + "<tool_response>" + "r" * 400 + "</tool_response>"}
+    assert lengths(tmp_path, "3.jsonl", ROLLOUT | thought | answered) == [30]
+
+
+@pytest.mark.parametrize("packed", ["gzip", "zstd"])
+def test_a_packed_file_is_known_by_its_content(tmp_path: Path, packed: str) -> None:
+    content = gzip.compress(json.dumps(ROLLOUT).encode() + b"\n")
+    if packed == "zstd":
+        content = (CASES / "v4_zst" / "1.jsonl.zst").read_bytes()
+    path = tmp_path / "1.jsonl"
+    path.write_bytes(content)
+    assert formats.read(path).samples.height > 0
+    assert validate.problems(path) == []
+
+
+def test_several_texts_in_one_line_are_refused_by_what_was_tried(tmp_path: Path) -> None:
+    path = dump(tmp_path / "1.jsonl", {"input": "q", "output": ["one", "two"]})
+    with pytest.raises(TraceError, match=r"output: .* a list of 2 texts.*verl's rollout dumps"):
+        formats.read(path)
+    path = dump(tmp_path / "dump.jsonl", {"input": "q", "output": "one"})
+    with pytest.raises(TraceError, match=r"step: missing.*verl's rollout dumps"):
+        formats.read(path)
+
+
+@pytest.mark.parametrize("step", ["gen_step", "step"])
+def test_ms_swift_logs_a_line_a_step(tmp_path: Path, step: str) -> None:
+    lines = [
+        {
+            step: [number] * 2 if step == "gen_step" else [str(number)] * 2,
+            "prompt": ["p", "p"],
+            "completion": ["x" * 40, "x" * 80],
+            "Accuracy": [1.0, 0.0],
+            "Format": [0.5, 0.5],
+            "advantages": [0.7, -0.7],
+        }
+        for number in (4, 8)
+    ]
+    trace = formats.read(dump(tmp_path / "completions.jsonl", *lines))
+    assert trace.samples["step"].to_list() == [4, 4, 8, 8]
+    assert trace.samples["response_tokens"].to_list() == [10, 20, 10, 20]
+    assert trace.samples["reward"].to_list() == [1.5, 0.5, 1.5, 0.5]
+
+
+def test_a_step_as_text_is_a_step(tmp_path: Path) -> None:
+    row = {"step": "7", "prompt": "p", "completion": "x", "right": 1.0}
+    trace = formats.read(dump(tmp_path / "completions.jsonl", row))
+    assert trace.samples["step"].to_list() == [7]

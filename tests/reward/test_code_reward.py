@@ -97,6 +97,9 @@ def test_rows_without_tests_are_no_fault_of_the_program(reward: CodeReward, test
     ("options", "message"),
     [
         ({"levle": "basic"}, "unknown key 'levle'; did you mean 'level'?"),
+        ({"partial": True}, "unknown key 'partial'; did you mean 'partial_credit'?"),
+        ({"tolerance": 1e-3}, "unknown key 'tolerance'; did you mean 'float_tolerance'?"),
+        ({"threads": 3}, "unknown key 'threads'; expected 'remote', 'remote_token_file', 'level'"),
         ({"level": "weak"}, "'level': must be 'strong', 'standard' or 'basic', got 'weak'"),
         ({"memory_mb": 10}, "'memory_mb': must be at least 128, got 10"),
         ({"partial_credit": "often"}, "'partial_credit': must be true or false"),

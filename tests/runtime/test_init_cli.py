@@ -143,6 +143,37 @@ def test_it_looks_at_the_model_and_the_columns(shop, init, tmp_path):
     assert any(line.startswith("1 of 2 prompts fill the model's context") for line in warnings)
 
 
+ASSERTS = {"test_list": ["assert f() == 1"]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
+def test_rows_for_programs_need_no_answer_and_no_solution_is_a_prompt(shop, init, tmp_path):
+    mbpp = {"text": "Write f that gives 1.", "code": "def f():\n    return 1\n" * 9, **ASSERTS}
+    data = rows(tmp_path / "mbpp.jsonl", mbpp, {**mbpp, "text": "Write it again."})
+    tree, warnings = written(init, tmp_path, model=shop.model, data=data, reward="code")
+    assert tree["data"] == {"path": str(data), "label_key": "", "input_key": "text"}
+    assert any("'text' is taken for the prompt" in line for line in warnings)
+    # Of some rows answers are empty: they are no reason to leave those out.
+    code = {"prompt": "Write f.", "answer": "", **ASSERTS}
+    data = rows(tmp_path / "mix.jsonl", {**code, "answer": "4"}, {**code, "prompt": "Write g."})
+    tree, warnings = written(init, tmp_path, model=shop.model, data=data, reward="code")
+    assert tree["data"] == {"path": str(data), "label_key": ""}
+    data = rows(
+        tmp_path / "m.jsonl", {**code, "id": "c0"}, {"id": "m0", "prompt": "2+2", "answer": "4"}
+    )
+    out = ("--out", tmp_path / "none.yaml")
+    code, _, err = init("--model", shop.model, "--data", data, "--reward", "code", *out)
+    assert code == 2
+    assert "cannot read the tests of row 'm0'" in err
+    # What is no prompt by its name, and not the only text, is asked for.
+    data = rows(
+        tmp_path / "odd.jsonl", {"code": "def f( x ): pass", "solution": "so it is", **ASSERTS}
+    )
+    code, _, err = init("--model", shop.model, "--data", data, "--reward", "code", *out)
+    assert code == 2
+    assert err.endswith("set data.input_key\n")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

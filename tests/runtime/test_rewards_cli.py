@@ -78,9 +78,92 @@ def test_every_test_of_a_program_has_its_verdict(tmp_path):
     assert "                 found '1\\n'" in result.output.splitlines()
 
 
+def lines(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+ASSERTS = {"test_list": ["assert f() == 1"]}
+PROGRAM = "```python\ndef f():\n    return 1\n```"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        (
+            {"problem": "Write f.", "solutions": ["x"], "tests": [{"asserts": "assert f() == 1"}]},
+            [],
+        ),
+        ({"text": "Write f.", "code": "def f(): return 1", **ASSERTS}, []),
+        ({"question_content": "Write f.", **ASSERTS}, []),
+        ({"one": "Write f.", "two": "Or write g.", **ASSERTS}, ["data.input_key=one"]),
+    ],
+)
+def test_rows_for_programs_need_no_answer(tmp_path, row, keys):
+    file = lines(tmp_path / "rows.jsonl", {"id": "r", **row})
+    (found,) = checked(file, *keys, "--response", PROGRAM)["rewards"]
+    assert (found["reward"], found["score"]) == ("code", 1.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
+def test_only_the_row_that_is_asked_for_matters(tmp_path):
+    file = lines(
+        tmp_path / "mix.jsonl",
+        {"id": "c0", "prompt": "Write f.", "answer": "", **ASSERTS},
+        {"id": "m1", "prompt": "2+2", "answer": "4"},
+        {"id": "m2", "prompt": "2+3", "answer": ""},
+        {"id": "m3", "prompt": "", "answer": "4"},
+    )
+    assert checked(file, "--row", "m1", "--response", "4")["rewards"][0]["score"] == 1.0
+    found = checked(file, "--response", PROGRAM)
+    assert (found["row"], found["rewards"][0]["score"]) == ("c0", 1.0)
+    result = CliRunner().invoke(app, ["rewards", "check", file, "--row", "m2", "--response", "4"])
+    assert isinstance(result.exception, ValueError)
+    assert "answer" in str(result.exception)
+
+
+def test_several_rewards_have_weights_and_a_total(rows, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {{path: none}}\ndata: {{path: {rows}}}\noutput: {tmp_path}/run\nrewards:\n"
+        "  - {function: math, weight: 2.0}\n"
+        "  - {function: math, name: boxed, weight: 0.5, options: {require_boxed: true}}\n"
+    )
+    found = checked(str(job), "--response", "72 clips")
+    assert [each["weight"] for each in found["rewards"]] == [2.0, 0.5]
+    assert found["total"] == 2.0
+    found = checked(str(job), "data.size=1", "--response", r"\boxed{72 clips}")
+    assert found["total"] == 2.5
+    said = CliRunner().invoke(app, ["rewards", "check", str(job), "--response", "72 clips"]).output
+    assert said.splitlines()[-1] == "total            2"
+    assert said.count("weight") == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["rows.jsonl", "--reward", "code", "--response", "5"],
+            "row a: reward 'code' cannot read the row's tests: answer: not JSON",
+        ),
+        (
+            ["code.jsonl", "--answer", "5", "--response", "5"],
+            "--answer: reward 'code' has no use for an answer, it runs the row's tests",
+        ),
+        (
+            ["--reward", "code", "--answer", "5", "--response", "5"],
+            "--answer: reward 'code' has no use for an answer, it runs the row's tests",
+        ),
+        (
+            ["rows.jsonl", "train.beta=1", "--response", "5"],
+            "override 'train.beta=1': of a file of rows only keys of 'data' can be set",
+        ),
+        (["rows.jsonl", "data.input_ky=a", "--response", "5"], "unknown key 'input_ky'; did you"),
+        (
+            ["odd.jsonl", "--response", "5"],
+            "no prompt column among ['one', 'two']: set data.input_key",
+        ),
         (["--answer", "5"], "give the response: --response TEXT, or --response-file FILE"),
         (["--response", "5"], "give --answer, or a FILE with the row"),
         (["rows.jsonl", "--row", "z", "--response", "5"], "--row: no row with id 'z' in"),
@@ -88,5 +171,8 @@ def test_every_test_of_a_program_has_its_verdict(tmp_path):
 )
 def test_mistakes_are_one_line(rows, arguments, message, monkeypatch):
     monkeypatch.chdir(rows.parent)
+    lines(rows.parent / "code.jsonl", {"prompt": "Write f.", **ASSERTS})
+    lines(rows.parent / "odd.jsonl", {"one": "some words", "two": "more words"})
     result = CliRunner().invoke(app, ["rewards", "check", *arguments])
+    assert isinstance(result.exception, ValueError)
     assert message in str(result.exception)

@@ -9,6 +9,7 @@ import pytest
 
 from rollpacker.config.rollout import SpeculationConfig
 from rollpacker.polytrace.schema import SAMPLES, Trace
+from rollpacker.polytrace.statistics import dependence
 from rollpacker.sim import estimate as est
 from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import FOLDER
@@ -160,8 +161,27 @@ def test_a_race_tempts_where_it_beats_synchronous_rounds_too(
     """And not only the mode to use, which may be a little slower than those."""
     slow = mode(0.9)
     modes = {"off": mode(1.0), "exact": mode(0.985), "prompts": slow, "race": mode(speedup, 0.8)}
-    told = sentences(modes, "exact", ahead={}, left_out="nothing", icc=None, limit=0.95)
+    told = sentences(modes, "exact", ahead={}, left_out="nothing", depends=None, limit=0.95)
     assert any("race would be faster" in sentence for sentence in told) == tempting
+
+
+@pytest.mark.parametrize(
+    ("read", "cause"),
+    [
+        ((0.16, 0.27), " since length is only partly a property of the prompt."),
+        ((0.06, 0.1), " since length is mostly chance, hardly a property of the prompt."),
+        ((0.8, 0.8), " of the true mean length."),
+        ((None, None), " of the true mean length."),
+    ],
+)
+def test_why_a_race_is_biased_is_said_as_of_the_trace(
+    read: tuple[float | None, float | None], cause: str
+) -> None:
+    modes = {"off": mode(1.0), "exact": mode(1.1), "prompts": mode(1.0), "race": mode(1.3, 0.8)}
+    told = sentences(
+        modes, "exact", ahead={}, left_out="nothing", depends=dependence(*read), limit=0.95
+    )
+    assert any(line.startswith("Mode race would") and line.endswith(cause) for line in told)
 
 
 def test_aborted_responses_are_said_to_be_missing() -> None:

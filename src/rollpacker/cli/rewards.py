@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from rollpacker.cli.output import Json, print_json, print_plain
+from rollpacker.cli.output import Json, Overrides, print_json, print_plain
 
 if TYPE_CHECKING:
     from rollpacker.config import DataConfig, RewardConfig
@@ -22,13 +22,16 @@ rewards_app = typer.Typer(help="Try rewards.", no_args_is_help=True, pretty_exce
 
 _YAML = (".yaml", ".yml")
 _SHOWN = 300
+_Graded: TypeAlias = tuple[float | None, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What one reward says of the response: its score, and in words what it saw."""
+    """What one reward says of the response: its score (None where it does not apply), its weight in
+    the sum, and in words what it saw."""
 
     reward: str
+    weight: float
     score: float | None
     said: Mapping[str, Any]
 
@@ -44,6 +47,7 @@ def check(
         Path | None,
         typer.Argument(metavar="[FILE]", help="A job's YAML, or a file of data rows."),
     ] = None,
+    overrides: Overrides = None,
     response: Annotated[
         str | None, typer.Option(help="The response's text; - reads standard input.")
     ] = None,
@@ -65,17 +69,22 @@ def check(
     Example: rollpacker rewards check --answer '72 dollars' --response 'It is \\boxed{72 clips}'
     """
     text = _response(response, response_file)
-    found, rewards = _row_and_rewards(file, row, answer, reward)
+    found, rewards = _row_and_rewards(file, overrides or [], row, answer, reward)
+    found = _with_answer(found, answer, rewards)
     checked = [_check(each, text, found) for each in rewards]
+    scores = [each.weight * each.score for each in checked if each.score is not None]
+    total = sum(scores) if scores else None
     if as_json:
-        rows = [{"reward": c.reward, "score": c.score, **c.said} for c in checked]
-        print_json({"row": found.id if file else None, "rewards": rows})
+        rows = [
+            {"reward": c.reward, "weight": c.weight, "score": c.score, **c.said} for c in checked
+        ]
+        print_json({"row": found.id if file else None, "rewards": rows, "total": total})
         return
     if file is not None:
         print_plain(f"row {found.id}")
-    for each in checked:
-        for name, value in _lines(each):
-            print_plain(f"{name.replace('_', ' '):<17}{value}")
+    lines = [line for each in checked for line in _lines(each, weighted=len(checked) > 1)]
+    for name, value in [*lines, *([("total", _shown(total))] if len(checked) > 1 else [])]:
+        print_plain(f"{name.replace('_', ' '):<17}{value}")
 
 
 def _response(text: str | None, file: Path | None) -> str:
@@ -90,9 +99,13 @@ def _response(text: str | None, file: Path | None) -> str:
 
 
 def _row_and_rewards(
-    file: Path | None, wanted: str | None, answer: str | None, function: str | None
+    file: Path | None,
+    overrides: Sequence[str],
+    wanted: str | None,
+    answer: str | None,
+    function: str | None,
 ) -> tuple[Row, Sequence[RewardConfig]]:
-    from rollpacker.config import DataConfig, RewardConfig, load
+    from rollpacker.config import RewardConfig, load
     from rollpacker.core.types import PromptId
     from rollpacker.data.base import Row
 
@@ -103,8 +116,8 @@ def _row_and_rewards(
         row = Row(id=PromptId("-"), prompt="", answer=answer, domain="default", columns=columns)
         return row, [RewardConfig(function=function or "math")]
     if file.suffix in _YAML:
-        job = load(file)
-        row = _with_answer(_row(job.data, wanted), answer)
+        job = load(file, overrides)
+        row = _row(job.data, wanted)
         rewards = [each for each in job.rewards if not each.domains or row.domain in each.domains]
         if function is not None:
             rewards = [each for each in rewards if each.function == function]
@@ -112,14 +125,28 @@ def _row_and_rewards(
             of = f"'{function}'" if function else "reward"
             raise ValueError(f"{file}: no {of} for row {row.id} of domain '{row.domain}' (rewards)")
         return row, rewards
-    row = _with_answer(_row(DataConfig(path=str(file)), wanted), answer)
+    row = _row(_data(file, overrides), wanted)
     return row, [RewardConfig(function=function or _guess(row))]
 
 
-def _row(config: DataConfig, wanted: str | None) -> Row:
-    from rollpacker.data.load import load_rows
+def _data(file: Path, overrides: Sequence[str]) -> DataConfig:
+    """Of a file of rows, with the ``data.KEY=VALUE`` that are given."""
+    from rollpacker.config import DataConfig, parse_as
 
-    rows = load_rows(config).rows
+    for item in overrides:
+        if not item.startswith("data."):
+            raise ValueError(
+                f"override '{item}': of a file of rows only keys of 'data' can be set, such as "
+                "data.input_key=text"
+            )
+    keys = [item.removeprefix("data.") for item in overrides]
+    return parse_as(DataConfig, {"path": str(file)}, str(file), keys)
+
+
+def _row(config: DataConfig, wanted: str | None) -> Row:
+    from rollpacker.data.guess import load_leniently
+
+    rows = load_leniently(config)
     if wanted is None:
         return rows[0]
     for each in rows:
@@ -129,10 +156,26 @@ def _row(config: DataConfig, wanted: str | None) -> Row:
     raise ValueError(f"--row: no row with id '{wanted}' in {config.path}; the first are {known}")
 
 
-def _with_answer(row: Row, answer: str | None) -> Row:
+def _with_answer(row: Row, answer: str | None, rewards: Sequence[RewardConfig]) -> Row:
+    """The row with another answer, which some reward must read."""
     if answer is None:
         return row
-    return replace(row, answer=answer, columns={**row.columns, "answer": answer})
+    changed = replace(row, answer=answer, columns={**row.columns, "answer": answer})
+    if all(each.runs_programs and not _has_tests_in_answer(changed) for each in rewards):
+        raise ValueError(
+            "--answer: reward 'code' has no use for an answer, it runs the row's tests: leave it "
+            "out, and name the row with FILE and --row"
+        )
+    return changed
+
+
+def _has_tests_in_answer(row: Row) -> bool:
+    from rollpacker.reward.code import row_tests
+
+    try:
+        return row_tests(row.columns, remote=True)[0] == "answer"
+    except ValueError:
+        return False
 
 
 def _guess(row: Row) -> str:
@@ -146,22 +189,30 @@ def _guess(row: Row) -> str:
 
 def _check(reward: RewardConfig, text: str, row: Row) -> _Checked:
     name = reward.name or reward.function
-    if reward.function == "math":
-        return _math(name, reward.options, text, row)
-    if reward.function == "code":
-        return _code(name, reward.options, _request(text, row))
     if reward.function == "judge":
         raise ValueError(f"reward '{name}' asks a model: it is tried by a run only (--reward)")
-    return _called(name, reward, text, row)
+    if reward.function == "code":
+        score, said = _code(name, reward.options, text, row)
+        return _Checked(name, reward.weight, score, said)
+    from rollpacker.reward.base import GradingError
+
+    try:
+        if reward.function == "math":
+            score, said = _math(reward.options, text, row)
+        else:
+            score, said = _called(reward, text, row)
+    except GradingError as error:  # what a run counts as a failed call is a mistake in the row here
+        raise ValueError(f"row {row.id}: {error}") from error
+    return _Checked(name, reward.weight, score, said)
 
 
-def _math(name: str, options: Mapping[str, Any], text: str, row: Row) -> _Checked:
+def _math(options: Mapping[str, Any], text: str, row: Row) -> _Graded:
     from rollpacker.find import Parameters
     from rollpacker.reward.math import MathReward
 
     Parameters("math", MathReward).check_options(options)
     report = MathReward(**options).explain(text, row.columns)
-    return _Checked(name, report.score, _math_said(report, row.columns.get("answer")))
+    return report.score, _math_said(report, row.columns.get("answer"))
 
 
 def _math_said(report: MathReport, gold: Any) -> Mapping[str, Any]:
@@ -176,10 +227,16 @@ def _math_said(report: MathReport, gold: Any) -> Mapping[str, Any]:
     }
 
 
-def _code(name: str, options: Mapping[str, Any], request: GradeRequest) -> _Checked:
-    from rollpacker.reward.code import CodeReward
+def _code(name: str, options: Mapping[str, Any], text: str, row: Row) -> _Graded:
+    from rollpacker.reward.code import CodeReward, read_options, row_tests
 
-    report = CodeReward(options).explain(request)
+    try:
+        row_tests(row.columns, remote=read_options(options).remote is not None)
+    except ValueError as error:
+        raise ValueError(
+            f"row {row.id}: reward '{name}' cannot read the row's tests: {error}"
+        ) from None
+    report = CodeReward(options).explain(_request(text, row))
     said: dict[str, Any] = {
         "program": report.program,
         "found_by": report.rule,
@@ -188,17 +245,17 @@ def _code(name: str, options: Mapping[str, Any], request: GradeRequest) -> _Chec
         "level": report.level,
         "tests": [asdict(test) for test in report.tests],
     }
-    return _Checked(name, report.score, said)
+    return report.score, said
 
 
-def _called(name: str, reward: RewardConfig, text: str, row: Row) -> _Checked:
+def _called(reward: RewardConfig, text: str, row: Row) -> _Graded:
     from rollpacker.reward.base import Scored
     from rollpacker.reward.functions import resolve
 
     (scored,) = resolve(reward.function, reward.options)([_request(text, row)])
     if not isinstance(scored, Scored):
-        return _Checked(name, scored, {})
-    return _Checked(name, scored.score, {**scored.extra, **scored.metrics})
+        return scored, {}
+    return scored.score, {**scored.extra, **scored.metrics}
 
 
 def _request(text: str, row: Row) -> GradeRequest:
@@ -216,7 +273,7 @@ def _request(text: str, row: Row) -> GradeRequest:
     )
 
 
-def _lines(checked: _Checked) -> Iterator[tuple[str, str]]:
+def _lines(checked: _Checked, *, weighted: bool) -> Iterator[tuple[str, str]]:
     """What is printed: a name and a value; of every test a line, and one for what was wrong."""
     yield "reward", checked.reward
     for key, value in checked.said.items():
@@ -231,4 +288,10 @@ def _lines(checked: _Checked) -> Iterator[tuple[str, str]]:
             shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."
             for place, line in enumerate(shown.rstrip("\n").split("\n")):
                 yield "" if place else key, line
-    yield "score", "not applicable" if checked.score is None else f"{checked.score:g}"
+    yield "score", _shown(checked.score)
+    if weighted:
+        yield "weight", f"{checked.weight:g}"
+
+
+def _shown(score: float | None) -> str:
+    return "not applicable" if score is None else f"{score:g}"

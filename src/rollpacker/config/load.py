@@ -55,9 +55,11 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
     return _validated(tree, merged, lambda key: _set_by(key, path, overrides))
 
 
-def parse_as(tree: type[Tree], data: dict[str, Any], source: str = "config") -> Tree:
-    """The same as ``parse``, for any configuration tree."""
-    return _validated(tree, data, lambda _key: source)
+def parse_as(
+    tree: type[Tree], data: dict[str, Any], source: str = "config", overrides: Sequence[str] = ()
+) -> Tree:
+    """The same as ``parse``, for any configuration tree, with ``overrides`` as of ``load``."""
+    return _validated(tree, _override(dict(data), overrides), lambda _key: source)
 
 
 def _of_a_run(path: Path) -> bool:

@@ -176,14 +176,16 @@ def _of_other_kinds(tree: type[Config], location: Sequence[int | str]) -> str:
 
 
 def _near(tree: type[Config], location: Sequence[int | str]) -> str:
-    """Which key is meant: the same one of another section, what another framework calls so, or one
-    of this section that is spelled almost so. Empty rather than a guess."""
+    """Which key is meant: one of this section in the plural or singular, the same one of another
+    section, what another framework calls so, or one of this section that is spelled almost so.
+    Empty rather than a guess, but options of one thing are few enough to list."""
     keys, node = walk(tree, location[:-1])
     wrong = str(location[-1])
     here = ".".join([*keys, wrong])
     paths = [path for path in _paths(tree) if path != here]
     name = wrong.lower().replace("-", "_").rpartition(".")[2]
-    found = [path for path in paths if path.rpartition(".")[2] == wrong]
+    found = [".".join([*keys, each]) for each in _fields(node) if each in _other_number(wrong)]
+    found = found or [path for path in paths if path.rpartition(".")[2] == wrong]
     if not found and name in REASONS and "rewards" in tree.model_fields:
         return f"; {REASONS[name]}"
     if not found and KEYS.get(name) in paths:
@@ -191,7 +193,23 @@ def _near(tree: type[Config], location: Sequence[int | str]) -> str:
     if not found:
         found = [".".join([*keys, each]) for each in _fields(node) if _misspelled(wrong, each)]
     found = found or [path for path in paths if _flag(path, name)]
+    if not found and not any("." in path for path in paths):
+        return _among_few(paths, name)
     return f"; did you mean {_either([repr(path) for path in found[:3]])}?" if found else ""
+
+
+def _among_few(options: Sequence[str], name: str) -> str:
+    """Of a tree without sections: those that hold its words, else all."""
+    words = {*name.split("_")}
+    found = [each for each in options if words <= {*each.split("_")}]
+    if found:
+        return f"; did you mean {_either([repr(each) for each in found[:3]])}?"
+    return f"; expected {_either([repr(each) for each in options])}"
+
+
+def _other_number(word: str) -> set[str]:
+    """The word in the plural and in the singular."""
+    return {f"{word}s", word.removesuffix("s")} - {word}
 
 
 def _flag(path: str, name: str) -> bool:

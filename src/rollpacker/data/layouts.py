@@ -9,7 +9,7 @@ from rollpacker.data.base import DataError
 from rollpacker.data.files import Record
 from rollpacker.data.messages import chat_of, decoded, is_blank, is_empty, is_missing
 
-PROMPTS = ("prompt", "question", "problem", "input")
+PROMPTS = ("prompt", "question", "problem", "input", "question_content")
 """Columns of a prompt."""
 
 _CHATS = ("messages", "conversations", "conversation")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,9 @@ from typing import Any
 import yaml
 
 from rollpacker.config import DataConfig, ModelConfig, RunConfig, parse
-from rollpacker.data.base import DataError, Message, Row
+from rollpacker.data.base import Message, Row
 from rollpacker.data.encode import encode_prompts
-from rollpacker.data.load import load_rows
-from rollpacker.data.read import read_records
+from rollpacker.data.guess import Answers, load_guessed
 from rollpacker.job.checks import check, check_ends
 from rollpacker.job.learning_rate import model_shape
 from rollpacker.job.problems import load_data
@@ -28,7 +26,7 @@ from rollpacker.runtime.rewards import check_rows
 from rollpacker.train.card import Card, read_card
 from rollpacker.train.schedule import default_learning_rate
 
-_NEED_ANSWERS = ("math", "rg")
+_ANSWERS: dict[str, Answers] = {"math": "needed", "rg": "needed", "code": "unused"}
 _PROMPTS_PER_STEP = 16
 _FEW_ROWS = 64
 _FRACTION = 0.1
@@ -129,7 +127,7 @@ def _look(wishes: Wishes) -> _Facts:
 
     model = ModelConfig(path=wishes.model)
     card = read_card(model)
-    data, rows, warnings = _read(wishes.data, needs_answer=wishes.reward in _NEED_ANSWERS)
+    data, rows, warnings = _read(wishes.data, _ANSWERS.get(wishes.reward, "taken"))
     data |= _instructions(wishes.reward, rows, card, warnings)
     if wishes.held_out == wishes.data:
         warnings.append("the problems to train on are those of the evaluation: it shows no skill")
@@ -156,33 +154,16 @@ def _look(wishes: Wishes) -> _Facts:
     return facts
 
 
-def _read(path: str, *, needs_answer: bool) -> tuple[dict[str, Any], list[Row], list[str]]:
+def _read(path: str, answers: Answers) -> tuple[dict[str, Any], list[Row], list[str]]:
     """The keys of ``data`` under which the rows can be read, the rows, and warnings."""
-    keys: dict[str, Any] = {"path": path}
-    try:
-        return keys, load_rows(DataConfig(**keys)).rows, []
-    except DataError as error:
-        with contextlib.suppress(DataError):
-            whole = load_rows(DataConfig(**keys, missing="skip")).rows
-            return keys | {"missing": "skip"}, whole, [f"{error}, as the new job does"]
-        records = read_records(DataConfig(**keys)).rows
-        if not records:
-            raise
-    first = records[0][1]
-    if not needs_answer:
-        keys["label_key"] = ""
-    warnings: list[str] = []
-    try:
-        return keys, load_rows(DataConfig(**keys)).rows, warnings
-    except DataError:
-        texts = {name: len(value) for name, value in first.items() if isinstance(value, str)}
-        if not texts or needs_answer:
-            raise
-    keys["input_key"] = max(texts, key=lambda name: texts[name])
-    warnings.append(
-        f"data.input_key: '{keys['input_key']}' is taken for the prompt, a guess among {[*first]}"
-    )
-    return keys, load_rows(DataConfig(**keys)).rows, warnings
+    found = load_guessed(DataConfig(path=path), answers)
+    warnings = [f"{found.skipped}, as the new job does"] if found.skipped else []
+    if found.columns:
+        warnings.append(
+            f"data.input_key: '{found.keys['input_key']}' is taken for the prompt, a guess among "
+            f"{list(found.columns)}"
+        )
+    return {"path": path, **found.keys}, found.rows, warnings
 
 
 def _instructions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollpacker.polytrace.characterize import TaskReport
+from rollpacker.polytrace.statistics import dependence
 
 _SURE = 0.01
 
@@ -45,18 +46,12 @@ def _lengths(report: TaskReport) -> list[str]:
 
 
 def _correlation(report: TaskReport) -> list[str]:
-    if report.icc is None or report.icc_log is None:
+    depends = dependence(report.icc, report.icc_log)
+    if depends is None:
         return [_unknown_correlation(report)]
-    if report.icc_log < 0.2:
-        return [
-            "length is mostly chance, hardly a property of the prompt (intraclass correlation"
-            f" {report.icc:.2f})"
-        ]
-    if report.icc > 0.6:
-        return [f"length is a property of the prompt (intraclass correlation {report.icc:.2f})"]
     return [
-        f"length is partly a property of the prompt (intraclass correlation {report.icc:.2f},"
-        f" {report.icc_log:.2f} on a log scale)"
+        f"length is {depends} (intraclass correlation {report.icc:.2f}, {report.icc_log:.2f} on a"
+        " log scale)"
     ]
 
 

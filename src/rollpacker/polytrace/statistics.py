@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -17,6 +18,7 @@ Floats = NDArray[np.float64]
 _MOST_OF_TAIL = 0.05
 _LEAST_OF_TAIL = 10
 _LEAST_AT_CAP = 2
+_CHANCE, _PROPERTY = 0.2, 0.6
 
 
 def finished(samples: pl.DataFrame) -> pl.DataFrame:
@@ -51,6 +53,25 @@ class Read:
     icc_log: float | None
 
 
+Dependence = Literal[
+    "a property of the prompt",
+    "partly a property of the prompt",
+    "mostly chance, hardly a property of the prompt",
+]
+
+
+def dependence(icc: float | None, icc_log: float | None) -> Dependence | None:
+    """What length is, by its intraclass correlations; None where they are unknown.
+
+    By the logarithm it is chance, since single long responses hide what the others tell.
+    """
+    if icc is None or icc_log is None:
+        return None
+    if icc_log < _CHANCE:
+        return "mostly chance, hardly a property of the prompt"
+    return "a property of the prompt" if icc > _PROPERTY else "partly a property of the prompt"
+
+
 def read_of(samples: pl.DataFrame) -> Read:
     """Of a task's samples, some of them finished."""
     # Sums of floats depend on their order, and rows come in any.
@@ -65,7 +86,8 @@ def known_cap(samples: pl.DataFrame) -> int | None:
     """Longest response allowed, tokens; None where unknown.
 
     As recorded (unless responses are longer: it then limits one turn), else the maximum where
-    several responses share it, but not all: equal lengths tell nothing.
+    several responses share it, but not all: equal lengths tell nothing, nor does one response that
+    is repeated, as greedy sampling does in every step and group.
     """
     lengths = finished(samples)["response_tokens"].to_numpy()
     longest = int(lengths.max()) if lengths.size else 0
@@ -73,7 +95,21 @@ def known_cap(samples: pl.DataFrame) -> int | None:
     if recorded.size:
         return int(recorded.max()) if longest <= int(recorded.max()) else None
     shared = int(np.sum(lengths == longest))
-    return longest if _LEAST_AT_CAP <= shared < lengths.size else None
+    if not _LEAST_AT_CAP <= shared < lengths.size:
+        return None
+    return None if _is_repeated(samples, longest) else longest
+
+
+def _is_repeated(samples: pl.DataFrame, longest: int) -> bool:
+    """Whether all of this length may be one response: those of one prompt, each of another step, or
+    of groups in which lengths never differ."""
+    at = samples.filter(pl.col("response_tokens") == longest).select("step", "prompt")
+    if at["prompt"].n_unique() > 1:
+        return False
+    if at.n_unique() == at.height:
+        return True
+    groups = samples.group_by("step", "prompt").agg(pl.col("response_tokens").n_unique())
+    return bool((groups["response_tokens"] == 1).all())
 
 
 def visits(samples: pl.DataFrame) -> NDArray[np.int64]:

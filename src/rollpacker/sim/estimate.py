@@ -14,7 +14,7 @@ from typing import Any
 from rollpacker.config.rollout import RolloutConfig, StreamingConfig, TailMode
 from rollpacker.core.types import RoundKind
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics import read_of
+from rollpacker.polytrace.statistics import dependence, read_of
 from rollpacker.sim import calibration as calibrations
 from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import Calibration
@@ -251,7 +251,7 @@ def estimate(job: Job, trace: Trace, *, steps: int | None = None) -> Estimate:
             ahead=ahead,
             left_out=job.left_out,
             at_most=bool(at_most),
-            icc=read.icc,
+            depends=dependence(read.icc, read.icc_log),
             limit=limit,
             aborted=read.aborted / (read.responses + read.aborted),
         ),

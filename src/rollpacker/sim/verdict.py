@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rollpacker.polytrace.statistics import Dependence
+
 _SAME = 1.02
 """Speeds that differ by less are taken to be the same."""
 _WORTH_IT = 1.05
@@ -48,15 +50,16 @@ def sentences(
     ahead: Mapping[str, ModeEstimate],
     left_out: str,
     at_most: bool = False,
-    icc: float | None,
+    depends: Dependence | None,
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
     """The estimate in plain words, one to five sentences.
 
     ``ahead`` is ``exact`` with engines that decode ahead, by tokens of a decode step; ``left_out``
-    what the simulation does not have; ``at_most`` whether speeds are upper bounds; ``icc`` is of
-    the trace, None where unknown; ``aborted`` the share of its responses that were.
+    what the simulation does not have; ``at_most`` whether speeds are upper bounds; ``depends``
+    says what lengths of the trace are, None where unknown; ``aborted`` the share of its responses
+    that were.
     """
     exact, chosen = modes["exact"], modes[recommended]
     races = {name: modes[name] for name in ("race", "prompts")}
@@ -87,11 +90,10 @@ def sentences(
     tempting = _SAME * max(1.0, chosen.speedup)
     biased = [n for n, r in races.items() if r.kept_vs_true_len < limit and r.speedup > tempting]
     for name in biased[:1]:
-        cause = "" if icc is None or icc > 0.5 else " since length is mostly chance within a prompt"
         gain = f"{'may' if at_most else 'would'} be faster ({races[name].speedup:.2f}x"
         told.append(
             f"Mode {name} {gain}{' at most' if at_most else ''}) but trains on responses of "
-            f"{races[name].kept_vs_true_len:.2f} of the true mean length{cause}."
+            f"{races[name].kept_vs_true_len:.2f} of the true mean length{_cause(depends)}."
         )
     told += _ahead(ahead, exact.speedup, "at most " if at_most else "")
     if aborted >= 0.01:
@@ -100,6 +102,13 @@ def sentences(
             "longer: estimate from a run of mode off or exact."
         )
     return told
+
+
+def _cause(depends: Dependence | None) -> str:
+    """Why a race leaves long responses out and not only long prompts."""
+    if depends is None or depends == "a property of the prompt":
+        return ""
+    return f" since length is {'only ' if depends.startswith('partly') else ''}{depends}"
 
 
 def _ahead(ahead: Mapping[str, ModeEstimate], exact: float, most: str) -> list[str]:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 from polars.exceptions import PolarsError
 
 from rollpacker.core.sample_columns import files as table_files
-from rollpacker.polytrace.formats import native, runs
+from rollpacker.polytrace.formats import native, opened, runs
 from rollpacker.polytrace.formats.entries import beginning
 from rollpacker.polytrace.formats.lines import Problem
 from rollpacker.polytrace.formats.logs import steps
 from rollpacker.polytrace.formats.logs.layouts import COMPANIONS, LAYOUTS, layout_of
-from rollpacker.polytrace.formats.opened import PACKED, bare, first_line
+from rollpacker.polytrace.formats.opened import bare, first_line
 from rollpacker.polytrace.schema import TraceError
 
 POLYTRACE = ("packed_lengths", "multiturn", "reward_timings", "dapo_filter")
@@ -39,9 +39,17 @@ _PICKLES = {
 _NO_LOGS = ("", ".md", ".yaml", ".yml", ".toml", ".html", ".png", ".svg", ".log", ".lock", ".py")
 """Suffixes of files that nobody takes for a log: nothing is said of them."""
 
+
+def _is_lengths(output: object) -> bool:
+    """Whether it may be a list of lengths: texts are responses of some trainer's log."""
+    return isinstance(output, list) and not any(
+        isinstance(each, str) for each in cast(list[Any], output)
+    )
+
+
 _MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "multiturn": lambda line: "turns" in line and "prompt_len" in line,
-    "packed_lengths": lambda line: isinstance(line.get("output"), list) and "input" in line,
+    "packed_lengths": lambda line: "input" in line and _is_lengths(line.get("output")),
     "reward_timings": lambda line: "reward_time_s" in line,
     "dapo_filter": lambda line: "kept_prompt_indices" in line,
     "journal": lambda line: "meta" in line or ("event" in line and "decisions" in line),
@@ -112,8 +120,8 @@ def _expected(format: str | None) -> str:
     if format is not None:
         return "*.jsonl"
     return (
-        "PolyTrace's *.jsonl, a run folder, a trainer's dumps (verl, TRL, SkyRL, ROLL, prime-rl, "
-        "NeMo RL, slime, OpenRLHF), a native *.parquet, or folders of these"
+        "PolyTrace's *.jsonl, a run folder, a trainer's dumps (verl, TRL, ms-swift, SkyRL, ROLL, "
+        "prime-rl, NeMo RL, slime, OpenRLHF), a native *.parquet, or folders of these"
     )
 
 
@@ -259,7 +267,7 @@ def _of_records(path: Path, size: int, changed_ns: int) -> str | None:
     for record in first:
         for name, fits in _MARKS.items():
             if fits(record) and suffix != ".json":
-                return None if name == "journal" and path.suffix in PACKED else name
+                return None if name == "journal" and opened.packing(path) else name
         if kind := layout_of(record):
             return kind
     named = (name for start, name in _NAMES.items() if path.name.startswith(start))

@@ -12,6 +12,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 PACKED = (".gz", ".zst")
+_GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
@@ -34,6 +35,16 @@ def bare(path: Path) -> str:
     return path.stem if path.suffix in PACKED else path.name
 
 
+def packing(path: Path) -> str:
+    """How a file is packed, as the suffix of it: by its name, else by its first bytes. Empty for
+    not at all."""
+    if path.suffix in PACKED:
+        return path.suffix
+    with path.open("rb") as file:
+        start = file.read(len(_ZSTD))
+    return ".gz" if start.startswith(_GZIP) else ".zst" if start == _ZSTD else ""
+
+
 def first_line(error: Exception) -> str:
     """What it says, without the rest."""
     return str(error).strip().partition("\n")[0]
@@ -44,7 +55,7 @@ def lines(path: Path, tick: Tick = quiet) -> Iterator[bytes]:
 
     Raises ``OSError``, and ``TornError`` after the last line that can be read.
     """
-    if path.suffix == ".zst":
+    if packing(path) == ".zst":
         yield from _without_mark(_of_zstd(path, tick))
     else:
         yield from _without_mark(_read(path, tick, lambda file: file.readline()))
@@ -52,7 +63,7 @@ def lines(path: Path, tick: Tick = quiet) -> Iterator[bytes]:
 
 def blocks(path: Path, tick: Tick = quiet) -> Iterator[bytes]:
     """The same bytes as ``lines`` in pieces of any size, where a line may be the whole file."""
-    if path.suffix == ".zst":
+    if packing(path) == ".zst":
         yield from _without_mark(_of_zstd(path, tick))
     else:
         yield from _without_mark(_read(path, tick, lambda file: file.read(_BLOCK)))
@@ -65,7 +76,7 @@ def _without_mark(given: Iterator[bytes]) -> Iterator[bytes]:
 
 def _read(path: Path, tick: Tick, take: Callable[[BinaryIO], bytes]) -> Iterator[bytes]:
     with path.open("rb") as raw:
-        if path.suffix != ".gz":
+        if packing(path) != ".gz":
             yield from _told(raw, raw, tick, take)
             return
         with gzip.open(raw) as packed:

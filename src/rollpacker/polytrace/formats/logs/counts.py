@@ -134,6 +134,13 @@ def whole(value: object, name: str) -> int | None:
     return int(value)
 
 
+def step(value: object, names: tuple[str, ...]) -> int | None:
+    """A step, which some trainers write as text. Raises ``ValueError``."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return None if value is None else whole(value, names[0])
+
+
 def score(value: object, name: str) -> float | None:
     """A reward: of a list the sum, of named and weighted ones theirs; None for NaN.
 

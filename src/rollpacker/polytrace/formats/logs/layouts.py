@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from rollpacker.polytrace.formats.logs.texts import REASONING
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -22,6 +24,7 @@ class Layout:
         title: what it is called in a message.
         files: what its files are called.
         needs: keys that a record of it has.
+        lists: keys of which a record has at least one, with a list.
         lacks: keys that it does not have.
         prompt: paths of the prompt, which the prompt's id is made of.
         response: paths of what was said, text or chat messages.
@@ -48,6 +51,7 @@ class Layout:
     title: str
     files: str
     needs: tuple[str, ...]
+    lists: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     prompt: tuple[str, ...] = ()
     response: tuple[str, ...] = ()
@@ -70,8 +74,10 @@ class Layout:
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Whether a record has the keys of this layout."""
-        return all(key in record for key in self.needs) and not any(
-            key in record for key in self.lacks
+        return (
+            all(key in record for key in self.needs)
+            and not any(key in record for key in self.lacks)
+            and (not self.lists or any(isinstance(record.get(key), list) for key in self.lists))
         )
 
     @property
@@ -84,7 +90,7 @@ class Layout:
         """Keys that need not be kept once a record is read."""
         ways = (way.partition(":")[2] for way in (*self.tokens, *self.prompt_tokens))
         paths = (*self.prompt, *self.response, self.conversation, *ways, *(self.prefix or ()))
-        rest = (*self.reward, *self.step, self.rank, self.unique)
+        rest = (*self.reward, *self.step, self.rank, self.unique, REASONING)
         return frozenset(path.partition(".")[0] for path in (*paths, *rest))
 
 
@@ -121,6 +127,18 @@ LAYOUTS: dict[str, Layout] = {
         prompt=("prompt",),
         response=("completion",),
         step=("step",),
+        relogged=True,
+        approximated="lengths, by characters of what the assistant said; the reward is a plain sum",
+    ),
+    "swift": Layout(
+        title="ms-swift's completions",
+        files="`log_completions`: `completions.jsonl`, a line a step",
+        needs=("completion", "prompt"),
+        lists=("gen_step", "step"),
+        prompt=("prompt",),
+        response=("completion",),
+        step=("gen_step", "step"),
+        shape="columns",
         relogged=True,
         approximated="lengths, by characters of what the assistant said; the reward is a plain sum",
     ),
@@ -238,6 +256,8 @@ def layout_of(record: Mapping[str, Any]) -> str | None:
     fitting = [name for name, layout in LAYOUTS.items() if layout.fits(record)]
     return max(
         fitting,
-        key=lambda name: len(LAYOUTS[name].needs) + len(LAYOUTS[name].lacks),
+        key=lambda name: sum(
+            len(keys) for keys in (LAYOUTS[name].needs, LAYOUTS[name].lists, LAYOUTS[name].lacks)
+        ),
         default=None,
     )

@@ -127,11 +127,25 @@ def _response(where: str, line: int, record: Record, layout: Layout, named: int 
         prompt = counts.first(record, layout.prompt)
         completion = counts.first(record, layout.response)
         check_text(prompt, layout.prompt[0])
-    told = counts.first(record, layout.step)
-    step = named if told is None else counts.whole(told, layout.step[0])
+        _check_single(completion, layout)
+        completion = texts.with_reasoning(completion, record.get(texts.REASONING))
+    step = counts.step(counts.first(record, layout.step), layout.step[:1])
+    step = named if step is None else step
     if step is None and not layout.stepless:
-        raise ValueError("step: missing, and the file's name has none")
+        raise ValueError(f"step: missing, and the file's name has none (read as {layout.title})")
     return Response(where, line, record, prompt, completion, step)
+
+
+def _check_single(completion: object, layout: Layout) -> None:
+    """Raise ``ValueError`` where one response is several texts, which count only together."""
+    if not isinstance(completion, list):
+        return
+    parts = cast(list[Any], completion)
+    if parts and all(isinstance(part, str) for part in parts):
+        raise ValueError(
+            f"{layout.response[0]}: expected one response, got a list of {len(parts)} texts: write "
+            f"a line for each (read as {layout.title})"
+        )
 
 
 def check_text(value: object, name: str) -> None:

@@ -12,10 +12,13 @@ from rollpacker.polytrace.formats.lines import Record
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English; code and mathematics have fewer, other scripts far fewer."""
 
+REASONING = "reasoning_content"
+"""What the model thought, beside what it said, in messages and in columns."""
 _SAMPLED = ("assistant", "model", "gpt")
 """Roles of what the model said."""
-_TOOL = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
-"""What Qwen's templates put around a tool's answer, in logs of the whole conversation as a text."""
+_TOOL = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)
+"""What Qwen's templates put around a tool's answer, in logs of the whole conversation as a text,
+which may end within it."""
 
 
 def estimate(text: str) -> int:
@@ -54,8 +57,8 @@ def sampled(value: object) -> str:
         message = cast(Record, value)
         if message.get("role") not in (None, *_SAMPLED):
             return ""
-        parts = (message.get("reasoning_content"), message.get("content"))
-        return "".join(said(part) for part in parts) + _called(message.get("tool_calls"))
+        parts = (message.get(REASONING), message.get("content"))
+        return "".join(sampled(said(part)) for part in parts) + _called(message.get("tool_calls"))
     if isinstance(value, list):
         return "".join(sampled(part) for part in cast(list[Any], value))
     return ""
@@ -75,6 +78,16 @@ def _called(calls: object) -> str:
                 arguments if isinstance(arguments, str) else json.dumps(arguments),
             ]
     return "".join(found)
+
+
+def with_reasoning(completion: object, reasoning: object) -> object:
+    """A text with the reasoning that a log has in a column of its own, as a message has it; one
+    that holds it already as it is."""
+    if not isinstance(completion, str) or not isinstance(reasoning, str):
+        return completion
+    if not reasoning or reasoning in completion:
+        return completion
+    return {"role": "assistant", REASONING: reasoning, "content": completion}
 
 
 def sides(conversation: object) -> tuple[object, object]:

@@ -83,6 +83,8 @@ def _call(space: dict[str, Any], fields: dict[str, str]) -> Any:
     args = json.loads(fields["args"])
     if isinstance(args, dict):
         return target(**args)
+    for place in map(int, fields.get("number_keys", "").split()):
+        args[place] = {int(key): value for key, value in args[place].items()}
     value = target(*args)
     return args[0] if "in_place" in fields else value
 

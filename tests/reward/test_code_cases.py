@@ -1,8 +1,8 @@
 """Responses as models write them, to rows as datasets have them: what each of them is worth.
 
 ``code.jsonl`` was scored by common sense; ``code_kinds.jsonl`` has one right answer of each kind
-that is supported, ``code_near_misses.jsonl`` wrong ones that a laxer rule would let pass. The score of rows that are
-refused is null.
+that is supported, ``code_near_misses.jsonl`` wrong ones that a laxer rule would let pass.
+The score of rows that are refused is null.
 """
 
 import json
@@ -43,7 +43,8 @@ def score(reward: CodeReward, case: dict[str, Any], **columns: Any) -> float | N
     try:
         return reward(request).score
     except GradingError as error:
-        assert str(error).startswith("the row's tests cannot be read: ")
+        if "the row's tests cannot be read" not in str(error):
+            raise
         return None
 
 

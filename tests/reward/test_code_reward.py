@@ -228,6 +228,10 @@ def test_asserts_that_import_what_is_not_there_are_refused(asserts, message):
         ("class A:\n    def test_f(self):\n        assert f(1)", "no test in them is run"),
         ("import pytest\npytest.main()", "no test in them is run"),
         ("f(1) == 2", "no test in them is run"),
+        ("test_cases = [1]\ndef run():\n    assert f(1)", "no test in them is run"),
+        ("test_cases = list(range(3))\ndef run():\n    assert f(1)", "no test in them is run"),
+        ("import random\nrandom.seed(0)\nprint(1)\ndef run():\n    assert f(1)", "no test in"),
+        ("import unittest\nunittest.main()", "no test in them is run"),
         ("async def test_f():\n    assert f(1) == 2", "they have async tests"),
         ("def test_f(mocker):\n    assert f(1)", "they use 'mocker' of pytest"),
         (
@@ -236,6 +240,8 @@ def test_asserts_that_import_what_is_not_there_are_refused(asserts, message):
         ),
         ("def check(f):\n    assert f(1)\ncheck(f)", None),
         ("for n in range(3):\n    assert f(n)", None),
+        ("def run():\n    assert f(1)\nprint(run())", None),
+        ("def make():\n    assert f(1)\ntest_f = make", None),
         ("if f(1) != 2:\n    raise ValueError", None),
         ("try:\n    f(1)\nexcept ValueError:\n    pass", None),
         (

@@ -153,10 +153,16 @@ def _tests(body: Collection[ast.stmt]) -> Iterator[ast.stmt]:
         elif isinstance(node, _DEF) and node.name.startswith("test"):
             yield node
         elif isinstance(node, ast.Assign):
-            yield from [node] * any(_name(each).lower()[:4] == "test" for each in node.targets)
+            named = any(_name(each).lower()[:4] == "test" for each in node.targets)
+            yield from [node] * (named and _may_be_function(node.value))
         elif not _is_guard(node) and not isinstance(node, _DEF):
             inside = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
             yield from _tests(inside)
+
+
+def _may_be_function(value: ast.expr) -> bool:
+    made = isinstance(value, ast.Call) and _is_own(value)
+    return made or isinstance(value, ast.Name | ast.Attribute | ast.Lambda)
 
 
 _PLAIN = {"object", "TestCase", "IsolatedAsyncioTestCase", "ABC", "Exception", "NamedTuple"}
@@ -168,15 +174,25 @@ def _name(node: ast.expr) -> str:
 
 
 def _checks(statement: ast.AST) -> bool:
-    """Whether a statement of the file itself may fail on purpose: it asserts, raises or calls."""
+    """Whether a statement of the file itself may fail on purpose: it asserts, raises or calls
+    what does."""
     if isinstance(statement, _DEF | ast.ClassDef) or _is_guard(statement):
         return False
     if isinstance(statement, ast.Assert | ast.Raise):
         return True
     if isinstance(statement, ast.Expr):
-        calls = isinstance(statement.value, ast.Call)
-        return calls and not ast.unparse(statement.value).startswith("pytest.main(")
+        calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
+        return statement.value in calls and any(map(_is_own, calls))
     return any(_checks(each) for each in ast.iter_child_nodes(statement) if _is_statement(each))
+
+
+def _is_own(call: ast.Call) -> bool:
+    """Whether it calls the tests' or the program's, rather than Python's own or pytest's."""
+    called: ast.AST = call.func
+    while isinstance(called, ast.Attribute | ast.Call | ast.Subscript):
+        called = called.func if isinstance(called, ast.Call) else called.value
+    name = _name(called) if isinstance(called, ast.expr) else ""
+    return name not in _BUILTINS | sys.stdlib_module_names | {"pytest"}
 
 
 def _is_statement(node: ast.AST) -> bool:

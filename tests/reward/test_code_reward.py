@@ -240,6 +240,7 @@ def test_asserts_that_import_what_is_not_there_are_refused(asserts, message):
         ),
         ("def check(f):\n    assert f(1)\ncheck(f)", None),
         ("for n in range(3):\n    assert f(n)", None),
+        ("if f(1) == 0: pass\n" + "elif f(1) == 2: pass\n" * 1500 + "else: raise ValueError", None),
         ("def run():\n    assert f(1)\nprint(run())", None),
         ("def make():\n    assert f(1)\ntest_f = make", None),
         ("if f(1) != 2:\n    raise ValueError", None),

@@ -32,8 +32,13 @@ def fault(source: str, library_only: bool) -> str | None:
         library_only: they are run where there are no packages, processes or files.
     """
     tree = _parsed(source)
-    if tree is None:
+    try:
+        return None if tree is None else _fault(tree, library_only)
+    except RecursionError:  # as of a thousand elifs
         return None
+
+
+def _fault(tree: ast.Module, library_only: bool) -> str | None:
     nodes = list(_run(tree))
     lacking = {*_imported(nodes)} & _OUT_OF_REACH or {*_imported(nodes)} - _LIBRARY
     if library_only and lacking:

@@ -46,6 +46,10 @@ def test_finding_a_program_takes_linear_time() -> None:
     assert code_of("`" * 100_000 + "x`") is None
     assert code_of("```python\n'''\n```\n\"\"\"\n" * 4_000) is not None
     assert code_of("<answer>" * 8_000 + "</answer>") is None
+    assert (
+        code_of("```python\n" + "'\\\\'" * 100_000 + "\n" + '\\\\"' * 100_000 + "\n```") is not None
+    )
+    assert code_of("<answer>" + ("a, " * 100 + "\n") * 2_000 + "a[" * 100_000 + "</answer>") is None
     uses = "```python\nf(1)\n```\n" * 8_000
     assert code_of("```python\ndef f(x): ...\n```\n" + uses, "f", "g") == "def f(x): ...\n"
     assert code_of("```\n" + "for in" * 4_000 + "\n" * 200_000 + "```") is not None
@@ -79,6 +83,10 @@ def test_finding_a_program_takes_linear_time() -> None:
         ("```python\n```python\na\n```", "a\n"),
         ('```python\n"""\n```\nx\n```\n"""\na\n```', '"""\n```\nx\n```\n"""\na\n'),
         ("```python\n# '''\n```\nend", "# '''\n"),
+        ("```python\n# ```\n# 1\n# ```\na\n```", "# ```\n# 1\n# ```\na\n"),
+        ('```python\nx = \'"""\'\n```\n```text\n""" y\n```', 'x = \'"""\'\n'),
+        ("```python\nx = '\\'\"\"\"'\n```\n```text\n```", "x = '\\'\"\"\"'\n"),
+        ('```python\nx = """it\'s\n```\n"""\na\n```', 'x = """it\'s\n```\n"""\na\n'),
         ("```\nx = 1\n```\n```\n1\n```", "x = 1\n"),
         ("```\n1\n```\n```\n2\n```", "2\n"),
         ("```\nPython\na\n```\n```\nx = 1\n```", "a\n"),
@@ -88,6 +96,8 @@ def test_finding_a_program_takes_linear_time() -> None:
         ("<answer>\nx = 1\n</answer>", "x = 1\n"),
         ("<answer>\n  x = 1\n</answer>", "  x = 1\n"),
         ("<answer>text</answer>", None),
+        ("<answer>a, b[i, 0] = c</answer>", "a, b[i, 0] = c\n"),
+        ("```python\na\n```\n<answer>The output for it = 3</answer>", "a\n"),
         ("<answer>```python\na\n```</answer><answer>```python\nb\n```</answer>", "b\n"),
         ("```python\na\n```<answer>above</answer>", "a\n"),
         ("```python\na\n```\n<answer>```python\nb\n```", "b\n"),
@@ -96,6 +106,30 @@ def test_finding_a_program_takes_linear_time() -> None:
 )
 def test_layouts(response: str, program: str | None) -> None:
     assert code_of(response) == program
+
+
+READS = "n = input()\nprint(n)\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "counts"),
+    [
+        (READS, READS + "print(2)\n", True),
+        (READS, "import sys\nsys.stdout.write(sys.stdin.read())\n", True),
+        (READS, "n = input()\n", False),
+        (READS, "n = input()\n...\nprint(n)\n", False),
+        (READS, "1 2\n", False),
+        ("def f(x):\n    return x\n", "def f(x):\n    return 2 * x\n", True),
+        ("def f(x):\n    return x\n", "f(1) = 1\n", False),
+        ("def f(x):\n    return g(x)\ndef g(x): ...\n", "def f(x):\n    return g(x)\n", False),
+        ("print(1)\n", "x = 1\n", False),
+    ],
+)
+def test_a_later_block_without_a_language_that_is_a_program_too_is_meant(
+    first: str, last: str, counts: bool
+) -> None:
+    found = code_of(f"```python\n{first}```\nFinal answer:\n```\n{last}```\n")
+    assert found == (last if counts else first)
 
 
 DEFINES = "```python\nclass Solution:\n    def add(self): ...\n```\n"
@@ -134,7 +168,14 @@ def test_the_rule_is_named(response: str, names: list[str], rule: str) -> None:
         ("print(4)", True),
         ("def f(x): return x\nprint(f(1))", True),
         ("f = lambda x: x\nprint(f(1))", True),
-        ("from m import e, f\nprint(f(1))", True),
+        ("from math import e, f\nprint(f(1))", True),
+        ("from m import e, f\nprint(f(1))", False),
+        ("from main import f\ndef test_f():\n    assert f(1) == 1", False),
+        ("Input: 1 2\nOutput: 3", False),
+        ("Sample Input 1\n1 2", False),
+        ("$ python main.py", False),
+        (">>> f(1)\n1", False),
+        ("if input(): print(1)\nelse: print(2)", True),
         ("def g(f, x):\n    return f(x)", True),
         ("print(self.f(1), ff(1))", True),
         ("for f in [int]:\n    f(1)", True),

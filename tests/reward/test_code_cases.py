@@ -2,6 +2,7 @@
 
 ``code.jsonl`` was scored by common sense; ``code_kinds.jsonl`` has one right answer of each kind
 that is supported, ``code_near_misses.jsonl`` wrong ones that a laxer rule would let pass.
+The score of rows that are refused is null.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.base import GradeRequest
+from rollpacker.reward.base import GradeRequest, GradingError
 
 if sys.platform != "linux":
     pytest.skip("the code sandbox needs Linux", allow_module_level=True)
@@ -39,7 +40,12 @@ def score(reward: CodeReward, case: dict[str, Any], **columns: Any) -> float | N
         completion_ids=[],
         row={**case["row"], **columns},
     )
-    return reward(request).score
+    try:
+        return reward(request).score
+    except GradingError as error:
+        if "the row's tests cannot be read" not in str(error):
+            raise
+        return None
 
 
 @pytest.mark.parametrize("name", ["code.jsonl", "code_kinds.jsonl", "code_near_misses.jsonl"])

@@ -202,10 +202,16 @@ def test_asserts_that_import_a_package_are_the_rows_fault(reward: CodeReward) ->
         ("import numpy as np\nassert f() == np.int64(1)", "they import numpy, and the sandbox"),
         ("from pandas.testing import x\nassert f()", "they import pandas"),
         ('"""\nimport numpy\n"""\nimport math\nassert f() == math.ceil(.5)', None),
-        ("def check():\n    import numpy\nassert f() == 1", None),
+        ("def check():\n    import numpy\nassert f() == 1", "they import numpy"),
+        ("import math, numpy as np\nassert f()", "they import numpy"),
+        ("def test_f():\n    from pandas import Series\n    assert f()", "they import pandas"),
+        ("try:\n    import numpy\nexcept ImportError:\n    numpy = None\nassert f()", None),
+        ("try:\n    import numpy\nexcept KeyError:\n    pass\nassert f()", "they import numpy"),
+        ("import asyncio\nassert asyncio.run(f()) == 1", "they import asyncio"),
+        ("assert f()\nif __name__ == '__main__':\n    import numpy", None),
     ],
 )
-def test_only_what_asserts_import_when_they_are_loaded_counts(asserts, message):
+def test_asserts_that_import_what_is_not_there_are_refused(asserts, message):
     row = {"test_list": [asserts], "prompt": "?"}
     if message is None:
         assert len(row_tests(row, remote=False)[1]) == 1
@@ -213,3 +219,56 @@ def test_only_what_asserts_import_when_they_are_loaded_counts(asserts, message):
     with pytest.raises(ValueError, match=message):
         row_tests(row, remote=False)
     assert row_tests(row, remote=True)
+
+
+@pytest.mark.parametrize(
+    ("asserts", "message"),
+    [
+        ("def check(candidate):\n    assert candidate(1) == 2", "no test in them is run"),
+        ("from solution import f\ndef verify_f():\n    assert f(1) == 2", "no test in them is run"),
+        ("def run():\n    assert f(1)\nif __name__ == '__main__':\n    run()", "no test in them"),
+        ("class Test:\n    def check(self):\n        assert f(1)", "no test in them is run"),
+        ("class A:\n    def test_f(self):\n        assert f(1)", "no test in them is run"),
+        ("import pytest\npytest.main()", "no test in them is run"),
+        ("f(1) == 2", "no test in them is run"),
+        ("test_cases = [1]\ndef run():\n    assert f(1)", "no test in them is run"),
+        ("test_cases = list(range(3))\ndef run():\n    assert f(1)", "no test in them is run"),
+        ("import random\nrandom.seed(0)\nprint(1)\ndef run():\n    assert f(1)", "no test in"),
+        ("import unittest\nunittest.main()", "no test in them is run"),
+        ("async def test_f():\n    assert f(1) == 2", "they have async tests"),
+        ("def test_f(mocker):\n    assert f(1)", "they use 'mocker' of pytest"),
+        (
+            "import pytest\ndef test_f():\n    pytest.importorskip('x')",
+            "they use 'importorskip' of",
+        ),
+        ("def check(f):\n    assert f(1)\ncheck(f)", None),
+        ("for n in range(3):\n    assert f(n)", None),
+        ("if f(1) == 0: pass\n" + "elif f(1) == 2: pass\n" * 1500 + "else: raise ValueError", None),
+        ("def run():\n    assert f(1)\nprint(run())", None),
+        ("def make():\n    assert f(1)\ntest_f = make", None),
+        ("if f(1) != 2:\n    raise ValueError", None),
+        ("try:\n    f(1)\nexcept ValueError:\n    pass", None),
+        (
+            "def make():\n    def inner():\n        assert f(1)\n    return inner\ntest_f = make()",
+            None,
+        ),
+        (
+            "class TestA:\n    class TestB:\n        def test_f(self):\n            assert f(1)",
+            None,
+        ),
+        ("class Base:\n    def test_f(self):\n        assert f(1)\nclass TestA(Base): pass", None),
+        ("import unittest\nclass A(unittest.TestCase):\n    def test_f(self):\n        f()", None),
+        ("@pytest.mark.parametrize('a, b', [(1, 2)])\ndef test_f(a, b):\n    assert f(a)", None),
+        ("@fixture\ndef a():\n    return 1\ndef test_f(a, capsys, b=1):\n    assert f(a)", None),
+        ("@patch('builtins.input')\ndef test_f(asked):\n    assert f(1)", None),
+    ],
+)
+def test_tests_that_say_nothing_of_a_program_are_the_rows_fault(asserts, message):
+    row = {"test": asserts, "prompt": "?"}
+    for remote in (False, True):
+        if message is None:
+            assert row_tests(row, remote)
+            continue
+        with pytest.raises(ValueError, match=f"^test: {message}") as caught:
+            row_tests(row, remote)
+        assert "\n" not in str(caught.value)

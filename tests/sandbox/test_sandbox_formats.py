@@ -90,6 +90,12 @@ CASES = [
         ({"input_output": {"inputs": [7], "outputs": [0.5]}}, [StdinTest(stdin="7", stdout="0.5")]),
         ({"ground_truth": json.dumps(PAIRS)}, STDIN),
         (
+            {"reward_model": {"ground_truth": '{"functional": "assert f(1)"}'}},
+            [AssertTest(asserts="assert f(1)")],
+        ),
+        ({"verifier_metadata": {"unit_tests": {**PAIRS, "fn_name": None}}}, STDIN),
+        ({"verifier_metadata": json.dumps({"unit_tests": PAIRS})}, STDIN),
+        (
             {"tests": {"fn_name": "add", "inputs": [{"a": 1, "b": 2}], "outputs": [3]}},
             [CallTest(call="add", args={"a": 1, "b": 2}, expected=3)],
         ),
@@ -193,6 +199,61 @@ def test_outputs_that_are_neither_json_nor_words(output: str) -> None:
     row = {"input_output": {"fn_name": "f", "inputs": ["1"], "outputs": [output]}}
     with pytest.raises(ValueError, match=r"^input_output: not JSON \("):
         read_tests(row)
+
+
+def calls(data: dict[str, Any], **columns: Any) -> list[CallTest]:
+    tests = read_tests({"input_output": {"fn_name": "f", **data}, **columns})
+    return [test for test in tests if isinstance(test, CallTest)]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "outputs", "expected"),
+    [
+        ("List[int]", [[1], [2], [3]], [[1], [2], [3]]),
+        ("List[int]", [[[1]], [[2, 3]]], [[1], [2, 3]]),
+        ("list[int]", ["[1]", "[2]", "[3]"], [[1], [2], [3]]),
+        ("Optional[List[int]]", [[1]], [[1]]),
+        ("List[List[int]]", [[[1]]], [[[1]]]),
+        ("List[List[int]]", [[[[1]]]], [[[1]]]),
+        ("List", [[1]], [[1]]),
+        ("int", [[1]], [1]),
+        ("int", ["[1]"], [1]),
+        ("TreeNode", [[1]], [1]),
+    ],
+)
+def test_the_starter_code_says_how_deep_results_are(
+    annotation: str, outputs: list[Any], expected: list[Any]
+) -> None:
+    inputs = ["1" if isinstance(each, str) else [1] for each in outputs]
+    starter = f"class Solution:\n    def f(self, a: int) -> {annotation}:\n        "
+    found = calls({"inputs": inputs, "outputs": outputs}, starter_code=starter)
+    assert [test.expected for test in found] == expected
+    assert not any(test.or_list for test in found)
+
+
+def test_texts_that_are_all_lists_of_one_may_be_either(sandbox: Sandbox) -> None:
+    tests = calls({"inputs": ["1", "2", "3"], "outputs": ["[1]", "[2]", "[3]"]})
+    for returned, verdict in (("a", "pass"), ("[a]", "pass"), ("[[a]]", "fail"), ("[]", "fail")):
+        program = f"def f(a): return {returned}"
+        assert sandbox.run(program, tests, 2.0, stop_early=True).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "args"),
+    [
+        ([{"1": 2, "-3": 4}], [{1: 2, -3: 4}]),
+        ('{"1": 2}', [{1: 2}]),
+        ([{"1": 2, "a": 4}], [{"1": 2, "a": 4}]),
+        ([{"1": 2}, 3], [{"1": 2}, 3]),
+        ([{}], [{}]),
+        ([{"a": {"1": 2}}], [{"a": {"1": 2}}]),
+    ],
+)
+def test_number_keys_of_a_single_argument(sandbox: Sandbox, given: Any, args: Any) -> None:
+    tests = calls({"inputs": [given], "outputs": [[1]] if isinstance(given, list) else ["1"]})
+    assert [test.args for test in tests] == [args]
+    program = f"def f(*a): return int(list(a) == {args!r})"
+    assert sandbox.run(program, tests, 2.0).verdict == "pass"
 
 
 def test_the_column_is_named() -> None:

@@ -24,7 +24,7 @@ _LONGER, _SLACK = 16, 1 << 16
 
 
 def same_output(found: str, expected: str, tolerance: float | None = None) -> bool:
-    """Whether two texts are equal line by line, but for trailing white space.
+    """Whether two texts are equal line by line, but for white space around words.
 
     Where the expected token is a number with a point or an exponent, ``tolerance`` is near enough,
     absolute or relative. Where it is an integer, only that integer is equal, and, with a tolerance

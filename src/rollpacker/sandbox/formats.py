@@ -6,12 +6,20 @@ Nothing is unpickled: rows that hold pickles are refused.
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from rollpacker.sandbox.returns import (
+    decoded,
+    read_json,
+    returns_nothing,
+    value_of,
+    wanted,
+    with_number_keys,
+)
 from rollpacker.sandbox.types import AssertTest, CallTest, StdinTest, Test, parse_test
 
 Row = Mapping[str, Any]
@@ -41,7 +49,8 @@ def find_tests(row: Row) -> tuple[str, list[Test]]:
     ``official_tests`` (Codeforces), ``verification_info`` (SYNTHETIC-1 and 2), ``test_list``
     (MBPP), ``test_cases`` (AceCode), ``unit_tests`` (OpenCodeInstruct), ``test`` or ``test_code``
     (KodCode, HumanEval), and a ``ground_truth`` or ``answer`` that is like ``input_output`` or
-    ``tests`` (verl, PRIME). JSON may be given as text.
+    ``tests`` (verl, PRIME, code-r1), in ``reward_model`` or NeMo Gym's ``verifier_metadata`` too.
+    JSON may be given as text.
 
     Raises ``ValueError``, one line with the column, when there are none or they are not as expected
     there.
@@ -68,19 +77,28 @@ def float_tolerance(row: Row) -> float | None:
 
 def _any(column: str, row: Row) -> list[Test]:
     value = row[column]
-    if isinstance(value, Mapping) and "ground_truth" in value:
-        value = value["ground_truth"]
+    value = _inner(column, value)
     if isinstance(value, str) and _TEST.search(value):
         return [AssertTest(asserts=value)]
-    return _tests(column, _json(column, value), row)
+    return _tests(column, read_json(column, value), row)
+
+
+def _inner(column: str, value: Any) -> Any:
+    """The tests in verl's ``reward_model`` and NeMo Gym's ``verifier_metadata``."""
+    if column == "verifier_metadata":
+        value = read_json(column, value)
+    known = ("ground_truth", "unit_tests") if isinstance(value, Mapping) else ()
+    return next((value[key] for key in known if key in value), value)
 
 
 def _tests(column: str, data: Any, row: Row) -> list[Test]:
     if isinstance(data, Mapping):
         if {"inputs", "outputs"} & data.keys():
             return _pairs(column, data, row)
+        if isinstance(data.get("functional"), str):  # code-r1
+            return [AssertTest(asserts=data["functional"])]
         if "test_cases" in data:
-            return _tests(column, _json("test_cases", data["test_cases"]), row)
+            return _tests(column, read_json("test_cases", data["test_cases"]), row)
         if isinstance(data.get("input"), list) and isinstance(data.get("output"), list):
             pairs = {"inputs": data["input"], "outputs": data["output"]}
             return _pairs(column, {**pairs, "fn_name": data.get("fn_name")}, row)
@@ -119,55 +137,19 @@ def _pairs(column: str, data: Mapping[str, Any], row: Row) -> list[Test]:
     name = data.get("fn_name") or row.get("fn_name")
     if not name:
         return [
-            StdinTest(stdin=_text(column, given), stdout=_text(column, wanted))
-            for given, wanted in zip(inputs, outputs, strict=True)
+            StdinTest(stdin=_text(column, given), stdout=_text(column, result))
+            for given, result in zip(inputs, outputs, strict=True)
         ]
-    pairs = zip(inputs, _wanted(column, inputs, outputs), strict=True)
-    return [_call(column, name, given, wanted, row) for given, wanted in pairs]
+    results, or_list = wanted(column, name, inputs, outputs, row)
+    calls = [_call(column, name, *each, row) for each in zip(inputs, results, strict=True)]
+    return [replace(call, or_list=or_list) for call in calls]
 
 
-def _wanted(column: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-    """What calls must return.
-
-    Outputs are JSON text where the inputs are, as LiveCodeBench and PRIME have it; beside
-    arguments that are values, a text is a text.
-    """
-    as_text = all(isinstance(each, str) for each in (*inputs, *outputs))
-    values = _decoded(column, outputs) if as_text else outputs
-    wrapped = all(isinstance(each, list) and len(each) == 1 for each in values)
-    # APPS and TACO put each result into a list of its own; of text, only several tell.
-    return [each[0] for each in values] if wrapped and len(values) > 2 * as_text else values
-
-
-def _decoded(column: str, texts: Sequence[str]) -> Sequence[Any]:
-    """Values that are written as JSON or as Python has them; words of which some are neither are
-    meant as they are."""
-    values: list[Any] = []
-    for text in texts:
-        try:
-            values.append(_value(column, text))
-        except ValueError:
-            if not text[:1].isalpha():
-                raise
-            return texts
-    return values
-
-
-def _value(column: str, text: str) -> Any:
-    try:
-        return _json(column, text)
-    except ValueError as error:
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise error from None
-
-
-def _call(column: str, name: str, given: Any, wanted: Any, row: Row) -> CallTest:
+def _call(column: str, name: str, given: Any, result: Any, row: Row) -> CallTest:
     args = _args(column, given)
-    _refuse_design(column, name, args, wanted)
-    in_place = wanted is not None and isinstance(args, list) and _returns_nothing(name, row)
-    return CallTest(call=name, args=args, expected=wanted, in_place=in_place)
+    _refuse_design(column, name, args, result)
+    in_place = result is not None and isinstance(args, list) and returns_nothing(name, row)
+    return CallTest(call=name, args=args, expected=result, in_place=in_place)
 
 
 def _args(column: str, given: Any) -> list[Any] | dict[str, Any]:
@@ -175,14 +157,15 @@ def _args(column: str, given: Any) -> list[Any] | dict[str, Any]:
     if isinstance(given, str):
         if re.match(r"\s*[A-Za-z_]\w*\s*=[^=]", given):
             return _named(column, given)
-        return [_value(column, line) for line in given.splitlines() if line.strip()]
+        lines = [line for line in given.splitlines() if line.strip()]
+        return with_number_keys([value_of(column, line) for line in lines])
     if isinstance(given, Mapping):
         return dict(given)
     if not isinstance(given, list):
         raise ValueError(
             f"{column}: the input of a call must be a list, a mapping or text, got {given!r:.60}"
         )
-    return given
+    return with_number_keys(given)
 
 
 def _named(column: str, text: str) -> dict[str, Any]:
@@ -195,20 +178,12 @@ def _named(column: str, text: str) -> dict[str, Any]:
         raise ValueError(f"{column}: arguments by name cannot be read: {text!r:.60}") from error
 
 
-def _returns_nothing(name: str, row: Row) -> bool:
-    """Whether the row's starter code says that the function changes its argument in place."""
-    starter = row.get("starter_code")
-    if not isinstance(starter, str) or "None" not in starter:
-        return False
-    return bool(re.search(rf"def {re.escape(name)}\s*\([^)]*\)\s*->\s*None\b", starter))
-
-
-def _refuse_design(column: str, name: str, args: Any, wanted: Any) -> None:
+def _refuse_design(column: str, name: str, args: Any, result: Any) -> None:
     """LeetCode's tasks of class design, which call one method after another."""
     if not (isinstance(args, list) and len(args) == 2 and all(isinstance(a, list) for a in args)):
         return
     methods, each = args
-    if methods[:1] == [name] and len(methods) == len(each) and isinstance(wanted, list):
+    if methods[:1] == [name] and len(methods) == len(each) and isinstance(result, list):
         raise ValueError(
             f"{column}: a list of operations on class '{name}', which is not read: "
             "write such tests as asserts, or leave the row out"
@@ -233,24 +208,24 @@ def _live_cases(column: str, value: Any) -> Any:
             "is refused here: where you trust the dataset, replace the column once by the JSON "
             "text pickle.loads(zlib.decompress(base64.b64decode(value)))"
         )
-    return _json(column, value)
+    return read_json(column, value)
 
 
 def _case(column: str, case: Mapping[str, Any], row: Row) -> Test:
     """LiveCodeBench's case, and those of DeepCoder and SYNTHETIC-1, which are like it."""
-    wanted = case.get("output", case.get("expected_output"))
+    result = case.get("output", case.get("expected_output"))
     if "output" not in case and "expected_output" not in case:
         raise ValueError(f"{column}: expected 'output' beside 'input', got {', '.join(case)}")
     kind, name, given = case.get("testtype") or case.get("type"), _name(case, row), case["input"]
     if kind not in _CALLS and (kind or not name or not isinstance(given, str | list | Mapping)):
-        return StdinTest(stdin=_text(column, given), stdout=_text(column, wanted))
+        return StdinTest(stdin=_text(column, given), stdout=_text(column, result))
     if not name:
         raise ValueError("metadata: a functional test needs 'func_name'")
-    if isinstance(given, str) and isinstance(wanted, str):
-        [wanted] = _decoded(column, [wanted])
-    if case.get("fn_name") and isinstance(wanted, list) and len(wanted) == 1:
-        wanted = wanted[0]  # as in APPS, where SYNTHETIC-1 has it from
-    return _call(column, name, given, wanted, row)
+    if isinstance(given, str) and isinstance(result, str):
+        [result] = decoded(column, [result])
+    if case.get("fn_name") and isinstance(result, list) and len(result) == 1:
+        result = result[0]  # as in APPS, where SYNTHETIC-1 has it from
+    return _call(column, name, given, result, row)
 
 
 def _name(case: Mapping[str, Any], row: Row) -> str | None:
@@ -268,7 +243,7 @@ def _name(case: Mapping[str, Any], row: Row) -> str | None:
 def _metadata(row: Row) -> Mapping[str, Any]:
     value = row.get("metadata")
     if isinstance(value, str) and "func_name" in value:
-        value = _json("metadata", value)
+        value = read_json("metadata", value)
     return value if isinstance(value, Mapping) else {}
 
 
@@ -285,12 +260,12 @@ def _contest(_: str, row: Row) -> list[Test]:
     for column in [name for name, read in _READERS.items() if read is _contest]:
         value = row.get(column)
         if value and not isinstance(value, int):  # a number of them
-            tests += _tests(column, _json(column, value), row)
+            tests += _tests(column, read_json(column, value), row)
     return tests
 
 
 def _input_output(column: str, row: Row) -> list[Test]:
-    data = _json(column, row[column])
+    data = read_json(column, row[column])
     if not isinstance(data, list):
         return _tests(column, data, row)
     # LeetCodeDataset, whose asserts build the lists and trees that these only show.
@@ -301,7 +276,7 @@ def _input_output(column: str, row: Row) -> list[Test]:
 
 
 def _synthetic(column: str, row: Row) -> list[Test]:
-    info = _json(column, row[column])
+    info = read_json(column, row[column])
     if not isinstance(info, Mapping) or "test_cases" not in info:
         raise ValueError(f"{column}: expected 'test_cases', got {info!r:.60}")
     return _tests(column, info, row)
@@ -311,7 +286,7 @@ def _synthetic(column: str, row: Row) -> list[Test]:
 
 
 def _assert_list(column: str, row: Row) -> list[Test]:
-    data = _json(column, row[column])
+    data = read_json(column, row[column])
     if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
         raise ValueError(f"{column}: expected a list of asserts as text, got {data!r:.60}")
     return [_asserts(each, row) for each in data]
@@ -357,19 +332,9 @@ _READERS: dict[str, Callable[[str, Row], list[Test]]] = {
     "test_code": _test_code,
     "ground_truth": _any,
     "reward_model": _any,
+    "verifier_metadata": _any,
     "answer": _any,
 }
-
-
-def _json(column: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{column}: not JSON ({error.msg}): {value!r:.60}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{column}: {error}: leave this row out") from error
 
 
 def _text(column: str, value: Any) -> str:

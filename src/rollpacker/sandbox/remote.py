@@ -34,7 +34,9 @@ from rollpacker.sandbox.types import (
 )
 
 _GUEST = Path(__file__).parent / "guest"
-_SOURCES = {name: (_GUEST / f"{name}.py") for name in ("values", "prelude", "perform", "pytests")}
+_SOURCES = {
+    name: (_GUEST / f"{name}.py") for name in ("values", "prelude", "perform", "pytests", "testrun")
+}
 _COMPILE_S = 10.0
 _BUSY = (408, 429)
 _CHUNK = 1 << 16
@@ -43,15 +45,17 @@ _ASK_S = 0.2
 _HARNESS = """
 import json, os, sys, types
 modules = {}
+sys.modules["guest"] = types.ModuleType("guest")
 for name, source in SOURCES.items():
-    modules[name] = types.ModuleType(name)
+    modules[name] = sys.modules["guest." + name] = types.ModuleType("guest." + name)
+    modules[name].__package__ = "guest"
     exec(compile(source, "<harness>", "exec", dont_inherit=True), vars(modules[name]))
 sys.modules["pytest"] = modules["pytests"]
 job = json.loads(sys.stdin.read())
 plain = modules["prelude"].install()
 status, outcome = 0, {}
 try:
-    outcome = modules["perform"].perform(job, modules["pytests"].run_tests, plain)
+    outcome = modules["perform"].perform(job, modules["testrun"].run_tests, plain)
     if "value" in outcome:
         outcome["value"] = modules["values"].encode(outcome["value"])
 except SystemExit as stop:

@@ -44,15 +44,18 @@ class CallTest:
     Args:
         call: ``name`` or ``Class.method``; a ``name`` that the program has not is looked for in
             its class ``Solution``.
-        args: JSON values, by place or by name.
+        args: JSON values, by place or by name; a dict among those by place may have integers as
+            keys.
         expected: what it must return; never enters the sandbox.
         in_place: it returns nothing: what counts is its first argument afterwards.
+        or_list: a list with nothing but what is expected is right as well.
     """
 
     call: str
     args: Sequence[Any] | Mapping[str, Any]
     expected: Any
     in_place: bool = False
+    or_list: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,23 +21,37 @@ _PYTHON = ("python", "python3", "py", "py3")
 _TRANSPARENT = ("markdown", "md")
 """A block of these may hold fenced blocks, as one of no language may."""
 _QUOTED = re.compile(r"\s*> ?")
-_STRING = re.compile(r"'''|\"\"\"")
+_TRIPLE = ("'''", '"""')
+_QUOTES = re.compile(r"'{3}|\"{3}|\\.|#.*|'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"")
+"""Triple quotes, and what may have some in it that open no text."""
+_TARGET = r"\*?[A-Za-z_][\w.]{0,80}(?:\[[^\]\n]{0,80}\]){0,4}"
 _CODE = re.compile(
     r"^[ \t]*(?:(?:async )?def \w|class \w|@\w|from \w[\w.]* import |import \w|return\b|"
     r"for [\w, ()]{1,80} in |(?:while|if|with) .*:$|"
-    r"[A-Za-z_][\w.\[\], ]{0,80}[-+*/|&]?=[^=]|\w[\w.]*\(.*\)$)",
+    rf"{_TARGET}(?:, ?{_TARGET}){{0,20}} *(?::[^=\n]{{1,80}})?[-+*/|&%@^]{{0,2}}=[^=]|"
+    r"\w[\w.]*\(.*\)[ \t]*(?:#.*)?$)",
     re.MULTILINE,
 )
 """A line that is code rather than prose or printed output."""
 _DEFINED = re.compile(r"^[ \t]*(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 _ASSIGNED = re.compile(r"^[ \t]*(\w+) *(?::[^=\n]*)?=[^=]", re.MULTILINE)
-_IMPORTED = re.compile(r"^[ \t]*(?:from [\w.]+ )?import (.*)", re.MULTILINE)
+_IMPORTED = re.compile(r"^[ \t]*(?:from ([\w.]+) )?import (.*)", re.MULTILINE)
 _PARAMETERS = re.compile(
     r"\bdef \w+\(([^)]{0,400})|\blambda ([^:\n]{0,200}):|\bfor ([^\n]{1,200}?) in "
 )
 _CALLED = re.compile(r"(?<![\w.])(\w+)\(")
 _WORD = re.compile(r"\w+")
 _BUILTINS = frozenset(dir(builtins))
+_SAMPLE = re.compile(
+    r"\s*(?:\$ |>>> |python3? [\w./]+\.py|"
+    r"(?:(?:sample|example) )?(?:input|output|example|explanation|stdin|stdout)(?: \d+)?"
+    r"[ \t]*(?::|$))",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""How what is no program begins: a shell, or input and output."""
+_READS = re.compile(r"\binput\(|\bstdin\b|\bopen\(0\b")
+_PRINTS = re.compile(r"\bprint\(|\bwrite(?:lines)?\(")
+_LEFT_OUT = re.compile(r"^[ \t]*(?:# *)?\.\.\.", re.MULTILINE)
 _STATEMENT = re.compile(r"^[ \t]*[^\s#]", re.MULTILINE)
 
 
@@ -96,18 +111,18 @@ def find_blocks(response: str) -> list[Block]:
 def choose(blocks: Sequence[Block], names: Collection[str] = ()) -> Program:
     """The block that counts.
 
-    Blocks marked as Python come before those of no language, of which those that look like code
-    come first. Of the rest the last one counts, but for comments alone, for usage and tests of
-    what an earlier one defines, and, with ``names``, for those that define none of them where
+    Blocks marked as Python come before those of no language, but for a later one that is a whole
+    program as well, and of those of no language the ones that look like code come first. Of the
+    rest the last one counts, but for comments and samples of input and output, for usage and tests
+    of what an earlier one defines, and, with ``names``, for those that define none of them where
     another does.
 
     Args:
         blocks: of a response, at least one.
         names: functions and classes of which the row's tests need one.
     """
-    marked = [block for block in blocks if block.marked]
-    kind = "marked as Python" if marked else "without a language"
-    left = marked or [block for block in blocks if _CODE.search(block.code)] or list(blocks)
+    candidates = _candidates(blocks)
+    left = [each for each in candidates if _may_be_code(each)] or candidates
     rule = "the last block" if len(left) > 1 else "the only block"
     left = [block for block in left if _STATEMENT.search(block.code)] or left
     defining = [block for block in left if set(names) & _bound(block.code)]
@@ -116,8 +131,34 @@ def choose(blocks: Sequence[Block], names: Collection[str] = ()) -> Program:
     place = _last_program(left)
     if place < len(left) - 1:
         rule, left = "the last block that is no use of another", left[: place + 1]
+    kind = "marked as Python" if left[-1].marked else "without a language"
     where = " in <answer>" if left[-1].answer else ""
     return Program(code=left[-1].code, rule=f"{rule} {kind}{where}")
+
+
+def _may_be_code(block: Block) -> bool:
+    return bool(_CODE.search(block.code)) or (block.marked and not _SAMPLE.match(block.code))
+
+
+def _candidates(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks marked as Python, and those behind them that say the same again; all if none is
+    marked."""
+    places = [place for place, block in enumerate(blocks) if block.marked]
+    if not places:
+        return list(blocks)
+    marked = [blocks[place] for place in places]
+    again = [each for each in blocks[places[-1] + 1 :] if _is_another(each.code, marked[-1].code)]
+    return [*marked, *again]
+
+
+def _is_another(code: str, program: str) -> bool:
+    """Whether code is a whole program as an earlier one is, or defines all that it defines."""
+    if _LEFT_OUT.search(code) or not _CODE.search(code):
+        return False
+    if _READS.search(program) and _PRINTS.search(program):
+        return bool(_READS.search(code) and _PRINTS.search(code))
+    defined = {*_DEFINED.findall(program)}
+    return bool(defined) and defined <= {*_DEFINED.findall(code)}
 
 
 def _last_program(blocks: Sequence[Block]) -> int:
@@ -134,9 +175,16 @@ def _last_program(blocks: Sequence[Block]) -> int:
 
 
 def _bound(code: str) -> set[str]:
-    """Names that code defines, imports, assigns to or has as parameters."""
-    lists = [*_IMPORTED.findall(code), *map(" ".join, _PARAMETERS.findall(code))]
+    """Names that code defines, imports from the library, assigns to or has as parameters."""
+    imports = _IMPORTED.findall(code)
+    lists = [names for module, names in imports if not module or _is_library(module)]
+    lists += map(" ".join, _PARAMETERS.findall(code))
     return {*_DEFINED.findall(code), *_ASSIGNED.findall(code), *_WORD.findall(" ".join(lists))}
+
+
+def _is_library(module: str) -> bool:
+    """Whether there is such a module; others are files of the response's own."""
+    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 # -- fences
@@ -243,8 +291,10 @@ def _end(line: str, fence: str) -> _End | None:
             return None  # a longer fence
         return _End(another=bool(re.fullmatch(r"\s*[\w+#-]+", info)))
     stripped = line.rstrip()
-    if stripped.endswith(fence) and stripped[-len(fence) - 1] != fence[0]:
-        return _End(rest=(stripped[: -len(fence)],))
+    rest = stripped[: -len(fence)]
+    # In a comment it belongs to an example.
+    if stripped.endswith(fence) and rest[-1] != fence[0] and bare[: -len(fence)].strip() != "#":
+        return _End(rest=(rest,))
     return None
 
 
@@ -255,9 +305,22 @@ def _names_python(line: str) -> bool:
 
 def _quote_after(line: str, quote: str) -> str:
     """The triple quotes that are open after a line, if any were before."""
-    for found in _STRING.findall(line):
-        quote = "" if found == quote else quote or found
-    return quote
+    place = 0
+    while True:
+        if quote:
+            end = line.find(quote, place)
+            if end < 0:
+                return quote
+            quote, place = "", end + 3
+        found = _next_quote(line, place)
+        if found is None:
+            return ""
+        quote, place = found[0], found.end()
+
+
+def _next_quote(line: str, start: int) -> re.Match[str] | None:
+    found = (each for each in _QUOTES.finditer(line, start) if each[0] in _TRIPLE)
+    return next(found, None)
 
 
 def _dedented(lines: Sequence[str], indent: int) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +13,7 @@ from pydantic import Field
 
 from rollpacker.config import Config, parse_as
 from rollpacker.reward.base import NO_CODE, CodeRun, GradeRequest, GradingError, Scored
+from rollpacker.reward.code.asserts import fault, wanted
 from rollpacker.reward.code.blocks import choose, find_blocks, find_program
 from rollpacker.reward.code.report import CodeReport, reports
 from rollpacker.sandbox import (
@@ -35,9 +34,7 @@ from rollpacker.sandbox import (
 
 _LONGEST_S = 30.0
 _NO_PROGRAM = "no complete fenced block of Python after </think>"
-_LIBRARY = {*sys.stdlib_module_names, "solution", "pytest"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_IMPORTED = re.compile(r"^from solution import ([\w, ]+)", re.MULTILINE)
 
 
 class CodeOptions(Config):
@@ -230,8 +227,8 @@ def _names(tests: Sequence[Test], row: Mapping[str, Any]) -> set[str]:
         return set()
     if entry := row.get("entry_point"):
         return set(_NAME.findall(str(entry)))
-    imported = [_NAME.findall(each) for each in _IMPORTED.findall(tests[0].asserts)]
-    return {name for names in imported for name in names}
+    asserts = (test.asserts for test in tests if isinstance(test, AssertTest))
+    return {name for each in asserts for name in wanted(each)}
 
 
 def row_tests(row: Mapping[str, Any], remote: bool) -> tuple[str, list[Test], float | None]:
@@ -248,33 +245,15 @@ def row_tests(row: Mapping[str, Any], remote: bool) -> tuple[str, list[Test], fl
         tolerance = float_tolerance(row)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    if not remote:
-        _demand_library(column, tests)
+    _demand_runnable(column, tests, remote)
     return column, tests, tolerance
 
 
-def _demand_library(column: str, tests: Sequence[Test]) -> None:
-    """Asserts that import a package fail whatever the program is, which is the row's fault."""
+def _demand_runnable(column: str, tests: Sequence[Test], remote: bool) -> None:
+    """Asserts that fail whatever the program is, or that no program fails, are the row's fault."""
     for test in tests:
-        imported = _imported(test.asserts) if isinstance(test, AssertTest) else ()
-        if lacking := set(imported) - _LIBRARY:
-            raise ValueError(
-                f"{column}: they import {min(lacking)}, and the sandbox has the standard library "
-                "only: leave such rows out, or run them elsewhere (options.remote)"
-            )
-
-
-def _imported(source: str) -> Iterator[str]:
-    """Packages that it imports where it is loaded; of what is no Python, none."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return
-    for node in body:
-        if isinstance(node, ast.Import):
-            yield from (name.name.partition(".")[0] for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+        if isinstance(test, AssertTest) and (why := fault(test.asserts, library_only=not remote)):
+            raise ValueError(f"{column}: {why}")
 
 
 def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | RemoteSandbox:

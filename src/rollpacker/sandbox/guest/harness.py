@@ -15,7 +15,7 @@ import threading
 import traceback
 from typing import Any
 
-from . import prelude, pytests
+from . import prelude, pytests, testrun
 from .perform import perform
 from .values import encode
 
@@ -56,7 +56,7 @@ def run(job: bytes, result: int) -> int:
     outcome: dict[str, Any] = {}
     status = 0
     try:
-        outcome = perform(fields, pytests.run_tests, _plain)
+        outcome = perform(fields, testrun.run_tests, _plain)
         if "value" in outcome:
             outcome["value"] = encode(outcome["value"])
     except SystemExit as stop:

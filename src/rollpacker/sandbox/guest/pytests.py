@@ -1,18 +1,25 @@
 """A small stand-in for pytest, as installed packages are out of reach of programs.
 
-It is imported as ``pytest`` too: ``raises``, ``approx``, ``fixture``, ``mark.parametrize``,
-``param``, ``fail`` and ``skip`` do what datasets of tests use them for, and other marks nothing.
-``run_tests`` finds and runs tests as pytest does.
+It is imported as ``pytest`` too, with what datasets of tests use: ``raises``, ``warns``,
+``approx``, ``fixture`` (with ``params``, ``autouse`` and ``scope``), ``param``, ``fail``, ``skip``,
+``xfail``, the fixtures ``monkeypatch``, ``capsys``, ``capfd`` and ``request``, and the marks
+``parametrize``, ``skip``, ``skipif``, ``xfail`` and ``usefixtures``; other marks do nothing.
+``testrun`` finds and runs tests as pytest does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
-import itertools
+import io
 import math
+import os
 import re
-import unittest
-from typing import Any
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 class SkippedError(Exception):
@@ -22,6 +29,12 @@ class SkippedError(Exception):
 class _Raised:
     value: Any = None
     type: Any = None
+
+    def match(self, pattern: str) -> bool:
+        """Whether the exception's text has the pattern; raises where it has not."""
+        if not re.search(pattern, str(self.value)):
+            raise AssertionError(f"{pattern!r} is not in {str(self.value)!r}")
+        return True
 
 
 class _Raises:
@@ -39,9 +52,7 @@ class _Raises:
         if not issubclass(kind, self._expected):
             return False
         self._raised.type, self._raised.value = kind, error
-        if self._match is not None and not re.search(self._match, str(error)):
-            raise AssertionError(f"{self._match!r} is not in {str(error)!r}")
-        return True
+        return self._match is None or self._raised.match(self._match)
 
 
 def raises(expected: Any, *args: Any, match: str | None = None, **kwargs: Any) -> Any:
@@ -54,11 +65,29 @@ def raises(expected: Any, *args: Any, match: str | None = None, **kwargs: Any) -
     return raised
 
 
+@contextlib.contextmanager
+def warns(expected: Any = Warning, *, match: str = "") -> Iterator[list[Any]]:
+    """``with warns(Warning, match=...)``."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+    fitting = [each for each in found if issubclass(each.category, expected)]
+    if not any(re.search(match, str(each.message)) for each in fitting):
+        raise AssertionError(f"did not warn of {expected}")
+
+
 class approx:  # noqa: N801
     """Equal to numbers within 1e-6 of them or 1e-12, also those in lists, tuples and dicts."""
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:
+    def __init__(
+        self,
+        expected: Any,
+        rel: float | None = None,
+        abs: float | None = None,
+        nan_ok: bool = False,
+    ) -> None:
         self._expected = expected
+        self._nan_ok = nan_ok
         # An absolute tolerance alone takes the place of the relative one.
         self._rel = rel if rel is not None else 0.0 if abs is not None else 1e-6
         self._abs = abs if abs is not None else 1e-12
@@ -81,53 +110,108 @@ class approx:  # noqa: N801
         if found == expected:
             return True
         try:
+            if self._nan_ok and math.isnan(expected):
+                return math.isnan(found)
             return math.isclose(found, expected, rel_tol=self._rel, abs_tol=self._abs)
         except TypeError:
             return False
 
 
+class Mark:
+    """Decorates functions and classes, with arguments or without."""
+
+    def __init__(self, name: str, args: Sequence[Any] = (), named: Mapping[str, Any] = {}) -> None:
+        self.name = name
+        self.args = args
+        self.named = named
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Decorate, or take arguments."""
+        if named or len(args) != 1 or not callable(args[0]):
+            return Mark(self.name, (*self.args, *args), {**self.named, **named})
+        marked: Any = args[0]
+        marked.pytestmark = [*marks_on(marked), self]
+        return marked
+
+    @property
+    def holds(self) -> bool:
+        """Whether its condition, if it has one, is met."""
+        return bool(self.named.get("condition", self.args[0] if self.args else True))
+
+    def rows(self) -> list[tuple[dict[str, Any], list[Mark]]]:
+        """Of ``parametrize``: the arguments of each run, and its own marks."""
+        named = dict(zip(("argnames", "argvalues"), self.args, strict=False)) | dict(self.named)
+        names, values = named["argnames"], named["argvalues"]
+        split = (
+            [n.strip() for n in names.split(",") if n.strip()] if isinstance(names, str) else names
+        )
+        rows = []
+        for each in values:
+            row = each if len(split) > 1 or isinstance(each, _Param) else (each,)
+            rows.append((dict(zip(split, row, strict=True)), marks_of(each)))
+        return rows
+
+
 class _Marks:
-    def __getattr__(self, _name: str) -> Any:
-        return _mark
-
-    @staticmethod
-    def parametrize(names: Any, values: Any, **_: Any) -> Any:
-        """Once with each of the values; several of these multiply."""
-        split = [each.strip() for each in names.split(",")] if isinstance(names, str) else names
-        wrapped = [row if len(split) > 1 else (_unparam(row),) for row in values]
-        rows = [dict(zip(split, _unparam(row), strict=True)) for row in wrapped]
-
-        def decorate(function: Any) -> Any:
-            function.parameters = [*getattr(function, "parameters", ()), rows]
-            return function
-
-        return decorate
+    def __getattr__(self, name: str) -> Mark:
+        return Mark(name)
 
 
-def _mark(*args: Any, **_: Any) -> Any:
-    plain = len(args) == 1 and callable(args[0])
-    return args[0] if plain else lambda function: function
+def marks_on(target: Any) -> list[Mark]:
+    """Those of a function or a class."""
+    found = getattr(target, "pytestmark", ())
+    return list(found) if isinstance(found, list | tuple) else [found]
 
 
 class _Param(tuple[Any, ...]):
-    pass
+    marks: list[Mark]
 
 
-def param(*values: Any, **_: Any) -> Any:
-    """A row of ``parametrize``; its id and marks are nothing to us."""
-    return _Param(values)
+def param(*values: Any, marks: Any = (), **_: Any) -> Any:
+    """A row of ``parametrize``, or one of a fixture's ``params``; its id is nothing to us."""
+    row = _Param(values)
+    row.marks = list(marks) if isinstance(marks, list | tuple) else [marks]
+    return row
 
 
-def _unparam(row: Any) -> Any:
+def marks_of(row: Any) -> list[Mark]:
+    """Those of a row that ``param`` made."""
+    return row.marks if isinstance(row, _Param) else []
+
+
+def unparam(row: Any) -> Any:
+    """The value of one of a fixture's ``params``."""
     return row[0] if isinstance(row, _Param) and len(row) == 1 else row
 
 
-def fixture(function: Any = None, **_: Any) -> Any:
-    """A value for the tests that name it as an argument, made anew for each."""
-    if function is None:
-        return fixture
-    function.is_fixture = True
-    return function
+class Options(NamedTuple):
+    """Of a fixture."""
+
+    params: Sequence[Any] | None
+    autouse: bool
+    shared: bool
+    name: str | None
+
+
+def fixture(
+    function: Any = None,
+    *,
+    params: Any = None,
+    autouse: bool = False,
+    scope: Any = "function",
+    name: str | None = None,
+    **_: Any,
+) -> Any:
+    """A value for the tests that name it as an argument, made anew for each unless ``scope`` is
+    more than a function."""
+    rows = None if params is None else list(params)
+    options = Options(rows, autouse, scope != "function", name)
+
+    def decorate(function: Any) -> Any:
+        function.fixture = options
+        return function
+
+    return decorate if function is None else decorate(function)
 
 
 def fail(reason: str = "", **_: Any) -> None:
@@ -140,6 +224,9 @@ def skip(reason: str = "", **_: Any) -> None:
     raise SkippedError(reason)
 
 
+xfail = skip
+
+
 def main(*_: Any, **__: Any) -> int:
     """Do nothing: the tests are run in any case."""
     return 0
@@ -147,74 +234,117 @@ def main(*_: Any, **__: Any) -> int:
 
 mark = _Marks()
 
+# -- built-in fixtures
 
-def run_tests(space: dict[str, Any], program: dict[str, Any]) -> None:
-    """Run every test in ``space`` that the program has not brought; the first failure raises."""
-    for name, found in list(space.items()):
-        if name in program and program[name] is found:
-            continue
-        if inspect.isclass(found):
-            if issubclass(found, unittest.TestCase):
-                _run_unittest(found)
-            elif name.startswith("Test"):
-                _run_class(found, space)
-        elif name.startswith("test") and callable(found):
-            _run_function(found, space)
+_MISSING: Any = object()
 
 
-def _run_class(kind: Any, space: dict[str, Any]) -> None:
-    for name in [each for each in dir(kind) if each.startswith("test")]:
-        instance = kind()
-        for each in ("setup_class", "setup_method"):
-            _call_hook(getattr(instance, each, None), getattr(instance, name))
-        own = {each: getattr(instance, each) for each in dir(kind) if _is_fixture(kind, each)}
-        _run_function(getattr(instance, name), {**space, **own})
-        _call_hook(getattr(instance, "teardown_method", None), getattr(instance, name))
+class MonkeyPatch:
+    """Changes attributes, items and environment variables until the end of a test."""
+
+    def __init__(self) -> None:
+        self._undo: list[Any] = []
+
+    def setattr(self, target: Any, name: Any, value: Any = _MISSING, raising: bool = True) -> None:
+        """``setattr(object, "name", value)``, or ``setattr("module.name", value)``."""
+        if value is _MISSING:
+            target, name, value = *_resolve(target), name
+        old = inspect.getattr_static(target, name, _MISSING)
+        if old is _MISSING and raising:
+            raise AttributeError(f"{target!r} has no attribute {name!r}")
+        if old is _MISSING or (inspect.isclass(target) and name not in vars(target)):
+            self._undo.append(lambda: delattr(target, name))
+        else:
+            self._undo.append(lambda: setattr(target, name, old))
+        setattr(target, name, value)
+
+    def delattr(self, target: Any, name: str = "", raising: bool = True) -> None:
+        """``delattr(object, "name")``, or ``delattr("module.name")``."""
+        if not name:
+            target, name = _resolve(target)
+        old = inspect.getattr_static(target, name, _MISSING)
+        if old is not _MISSING:
+            self._undo.append(lambda: setattr(target, name, old))
+        if old is not _MISSING or raising:
+            delattr(target, name)
+
+    def setitem(self, items: Any, key: Any, value: Any) -> None:
+        """Set an item."""
+        self._keep(items, key)
+        items[key] = value
+
+    def delitem(self, items: Any, key: Any, raising: bool = True) -> None:
+        """Remove an item."""
+        self._keep(items, key)
+        if key in items or raising:
+            del items[key]
+
+    def setenv(self, name: str, value: Any, **_: Any) -> None:
+        """Set an environment variable."""
+        self.setitem(os.environ, name, str(value))
+
+    def delenv(self, name: str, raising: bool = True) -> None:
+        """Remove an environment variable."""
+        self.delitem(os.environ, name, raising)
+
+    def _keep(self, items: Any, key: Any) -> None:
+        old = items.get(key, _MISSING)
+        if old is _MISSING:
+            self._undo.append(lambda: items.pop(key, None))
+        else:
+            self._undo.append(lambda: items.update({key: old}))
+
+    def undo(self) -> None:
+        """Take back what was changed."""
+        while self._undo:
+            self._undo.pop()()
 
 
-def _is_fixture(kind: Any, name: str) -> bool:
-    return getattr(getattr(kind, name, None), "is_fixture", False)
+def _resolve(path: str) -> tuple[Any, str]:
+    """The object that has the last name of a dotted path, and that name."""
+    first, *names, last = path.split(".")
+    found: Any = importlib.import_module(first)
+    for name in names:
+        first = f"{first}.{name}"
+        found = getattr(found, name) if hasattr(found, name) else importlib.import_module(first)
+    return found, last
 
 
-def _call_hook(hook: Any, test: Any) -> None:
-    if hook is not None:
-        hook(*([test] if inspect.signature(hook).parameters else []))
+@fixture
+def _monkeypatch() -> Iterator[MonkeyPatch]:
+    patch = MonkeyPatch()
+    yield patch
+    patch.undo()
 
 
-def _run_unittest(kind: Any) -> None:
-    result = unittest.TestResult()
-    unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)
-    broken = [*result.failures, *result.errors]
-    if broken:
-        raise AssertionError(broken[0][1].strip().rpartition("\n")[2])
+class _Printed(NamedTuple):
+    out: str
+    err: str
 
 
-def _run_function(test: Any, space: dict[str, Any]) -> None:
-    for rows in itertools.product(*getattr(test, "parameters", ())):
-        given = {name: value for row in rows for name, value in row.items()}
-        running: list[Any] = []
-        try:
-            test(**given, **_fixtures(test, space, given, running))
-        except (SkippedError, unittest.SkipTest):
-            continue
-        finally:
-            for generator in reversed(running):
-                next(generator, None)
+class _Capture:
+    def __init__(self) -> None:
+        self.streams = (io.StringIO(), io.StringIO())
+
+    def readouterr(self) -> _Printed:
+        """What was printed since the last call."""
+        found = _Printed(*(stream.getvalue() for stream in self.streams))
+        for stream in self.streams:
+            stream.seek(0)
+            stream.truncate()
+        return found
+
+    def disabled(self) -> Any:
+        """Nothing: what is printed is not shown in any case."""
+        return contextlib.nullcontext()
 
 
-def _fixtures(
-    function: Any, space: dict[str, Any], given: dict[str, Any], running: list[Any]
-) -> dict[str, Any]:
-    """The values of the fixtures that a function names; those that yield go on afterwards."""
-    values: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in given or parameter.default is not parameter.empty:
-            continue
-        if not getattr(space.get(name), "is_fixture", False):
-            raise TypeError(f"there is no fixture '{name}' here")
-        value = space[name](**_fixtures(space[name], space, {}, running))
-        if inspect.isgenerator(value):
-            running.append(value)
-            value = next(value)
-        values[name] = value
-    return values
+@fixture
+def _capsys() -> Iterator[_Capture]:
+    before, capture = (sys.stdout, sys.stderr), _Capture()
+    sys.stdout, sys.stderr = capture.streams
+    yield capture
+    sys.stdout, sys.stderr = before
+
+
+BUILT_IN = {"monkeypatch": _monkeypatch, "capsys": _capsys, "capfd": _capsys}

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from rollpacker.reward.thinking import after_thinking
+
 _MARKER = r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+|>\s?)*"
 """Indentation, and what begins an item of a list or a quotation."""
 _FENCE = re.compile(rf"(?P<before>{_MARKER})(?P<fence>`{{3,}}(?=[^`]*$)|~{{3,}})(?P<info>.*)")
@@ -96,7 +98,7 @@ def find_blocks(response: str) -> list[Block]:
     answer itself if it looks like code; else those anywhere. Only in an answer may the last block
     lack its end.
     """
-    text = response.rpartition("</think>")[2].replace("\r\n", "\n")
+    text = after_thinking(response).replace("\r\n", "\n")
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     if start >= 0:

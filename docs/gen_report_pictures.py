@@ -30,7 +30,12 @@ WORST = (
 def browser(width: int, height: int) -> Iterator[webdriver.Chrome]:
     """A headless Chromium with a window of that many pixels."""
     options = webdriver.ChromeOptions()
-    for argument in ("--headless=new", "--no-sandbox", f"--window-size={width},{height}"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--hide-scrollbars",
+        f"--window-size={width},{height}",
+    ):
         options.add_argument(argument)
     service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
     opened = webdriver.Chrome(options=options, service=service)

@@ -16,7 +16,7 @@ from rollpacker.reward.math.extract import (
     MARK,
     SENTENCE,
     TAG,
-    Found,
+    Extracted,
     extract,
 )
 
@@ -126,9 +126,9 @@ def test_numbers_as_answers_and_rows_without():
 
 
 def test_the_last_complete_box_counts():
-    assert extract(r"\boxed{1} then \boxed{\frac{1}{2}}.") == Found(r"\frac{1}{2}", BOX)
-    assert extract(r"\boxed{1} then \boxed{2") == Found("1", BOX)
-    assert extract(r"\boxed{5} \fbox{6}") == Found("5", BOX)
+    assert extract(r"\boxed{1} then \boxed{\frac{1}{2}}.") == Extracted(r"\frac{1}{2}", BOX)
+    assert extract(r"\boxed{1} then \boxed{2") == Extracted("1", BOX)
+    assert extract(r"\boxed{5} \fbox{6}") == Extracted("5", BOX)
 
 
 def test_what_people_bring_and_what_a_policy_may_try(score):
@@ -150,12 +150,12 @@ def test_what_people_bring_and_what_a_policy_may_try(score):
     ],
 )
 def test_the_strongest_rule_finds_the_answer(text, answer, rule):
-    assert extract(text) == Found(answer, rule)
+    assert extract(text) == Extracted(answer, rule)
 
 
 def test_what_a_report_says():
     report = MathReward().explain(r"\boxed{72 clips}", {"answer": "72 dollars"})
-    assert report.found == Found("72 clips", BOX)
+    assert report.found == Extracted("72 clips", BOX)
     assert (str(report.answer), str(report.golds[0])) == ("72; unit clip", "72; unit $")
     assert (report.score, report.why) == (0.0, "units differ: $ and clip")
 

@@ -23,7 +23,7 @@ _EARLIER = "history"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PromptLayout:
     """Which columns make a prompt.
 
     Args:
@@ -50,7 +50,7 @@ class Layout:
         return " + ".join(parts) + (f", system turn <- {self.system}" if self.system else "")
 
 
-def layout_of(columns: Record) -> tuple[Layout | None, tuple[str, ...]]:
+def layout_of(columns: Record) -> tuple[PromptLayout | None, tuple[str, ...]]:
     """The columns of prompts, and of answers besides the usual ones.
 
     Args:
@@ -63,18 +63,21 @@ def layout_of(columns: Record) -> tuple[Layout | None, tuple[str, ...]]:
     speaker = system or ("system" if "system" in filled else None)
     if "instruction" in filled and not filled & {*PROMPTS[:3]}:
         after = "input" if "input" in filled else passage
-        return Layout(column="instruction", after=after, system=speaker), ("output", "response")
+        return PromptLayout(column="instruction", after=after, system=speaker), (
+            "output",
+            "response",
+        )
     # One that is blank in every row is still the prompt, where there is no other.
     present = {name for name, value in columns.items() if not is_missing(value)}
     name = next((name for names in (filled, present) for name in PROMPTS if name in names), None)
     if name is not None:
         before = passage if name == "question" else None
         after = _STARTER if _STARTER in filled else None
-        return Layout(column=name, before=before, after=after, system=system), ()
+        return PromptLayout(column=name, before=before, after=after, system=system), ()
     if "query" in filled:
-        return Layout(column="query", before=passage, system=system), ("response",)
+        return PromptLayout(column="query", before=passage, system=system), ("response",)
     chat = next((name for name in _CHATS if name in filled), None)
-    return (Layout(column=chat, system=speaker), ()) if chat else (None, ())
+    return (PromptLayout(column=chat, system=speaker), ()) if chat else (None, ())
 
 
 def value_at(record: Record, column: str) -> Any:
@@ -88,7 +91,7 @@ def value_at(record: Record, column: str) -> Any:
     return value
 
 
-def prompt_of(record: Record, layout: Layout, where: str) -> Any:
+def prompt_of(record: Record, layout: PromptLayout, where: str) -> Any:
     """A row's prompt as it is, its parts put together; None where it has none.
 
     Raises ``DataError`` that begins with ``where`` where a part is no text.
@@ -105,7 +108,7 @@ def prompt_of(record: Record, layout: Layout, where: str) -> Any:
     return value
 
 
-def _joined(value: Any, part: Any, first: bool, what: str, layout: Layout) -> Any:
+def _joined(value: Any, part: Any, first: bool, what: str, layout: PromptLayout) -> Any:
     """A prompt with a part that it may hold already."""
     if not isinstance(value, str) or not isinstance(part, str):
         found = type(part if isinstance(value, str) else value).__name__
@@ -133,7 +136,7 @@ def _begins_with_system(turns: list[Any]) -> bool:
     return bool(turns) and isinstance(turns[0], dict) and turns[0].get("role") == "system"
 
 
-def _check_all_shown(record: Record, layout: Layout, value: Any, where: str) -> None:
+def _check_all_shown(record: Record, layout: PromptLayout, value: Any, where: str) -> None:
     """Refuse a prompt that lacks what an answer depends on."""
     leave = f"set data.input_key: {layout.column} to do without"
     if layout.column == "instruction" and not is_empty(record.get(_EARLIER)):

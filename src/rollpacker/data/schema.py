@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError
 from rollpacker.data.files import Record
-from rollpacker.data.layouts import PROMPTS, Layout, layout_of, value_at
+from rollpacker.data.layouts import PROMPTS, PromptLayout, layout_of, value_at
 from rollpacker.data.messages import chat_of, decoded, is_empty, is_missing
 
 OPENRLHF = "OpenRLHF"
@@ -30,7 +30,7 @@ class Schema:
     """
 
     name: str
-    prompt: Layout
+    prompt: PromptLayout
     answer: str | None
     domain: str | None
     gold: bool
@@ -61,7 +61,7 @@ def detect(records: Sequence[Record], config: DataConfig, source: str) -> Schema
     if config.input_key or config.label_key:
         name = "by key"
     chosen = _chosen(config.input_key, "data.input_key", names, source)
-    layout = Layout(column=chosen, named=True) if chosen else layout
+    layout = PromptLayout(column=chosen, named=True) if chosen else layout
     answer = _chosen(config.label_key, "data.label_key", names, source) or answer
     if config.label_key == "":
         answer = None
@@ -82,30 +82,30 @@ def _lacking(columns: Record, source: str, *, prompt: bool, answer: bool) -> str
     return f"{source}: {what} among {list(columns)}{nulls}: set {' and '.join(keys)}"
 
 
-def _ends_in_answer(record: Record, layout: Layout) -> bool:
+def _ends_in_answer(record: Record, layout: PromptLayout) -> bool:
     turns = chat_of(value_at(record, layout.column))
     last = turns[-1] if isinstance(turns, list) and turns else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
-def prompt_layout(columns: Record, config: DataConfig) -> Layout | None:
+def prompt_layout(columns: Record, config: DataConfig) -> PromptLayout | None:
     """Which columns make the prompt, where there is one."""
     if config.input_key and config.input_key.split(".")[0] in columns:
-        return Layout(column=config.input_key, named=True)
+        return PromptLayout(column=config.input_key, named=True)
     return _framework(columns)[1]
 
 
-def _framework(columns: Record) -> tuple[str, Layout | None, str | None, str | None]:
+def _framework(columns: Record) -> tuple[str, PromptLayout | None, str | None, str | None]:
     filled = {name for name, value in columns.items() if not is_missing(value)}
     model = decoded(columns.get("reward_model"))
     if isinstance(model, dict) and "ground_truth" in model and "prompt" in filled:
         domain = "data_source" if "data_source" in filled else None
-        return "verl", Layout(column="prompt"), "reward_model.ground_truth", domain
+        return "verl", PromptLayout(column="prompt"), "reward_model.ground_truth", domain
     if isinstance(columns.get("messages"), str) and "ground_truth" in filled:
         domain = "tag" if "tag" in filled else None
-        return "ROLL", Layout(column="messages"), "ground_truth", domain
+        return "ROLL", PromptLayout(column="messages"), "ground_truth", domain
     if "rg_task" in columns:
-        layout = Layout(column="question", named=True)
+        layout = PromptLayout(column="question", named=True)
         return f"reasoning-gym {columns['rg_task']}", layout, "answer", None
     layout, gold = layout_of(columns)
     prompt = None if layout is None else layout.column

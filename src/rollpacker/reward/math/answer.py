@@ -113,7 +113,7 @@ _CAPITALS = re.compile(r"[A-Z]{2,}")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MathAnswer:
     """One side of a comparison.
 
     Args:
@@ -135,9 +135,9 @@ class Answer:
     variable: str | None = None
     relative: str | None = None
     choice: str | None = None
-    items: tuple[Answer, ...] = ()
+    items: tuple[MathAnswer, ...] = ()
     literal: bool = False
-    claims: tuple[Answer, ...] = ()
+    claims: tuple[MathAnswer, ...] = ()
     rough: bool = False
 
     def __str__(self) -> str:
@@ -152,7 +152,7 @@ class Answer:
         return "; ".join(said)
 
 
-def read(text: str, letters: bool = False) -> Answer:
+def read(text: str, letters: bool = False) -> MathAnswer:
     """What ``text`` says, which is an answer and nothing around it.
 
     Args:
@@ -160,12 +160,12 @@ def read(text: str, letters: bool = False) -> Answer:
         letters: a letter right behind a number is a unit and no variable.
     """
     if len(text) > _LONGEST:
-        return Answer(text.strip(), literal=True)
+        return MathAnswer(text.strip(), literal=True)
     return _read(text, letters)
 
 
 @lru_cache(maxsize=4096)
-def _read(text: str, letters: bool) -> Answer:
+def _read(text: str, letters: bool) -> MathAnswer:
     text = tidy(text)
     for said in (text, _without_label(text)):
         choice = _CHOICE.match(_opened(said))
@@ -173,7 +173,7 @@ def _read(text: str, letters: bool) -> Answer:
             return found
     text = _ROUGHLY.sub("", _without_label(_concluded(text)))
     if match := _VERDICT.match(_opened(text)):
-        return Answer(match[1], literal=True)
+        return MathAnswer(match[1], literal=True)
     if whole := _WHOLE_TEXT.fullmatch(text):
         inside = whole[1].strip()
         return _value(inside, letters) or _list(inside, letters) or _other(text)
@@ -186,7 +186,7 @@ def _concluded(text: str) -> str:
     return last.strip() if earlier and ("=" in earlier[0] or not earlier[0].strip()) else text
 
 
-def _chain(text: str, letters: bool) -> Answer | None:
+def _chain(text: str, letters: bool) -> MathAnswer | None:
     """Of ``48 + 24 = 72`` or ``x = 6/2 = 3`` the last side, with the others as claims."""
     about = [side.strip() for side in _ABOUT_EQUAL.split(text)]
     if len(about) == 2 and _VARIABLE.fullmatch(f"{about[0]} = "):
@@ -230,7 +230,7 @@ def _opened(text: str) -> str:
     return " ".join(unwrapped(text, _TEXT).split())
 
 
-def _choice(match: re.Match[str], text: str) -> Answer | None:
+def _choice(match: re.Match[str], text: str) -> MathAnswer | None:
     bracketed, rest = match[1] or match[2], text[match.end() :]
     letter = bracketed or match[3]
     if _CHOICES.search(rest) or _SAYS.match(rest):
@@ -239,17 +239,17 @@ def _choice(match: re.Match[str], text: str) -> Answer | None:
         return None
     if bracketed and rest[:1] in tuple("^_+*/=<>!"):
         return None
-    return Answer(rest, choice=letter.upper(), value=number(rest))
+    return MathAnswer(rest, choice=letter.upper(), value=number(rest))
 
 
 # -- numbers
 
 
-def _value(text: str, letters: bool) -> Answer | None:
+def _value(text: str, letters: bool) -> MathAnswer | None:
     """A number, or an expression, with its unit and what it is relative to."""
     if match := _CLOCK.fullmatch(_opened(text)):
         half = f"{match[2].lower()}m" if match[2] else None
-        return Answer(match[1], relative=half, literal=True)
+        return MathAnswer(match[1], relative=half, literal=True)
     body, relative = text, None
     for form, said in _RELATIVE:
         if match := form.search(text):
@@ -257,12 +257,12 @@ def _value(text: str, letters: bool) -> Answer | None:
             break
     variable = _VARIABLE.match(body)
     if variable and (value := number(body[variable.end() :])) is not None:
-        return Answer(body, value=value, variable=variable[1], relative=relative)
+        return MathAnswer(body, value=value, variable=variable[1], relative=relative)
     body, unit = _measured(body, letters)
     value = number(body)
     if value is None and ((unit is None and relative is None) or not readable(body)):
         return None
-    return Answer(body, value=value, unit=unit, relative=relative)
+    return MathAnswer(body, value=value, unit=unit, relative=relative)
 
 
 def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
@@ -303,7 +303,7 @@ def _in_chinese(text: str) -> tuple[str, Unit | None]:
 # -- lists and all else
 
 
-def _list(text: str, letters: bool) -> Answer | None:
+def _list(text: str, letters: bool) -> MathAnswer | None:
     if r"\begin" in text or text.count(r"\pm") > 1:
         return None
     inside = text
@@ -318,13 +318,13 @@ def _list(text: str, letters: bool) -> Answer | None:
     if len(parts) < 2 or not all(parts):
         return None
     if not braced and (bounds := relations.of_list(parts, inside)):
-        return Answer(bounds)
+        return MathAnswer(bounds)
     labels = [_VARIABLE.match(part) for part in parts]
     if all(labels) and len({label[1][:1] for label in labels if label}) == 1:
         parts = [part[label.end() :] for part, label in zip(parts, labels, strict=True) if label]
     elif labels[0] and not any(labels[1:]):
         parts[0] = parts[0][labels[0].end() :]
-    return Answer(text, items=tuple(read(part.strip(), letters) for part in parts))
+    return MathAnswer(text, items=tuple(read(part.strip(), letters) for part in parts))
 
 
 def _split(text: str) -> list[str]:
@@ -346,22 +346,22 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _other(text: str) -> Answer:
+def _other(text: str) -> MathAnswer:
     """A set with a name, a ratio, a point, an expression, or words."""
     opened = _opened(text)
     bare = opened.rstrip(".!")
     for form, said in _SETS:
         if form.fullmatch(bare):
-            return Answer(said, literal=said == _NOWHERE)
+            return MathAnswer(said, literal=said == _NOWHERE)
     if said := relations.of_one(text):
-        return Answer(said)
+        return MathAnswer(said)
     if (match := _RATIO.fullmatch(text)) and int(match[2]):
-        return Answer(text, value=Fraction(int(match[1]), int(match[2])))
+        return MathAnswer(text, value=Fraction(int(match[1]), int(match[2])))
     if match := _POINT.fullmatch(text):
-        return Answer(match[2], variable=match[1])
+        return MathAnswer(match[2], variable=match[1])
     if said := counted(opened):
         return _read(said, letters=False)
     if readable(text) and not (_LITERAL.fullmatch(opened) or _CAPITALS.fullmatch(opened)):
-        return Answer(text)
+        return MathAnswer(text)
     variable = _VARIABLE.match(opened) if r"\begin" in opened else None
-    return Answer(opened[variable.end() :] if variable else opened, literal=True)
+    return MathAnswer(opened[variable.end() :] if variable else opened, literal=True)

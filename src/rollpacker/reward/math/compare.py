@@ -13,7 +13,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from rollpacker.reward.math import units
-from rollpacker.reward.math.answer import Answer, read
+from rollpacker.reward.math.answer import MathAnswer, read
 from rollpacker.reward.math.grammar import huge
 from rollpacker.reward.math.units import PERCENT
 
@@ -44,14 +44,14 @@ _JOINED = re.compile(r"(?:,|\band\b)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Equality:
     """Whether the answers are equal, and the rule that said so."""
 
     equal: bool
     why: str
 
 
-def compare(gold: Answer, answer: Answer) -> Comparison:
+def compare(gold: MathAnswer, answer: MathAnswer) -> Equality:
     """Compare a response's answer with the row's.
 
     Numbers are compared exactly, lists in any order, units where both sides name one, words as
@@ -60,18 +60,18 @@ def compare(gold: Answer, answer: Answer) -> Comparison:
     for claim in answer.claims:
         near = answer.rough and _nearly(claim, answer)
         if not near and not _compared(answer, claim).equal:
-            return Comparison(False, f"its own sides differ: {claim.text} and {answer.text}")
+            return Equality(False, f"its own sides differ: {claim.text} and {answer.text}")
     return _compared(gold, answer)
 
 
-def _nearly(one: Answer, other: Answer) -> bool:
+def _nearly(one: MathAnswer, other: MathAnswer) -> bool:
     values = _approximate(one), _approximate(other)
     if values[0] is None or values[1] is None:
         return False
     return abs(values[0] - values[1]) <= abs(values[1]) / 50
 
 
-def _approximate(answer: Answer) -> float | None:
+def _approximate(answer: MathAnswer) -> float | None:
     if answer.literal or (answer.value is None and huge(answer.text)):
         return None
     try:
@@ -80,53 +80,53 @@ def _approximate(answer: Answer) -> float | None:
         return None
 
 
-def _compared(gold: Answer, answer: Answer) -> Comparison:
+def _compared(gold: MathAnswer, answer: MathAnswer) -> Equality:
     for rule in (_choices, _several, _conflict, _valued, _listed, _shapes, _worded):
         if decided := rule(gold, answer):
             return decided
     equal = bool(answer.text) and _symbolic(gold.text, answer.text)
-    return Comparison(equal, "equal by math-verify" if equal else "not shown equal by math-verify")
+    return Equality(equal, "equal by math-verify" if equal else "not shown equal by math-verify")
 
 
-def _conflict(gold: Answer, answer: Answer) -> Comparison | None:
+def _conflict(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     """What both sides name and does not agree."""
     if not units.agree(gold.unit, answer.unit):
-        return Comparison(False, f"units differ: {gold.unit} and {answer.unit}")
+        return Equality(False, f"units differ: {gold.unit} and {answer.unit}")
     if None not in (gold.relative, answer.relative) and gold.relative != answer.relative:
-        return Comparison(False, f"{gold.relative} and {answer.relative} differ")
+        return Equality(False, f"{gold.relative} and {answer.relative} differ")
     if None not in (gold.variable, answer.variable) and gold.variable != answer.variable:
-        return Comparison(False, f"values of {gold.variable} and of {answer.variable}")
+        return Equality(False, f"values of {gold.variable} and of {answer.variable}")
     return None
 
 
-def _valued(gold: Answer, answer: Answer) -> Comparison | None:
+def _valued(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     if gold.value is not None and answer.value is not None:
         equal = _numbers(gold, answer)
-        return Comparison(equal, f"numbers {'equal' if equal else 'differ'}")
+        return Equality(equal, f"numbers {'equal' if equal else 'differ'}")
     return None
 
 
-def _listed(gold: Answer, answer: Answer) -> Comparison | None:
+def _listed(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     if gold.items and answer.items:
         return _lists(gold, answer)
     if (gold.items and answer.value is not None) or (answer.items and gold.value is not None):
-        return Comparison(False, "a list and a number")
+        return Equality(False, "a list and a number")
     return None
 
 
-def _worded(gold: Answer, answer: Answer) -> Comparison | None:
+def _worded(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     """What is compared as text alone."""
     if _same_text(gold.text, answer.text):
-        return Comparison(True, "the same text")
+        return Equality(True, "the same text")
     if gold.literal or answer.literal:
-        return Comparison(False, "words, dates and times must be equal as text")
+        return Equality(False, "words, dates and times must be equal as text")
     if _INFINITE.fullmatch(gold.text) or huge(gold.text) or huge(answer.text):
         equal = gold.text.lstrip("+ ") == answer.text.lstrip("+ ")
-        return Comparison(equal, "compared as text: infinite, or too large to work out")
+        return Equality(equal, "compared as text: infinite, or too large to work out")
     return None
 
 
-def _shapes(gold: Answer, answer: Answer) -> Comparison | None:
+def _shapes(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     """A tuple against a list, which has an order only where it says one."""
     for one, other in ((gold, answer), (answer, gold)):
         inside = _TUPLE.fullmatch(one.text)
@@ -134,51 +134,51 @@ def _shapes(gold: Answer, answer: Answer) -> Comparison | None:
             continue
         elements = [read(part.strip()) for part in inside[1].split(",")]
         if other.text.startswith(r"\{") or _OR.search(other.text):
-            return Comparison(False, "a tuple and a set")
+            return Equality(False, "a tuple and a set")
         items = sorted(other.items, key=lambda item: item.variable or "")
         if len({item.variable for item in items}) < len(items) and items[0].variable:
-            return Comparison(False, "a tuple and values of one variable")
+            return Equality(False, "a tuple and values of one variable")
         same = len(items) == len(elements) and all(
             _compared(replace(item, variable=None), element).equal
             for item, element in zip(items, elements, strict=True)
         )
-        return Comparison(same, f"a tuple and a list: {'equal' if same else 'not equal'} in order")
+        return Equality(same, f"a tuple and a list: {'equal' if same else 'not equal'} in order")
     sets = gold.text.startswith(r"\{"), answer.text.startswith(r"\{")
     tuples = _TUPLE.fullmatch(gold.text), _TUPLE.fullmatch(answer.text)
     if (sets[0] and tuples[1]) or (sets[1] and tuples[0]):
-        return Comparison(False, "a tuple and a set")
+        return Equality(False, "a tuple and a set")
     lists = gold.items or answer.items
     related = _RELATION.search(answer.text if gold.items else gold.text)
-    return Comparison(False, "a list and a relation") if lists and related else None
+    return Equality(False, "a list and a relation") if lists and related else None
 
 
-def _several(gold: Answer, answer: Answer) -> Comparison | None:
+def _several(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     """Choices in a list against their letters in one word; None where that is not compared."""
     for word, other in ((gold, answer), (answer, gold)):
         if other.items and all(item.choice for item in other.items) and word.literal:
             named = sorted(str(item.choice) for item in other.items)
             equal = named == sorted(word.text)
-            return Comparison(equal, f"choices {'equal' if equal else 'differ'}")
+            return Equality(equal, f"choices {'equal' if equal else 'differ'}")
     return None
 
 
-def _choices(gold: Answer, answer: Answer) -> Comparison | None:
+def _choices(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     if not (gold.choice or answer.choice):
         return None
     if gold.choice and not gold.text and re.fullmatch("[a-d]", answer.text):
-        answer = Answer("", choice=answer.text.upper())
+        answer = MathAnswer("", choice=answer.text.upper())
     if gold.choice and answer.choice:
         if gold.choice != answer.choice:
-            return Comparison(False, f"choices differ: {gold.choice} and {answer.choice}")
-        return Comparison(True, "the same choice")
+            return Equality(False, f"choices differ: {gold.choice} and {answer.choice}")
+        return Equality(True, "the same choice")
     chosen, other = (gold, answer) if gold.choice else (answer, gold)
     if not chosen.text:
-        return Comparison(False, f"choice {chosen.choice} against what is no choice")
-    content = Answer(chosen.text, value=chosen.value)
+        return Equality(False, f"choice {chosen.choice} against what is no choice")
+    content = MathAnswer(chosen.text, value=chosen.value)
     return compare(content, other) if chosen is gold else compare(other, content)
 
 
-def _numbers(gold: Answer, answer: Answer) -> bool:
+def _numbers(gold: MathAnswer, answer: MathAnswer) -> bool:
     one, other = gold.value, answer.value
     if one is None or other is None:
         return False
@@ -191,7 +191,7 @@ def _numbers(gold: Answer, answer: Answer) -> bool:
     return _close(one, other, gold, answer)
 
 
-def _close(one: Fraction, other: Fraction, gold: Answer, answer: Answer) -> bool:
+def _close(one: Fraction, other: Fraction, gold: MathAnswer, answer: MathAnswer) -> bool:
     if one == other:
         return True
     digits = [_DECIMALS.fullmatch(side.text) for side in (gold, answer)]
@@ -206,14 +206,14 @@ def _close(one: Fraction, other: Fraction, gold: Answer, answer: Answer) -> bool
     return apart < Fraction(1, 10 ** min(rounded)) and apart <= most
 
 
-def _lists(gold: Answer, answer: Answer) -> Comparison:
+def _lists(gold: MathAnswer, answer: MathAnswer) -> Equality:
     """Every item has its equal on the other side, each once."""
     if len(gold.items) != len(answer.items):
         counts = f"{len(gold.items)} and {len(answer.items)}"
-        return Comparison(False, f"lists of different lengths: {counts}")
+        return Equality(False, f"lists of different lengths: {counts}")
     if len(gold.items) > _MOST_ITEMS:
         equal = _same_text(gold.text, answer.text)
-        return Comparison(equal, f"a list of more than {_MOST_ITEMS}, compared as text")
+        return Equality(equal, f"a list of more than {_MOST_ITEMS}, compared as text")
     left = list(answer.items)
     for item in gold.items:
         for place, other in enumerate(left):
@@ -221,8 +221,8 @@ def _lists(gold: Answer, answer: Answer) -> Comparison:
                 del left[place]
                 break
         else:
-            return Comparison(False, f"nothing equals {item.text}")
-    return Comparison(True, "lists equal")
+            return Equality(False, f"nothing equals {item.text}")
+    return Equality(True, "lists equal")
 
 
 def _same_text(gold: str, answer: str) -> bool:

@@ -42,14 +42,14 @@ _FEW_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Extracted:
     """A final answer and the rule that found it."""
 
     answer: str
     rule: str
 
 
-def extract(text: str) -> Found | None:
+def extract(text: str) -> Extracted | None:
     """The final answer of a response: the first of the rules that finds one, its last place.
 
     An answer tag is all of the text; what was only thought is no part of it.
@@ -64,8 +64,8 @@ def extract(text: str) -> Found | None:
             few = prose.words(within) <= _FEW_WORDS and "\n" not in within
             if tagged and rule in (BOLD, LAST) and few:
                 break
-            return Found(answer.strip(), rule)
-    return Found(within, TAG) if tagged else None
+            return Extracted(answer.strip(), rule)
+    return Extracted(within, TAG) if tagged else None
 
 
 def _complete(text: str) -> str:

@@ -19,7 +19,7 @@ _CHOSEN = re.compile(
     r"(?<![A-Za-z])\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|true|answer)\b"
     r"|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\)?(?=[.!\s]*$)"
     r"|\bonly\s+\(?([A-J])\)?\s+[a-z]+s\b"
-    r"|选项?[为是]?\s*([A-J])|为\s*([A-J])\s*选?项?"
+    r"|选项?[为是]?\s*([A-J])|为\s*([A-J])\s*选项"
     r"|\b(?:[Cc]hoose|[Cc]hose|[Pp]ick|[Ss]elect|[Gg]o with)\s+(?:option\s+)?\(?([A-J])\)?"
     r"(?![A-Za-z])"
 )
@@ -80,7 +80,7 @@ _ATOM = (
     r"|π(?:/\d+)?|sqrt\(\d+\)"
 )
 _NUMBER = re.compile(
-    rf"(?<![\w.\\^{{])(?P<value>(?:Rs\.?\s?|US)?[-−]?[$€£¥₹]?\s?(?:{_ATOM})"
+    rf"(?<![A-Za-z0-9_.\\^{{])(?P<value>(?:Rs\.?\s?|US)?[-−]?[$€£¥₹]?\s?(?:{_ATOM})"
     r"(?:\s*(?:\\pi|π|\\sqrt\s*\{[^{}]*\}|√\d+|!))?(?:\s*(?:\\?%|°|percent\b))?"
     r"(?:\s*(?:×|\\times|x)\s*10\s*\^?\s*\{?[-−⁻]?[\d⁰-⁹]+\}?)?"
     r"(?:\s+(?:million|billion|trillion|thousand|[ap]\.?m\b\.?)(?![a-z]))?)"
@@ -135,6 +135,8 @@ _ASSIGNED = re.compile(r"\s*[A-Za-z](?:\([a-z]\))?\s*=[^=]*")
 _LEADING = re.compile(
     r"(?:the|an?|that|indeed|therefore|thus|simply|exactly|then)\b", re.IGNORECASE
 )
+_JOINT = re.compile("[=，]")
+"""In a text of several parts, of which the last may be the answer."""
 _FEW_WORDS = 4
 _SHORT = 80
 _NEAR_END = 200
@@ -148,7 +150,9 @@ def words(text: str) -> int:
 
 def stated(text: str) -> str | None:
     """What "the answer is" says, in the last such sentence, or which choice is called right."""
-    chosen = [match for match in _CHOSEN.finditer(text) if not _denied(text, match.start())]
+    # Near the end: "statement A is true" may be a step to a number.
+    near = _CHOSEN.finditer(text, max(0, len(text.rstrip()) - _NEAR_END))
+    chosen = [match for match in near if not _denied(text, match.start())]
     for match in reversed(list(_STATED.finditer(text))):
         if chosen and chosen[-1].start() >= match.start():
             break
@@ -237,7 +241,7 @@ def last(text: str) -> str | None:
         return verdict[1]
     if letter := _ONLY_LETTER.fullmatch(text):
         return letter[1]
-    if len(text) <= _SHORT and words(text) <= 1 and "=" not in text:
+    if len(text) <= _SHORT and words(text) <= 1 and not _JOINT.search(text):
         return text
     sentences = [part for part in _sentences(text) if part.strip() and not _OFFER.match(part)]
     if sentences and (nothing := _NOTHING.search(sentences[-1].strip())):

@@ -17,9 +17,9 @@ from math import isnan
 from typing import Any, cast
 
 from rollpacker.reward.base import GradingError
-from rollpacker.reward.math.answer import Answer, read
-from rollpacker.reward.math.compare import Comparison, compare
-from rollpacker.reward.math.extract import BOX, Found, extract, of_gold
+from rollpacker.reward.math.answer import MathAnswer, read
+from rollpacker.reward.math.compare import Equality, compare
+from rollpacker.reward.math.extract import BOX, Extracted, extract, of_gold
 
 _ASKED_EVERY_S = 0.25
 _VALUES = ("value", "answer", "ground_truth", "target", "solution")
@@ -39,9 +39,9 @@ class MathReport:
     """
 
     score: float
-    found: Found | None
-    answer: Answer | None
-    golds: tuple[Answer, ...]
+    found: Extracted | None
+    answer: MathAnswer | None
+    golds: tuple[MathAnswer, ...]
     why: str
 
 
@@ -88,7 +88,7 @@ class MathReward:
     ) -> MathReport:
         """The score and how it came about; arguments and errors are a call's."""
         wanted = _texts(row.get("answer"))
-        found: Found | None = None
+        found: Extracted | None = None
         try:
             with _cpu_limit(self._time_limit, unwanted):
                 golds = _golds(wanted)
@@ -153,7 +153,7 @@ def _from_json(gold: str) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _golds(texts: tuple[str, ...]) -> tuple[Answer, ...]:
+def _golds(texts: tuple[str, ...]) -> tuple[MathAnswer, ...]:
     """What counts as right: several where they are spellings of one answer."""
     golds = tuple(read(of_gold(text)) for text in texts)
     chosen = sum(gold.choice is not None and not gold.text for gold in golds)
@@ -161,11 +161,11 @@ def _golds(texts: tuple[str, ...]) -> tuple[Answer, ...]:
         return golds  # a letter and what stands behind it
     if len(golds) == 1 or all(compare(golds[0], other).equal for other in golds[1:]):
         return golds
-    return (Answer(", ".join(gold.text for gold in golds), items=golds),)
+    return (MathAnswer(", ".join(gold.text for gold in golds), items=golds),)
 
 
-def _decide(golds: Sequence[Answer], answer: Answer) -> Comparison:
-    decided = Comparison(False, "")
+def _decide(golds: Sequence[MathAnswer], answer: MathAnswer) -> Equality:
+    decided = Equality(False, "")
     for gold in golds:
         decided = compare(gold, answer)
         if decided.equal:

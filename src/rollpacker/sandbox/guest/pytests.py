@@ -117,7 +117,7 @@ class approx:  # noqa: N801
             return False
 
 
-class Mark:
+class PytestMark:
     """Decorates functions and classes, with arguments or without."""
 
     def __init__(self, name: str, args: Sequence[Any] = (), named: Mapping[str, Any] = {}) -> None:
@@ -128,7 +128,7 @@ class Mark:
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Decorate, or take arguments."""
         if named or len(args) != 1 or not callable(args[0]):
-            return Mark(self.name, (*self.args, *args), {**self.named, **named})
+            return PytestMark(self.name, (*self.args, *args), {**self.named, **named})
         marked: Any = args[0]
         marked.pytestmark = [*marks_on(marked), self]
         return marked
@@ -138,7 +138,7 @@ class Mark:
         """Whether its condition, if it has one, is met."""
         return bool(self.named.get("condition", self.args[0] if self.args else True))
 
-    def rows(self) -> list[tuple[dict[str, Any], list[Mark]]]:
+    def rows(self) -> list[tuple[dict[str, Any], list[PytestMark]]]:
         """Of ``parametrize``: the arguments of each run, and its own marks."""
         named = dict(zip(("argnames", "argvalues"), self.args, strict=False)) | dict(self.named)
         names, values = named["argnames"], named["argvalues"]
@@ -153,18 +153,18 @@ class Mark:
 
 
 class _Marks:
-    def __getattr__(self, name: str) -> Mark:
-        return Mark(name)
+    def __getattr__(self, name: str) -> PytestMark:
+        return PytestMark(name)
 
 
-def marks_on(target: Any) -> list[Mark]:
+def marks_on(target: Any) -> list[PytestMark]:
     """Those of a function or a class."""
     found = getattr(target, "pytestmark", ())
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
 class _Param(tuple[Any, ...]):
-    marks: list[Mark]
+    marks: list[PytestMark]
 
 
 def param(*values: Any, marks: Any = (), **_: Any) -> Any:
@@ -174,7 +174,7 @@ def param(*values: Any, marks: Any = (), **_: Any) -> Any:
     return row
 
 
-def marks_of(row: Any) -> list[Mark]:
+def marks_of(row: Any) -> list[PytestMark]:
     """Those of a row that ``param`` made."""
     return row.marks if isinstance(row, _Param) else []
 

@@ -9,7 +9,7 @@ import unittest
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .pytests import BUILT_IN, Mark, Options, SkippedError, marks_of, marks_on, unparam
+from .pytests import BUILT_IN, Options, PytestMark, SkippedError, marks_of, marks_on, unparam
 
 
 def run_tests(space: dict[str, Any], program: dict[str, Any]) -> None:
@@ -71,7 +71,9 @@ class _Session:
         if result.unexpectedSuccesses:
             raise AssertionError("a test that is expected to fail did not")
 
-    def run_class(self, kind: Any, fixtures: Mapping[str, Any], marks: Sequence[Mark]) -> None:
+    def run_class(
+        self, kind: Any, fixtures: Mapping[str, Any], marks: Sequence[PytestMark]
+    ) -> None:
         """Run the methods of a ``Test*`` class and of those inside of it, each on an instance."""
         marks = [*marks, *marks_on(kind)]
         _call_hook(getattr(kind, "setup_class", None), kind)
@@ -88,7 +90,7 @@ class _Session:
             _call_hook(getattr(instance, "teardown_method", None), test)
         _call_hook(getattr(kind, "teardown_class", None), kind)
 
-    def run(self, test: Any, fixtures: Mapping[str, Any], marks: Sequence[Mark]) -> None:
+    def run(self, test: Any, fixtures: Mapping[str, Any], marks: Sequence[PytestMark]) -> None:
         """Run a test with each of the arguments that its marks and fixtures give it."""
         marks = [*marks, *marks_on(test)]
         axes = [mark.rows() for mark in marks if mark.name == "parametrize"]
@@ -107,7 +109,9 @@ class _Session:
                 arguments = {name: value for row, _ in rows for name, value in row.items()}
                 self._once(test, run, arguments, [*marks, *own])
 
-    def _once(self, test: Any, run: _Run, arguments: dict[str, Any], marks: Sequence[Mark]) -> None:
+    def _once(
+        self, test: Any, run: _Run, arguments: dict[str, Any], marks: Sequence[PytestMark]
+    ) -> None:
         self.found += 1
         if any(mark.name in ("skip", "skipif") and _skips(mark) for mark in marks):
             return
@@ -125,7 +129,7 @@ class _Session:
         self.passed += 1
 
 
-def _skips(mark: Mark) -> bool:
+def _skips(mark: PytestMark) -> bool:
     return mark.name == "skip" or mark.holds
 
 

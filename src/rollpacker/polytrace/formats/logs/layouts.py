@@ -17,7 +17,7 @@ from rollpacker.polytrace.formats.logs.texts import REASONING
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class LogLayout:
     """One trainer's way to log responses. Of several paths the first that leads somewhere holds.
 
     Args:
@@ -96,8 +96,8 @@ class Layout:
 
 _MASKED = "nothing, where token_loss_mask is logged; else lengths, by characters"
 
-LAYOUTS: dict[str, Layout] = {
-    "verl": Layout(
+LAYOUTS: dict[str, LogLayout] = {
+    "verl": LogLayout(
         title="verl's rollout dumps",
         files="`trainer.rollout_data_dir`: `STEP.jsonl`",
         needs=("input", "output"),
@@ -108,7 +108,7 @@ LAYOUTS: dict[str, Layout] = {
         numbers=True,
         domain=("data_source",),
     ),
-    "openrlhf": Layout(
+    "openrlhf": LogLayout(
         title="OpenRLHF's batch inference",
         files="`--output_path`: `*.jsonl`",
         needs=("input", "output", "reward"),
@@ -119,7 +119,7 @@ LAYOUTS: dict[str, Layout] = {
         stepless=True,
         approximated="lengths, by characters; without a step in the file's name all are of step 0",
     ),
-    "trl": Layout(
+    "trl": LogLayout(
         title="TRL's completions",
         files="`log_completions`: `completions_STEP.parquet`, or its tables in wandb: "
         "`*.table.json`",
@@ -130,7 +130,7 @@ LAYOUTS: dict[str, Layout] = {
         relogged=True,
         approximated="lengths, by characters of what the assistant said; the reward is a plain sum",
     ),
-    "swift": Layout(
+    "swift": LogLayout(
         title="ms-swift's completions",
         files="`log_completions`: `completions.jsonl`, a line a step",
         needs=("completion", "prompt"),
@@ -142,7 +142,7 @@ LAYOUTS: dict[str, Layout] = {
         relogged=True,
         approximated="lengths, by characters of what the assistant said; the reward is a plain sum",
     ),
-    "skyrl": Layout(
+    "skyrl": LogLayout(
         title="SkyRL's dumped evaluations",
         files="`dumped_evals/global_step_N_evals/*.jsonl`",
         needs=("input_prompt", "output_response"),
@@ -154,7 +154,7 @@ LAYOUTS: dict[str, Layout] = {
         stop="stop_reason",
         approximated="lengths, by characters; without a step in a folder's name all are of step 0",
     ),
-    "roll": Layout(
+    "roll": LogLayout(
         title="ROLL's rollout dumps",
         files="`rollout_dump_dir`: `rollout_dump_data.step_N.jsonl`",
         needs=("responses", "scores"),
@@ -165,7 +165,7 @@ LAYOUTS: dict[str, Layout] = {
         domain=("domain",),
         shape="columns",
     ),
-    "roll_board": Layout(
+    "roll_board": LogLayout(
         title="ROLL's logging board",
         files="`save_logging_board_dir`: `data_*.jsonl`",
         needs=("prompt", "response", "response_tokens"),
@@ -176,7 +176,7 @@ LAYOUTS: dict[str, Layout] = {
         step=("step",),
         approximated="prompt lengths, by characters",
     ),
-    "prime": Layout(
+    "prime": LogLayout(
         title="prime-rl's episodes",
         files="`rollouts/step_N/{train,eval}/all/traces.jsonl`",
         needs=("traces", "task"),
@@ -194,7 +194,7 @@ LAYOUTS: dict[str, Layout] = {
         shape="traces",
         approximated="prompt lengths, by characters",
     ),
-    "prime_rollouts": Layout(
+    "prime_rollouts": LogLayout(
         title="prime-rl's rollouts",
         files="`rollouts/step_N/{train,eval}/all/traces.jsonl` of older releases",
         needs=("trajectory", "task"),
@@ -207,7 +207,7 @@ LAYOUTS: dict[str, Layout] = {
         validation=r"eval",
         approximated="nothing, where token ids are logged",
     ),
-    "prime_tokens": Layout(
+    "prime_tokens": LogLayout(
         title="prime-rl's token exports",
         files="`enable_token_export`: `token_exports/step_N/rank_R.jsonl`",
         needs=("token_ids", "loss_mask"),
@@ -219,7 +219,7 @@ LAYOUTS: dict[str, Layout] = {
         stepless=True,
         approximated="nothing; a prompt's id is made of its token ids, and there are no rewards",
     ),
-    "nemo": Layout(
+    "nemo": LogLayout(
         title="NeMo RL's training data",
         files="`train_data_stepN.jsonl`, `val_data_stepN.jsonl`",
         needs=("content", "rewards"),
@@ -230,7 +230,7 @@ LAYOUTS: dict[str, Layout] = {
         shape="singles",
         approximated=_MASKED,
     ),
-    "slime": Layout(
+    "slime": LogLayout(
         title="slime's samples",
         files="`--save-debug-rollout-data`, its samples as lines of JSON: `ROLLOUT_ID.jsonl`",
         needs=("prompt", "response", "response_length"),

@@ -16,7 +16,7 @@ from rollpacker.polytrace.formats.columns import pack, table
 from rollpacker.polytrace.formats.lines import Problem, Record
 from rollpacker.polytrace.formats.logs import counts, texts
 from rollpacker.polytrace.formats.logs.counts import PROMPT_WAYS, RESPONSE_WAYS, values
-from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, Layout
+from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
 from rollpacker.polytrace.formats.logs.responses import Response, check_text, responses
 from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import SAMPLES, Trace
@@ -79,7 +79,7 @@ class _File:
 @dataclass(slots=True)
 class _Log:
     kind: str
-    layout: Layout
+    layout: LogLayout
     reading: Reading
     files: list[_File] = field(default_factory=list[_File])
     seen: dict[int, Path] = field(default_factory=dict[int, Path])
@@ -230,14 +230,14 @@ def _is_validation(path: Path, pattern: str) -> bool:
     return bool(pattern) and any(re.search(pattern, name) for name in names)
 
 
-def _domain(record: Record, layout: Layout) -> str | None:
+def _domain(record: Record, layout: LogLayout) -> str | None:
     if record.get("mode") == "eval":
         return "validation"
     told = counts.first(record, layout.domain)
     return told if isinstance(told, str) else None
 
 
-def _ending(record: Record, layout: Layout) -> tuple[bool | None, str]:
+def _ending(record: Record, layout: LogLayout) -> tuple[bool | None, str]:
     """Whether it was cut off, and its state."""
     told = values(record, layout.stop)[-1:] if layout.stop else []
     if not told or not isinstance(told[0], str):
@@ -245,7 +245,7 @@ def _ending(record: Record, layout: Layout) -> tuple[bool | None, str]:
     return told[0] in _CUT, "aborted" if told[0] in _ABORTED else "kept"
 
 
-def _prompt_tokens(response: Response, layout: Layout) -> int:
+def _prompt_tokens(response: Response, layout: LogLayout) -> int:
     found = counts.tokens(response.record, (*layout.prompt_tokens, *PROMPT_WAYS))
     if found is not None:
         return found
@@ -254,7 +254,7 @@ def _prompt_tokens(response: Response, layout: Layout) -> int:
     return texts.estimate(texts.said(response.prompt))
 
 
-def _kept(record: Mapping[str, Any], layout: Layout) -> Record:
+def _kept(record: Mapping[str, Any], layout: LogLayout) -> Record:
     """What else is told of a response, as far as it is short: texts would fill the memory."""
     used = layout.used
     return {key: value for key, value in record.items() if key not in used and _is_short(value)}

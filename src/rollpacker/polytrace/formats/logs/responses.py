@@ -14,7 +14,7 @@ from rollpacker.polytrace.formats.entries import entries
 from rollpacker.polytrace.formats.lines import Problem, Record, shown
 from rollpacker.polytrace.formats.logs import counts, steps, texts
 from rollpacker.polytrace.formats.logs.counts import values
-from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, Layout
+from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
 from rollpacker.polytrace.formats.opened import bare
 from rollpacker.polytrace.formats.reading import Reading
 
@@ -57,7 +57,7 @@ def responses(path: Path, kind: str, reading: Reading) -> Iterator[Response]:
             reading.bad(Problem(path, line, f"{where}{error}"))
 
 
-def _missing(path: Path, layout: Layout) -> str | None:
+def _missing(path: Path, layout: LogLayout) -> str | None:
     try:
         names = pl.read_parquet_schema(path)
     except (PolarsError, OSError):
@@ -65,7 +65,7 @@ def _missing(path: Path, layout: Layout) -> str | None:
     return next((key for key in layout.needs if key not in names), None)
 
 
-def _split(entry: Record, layout: Layout) -> Iterator[Record]:
+def _split(entry: Record, layout: LogLayout) -> Iterator[Record]:
     """The records of responses in an entry."""
     missing = next((key for key in layout.needs if key not in entry), None)
     if missing is not None:
@@ -118,7 +118,9 @@ def _of_traces(entry: Record) -> Iterator[Record]:
         yield {**shared, **told, "sampled": said}
 
 
-def _response(where: str, line: int, record: Record, layout: Layout, named: int | None) -> Response:
+def _response(
+    where: str, line: int, record: Record, layout: LogLayout, named: int | None
+) -> Response:
     if layout.prefix is not None:
         prompt, completion = _before(record, layout.prefix), None
     elif layout.conversation:
@@ -136,7 +138,7 @@ def _response(where: str, line: int, record: Record, layout: Layout, named: int 
     return Response(where, line, record, prompt, completion, step)
 
 
-def _check_single(completion: object, layout: Layout) -> None:
+def _check_single(completion: object, layout: LogLayout) -> None:
     """Raise ``ValueError`` where one response is several texts, which count only together."""
     if not isinstance(completion, list):
         return

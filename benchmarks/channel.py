@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from rollpacker.runtime.link import Link
-from rollpacker.runtime.wire import Wire
+from rollpacker.runtime.ipc.link import Link
+from rollpacker.runtime.ipc.wire import Wire
 
 
 def tcp() -> tuple[socket.socket, socket.socket]:

@@ -40,11 +40,11 @@ from rich.console import Console
 from rollpacker.config import RunConfig, parse
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.build import assemble, rollout_settings
-from rollpacker.runtime.metrics import Tail
-from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.rewards import Rewards
-from rollpacker.runtime.run_log import RunLog
-from rollpacker.runtime.texts import Texts
+from rollpacker.runtime.attempts.detokenizer import Texts
+from rollpacker.runtime.attempts.rewards import Rewards
+from rollpacker.runtime.record.metrics import Tail
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.record.run_log import RunLog
 
 GROUP = 16
 STAND_INS = driver_workers.__file__

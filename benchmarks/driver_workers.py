@@ -22,17 +22,17 @@ from rollpacker.core.types import Device, EngineId, Prompt, PromptId, ReplicaId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import EngineInfo, Output, Request
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.crew import Crew
-from rollpacker.runtime.gangs import Gangs
-from rollpacker.runtime.nodes import Node, Nodes
-from rollpacker.runtime.placement import Post
-from rollpacker.runtime.pool import WorkerPool
-from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.rewards import Rewards
-from rollpacker.runtime.wire import encode
-from rollpacker.runtime.worker import EnginePart, ReplicaPart
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.rewards import Rewards
+from rollpacker.runtime.cluster.nodes import Node, Nodes
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.ipc.wire import encode
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.pool.placement import Post
+from rollpacker.runtime.pool.pool import WorkerPool
+from rollpacker.runtime.pool.supervisor import Crew
+from rollpacker.runtime.pool.topology import Gangs
+from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart
 from rollpacker.train.base import Partial, Update
 
 MEDIAN, SIGMA, CAP = 1250, 1.0, 16384

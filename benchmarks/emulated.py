@@ -39,8 +39,8 @@ from rollpacker import config
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.twin import simulate
 from rollpacker.job import train
-from rollpacker.runtime.metrics import Metrics
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.metrics import Metrics
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim import calibration
 
 PHASES = ("rollout", "of it grading's end", "training", "sync", "step")

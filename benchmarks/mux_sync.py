@@ -90,9 +90,9 @@ def measure(mbit: float, mib: float, training: int, rollout: int) -> dict[str, A
     import torch
     import torch.distributed as dist
 
-    from rollpacker.runtime import weights
+    from rollpacker.runtime.messages import weight_broadcast
 
-    assert dist.is_gloo_available(), f"{weights.__name__} needs gloo"
+    assert dist.is_gloo_available(), f"{weight_broadcast.__name__} needs gloo"
     torch.set_num_threads(1)
     model = int(mib * 2**20)
     with namespaces(mbit) as pids, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -136,7 +136,7 @@ def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rol
     import torch.distributed as dist
 
     from rollpacker.policy.publish import plan_publish
-    from rollpacker.runtime.weights import meet_pools
+    from rollpacker.runtime.messages.weight_broadcast import meet_pools
 
     _enter(place)
     world = training + rollout
@@ -177,7 +177,7 @@ def ways(
     import torch
     import torch.distributed as dist
 
-    from rollpacker.runtime.weights import receive_weights, send_weights
+    from rollpacker.runtime.messages.weight_broadcast import receive_weights, send_weights
 
     trains = rank in pools[0]
     shards = [(each.start, each.stop) for each in plan.transfers if each.slow]

@@ -149,7 +149,7 @@ def guards(jobs: list[subprocess.Popen[str]]) -> int:
             command = (path / "cmdline").read_text()
         except OSError:
             continue
-        found += "runtime/guard.py" in command and parent in {job.pid for job in jobs}
+        found += "runtime/ipc/watchdog.py" in command and parent in {job.pid for job in jobs}
     return found
 
 

@@ -24,7 +24,7 @@ from rollpacker.demo.run import Size, demo_config
 from rollpacker.demo.warm_start import default_cache, warm_start
 from rollpacker.job import train
 from rollpacker.polytrace.compare import STEP, Timed, compare
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.fit_costs import calibrate, timed
 from rollpacker.sim.rerun import replayed
 from rollpacker.sim.run_record import METRICS, RunRecord, read_run

@@ -27,7 +27,7 @@ from rollpacker.core.journal import replay
 from rollpacker.find import find
 from rollpacker.job import train
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.rerun import held_back
 from rollpacker.sim.run_record import read_run
 

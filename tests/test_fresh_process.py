@@ -14,7 +14,7 @@ import pytest
 
 SCRIPT = """
 import gc, importlib, json, sys, traceback, torch
-from rollpacker.runtime.local import PRELOADED
+from rollpacker.runtime.cluster.local import PRELOADED
 
 def ask(*_, **__):
     raise AssertionError("a fork of this process could not use CUDA")
@@ -107,7 +107,9 @@ def found(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def test_what_workers_are_forked_off_asks_for_no_device(found: dict[str, Any]) -> None:
     assert found["preloaded"] is None, found["preloaded"]
-    assert {"rollpacker.runtime.colocated_worker", "numba", "torch"} <= set(found["imported"])
+    assert {"rollpacker.runtime.worker.colocated_worker", "numba", "torch"} <= set(
+        found["imported"]
+    )
 
 
 def test_nothing_looks_through_it_for_garbage_and_its_workers_look_for_theirs(

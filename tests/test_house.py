@@ -30,13 +30,13 @@ MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = {"attention_layer": 90, "forward": 80}
 # Spelled apart, so that this file does not hold them itself.
 LEFTOVERS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK", "NotImplemented" + "Error")
-MAY_PRINT = ("cli.py", "cli/", "runtime/progress.py", "demo/")
+MAY_PRINT = ("cli.py", "cli/", "runtime/record/progress.py", "demo/")
 YOURS = {"path/to/file.py"}
 """Files that stand for the user's."""
 WRITTEN = ("adapter/", "saved/", "tensorboard/")
 """Folders that runs write or read."""
 NO_TORCH = ("rollpacker", "rollpacker.config", "rollpacker.core", "rollpacker.policy")
-NO_TORCH += ("rollpacker.report", "rollpacker.runtime.doctor")
+NO_TORCH += ("rollpacker.report", "rollpacker.job.ask.doctor")
 
 
 def name(path: Path) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 from rollpacker.cli import main
 from rollpacker.cli.mux_jobs import _shown_by
 from rollpacker.errors import one_line, told, visible
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.terminal import Terminal, coloured
 
 TITLE = "\x1b]0;owned\x9c \x1b[2J\x9b1m \u202eevil \ud800"

@@ -14,7 +14,7 @@ from test_encode import tokenizer
 from rollpacker import config
 from rollpacker.data.base import DataError
 from rollpacker.job.build import load_data
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.card import Card
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"

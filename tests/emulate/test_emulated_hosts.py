@@ -24,10 +24,10 @@ from rollpacker.emulate.emulation import Emulation
 from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Request, SamplingParams, Span
 from rollpacker.polytrace.length_model import PAPER
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.channel import Host
-from rollpacker.runtime.nodes import ThisMachine
-from rollpacker.runtime.worker import EnginePart, ReplicaPart, WorkerSpec
+from rollpacker.runtime.cluster.nodes import ThisMachine
+from rollpacker.runtime.ipc.channel import Host
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
 from rollpacker.sim.source import Source
 from rollpacker.sim.workload import DrawnWorkload, Recorded
 

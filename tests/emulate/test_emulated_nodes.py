@@ -21,7 +21,7 @@ from rollpacker.core import journal
 from rollpacker.emulate.twin import simulate
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_folder import load_run
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 FOUR: dict[str, Any] = {"devices__per_node": 2, "devices__nodes": 4, "trainer__shard": 2}

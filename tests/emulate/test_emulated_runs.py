@@ -23,8 +23,8 @@ from rollpacker.emulate.twin import simulate
 from rollpacker.job.fit import look
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_folder import load_run
-from rollpacker.runtime.local import PRELOADED
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.cluster.local import PRELOADED
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim import calibration
 from rollpacker.sim.models import find_model
 from rollpacker.sim.run_record import read_run

@@ -23,8 +23,8 @@ from rollpacker.emulate.messages import Draw, Forced
 from rollpacker.emulate.responses import Responses
 from rollpacker.emulate.workers import EmulatedEngine, EmulatedReplica
 from rollpacker.engine.base import Output, Request, SamplingParams, Span
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.worker import EnginePart, ReplicaPart
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart
 from rollpacker.sim.worker import SimWorker
 from rollpacker.sim.workload import DrawnWorkload
 

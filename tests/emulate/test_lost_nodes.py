@@ -10,8 +10,8 @@ from rich.console import Console
 
 from rollpacker import job as jobs
 from rollpacker.report.run_folder import load_run
-from rollpacker.runtime.metrics import Metrics
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.metrics import Metrics
+from rollpacker.runtime.record.progress import Progress
 
 
 class Assassin(Progress):

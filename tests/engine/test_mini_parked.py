@@ -14,9 +14,9 @@ from rollpacker.engine.base import Request
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.parked import Parked, Turn
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.engine_worker import EngineWorker
-from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.step.step import StepRecord
+from rollpacker.runtime.worker.engine_worker import EngineWorker
 
 MODEL = build("qwen2")
 NONE = np.zeros(0, np.int32)

@@ -14,7 +14,7 @@ from vllm_pair import Pair
 
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
 from rollpacker.engine.base import Span
-from rollpacker.runtime.leftovers import MEMORY
+from rollpacker.runtime.messages.shm_janitor import MEMORY
 
 pytestmark = pytest.mark.cluster
 COUNT = 32

@@ -16,11 +16,11 @@ from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.env.adapters.rows import number
 from rollpacker.env.base import EpisodeError, Message, Turn
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts import Attempt
-from rollpacker.runtime.conversation import Conversation, TurnRecord
-from rollpacker.runtime.environment_metrics import environment_metrics
-from rollpacker.runtime.environment_reward import EnvironmentReward
-from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.conversation import Conversation, TurnRecord
+from rollpacker.runtime.attempts.environment_metrics import environment_metrics
+from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
+from rollpacker.runtime.attempts.rewards import Rewards
 
 CONFIG = EnvironmentConfig(kind="python", path=["x"])
 

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from rollpacker import config
-from rollpacker.runtime.nodes import Node
-from rollpacker.runtime.placement import lay_out
+from rollpacker.runtime.cluster.nodes import Node
+from rollpacker.runtime.pool.placement import lay_out
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 

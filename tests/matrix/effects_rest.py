@@ -25,7 +25,7 @@ from rollpacker.cli import shared_phases
 from rollpacker.config import RunConfig
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 
 described("plain", {})
 

@@ -20,7 +20,7 @@ from rollpacker.cli import main
 from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.phase import Phases
-from rollpacker.runtime.local import PRELOADED
+from rollpacker.runtime.cluster.local import PRELOADED
 from rollpacker.shield import OUTSIDE, shielded
 
 COMMAND = (sys.executable, "-c", "from rollpacker.cli import main; main()")

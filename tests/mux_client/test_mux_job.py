@@ -20,9 +20,9 @@ from rollpacker.rollmux.node import keeper
 from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
 from rollpacker.rollmux.service.link import Link, MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_job import JobPhases
-from rollpacker.runtime import guard as guard_process
-from rollpacker.runtime.guarding import Guard
-from rollpacker.runtime.phases import DisplacedError, StoppedError
+from rollpacker.runtime.ipc import watchdog as guard_process
+from rollpacker.runtime.ipc.watchdog_client import Guard
+from rollpacker.runtime.step.node_lease import DisplacedError, StoppedError
 
 
 def phases_of(

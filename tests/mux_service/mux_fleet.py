@@ -20,7 +20,7 @@ from rollpacker.rollmux.service.protocol import PatientProtocol
 from rollpacker.rollmux.service.routing import Route
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 from rollpacker.rollmux.settings import Settings
-from rollpacker.runtime.local import PRELOADED
+from rollpacker.runtime.cluster.local import PRELOADED
 from rollpacker.shield import OUTSIDE, shielded
 
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -27,7 +27,7 @@ from peer_case import (
 )
 
 from rollpacker.config import TrainConfig
-from rollpacker.runtime.metrics import reward_metrics
+from rollpacker.runtime.record.metrics import reward_metrics
 
 pytestmark = pytest.mark.peers
 

@@ -18,8 +18,8 @@ from rollpacker.polytrace.characterize import characterize
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.episodes import Turn
 from rollpacker.polytrace.schema import Trace
-from rollpacker.runtime.conversation import Conversation, TurnRecord
-from rollpacker.runtime.samples import Row, SampleLog
+from rollpacker.runtime.attempts.conversation import Conversation, TurnRecord
+from rollpacker.runtime.attempts.samples import Row, SampleLog
 from rollpacker.sim import course
 from rollpacker.sim.source import of_trace
 

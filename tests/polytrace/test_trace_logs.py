@@ -15,7 +15,7 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKi
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.schema import SAMPLES, TraceError
-from rollpacker.runtime.samples import Row, SampleLog
+from rollpacker.runtime.attempts.samples import Row, SampleLog
 
 
 def start(attempt: int, prompt: str, index: int = 0, worker: int = 0) -> d.StartAttempt:

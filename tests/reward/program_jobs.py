@@ -13,8 +13,8 @@ from rich.console import Console
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from rollpacker import config, job
-from rollpacker.runtime import sample_table as samples
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.attempts import sample_table as samples
+from rollpacker.runtime.record.progress import Progress
 
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
 SLOW = "sum(range(400_000))\n" + RIGHT

@@ -30,7 +30,7 @@ from rollpacker.core import journal
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import Row
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.rewards import check_rows
+from rollpacker.runtime.attempts.rewards import check_rows
 from rollpacker.sandbox.guest import kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")

@@ -3,7 +3,7 @@
 import os
 import random
 
-from rollpacker.runtime.checkpoint import Checkpoints
+from rollpacker.runtime.record.checkpoint import Checkpoints
 
 
 def writer(step, size=300):

@@ -21,9 +21,9 @@ from runtime_jobs import Workshop, run
 
 from rollpacker.config import RunConfig
 from rollpacker.job import build
-from rollpacker.runtime.cluster import Cluster
-from rollpacker.runtime.local import Start, start_processes
-from rollpacker.runtime.phases import Phases
+from rollpacker.runtime.cluster.cluster import Cluster
+from rollpacker.runtime.cluster.local import Start, start_processes
+from rollpacker.runtime.step.node_lease import Phases
 
 BEAT_S = 1.0
 # At the first completion after `at`, waits until the test has struck.
@@ -87,7 +87,7 @@ class Launcher:
         self.agents[number] = self._started(address, key, name)
 
     def _started(self, address: tuple[str, int], key: bytes, name: str) -> subprocess.Popen[bytes]:
-        command = [*self._before, sys.executable, "-m", "rollpacker.runtime.agent"]
+        command = [*self._before, sys.executable, "-m", "rollpacker.runtime.cluster.agent"]
         agent = subprocess.Popen(
             [*command, address[0], str(address[1]), name], stdin=subprocess.PIPE
         )

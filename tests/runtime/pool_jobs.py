@@ -15,10 +15,10 @@ from runtime_jobs import Workshop
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.engine.base import Output, Request, SamplingParams
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.pool import WorkerPool
-from rollpacker.runtime.protocols import Listener, Loss
-from rollpacker.runtime.publishing import publish
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.pool.pool import WorkerPool
+from rollpacker.runtime.pool.protocols import Listener, Loss
+from rollpacker.runtime.step.publishing import publish
 
 BEAT_S = 1.0
 _PATIENCE_S = 120.0

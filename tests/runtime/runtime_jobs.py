@@ -25,9 +25,9 @@ from rollpacker import config, job
 from rollpacker.cli import main
 from rollpacker.config import RunConfig
 from rollpacker.demo.model import build_tokenizer
-from rollpacker.runtime import sample_table as samples
-from rollpacker.runtime.phases import Phases
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.attempts import sample_table as samples
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.node_lease import Phases
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -18,7 +18,7 @@ from runtime_jobs import (
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.messages.faults import WorkerError
 
 CPU: dict[str, Any] = {"pin": False, "kind": "cpu"}
 ROWS = 12

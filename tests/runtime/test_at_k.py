@@ -5,8 +5,8 @@ import random
 import pytest
 
 from rollpacker.config import RewardConfig
+from rollpacker.job.ask.at_k import Answer, ks, maj_at, pass_at
 from rollpacker.reward.votes import voting
-from rollpacker.runtime.at_k import Answer, ks, maj_at, pass_at
 
 
 def test_the_ks_are_powers_of_two_and_all():

@@ -15,7 +15,7 @@ import pytest
 from runtime_jobs import Workshop, run, write_byte_model
 
 import rollpacker
-from rollpacker.runtime.breaker import Breaker, spawn
+from rollpacker.runtime.messages.breaker import Breaker, spawn
 
 _SOON_S = 10.0
 _SOURCE = Path(rollpacker.__file__).parent

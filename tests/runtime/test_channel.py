@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.runtime.link import Link
-from rollpacker.runtime.wire import HEAD, Wire, encode, head
+from rollpacker.runtime.ipc.link import Link
+from rollpacker.runtime.ipc.wire import HEAD, Wire, encode, head
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
 

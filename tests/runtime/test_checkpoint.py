@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from checkpoint_files import child, intact, names, saved, writer
 
-from rollpacker.runtime import checkpoint as module
-from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints, search, verify
+from rollpacker.runtime.record import checkpoint as module
+from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, search, verify
 
 
 def test_round_trip(tmp_path):
@@ -209,7 +209,7 @@ def test_real_full_disk(tmp_path):
     """A tmpfs of 64 KiB in a user namespace; skipped where the system forbids that."""
     script = (
         "import sys; from pathlib import Path\n"
-        "from rollpacker.runtime.checkpoint import *\n"
+        "from rollpacker.runtime.record.checkpoint import *\n"
         "c = Checkpoints(Path(sys.argv[1]) / 'run')\n"
         "w = lambda n: lambda p: (p / 'w').write_bytes(bytes(n)) and None\n"
         "c.save(1, w(9000), {}); c.save(2, w(9000), {})\n"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from checkpoint_files import child, intact, saved, writer
 
-from rollpacker.runtime.checkpoint import Checkpoints, search, verify
+from rollpacker.runtime.record.checkpoint import Checkpoints, search, verify
 
-TRACED = ("runtime/checkpoint.py", "runtime/durable.py", "/shutil.py")
+TRACED = ("runtime/record/checkpoint.py", "durable.py", "/shutil.py")
 
 
 def trace_lines(at_line):
@@ -121,7 +121,7 @@ def test_kill_at_random_times(tmp_path):
     """Hundreds of kills of one run that saves all the time; each start must go on from before."""
     script = (
         "import sys, random; from pathlib import Path\n"
-        "from rollpacker.runtime.checkpoint import Checkpoints\n"
+        "from rollpacker.runtime.record.checkpoint import Checkpoints\n"
         "c = Checkpoints(Path(sys.argv[1])); f = c.latest(); s = f.step if f else 0\n"
         "print(s, c.problems, flush=True)\n"
         "while True:\n"

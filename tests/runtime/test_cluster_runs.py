@@ -25,9 +25,9 @@ from runtime_jobs import (
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.checkpoint import verify
-from rollpacker.runtime.faults import WorkerError
-from rollpacker.runtime.phases import Alone, Tenant
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.record.checkpoint import verify
+from rollpacker.runtime.step.node_lease import Alone, Tenant
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 ROWS = 12

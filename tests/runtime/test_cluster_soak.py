@@ -19,7 +19,7 @@ from rollpacker import job
 from rollpacker.core import journal
 from rollpacker.job.signals import Stopped
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(3600)]
 FAULTS, ROWS, NODES = 50, 12, 4

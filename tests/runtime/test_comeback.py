@@ -19,10 +19,10 @@ from runtime_jobs import (
 
 from rollpacker.core import journal
 from rollpacker.job.restarts import Restarts
+from rollpacker.job.run import worker_recovery
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime import comeback
-from rollpacker.runtime.faults import WorkerError
-from rollpacker.runtime.pool import WorkerPool
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.pool.pool import WorkerPool
 
 ROWS = 12
 ONCE = Counter({f"p{i}": 1 for i in range(ROWS)})
@@ -82,14 +82,14 @@ def test_without_waiting_it_comes_when_it_is_ready(
     shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts as late as in the second step without it."""
-    between_steps, start_again = comeback.Comeback.between_steps, WorkerPool.start_again
+    between_steps, start_again = worker_recovery.Comeback.between_steps, WorkerPool.start_again
     steps, begin = list[int](), asyncio.Event()
 
     async def late(self: WorkerPool, workers: set[int]) -> None:
         await begin.wait()
         await start_again(self, workers)
 
-    async def looked(self: comeback.Comeback, step: int) -> bool:
+    async def looked(self: worker_recovery.Comeback, step: int) -> bool:
         if self._starting is not None:
             steps.append(step)
             if len(steps) == 2:
@@ -98,7 +98,7 @@ def test_without_waiting_it_comes_when_it_is_ready(
         return await between_steps(self, step)
 
     monkeypatch.setattr(WorkerPool, "start_again", late)
-    monkeypatch.setattr(comeback.Comeback, "between_steps", looked)
+    monkeypatch.setattr(worker_recovery.Comeback, "between_steps", looked)
     changes = {"deterministic": False, "epochs": 2}
     folder, said = struck(shop, "later", worker=1, devices=TWO, **changes)
     without, back = steps
@@ -202,7 +202,7 @@ def test_a_start_that_fails_leaves_alone_who_came_before(
     async def main() -> None:
         pool, said = Pool(), list[str]()
         workers: Any = pool
-        back = comeback.Comeback(workers, tmp_path, tries=2, wait=True, note=said.append)
+        back = worker_recovery.Comeback(workers, tmp_path, tries=2, wait=True, note=said.append)
         pool.starts = [None, WorkerError("ill"), None, *[WorkerError("ill")] * 3]
         found = [await back.between_steps(step) for step in range(8)]
         assert found == [True, False, True, False, False, False, False, False]
@@ -210,5 +210,5 @@ def test_a_start_that_fails_leaves_alone_who_came_before(
         assert len(pool.starts) == 1
         assert [line for line in said if "goes on without" in line] == said[-1:]
 
-    monkeypatch.setattr(comeback, "publish", published)
+    monkeypatch.setattr(worker_recovery, "publish", published)
     asyncio.run(main())

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.channel import Host
-from rollpacker.runtime.crew import Crew
-from rollpacker.runtime.link import Link
-from rollpacker.runtime.local import LocalHost
-from rollpacker.runtime.nodes import Nodes
-from rollpacker.runtime.wire import Wire
-from rollpacker.runtime.worker import WorkerSpec
+from rollpacker.runtime.cluster.local import LocalHost
+from rollpacker.runtime.cluster.nodes import Nodes
+from rollpacker.runtime.ipc.channel import Host
+from rollpacker.runtime.ipc.link import Link
+from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.pool.supervisor import Crew
+from rollpacker.runtime.worker.worker import WorkerSpec
 
 SPECS = cast(Mapping[int, Sequence[WorkerSpec]], {0: [SimpleNamespace(rank=0)]})
 

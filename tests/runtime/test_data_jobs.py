@@ -15,8 +15,8 @@ from rollpacker.data.load import load_rows
 from rollpacker.job.assess import assess
 from rollpacker.job.checks import check
 from rollpacker.job.resume import as_begun, choose_start
-from rollpacker.runtime.checkpoint import Found
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.checkpoint import Found
+from rollpacker.runtime.record.progress import Progress
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from rollpacker.core import decisions as do
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.fleet import by_number
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.decoding import Decoding
-from rollpacker.runtime.graded_log import GradedLog
-from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.step.decoding import Decoding
+from rollpacker.runtime.step.step import StepRecord
 
 ENGINES, EACH = 8, 400
 CLOCK = Clock()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.runtime import doctor
+from rollpacker.job.ask import doctor
 
 WITHOUT_TORCH = """
 import json, sys

@@ -18,13 +18,13 @@ from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.reward.base import Grade
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.evaluate import Evaluator
-from rollpacker.runtime.faults import WorkerError
-from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.protocols import Listener, Loss
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.pool.protocols import Listener, Loss
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.evaluate import Evaluator
 
 ENGINES, PROBLEMS, EACH = 3, 7, 2
 

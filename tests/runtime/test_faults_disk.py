@@ -14,7 +14,7 @@ from checkpoint_files import child
 from runtime_jobs import Workshop, checkpoints, cli, cli_here, metrics, times_trained
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rollpacker.runtime.durable import disk_full
+from rollpacker.durable import disk_full
 from rollpacker.train.checkpoint import save_state
 
 LARGEST = 60_000

@@ -13,7 +13,7 @@ from runtime_jobs import Workshop, kept_groups, run, times_trained
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.messages.faults import WorkerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -10,7 +10,7 @@ from runtime_jobs import Workshop, checkpoints, kept_groups, metrics, run, table
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.faults import WorkerError
+from rollpacker.runtime.messages.faults import WorkerError
 
 ROWS = 11
 HEALTHY = {f"p{i}" for i in range(ROWS)} - {"p3", "p4", "p5", "p6"}

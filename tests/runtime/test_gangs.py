@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from rollpacker.config import RunConfig, parse
 from rollpacker.core.types import EngineId
-from rollpacker.runtime.gangs import Gangs
-from rollpacker.runtime.nodes import Node
-from rollpacker.runtime.placement import Post, lay_out
+from rollpacker.runtime.cluster.nodes import Node
+from rollpacker.runtime.pool.placement import Post, lay_out
+from rollpacker.runtime.pool.topology import Gangs
 
 Case = tuple[list[Post], list[tuple[int, EngineId]]]
 

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.open_files import allow_files
-from rollpacker.runtime import gate as gates
-from rollpacker.runtime.gate import Gate, enter
-from rollpacker.runtime.wire import encode, head
+from rollpacker.runtime.ipc import rendezvous as gates
+from rollpacker.runtime.ipc.rendezvous import Gate, enter
+from rollpacker.runtime.ipc.wire import encode, head
 
 
 class Bomb:
@@ -238,7 +238,12 @@ def test_who_comes_as_it_closes_is_let_go() -> None:
 def test_an_agent_leaves_that_nobody_welcomes() -> None:
     async def main() -> None:
         async with opened() as (gate, came):
-            command = [sys.executable, "-m", "rollpacker.runtime.agent", *map(str, gate.address)]
+            command = [
+                sys.executable,
+                "-m",
+                "rollpacker.runtime.cluster.agent",
+                *map(str, gate.address),
+            ]
             with subprocess.Popen([*command, "node-0"], stdin=subprocess.PIPE) as agent:
                 assert agent.stdin is not None
                 agent.stdin.write(f"{gate.key.hex()}\n".encode())

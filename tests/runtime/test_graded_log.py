@@ -24,10 +24,10 @@ from rollpacker.engine.base import Output
 from rollpacker.job.keep import Keeper
 from rollpacker.policy.rollout import from_journal
 from rollpacker.reward.base import CodeRun
-from rollpacker.runtime.attempts import Attempt
-from rollpacker.runtime.graded_log import GradedLog
-from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.step import StepRecord
 
 STEP = 3
 RUN = CodeRun(
@@ -182,7 +182,7 @@ def test_a_full_disk_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rollpacker.runtime.graded_log.AppendFile.write", full)
+    monkeypatch.setattr("rollpacker.runtime.attempts.graded_log.AppendFile.write", full)
     log.add([graded(0)])
     log.add([graded(1)])
     assert len(said) == 1

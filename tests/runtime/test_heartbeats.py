@@ -11,13 +11,13 @@ import pytest
 
 from rollpacker.config import RunConfig, parse
 from rollpacker.engine.base import EngineInfo
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.faults import WorkerError
-from rollpacker.runtime.link import Link
-from rollpacker.runtime.nodes import Node, ThisMachine
-from rollpacker.runtime.pool import WorkerPool
-from rollpacker.runtime.protocols import Listener
-from rollpacker.runtime.wire import Wire
+from rollpacker.runtime.cluster.nodes import Node, ThisMachine
+from rollpacker.runtime.ipc.link import Link
+from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.pool.pool import WorkerPool
+from rollpacker.runtime.pool.protocols import Listener
 
 BEAT_S = 2.0
 

@@ -22,12 +22,12 @@ from rollpacker.data.source import PromptSource
 from rollpacker.demo.model import EOS_ID, build_model, build_tokenizer
 from rollpacker.engine.base import SamplingParams
 from rollpacker.engine.mini import MiniEngine
+from rollpacker.job.hosted import Host, HostedJob
 from rollpacker.policy.rollout import from_journal
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.hosted import Host, HostedJob
-from rollpacker.runtime.in_process import HostUpdate
-from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.pool.in_process import HostUpdate
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.base import Update
 
 CAP, PROMPTS = 20, 8

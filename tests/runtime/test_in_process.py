@@ -17,16 +17,16 @@ from rollpacker.policy.fleet import by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, streaming_rules
 from rollpacker.reward.base import Grade
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.engine_worker import EngineWorker
-from rollpacker.runtime.graded_log import GradedLog
-from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.protocols import Listener
-from rollpacker.runtime.publishing import publish
-from rollpacker.runtime.rollout import Rollout
-from rollpacker.runtime.train_worker import TrainWorker
-from rollpacker.runtime.updates import Updates
+from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.pool.protocols import Listener
+from rollpacker.runtime.step.publishing import publish
+from rollpacker.runtime.step.rollout import Rollout
+from rollpacker.runtime.step.updates import Updates
+from rollpacker.runtime.worker.engine_worker import EngineWorker
+from rollpacker.runtime.worker.train_worker import TrainWorker
 from rollpacker.train import algorithms
 from rollpacker.train.local import LocalTrainer
 from rollpacker.train.model import load_model

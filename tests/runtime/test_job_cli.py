@@ -23,8 +23,8 @@ from runtime_jobs import (
 )
 
 from rollpacker.job import train
-from rollpacker.runtime.phases import Alone
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.node_lease import Alone
 
 ROWS = 7
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."

@@ -13,7 +13,7 @@ from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace import formats
 from rollpacker.report.run_report import write_report
-from rollpacker.runtime.checkpoint import Checkpoints
+from rollpacker.runtime.record.checkpoint import Checkpoints
 from rollpacker.sim.run_record import read_run
 
 FIXED: dict[str, Any] = {"deterministic": True, "devices__per_node": 1, "epochs": 3}

@@ -11,7 +11,7 @@ from rich.console import Console
 from runtime_jobs import Workshop, asked_today, metrics, run
 
 from rollpacker import config, job
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.schedule import default_learning_rate
 
 STORED = Path(__file__).parents[1] / "stored" / "v0_1_0"

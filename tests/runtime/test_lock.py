@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rollpacker.runtime.lock import RunLock
+from rollpacker.job.run.lock import RunLock
 
 
 def test_second_run_is_refused(tmp_path):
@@ -31,7 +31,7 @@ def test_a_run_that_an_agent_starts_waits_for_the_end_of_the_one_before(tmp_path
 def test_lock_is_released_by_a_kill_although_children_live(tmp_path):
     script = (
         "import os, sys, time; from pathlib import Path\n"
-        "from rollpacker.runtime.lock import RunLock\n"
+        "from rollpacker.job.run.lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\n"
         "if not os.fork(): print(os.getpid(), flush=True)\n"
         "time.sleep(60)\n"

@@ -11,10 +11,10 @@ from pool_jobs import CPU, VLLM, Heard, decode, pool_of, requests
 from runtime_jobs import Workshop, write_wide_model
 
 from rollpacker.core.types import EngineId
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.faults import WorkerError
-from rollpacker.runtime.pool import WorkerPool
-from rollpacker.runtime.protocols import Loss
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.pool.pool import WorkerPool
+from rollpacker.runtime.pool.protocols import Loss
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 LONG = requests(4, 150, forced=True)

@@ -9,7 +9,7 @@ import pytest
 from checkpoint_files import child
 
 from rollpacker.core.types import AttemptId, Group, PromptId, RoundKind, Sample
-from rollpacker.runtime.metrics import (
+from rollpacker.runtime.record.metrics import (
     MetricsLog,
     StepWarnings,
     Tail,
@@ -19,7 +19,7 @@ from rollpacker.runtime.metrics import (
     step_metrics,
     update_metrics,
 )
-from rollpacker.runtime.trackers import open_trackers
+from rollpacker.runtime.record.trackers import open_trackers
 from rollpacker.train.base import Update
 
 
@@ -288,9 +288,9 @@ def test_a_missing_tracker_names_the_package(tmp_path):
 def test_no_torch_is_imported(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "import rollpacker.runtime.checkpoint, rollpacker.runtime.lock\n"
-        "import rollpacker.runtime.samples, rollpacker.runtime.progress\n"
-        "from rollpacker.runtime.metrics import MetricsLog\n"
+        "import rollpacker.runtime.record.checkpoint, rollpacker.job.run.lock\n"
+        "import rollpacker.runtime.attempts.samples, rollpacker.runtime.record.progress\n"
+        "from rollpacker.runtime.record.metrics import MetricsLog\n"
         "MetricsLog(Path(sys.argv[1]), say=print).write({'step': 0})\n"
         "print('torch' in sys.modules, 'tensorflow' in sys.modules, 'accelerate' in sys.modules)\n"
     )

@@ -8,7 +8,7 @@ from runtime_jobs import Workshop, metrics, run
 
 from rollpacker.config import RolloutConfig
 from rollpacker.core.types import AttemptId, Group, PromptId, ReplicaId, Sample
-from rollpacker.runtime.updates import share_out
+from rollpacker.runtime.step.updates import share_out
 
 RATIO = "trained_tokens/ratio"
 NUCLEUS = {"rollout__top_p": 0.7, "rollout__top_k": 9}

@@ -11,8 +11,8 @@ from rollpacker.cli import main
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.rollmux.service.client import Permit
 from rollpacker.rollmux.service.phase_job import place
-from rollpacker.runtime.devices import worker_devices
-from rollpacker.runtime.rewards import Rewards
+from rollpacker.runtime.attempts.rewards import Rewards
+from rollpacker.runtime.cluster.devices import worker_devices
 
 
 @pytest.fixture

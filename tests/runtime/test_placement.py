@@ -13,9 +13,9 @@ from rollpacker.config import RunConfig
 from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.policy.division import engine_sizes, split
 from rollpacker.policy.fleet import colocated, grid, separate
-from rollpacker.runtime.gangs import Gangs
-from rollpacker.runtime.nodes import Node
-from rollpacker.runtime.placement import Post, in_turns, lay_out
+from rollpacker.runtime.cluster.nodes import Node
+from rollpacker.runtime.pool.placement import Post, in_turns, lay_out
+from rollpacker.runtime.pool.topology import Gangs
 
 FOLDER = Path("/meetings/unique")
 STORE = "tcp://127.0.0.1:7/"

@@ -7,7 +7,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from rollpacker.runtime.progress import Progress, sparkline
+from rollpacker.runtime.record.progress import Progress, sparkline
 
 
 def metrics(step, **other):

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.types import EngineId, ReplicaId
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.protocols import Loss
-from rollpacker.runtime.publishing import Publishing
-from rollpacker.runtime.shared_weights import SharedWeights
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.shared_weights import SharedWeights
+from rollpacker.runtime.pool.protocols import Loss
+from rollpacker.runtime.step.publishing import Publishing
 
 VERSION = 7
 

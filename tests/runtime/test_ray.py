@@ -39,7 +39,7 @@ def agents() -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for process in psutil.process_iter(["cmdline", "cwd"]):
         mine = process.info["cwd"] == os.getcwd()
-        if mine and "rollpacker.runtime.agent" in (process.info["cmdline"] or ()):
+        if mine and "rollpacker.runtime.cluster.agent" in (process.info["cmdline"] or ()):
             found.append(process)
     return found
 
@@ -132,7 +132,7 @@ def test_a_killed_driver_leaves_nobody_behind(cluster: Any, shop: Workshop) -> N
 def test_a_cluster_that_is_too_small_is_described(
     cluster: Any, shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollpacker.runtime import ray_launcher
+    from rollpacker.runtime.cluster import ray_launcher
 
     monkeypatch.setattr(ray_launcher, "_PLACING_S", 2.0)
     devices, where = FOUR | {"per_node": 2}, {"address": cluster.address}

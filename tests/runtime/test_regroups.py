@@ -13,8 +13,8 @@ from runtime_jobs import Workshop, write_wide_model
 
 from rollpacker.core.types import EngineId
 from rollpacker.engine.base import Request
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.publishing import Publishing
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.step.publishing import Publishing
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(900)]
 

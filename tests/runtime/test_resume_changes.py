@@ -11,7 +11,7 @@ from runtime_jobs import Workshop, kept_samples, run, weights_digest
 
 from rollpacker import config
 from rollpacker.job.resume import as_begun, choose_start
-from rollpacker.runtime.checkpoint import Found
+from rollpacker.runtime.record.checkpoint import Found
 
 
 @pytest.fixture(scope="module")

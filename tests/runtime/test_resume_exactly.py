@@ -20,8 +20,8 @@ from runtime_jobs import (
 )
 
 from rollpacker.core import journal
+from rollpacker.job.run.lock import RunLock
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.lock import RunLock
 
 ROWS = 11
 FIXED = {"deterministic": True, "devices__per_node": 1, "checkpoint": {"every": 1, "keep": 9}}

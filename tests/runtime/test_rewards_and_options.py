@@ -12,7 +12,7 @@ from rollpacker import config
 from rollpacker.core import journal
 from rollpacker.job.resume import as_begun
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.checkpoint import Checkpoints
+from rollpacker.runtime.record.checkpoint import Checkpoints
 
 STORED = Path(__file__).parents[1] / "stored" / "v0_1_0"
 

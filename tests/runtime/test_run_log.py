@@ -10,12 +10,12 @@ import pytest
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
-from rollpacker.runtime.attempts import Attempt
-from rollpacker.runtime.metrics import Tail
-from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.run_log import RunLog
-from rollpacker.runtime.sample_table import read
-from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.sample_table import read
+from rollpacker.runtime.record.metrics import Tail
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.record.run_log import RunLog
+from rollpacker.runtime.step.step import StepRecord
 
 
 class Step:

@@ -11,10 +11,10 @@ import pytest
 from rollpacker.config import SamplesConfig
 from rollpacker.core.sample_columns import NUMBERS, TEXTS, VERDICTS, files
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
-from rollpacker.runtime import sample_table as table
-from rollpacker.runtime import samples as module
-from rollpacker.runtime.sample_table import merge, read
-from rollpacker.runtime.samples import Row, SampleLog
+from rollpacker.runtime.attempts import sample_table as table
+from rollpacker.runtime.attempts import samples as module
+from rollpacker.runtime.attempts.sample_table import merge, read
+from rollpacker.runtime.attempts.samples import Row, SampleLog
 
 STORED = Path(__file__).parents[1] / "stored"
 

@@ -25,8 +25,8 @@ from rollpacker import job
 from rollpacker.core.journal import replay
 from rollpacker.core.types import Phase
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.phases import Alone, DisplacedError, StoppedError, Tenant
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.node_lease import Alone, DisplacedError, StoppedError, Tenant
 
 
 class Nodes(Alone):

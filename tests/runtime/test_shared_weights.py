@@ -15,9 +15,9 @@ import psutil
 import pytest
 import torch
 
-from rollpacker.runtime import shared_weights
-from rollpacker.runtime.leftovers import clear
-from rollpacker.runtime.shared_weights import SharedWeights, WeightsOut
+from rollpacker.runtime.messages import shared_weights
+from rollpacker.runtime.messages.shared_weights import SharedWeights, WeightsOut
+from rollpacker.runtime.messages.shm_janitor import clear
 
 NAME = f"rollpacker-test-{os.getpid()}"
 

@@ -31,9 +31,9 @@ from rollpacker.core import journal
 from rollpacker.core.types import Phase
 from rollpacker.job import Stopped, stopping
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.metrics import Metrics
-from rollpacker.runtime.phases import Alone, StoppedError
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.metrics import Metrics
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.node_lease import Alone, StoppedError
 
 REWARDS = '''
 import os, pathlib, signal, time

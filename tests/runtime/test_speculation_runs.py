@@ -12,7 +12,7 @@ from rollpacker.cli.rehearse import rehearsed
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.hints import Hints
+from rollpacker.runtime.step.draft_sources import Hints
 
 # Cold responses of a random model repeat themselves.
 COLD = {

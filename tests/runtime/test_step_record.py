@@ -16,13 +16,13 @@ from rollpacker.engine.base import Output
 from rollpacker.policy.bias import BiasMeter
 from rollpacker.policy.fleet import Fleet, by_number, colocated, grid, separate
 from rollpacker.policy.lengths import LengthHistory
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.attempts import Attempt
-from rollpacker.runtime.counters import Counters
-from rollpacker.runtime.metrics import Tail
-from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.run_log import RunLog
-from rollpacker.runtime.step import Formation, ReplicaTask, StepRecord
+from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.record.counters import Counters
+from rollpacker.runtime.record.metrics import Tail
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.record.run_log import RunLog
+from rollpacker.runtime.step.step import Formation, ReplicaTask, StepRecord
 
 DECODED = {0: 6.0, 1: 4.0}
 """When each engine's attempts end; the rollout is over with the last of them, the step at 10."""

@@ -13,8 +13,8 @@ from rollpacker.data.base import DataError
 from rollpacker.job.assess import assess
 from rollpacker.job.problems import load_data
 from rollpacker.job.resume import choose_start
-from rollpacker.runtime.checkpoint import Found
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.checkpoint import Found
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.card import read_card
 
 STORED = Path(__file__).parents[1] / "stored" / "v0_1_0_columns"

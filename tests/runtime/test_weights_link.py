@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rollpacker.policy.publish import plan_publish
-from rollpacker.runtime.weights import receive_weights, send_weights
+from rollpacker.runtime.messages.weight_broadcast import receive_weights, send_weights
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mux_sync.py"
 

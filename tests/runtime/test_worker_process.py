@@ -5,9 +5,9 @@ from threading import Event
 
 from rollpacker.config import parse
 from rollpacker.core.types import EngineId, ReplicaId
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.worker import EnginePart, ReplicaPart, WorkerSpec
-from rollpacker.runtime.worker_process import main
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
+from rollpacker.runtime.worker.worker_process import main
 from rollpacker.shield import OUTSIDE
 
 

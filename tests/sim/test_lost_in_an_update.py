@@ -12,9 +12,9 @@ from virtual_runtime import Runtime, VirtualPool
 from rollpacker.core import decisions as do
 from rollpacker.core import journal
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.faults import WorkerError
-from rollpacker.runtime.protocols import Loss
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.pool.protocols import Loss
 
 JOB = script("exact", updates=2, steps=3)
 

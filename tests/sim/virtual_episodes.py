@@ -11,7 +11,7 @@ from rollpacker.core.types import sampling_seed
 from rollpacker.engine.fake import FakeEngine
 from rollpacker.env.messages import Answer
 from rollpacker.env.pool import Reply
-from rollpacker.runtime.episodes import Episodes
+from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.sim.agenda import Agenda
 
 _ENOUGH = 1 << 20

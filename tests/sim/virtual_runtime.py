@@ -23,12 +23,12 @@ from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.fleet import Fleet, by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.graded_log import GradedLog
-from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.rollout import Rollout
-from rollpacker.runtime.step import StepRecord
-from rollpacker.runtime.updates import Updates
+from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.step.rollout import Rollout
+from rollpacker.runtime.step.step import StepRecord
+from rollpacker.runtime.step.updates import Updates
 from rollpacker.sim.agenda import Agenda
 from rollpacker.train import algorithms
 from rollpacker.train.base import Partial, Update

@@ -13,10 +13,10 @@ from test_algorithms import CONFIGS
 from rollpacker.config import DAPOConfig, GRPOConfig
 from rollpacker.core import decisions as do
 from rollpacker.core.types import GroupPart, PromptId, ReplicaId, Sample
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.step import StepRecord
-from rollpacker.runtime.updates import Updates
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.step.step import StepRecord
+from rollpacker.runtime.step.updates import Updates
 from rollpacker.train.algorithms import build
 
 MODEL = make_model()

@@ -43,7 +43,7 @@ from rollpacker.errors import visible
 from rollpacker.terminal import drop_no_size
 
 if TYPE_CHECKING:
-    from rollpacker.runtime.phases import Phases
+    from rollpacker.runtime.step.node_lease import Phases
 
 app = typer.Typer(
     help="Fast synchronous, on-policy RL post-training of language models.",
@@ -177,7 +177,7 @@ def train(
     loaded = config.load(path, given)
     from rollpacker.job import Stopped
     from rollpacker.job import train as run
-    from rollpacker.runtime.progress import Progress
+    from rollpacker.runtime.record.progress import Progress
 
     folder, stopped = Path(loaded.output), None
     try:

@@ -29,7 +29,7 @@ def evaluate(
 
     loaded = config.load(path, overrides or [])
     from rollpacker.job.assess import assess
-    from rollpacker.runtime.progress import Progress
+    from rollpacker.runtime.record.progress import Progress
 
     result = assess(loaded, checkpoint, num_generations, Progress())
     if as_json:

@@ -59,7 +59,7 @@ def init(
     if world is not None:
         raise ValueError("--world is of a configuration that --from names")
     from rollpacker.job.draft import draft
-    from rollpacker.runtime.progress import Progress
+    from rollpacker.runtime.record.progress import Progress
 
     text, warnings = draft(_wishes(asked), Progress())
     _write(text, out, force)

@@ -15,7 +15,7 @@ from rollpacker.demo.contention import Contention
 from rollpacker.demo.warm_start import default_cache, warm_start
 from rollpacker.job import train
 from rollpacker.report.compare import write_comparison
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.record.progress import Progress
 
 RECOMMENDED = "exact"
 MODES = ("off", RECOMMENDED, "race")

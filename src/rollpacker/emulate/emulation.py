@@ -11,9 +11,9 @@ from rollpacker.emulate.draws import Counted, Draws
 from rollpacker.emulate.head import BASE
 from rollpacker.emulate.hosts import StartEmulated
 from rollpacker.emulate.nodes import EmulatedNodes
-from rollpacker.runtime.local import Start
-from rollpacker.runtime.nodes import Nodes
-from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.cluster.local import Start
+from rollpacker.runtime.cluster.nodes import Nodes
 
 HONEST = 0.6
 """Driver utilisation up to which the driver keeps up with the emulated devices."""

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.process import End, Orders, main
-from rollpacker.runtime.worker import WorkerSpec
+from rollpacker.runtime.worker.worker import WorkerSpec
 from rollpacker.shield import shielded
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rollpacker.emulate.agenda import Lateness
 from rollpacker.engine.base import Request
-from rollpacker.runtime import messages as msg
+from rollpacker.runtime.messages import messages as msg
 
 
 class Draw(NamedTuple):

@@ -10,10 +10,10 @@ from typing import Any
 from rollpacker.emulate.agenda import Lateness
 from rollpacker.emulate.draws import Draws
 from rollpacker.emulate.messages import Punctual, forced
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.channel import Host, Line
-from rollpacker.runtime.nodes import Node, Nodes
-from rollpacker.runtime.worker import WorkerSpec
+from rollpacker.runtime.cluster.nodes import Node, Nodes
+from rollpacker.runtime.ipc.channel import Host, Line
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.worker.worker import WorkerSpec
 
 
 class EmulatedNodes:

@@ -20,11 +20,11 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Punctual
 from rollpacker.emulate.responses import Responses
 from rollpacker.emulate.workers import NO_WEIGHTS, EmulatedEngine, EmulatedReplica
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.channel import Channel
-from rollpacker.runtime.faults import Fault
-from rollpacker.runtime.wire import Wire
-from rollpacker.runtime.worker import WorkerSpec
+from rollpacker.runtime.ipc.channel import Channel
+from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import Fault
+from rollpacker.runtime.worker.worker import WorkerSpec
 from rollpacker.shield import shielded
 from rollpacker.sim.worker import SimWorker
 

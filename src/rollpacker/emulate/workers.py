@@ -21,10 +21,10 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Forced
 from rollpacker.emulate.responses import Coming, Responses
 from rollpacker.engine.base import EngineInfo
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.faults import Fault
-from rollpacker.runtime.shared_weights import SharedWeights
-from rollpacker.runtime.worker import Commands, EnginePart, ReplicaPart, Send
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import Fault
+from rollpacker.runtime.messages.shared_weights import SharedWeights
+from rollpacker.runtime.worker.worker import Commands, EnginePart, ReplicaPart, Send
 from rollpacker.sim.ahead import Rule
 from rollpacker.sim.costs import BLOCK_SLACK
 from rollpacker.sim.machines import bare_curve

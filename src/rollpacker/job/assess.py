@@ -9,6 +9,7 @@ from typing import Any
 
 from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_response
 from rollpacker.core.types import PromptId
+from rollpacker.job.ask.at_k import Answer, ks, maj_at, pass_at
 from rollpacker.job.build import evaluation_params, max_completion_length, sampling_params
 from rollpacker.job.checks import check_ends
 from rollpacker.job.emulated import check_emulated
@@ -16,15 +17,14 @@ from rollpacker.job.environments import Environments, environments_of
 from rollpacker.job.nodes import nodes_of
 from rollpacker.job.problems import load_held_out
 from rollpacker.reward.votes import voting
-from rollpacker.runtime.at_k import Answer, ks, maj_at, pass_at
-from rollpacker.runtime.breaker import Breaker
-from rollpacker.runtime.checkpoint import state_of
-from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.evaluate import Evaluator
-from rollpacker.runtime.pool import WorkerPool
-from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.publishing import publish
-from rollpacker.runtime.rewards import Rewards, check_rows
+from rollpacker.runtime.attempts.rewards import Rewards, check_rows
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.messages.breaker import Breaker
+from rollpacker.runtime.pool.pool import WorkerPool
+from rollpacker.runtime.record.checkpoint import state_of
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.evaluate import Evaluator
+from rollpacker.runtime.step.publishing import publish
 from rollpacker.train.card import Card, read_card
 
 

@@ -26,25 +26,25 @@ from rollpacker.policy.latency import LatencyCurve
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
-from rollpacker.runtime.clock import Clock
-from rollpacker.runtime.counters import Counters
-from rollpacker.runtime.episodes import Episodes
-from rollpacker.runtime.evaluate import Evaluator
-from rollpacker.runtime.metrics import Metrics
-from rollpacker.runtime.nodes import Node, Nodes
-from rollpacker.runtime.phases import Phases
-from rollpacker.runtime.placement import decoding_devices
-from rollpacker.runtime.pool import WorkerPool
-from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.rewards import Rewards, check_rows
-from rollpacker.runtime.rollout import Rollout
-from rollpacker.runtime.run_log import RunLog, save_config
-from rollpacker.runtime.step import StepRecord
-from rollpacker.runtime.texts import Texts
-from rollpacker.runtime.trackers import Tracker, open_trackers
-from rollpacker.runtime.updates import Updates
-from rollpacker.runtime.written import write_step
+from rollpacker.runtime.attempts.detokenizer import Texts
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.rewards import Rewards, check_rows
+from rollpacker.runtime.cluster.nodes import Node, Nodes
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.pool.placement import decoding_devices
+from rollpacker.runtime.pool.pool import WorkerPool
+from rollpacker.runtime.record.counters import Counters
+from rollpacker.runtime.record.metrics import Metrics
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.record.run_log import RunLog, save_config
+from rollpacker.runtime.record.trackers import Tracker, open_trackers
+from rollpacker.runtime.record.written import write_step
+from rollpacker.runtime.step.episodes import Episodes
+from rollpacker.runtime.step.evaluate import Evaluator
+from rollpacker.runtime.step.node_lease import Phases
+from rollpacker.runtime.step.rollout import Rollout
+from rollpacker.runtime.step.step import StepRecord
+from rollpacker.runtime.step.updates import Updates
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card, read_card
 from rollpacker.train.generation import notes

@@ -8,7 +8,7 @@ import numpy as np
 
 from rollpacker.config import RunConfig
 from rollpacker.config.rollout import RACED
-from rollpacker.runtime.problems import Problems
+from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
 from rollpacker.train.card import Card
 

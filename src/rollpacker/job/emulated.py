@@ -7,7 +7,7 @@ from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.emulate.emulation import Emulation
-from rollpacker.runtime.counters import Counters
+from rollpacker.runtime.record.counters import Counters
 from rollpacker.train.card import Card
 
 Note = Callable[[str], None]

@@ -8,9 +8,9 @@ from typing import Any
 from rollpacker.config import EvalConfig
 from rollpacker.job.keep import Keeper
 from rollpacker.job.stopping import Stopping
-from rollpacker.runtime.counters import Counters
-from rollpacker.runtime.evaluate import Evaluator
-from rollpacker.runtime.step import DroppedError
+from rollpacker.runtime.record.counters import Counters
+from rollpacker.runtime.step.evaluate import Evaluator
+from rollpacker.runtime.step.step import DroppedError
 
 
 class Evaluations:

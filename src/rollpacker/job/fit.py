@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollpacker.config import RunConfig
+from rollpacker.job.ask.doctor import free_memory_gb
 from rollpacker.job.checks import check, check_context
 from rollpacker.job.learning_rate import model_shape
-from rollpacker.runtime.devices import place_devices, worker_devices
-from rollpacker.runtime.doctor import free_memory_gb
-from rollpacker.runtime.shared_weights import rooms
+from rollpacker.runtime.cluster.devices import place_devices, worker_devices
+from rollpacker.runtime.messages.shared_weights import rooms
 from rollpacker.sim.hardware import find_device
 from rollpacker.sim.layouts import Changes, fitting, nearest, with_changes
 from rollpacker.sim.memory import needs

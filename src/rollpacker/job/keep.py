@@ -11,11 +11,11 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.job.build import Parts
 from rollpacker.job.checks import races
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints
-from rollpacker.runtime.counters import Counters
-from rollpacker.runtime.faults import WorkerError
-from rollpacker.runtime.step import StepRecord
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints
+from rollpacker.runtime.record.counters import Counters
+from rollpacker.runtime.step.step import StepRecord
 
 
 class Keeper:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig
+from rollpacker.durable import disk_full, replace_file
 from rollpacker.job.build import Parts, build, total_steps
 from rollpacker.job.emulated import sum_up, title
 from rollpacker.job.evaluating import Evaluations
@@ -25,22 +26,21 @@ from rollpacker.job.keep import Keeper
 from rollpacker.job.learning_rate import with_learning_rate
 from rollpacker.job.restarts import Restarts
 from rollpacker.job.resume import Start, as_begun, choose_start
+from rollpacker.job.run.lock import RunLock
+from rollpacker.job.run.worker_recovery import Comeback
 from rollpacker.job.signals import Signals, Stopped
 from rollpacker.job.stopping import StoppedAtOnceError, Stopping
 from rollpacker.report.of_run import write_reports
-from rollpacker.runtime import messages as msg
-from rollpacker.runtime.breaker import Breaker, spawn
-from rollpacker.runtime.checkpoint import CheckpointError, Checkpoints, newest_step
-from rollpacker.runtime.comeback import Comeback
-from rollpacker.runtime.counters import Counters, cores
-from rollpacker.runtime.durable import disk_full, replace_file
-from rollpacker.runtime.faults import NoRoomError, WorkerError
-from rollpacker.runtime.lock import RunLock
-from rollpacker.runtime.phases import Alone, DisplacedError, Phases, StoppedError, leave
-from rollpacker.runtime.progress import Progress
-from rollpacker.runtime.publishing import publish
-from rollpacker.runtime.step import DroppedError, StepRecord
-from rollpacker.runtime.watch import Watch
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.breaker import Breaker, spawn
+from rollpacker.runtime.messages.faults import NoRoomError, WorkerError
+from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, newest_step
+from rollpacker.runtime.record.counters import Counters, cores
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.record.watch import Watch
+from rollpacker.runtime.step.node_lease import Alone, DisplacedError, Phases, StoppedError, leave
+from rollpacker.runtime.step.publishing import publish
+from rollpacker.runtime.step.step import DroppedError, StepRecord
 
 
 @dataclass(frozen=True, slots=True)

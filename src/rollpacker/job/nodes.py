@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollpacker.config import RunConfig
-from rollpacker.runtime.local import Start, start_processes
-from rollpacker.runtime.nodes import Nodes, ThisMachine
+from rollpacker.runtime.cluster.local import Start, start_processes
+from rollpacker.runtime.cluster.nodes import Nodes, ThisMachine
 
 if TYPE_CHECKING:
-    from rollpacker.runtime.cluster import Launcher
+    from rollpacker.runtime.cluster.cluster import Launcher
 
 
 def nodes_of(
@@ -35,7 +35,7 @@ def nodes_of(
         raise ValueError(
             "cluster.address=mux is for runs that RollMux's agents start: rollpacker mux submit"
         )
-    from rollpacker.runtime.cluster import Cluster
-    from rollpacker.runtime.ray_launcher import RayLauncher
+    from rollpacker.runtime.cluster.cluster import Cluster
+    from rollpacker.runtime.cluster.ray_launcher import RayLauncher
 
     return Cluster(config, launcher or RayLauncher(config), start)

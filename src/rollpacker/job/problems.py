@@ -13,8 +13,8 @@ from rollpacker.data.encode import chat, encode_prompts, told
 from rollpacker.data.held_out import Same, hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
-from rollpacker.runtime.problems import Problems
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.card import Card
 
 

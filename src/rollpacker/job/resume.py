@@ -16,7 +16,7 @@ from rollpacker.config import Config, RunConfig
 from rollpacker.config.on_resume import of_change, plain_key
 from rollpacker.core.journal import segments
 from rollpacker.core.upgrade import config_of_now
-from rollpacker.runtime.checkpoint import Found
+from rollpacker.runtime.record.checkpoint import Found
 
 _PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "environment.path")
 """Keys that may name a file or folder: another spelling of it is no change, and the same spelling

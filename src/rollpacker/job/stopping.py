@@ -9,8 +9,8 @@ from collections.abc import Callable
 from rollpacker.job.build import Parts
 from rollpacker.job.keep import Keeper
 from rollpacker.job.signals import Signals
-from rollpacker.runtime.breaker import Breaker
-from rollpacker.runtime.phases import Phases
+from rollpacker.runtime.messages.breaker import Breaker
+from rollpacker.runtime.step.node_lease import Phases
 
 _SHARE = 0.4
 """Of the grace time, kept for the checkpoint until it is known how long one takes."""

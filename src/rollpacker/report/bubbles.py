@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.runtime.bubble import idle_s
+from rollpacker.runtime.step.bubble import idle_s
 
 Intervals = NDArray[np.float64]
 """Shape (N, 2): start and end in seconds; sorted and disjoint where so said."""

@@ -10,7 +10,7 @@ import polars as pl
 
 from rollpacker.report import bubbles
 from rollpacker.report.run_folder import RunFolder
-from rollpacker.runtime.bubble import Span
+from rollpacker.runtime.step.bubble import Span
 
 MAX_BARS = 24_000
 """Bars in one page; steps beyond it are left out evenly."""

@@ -15,7 +15,7 @@ from rollpacker.config.load import one_line
 from rollpacker.core import journal
 from rollpacker.core import sample_columns as schema
 from rollpacker.core.upgrade import config_of_now
-from rollpacker.runtime import sample_table as table
+from rollpacker.runtime.attempts import sample_table as table
 
 
 class ReportError(ValueError):

@@ -15,7 +15,7 @@ from typing import Any
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Attempt
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 

@@ -16,16 +16,16 @@ from rich.console import Console
 from rollpacker.config import MiniEngineConfig
 from rollpacker.config.rollout import RACED, EngineConfig, TailBatchingConfig
 from rollpacker.core.types import AttemptId, Prompt, PromptId, sampling_seed
+from rollpacker.durable import replace_file
 from rollpacker.engine.base import Engine, Output, Request
 from rollpacker.engine.configured import build_engine
 from rollpacker.engine.requests import check_room
 from rollpacker.errors import visible
+from rollpacker.job.hosted import Host, HostedJob
 from rollpacker.report.of_run import write_reports
-from rollpacker.runtime.attempts import Attempt
-from rollpacker.runtime.durable import replace_file
-from rollpacker.runtime.hosted import Host, HostedJob
-from rollpacker.runtime.in_process import HostUpdate
-from rollpacker.runtime.progress import Progress
+from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.pool.in_process import HostUpdate
+from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.adapters import has_adapters
 from rollpacker.train.base import Update
 from rollpacker.trl.loop_thread import LoopThread

@@ -20,7 +20,7 @@ from rollpacker.core.pump import Pump
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
-from rollpacker.runtime.clock import Clock
+from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.verl.reports import Broken, Finished, Report, Stopped, Stored
 from rollpacker.verl.settings import DOMAIN
 

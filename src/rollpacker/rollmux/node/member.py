@@ -7,7 +7,7 @@ import time
 
 from rollpacker.rollmux.service.client import Gate, MuxClient
 from rollpacker.rollmux.service.link import MuxError, UnreachableError
-from rollpacker.runtime.agent import Agent
+from rollpacker.runtime.cluster.agent import Agent
 from rollpacker.shield import shielded
 
 _LOOK_S = 0.3

@@ -16,7 +16,7 @@ from rollpacker.rollmux.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.link import MuxError, UnreachableError
 from rollpacker.rollmux.service.phase_lease import patiently
-from rollpacker.runtime.checkpoint import newest_step
+from rollpacker.runtime.record.checkpoint import newest_step
 
 _NAME = 48
 _PATIENCE_S = 5.0

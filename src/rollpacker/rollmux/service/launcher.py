@@ -13,7 +13,7 @@ from rollpacker.config import RunConfig
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.joining import connect, job_id
 from rollpacker.rollmux.service.link import MuxError, UnreachableError
-from rollpacker.runtime.agent_process import start_agent
+from rollpacker.runtime.cluster.agent_process import start_agent
 
 _AGAIN_S = 5.0
 """The daemon forgets where a gate is when it starts again."""

@@ -25,9 +25,9 @@ from rollpacker.rollmux.service.launcher import MuxLauncher
 from rollpacker.rollmux.service.link import MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.phase_lease import Lease, StateLostError, acquire
 from rollpacker.rollmux.service.residence import Residence
-from rollpacker.runtime.cluster import Launcher
-from rollpacker.runtime.guarding import Guard
-from rollpacker.runtime.phases import DisplacedError, StoppedError, Tenant
+from rollpacker.runtime.cluster.cluster import Launcher
+from rollpacker.runtime.ipc.watchdog_client import Guard
+from rollpacker.runtime.step.node_lease import DisplacedError, StoppedError, Tenant
 
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from rollpacker.core.types import Phase
-from rollpacker.runtime.phases import Tenant
+from rollpacker.runtime.step.node_lease import Tenant
 
 
 class Residence:

@@ -1,0 +1,233 @@
+"""A run inside somebody else's trainer: rounds are ours, updates are the host's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollpacker.config import RunConfig
+from rollpacker.durable import replace_file
+from rollpacker.engine.base import Engine, SamplingParams
+from rollpacker.policy.bias import Bias
+from rollpacker.policy.latency import LatencyCurve
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
+from rollpacker.runtime.attempts.detokenizer import Texts
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.messages.breaker import Breaker
+from rollpacker.runtime.pool.in_process import HostUpdate, InProcess
+from rollpacker.runtime.pool.protocols import Graders
+from rollpacker.runtime.record.counters import Counters
+from rollpacker.runtime.record.metrics import Metrics
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.record.run_log import RunLog, save_config
+from rollpacker.runtime.record.written import write_step
+from rollpacker.runtime.step.publishing import publish
+from rollpacker.runtime.step.rollout import Rollout
+from rollpacker.runtime.step.step import StepRecord
+from rollpacker.runtime.step.updates import Updates
+from rollpacker.runtime.worker.engine_worker import NewWeights
+from rollpacker.train import algorithms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a host gives its run.
+
+    Args:
+        engine: decodes.
+        weights: the host's, by the checkpoint's names; None where the engine reads them in place.
+        problems: prompts, and the order in which they are drawn.
+        rewards: grades responses.
+        params: how responses are sampled.
+        tokenizer: decodes what is written.
+        progress: told what the user should know.
+    """
+
+    engine: Engine
+    weights: NewWeights
+    problems: Problems
+    rewards: Graders
+    params: SamplingParams
+    tokenizer: Any
+    progress: Progress
+
+
+class HostedJob:
+    """Rounds of responses, each of which the host trains on before the next one begins.
+
+    ``begin`` once, then ``round`` and ``finish`` in turn, all on one event loop.
+
+    Args:
+        config: the run's; ``output`` is its folder.
+        host: what it runs with.
+    """
+
+    def __init__(self, config: RunConfig, host: Host) -> None:
+        self._config = config
+        self._host = host
+        self._folder = Path(config.output)
+        self._counters = Counters()
+        self._round = contextlib.ExitStack()
+        self._before: dict[str, Any] | None = None
+
+    async def begin(self, state: Mapping[str, Any] | None) -> None:
+        """Measure the engine and open the run's files, as ``state_dict`` left them or anew."""
+        config, host = self._config, self._host
+        self._folder.mkdir(parents=True, exist_ok=True)
+        save_config(config, self._folder, hosted=True)
+        if state is not None:
+            self._counters = Counters(**state["counters"])
+        self._settings = self._told()
+        self._policy = RolloutPolicy(self._settings)
+        self._clock = Clock(0.0 if state is None else state["clock_s"])
+        self._workers = InProcess(host.engine, host.weights, lockstep=config.deterministic)
+        self._log = RunLog(
+            self._folder,
+            config,
+            last_step=self._counters.step - 1,
+            max_length=self._settings.cap,
+            progress=host.progress,
+            texts=Texts(host.tokenizer),
+            trackers=(),
+        )
+        self._updates = Updates(
+            self._workers,
+            algorithms.build(config.train.algorithm, config.rollout.min_reward_range),
+            max_length=self._settings.cap,
+            clock=self._clock,
+        )
+        self._rollout = Rollout(
+            config,
+            self._policy,
+            workers=self._workers,
+            problems=host.problems,
+            rewards=host.rewards,
+            updates=self._updates,
+            params=host.params,
+            journal=self._log.journal,
+            graded=self._log.graded,
+            clock=self._clock,
+        )
+        if state is not None:
+            self._policy.load_state_dict(state["policy"])
+            host.problems.source.load_state_dict(state["source"])
+        await Breaker().run(publish(self._workers, self._counters.step))
+        self._log.journal.meta(
+            {"settings": self._settings.to_json(), "state": self._policy.state_dict()}
+        )
+
+    def _told(self) -> RolloutSettings:
+        config, info = self._config, self._host.engine.info()
+        rollout = config.rollout
+        return RolloutSettings(
+            rollout=rollout,
+            seed=config.seed,
+            sizes=dict(self._host.problems.source.quotas),
+            cap=self._host.params.max_tokens,
+            latency=info.latency,
+            asynchronous_grading=asynchronous_grading(rollout, config.grading.asynchronous),
+            # The host trains when it has the whole round.
+            rules=streaming_rules(
+                rollout,
+                latency=info.latency,
+                engines=1,
+                whole_batch=True,
+                ordered=config.deterministic,
+            ),
+            rows=LatencyCurve(info.latency).rows() if info.speculates else None,
+        )
+
+    @property
+    def step(self) -> int:
+        """Rounds that are done, and the version of the weights that the next one samples."""
+        return self._counters.step
+
+    @property
+    def bias(self) -> Bias:
+        """Of the last rounds."""
+        return self._policy.bias()
+
+    @property
+    def open(self) -> bool:
+        """Whether the host has a round that it has not finished."""
+        return self._before is not None
+
+    async def round(self) -> StepRecord:
+        """Sample and grade a round's groups from the weights in place.
+
+        Raises ``WorkerError`` when the engine fails, ``ValueError`` when rewards do.
+        """
+        assert not self.open
+        self._before = self._state()
+        self._workers.begin()
+        self._cpu_s = time.process_time()
+        try:
+            self._round.enter_context(self._rollout.step(self.step))
+            await Breaker().run(self._rollout.generate())
+        except BaseException:
+            self._round.close()
+            raise
+        return self._rollout.record
+
+    async def finish(self, update: HostUpdate) -> Metrics:
+        """The host has trained on the round: load its weights, and write the step."""
+        assert self.open
+        self._workers.trained(update)
+        with self._round:
+            await Breaker().run(self._rollout.train())
+            await Breaker().run(self._rollout.publish())
+        record, counters = self._rollout.record, self._counters
+        counters.driver_cpu_s += time.process_time() - self._cpu_s
+        counters.add(record)
+        metrics = await write_step(
+            record,
+            self._updates.groups,
+            log=self._log,
+            policy=self._policy,
+            problems=self._host.problems,
+            counters=counters,
+            extra={},
+        )
+        self._before = None
+        return metrics
+
+    def turn_epoch(self) -> None:
+        """Begin the next epoch when this one has no whole round left."""
+        source = self._host.problems.source
+        left = sum(source.remaining().values()) + self._policy.held
+        if left < self._config.rollout.prompts_per_step:
+            self._counters.epochs = source.epoch + 1
+            self._rollout.end_epoch(source.epoch)
+            source.next_epoch()
+
+    async def refresh(self) -> None:
+        """Let the engine decode with the weights in place, between rounds."""
+        await Breaker().run(publish(self._workers, self.step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON: a round that is open is sampled again."""
+        return self._state() if self._before is None else self._before
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "policy": self._policy.state_dict(),
+            "source": self._host.problems.source.state_dict(),
+            "counters": self._counters.state_dict(),
+            "clock_s": self._clock(),
+        }
+
+    def close(self) -> None:
+        """Close the run's files; the engine stays its host's."""
+        self._round.close()
+        self._host.engine.abort(list(self._rollout.record.attempts))
+        self._log.graded.clear()
+        self._log.close()
+        summary = self._counters.summary() | {"workers": 1, "interrupted": self.open}
+        replace_file(self._folder / "summary.json", json.dumps(summary, indent=1).encode())

@@ -1,0 +1,200 @@
+"""What runs on each node of a cluster for a run: starts workers there, and ends them.
+
+``python -m rollpacker.runtime.cluster.agent HOST PORT NAME``, with the run's key as the first line
+of its standard input, which stays open as long as the agent is wanted. Workers talk to the driver
+themselves: the agent opens their connections, so that none of them knows the key.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psutil
+
+from rollpacker.open_files import allow_files
+from rollpacker.runtime.cluster import node_messages as node
+from rollpacker.runtime.cluster.devices import worker_devices
+from rollpacker.runtime.cluster.file_transfer import give, take
+from rollpacker.runtime.cluster.local import Started
+from rollpacker.runtime.ipc.rendezvous import enter
+from rollpacker.runtime.ipc.watchdog_client import Guard
+from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import Fault
+from rollpacker.runtime.messages.shm_janitor import Belongings
+from rollpacker.runtime.worker.heartbeat import Beating
+from rollpacker.shield import shielded
+
+_FENCE = 30
+"""Heartbeats without a word of the driver after which it is taken for gone, and workers for
+unreachable: they would hold their devices for ever."""
+_CLOSE_S = 3.0
+"""In which workers leave that were told to."""
+_GONE_S = 60.0
+"""In which one that was killed is gone, and its device's memory with it."""
+
+
+class Agent:
+    """Serves one driver.
+
+    Args:
+        address: the driver's gate.
+        key: the run's.
+        name: this node's for the driver.
+    """
+
+    def __init__(self, address: tuple[str, int], key: bytes, name: str) -> None:
+        self._address, self._key, self._name = address, key, name
+        self._end = enter(address, key, name)
+        self._driver = Wire(self._end)
+        self._say: Callable[[Any], None] = self._driver.send
+        self._belongings = Belongings()
+        self._workers: dict[int, Started] = {}
+        self._guard: Guard | None = None
+
+    def serve(self, leave: int) -> None:
+        """Until told to stop, the driver is gone, or ``leave`` (a descriptor) ends.
+
+        Raises ``OSError`` or ``EOFError`` when the driver is gone.
+        """
+        try:
+            if leave in wait([self._end, leave]):
+                return
+            welcome = self._driver.recv()
+            assert isinstance(welcome, node.Welcome)
+            if not self._arrive(welcome):
+                return
+            heartbeat_s = welcome.config.cluster.heartbeat_s
+            beating = Beating(self._driver, heartbeat_s, lambda: node.Alive(clock=time.monotonic()))
+            self._say = beating.send
+            try:
+                self._watch(leave, _FENCE * heartbeat_s)
+            finally:
+                beating.stopped.set()
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+            for worker in self._workers.values():
+                worker.wait(_GONE_S)
+            if self._guard is not None:
+                self._guard.dismiss()
+            self._belongings.remove()
+
+    def _arrive(self, welcome: node.Welcome) -> bool:
+        """Say what there is; whether that is enough."""
+        try:
+            places = tuple(worker_devices(welcome.config))
+        except ValueError as error:
+            self._driver.send(msg.Died(fault=Fault(kind="user", text=str(error))))
+            return False
+        folder, address = str(self._belongings.folder), self._end.getsockname()[0]
+        _talk_over(address)
+        self._driver.send(node.Arrived(places=places, folder=folder, address=address))
+        self._driver.send(node.Alive(clock=time.monotonic()))
+        return True
+
+    def _watch(self, leave: int, fence_s: float) -> None:
+        heard = time.monotonic()
+        while True:
+            # Those that have ended are told of, and joined, once.
+            living = {rank: w.sentinel for rank, w in self._workers.items()}
+            ready = wait([self._end, leave, *{*living.values()}], fence_s)
+            if leave in ready:
+                return
+            now = time.monotonic()
+            # Before others may come in their places.
+            for rank in [rank for rank, sentinel in living.items() if sentinel in ready]:
+                code = self._workers.pop(rank).exit_code()
+                self._say(node.Ended(worker=rank, code=code))
+            if self._end in ready:
+                heard = now
+                if not self._obey(self._driver.recv()):
+                    return
+            if now - heard > fence_s:
+                raise EOFError
+
+    def _obey(self, command: Any) -> bool:
+        """Whether to go on."""
+        match command:
+            case node.Spawn():
+                self._spawn(command)
+            case node.Kill():
+                if (worker := self._workers.get(command.worker)) is not None:
+                    worker.kill()
+                    worker.wait(_GONE_S)  # before another may come in its place
+            case node.Look():
+                self._say(node.Seen(marker=command.marker, there=Path(command.marker).exists()))
+            case node.Move():
+                Thread(target=self._move, args=(command,), daemon=True).start()
+            case node.Until():
+                self._fence(command.stop_at)
+            case msg.Stop():
+                self._leave()
+                return False
+            case _:
+                pass  # a sign of life
+        return True
+
+    def _fence(self, stop_at: float | None) -> None:
+        """Let workers run until then, however this process or the driver fares."""
+        self._guard = self._guard or Guard()
+        self._guard.tell([worker.pid for worker in self._workers.values()], stop_at)
+
+    def _spawn(self, command: node.Spawn) -> None:
+        ranks = [spec.rank for spec in command.specs]
+        allow_files(len(ranks))
+        ends = [enter(self._address, self._key, f"{self._name}/{rank}") for rank in ranks]
+        self._workers |= zip(ranks, command.start(command.specs, ends), strict=True)
+        for end in ends:
+            end.close()
+
+    def _move(self, command: node.Move) -> None:
+        folder, problem = Path(command.folder), ""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with enter(self._address, self._key, f"{self._name}/{command.key}") as end:
+                if command.out:
+                    give(end, folder)
+                    end.recv(1)  # the driver has all of it
+                    shutil.rmtree(folder, ignore_errors=True)
+                else:
+                    take(end, folder)
+        except (OSError, EOFError, ValueError) as error:
+            problem = str(error)
+        with suppress(OSError):
+            self._say(node.Moved(key=command.key, problem=problem))
+
+    def _leave(self) -> None:
+        until = time.monotonic() + _CLOSE_S
+        for worker in self._workers.values():
+            worker.wait(max(0.0, until - time.monotonic()))
+
+
+def _talk_over(address: str) -> None:
+    """Let the libraries of workers, which inherit it, meet those of other nodes where the driver
+    is met; by itself gloo takes the interface that the machine's own name stands for."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def main() -> None:
+    """Entry point of the process."""
+    host, port, name = sys.argv[1:]
+    key = bytes.fromhex(sys.stdin.readline())
+    with shielded(), suppress(EOFError, OSError):
+        Agent((host, int(port)), key, name).serve(sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    main()

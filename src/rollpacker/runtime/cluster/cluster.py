@@ -1,0 +1,309 @@
+"""The nodes of a cluster, each served by an agent that comes to the driver's gate."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollpacker.config import RunConfig
+from rollpacker.open_files import allow_files
+from rollpacker.runtime.cluster import node_messages as messages
+from rollpacker.runtime.cluster.agent_link import AgentLink, RemoteHost
+from rollpacker.runtime.cluster.file_transfer import give, take
+from rollpacker.runtime.cluster.local import Start, start_processes
+from rollpacker.runtime.cluster.nodes import Node
+from rollpacker.runtime.ipc.channel import Host
+from rollpacker.runtime.ipc.failure_detector import Silence
+from rollpacker.runtime.ipc.rendezvous import Gate
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.breaker import spawn
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.worker.worker import WorkerSpec
+
+_CLOSE_S = 5.0
+"""In which agents should have left, with their workers."""
+_COMING_S = 120.0
+"""In which an agent that was started comes."""
+
+
+class Launcher(Protocol):
+    """Starts agents on the nodes of a cluster (``ray_launcher``)."""
+
+    @property
+    def host(self) -> str:
+        """This machine's address, by which the others reach it."""
+        ...
+
+    async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
+        """Start an agent on a node of its own for each name.
+
+        Raises ``ValueError`` where the cluster has no such nodes.
+        """
+        ...
+
+    async def replace(self, address: tuple[str, int], key: bytes, number: int, name: str) -> None:
+        """Start an agent in the place of the ``number``-th, which is gone, as soon as the cluster
+        has a node for it."""
+        ...
+
+    def close(self) -> None:
+        """End the agents that are left."""
+        ...
+
+
+class Cluster:
+    """A run's nodes.
+
+    Args:
+        config: the run's.
+        launcher: starts their agents.
+        start: starts workers on each of them.
+    """
+
+    def __init__(
+        self, config: RunConfig, launcher: Launcher, start: Start = start_processes
+    ) -> None:
+        self._config = config
+        self._start = start
+        self._launcher = launcher
+        self._loop = asyncio.get_running_loop()
+        self._agents = [AgentLink(n) for n in range(config.devices.nodes)]
+        self._generation = 0
+        self._coming: dict[int, asyncio.Task[Node]] = {}
+        self._nodes: list[Node] | None = None
+        self._arriving: dict[int, asyncio.Future[messages.Arrived]] = {}
+        self._gate: Gate | None = None
+        self._silence = Silence(config.cluster.heartbeat_s)
+        self._watching: asyncio.Task[None] | None = None
+        self._moving: dict[str, asyncio.Future[socket.socket]] = {}
+        self._store: Any = None
+
+    async def gather(self) -> Sequence[Node]:
+        """Start an agent on each node and wait for it."""
+        if self._nodes is not None:
+            return self._nodes
+        self._gate = gate = Gate(self._launcher.host, self._enter, self._loop)
+        self._arriving = {agent.number: self._loop.create_future() for agent in self._agents}
+        names = [agent.key for agent in self._agents]
+        await self._launcher.launch(gate.address, gate.key, names)
+        self._watching = spawn(self._watch())
+        arrivals = (self._arrival(agent.number) for agent in self._agents)
+        self._nodes = [*await asyncio.gather(*arrivals)]
+        return self._nodes
+
+    async def _arrival(self, number: int) -> Node:
+        """Wait for the agent of a node that was told to come."""
+        assert self._gate is not None
+        host, port = self._gate.address
+        try:
+            async with asyncio.timeout(_COMING_S):
+                arrived = await self._arriving[number]
+        except TimeoutError:
+            raise WorkerError(
+                f"node {number} did not come to {host}:{port} in {_COMING_S:.0f} s: is the "
+                "driver's machine reachable from it by this address?"
+            ) from None
+        return Node(
+            number=number, places=arrived.places, folder=Path(arrived.folder), elsewhere=True
+        )
+
+    @property
+    def lost(self) -> Collection[int]:
+        """Those whose agents are gone, and those that come instead but are not known yet."""
+        return {*self._coming, *(agent.number for agent in self._agents if not agent.live)}
+
+    def regain(self) -> Mapping[int, Node]:
+        """Those that have come are told before those that have failed to."""
+        for number in self.lost:
+            if number not in self._coming:
+                self._coming[number] = asyncio.create_task(self._come_back(number))
+        assert self._nodes is not None
+        back: dict[int, Node] = {}
+        for number, task in list(self._coming.items()):
+            if task.done() and task.exception() is None:
+                back[number] = self._nodes[number] = self._coming.pop(number).result()
+        if not back:
+            for number, task in list(self._coming.items()):
+                if task.done():
+                    self._coming.pop(number).result()
+        return back
+
+    async def _come_back(self, number: int) -> Node:
+        assert self._gate is not None
+        self._generation += 1
+        agent = self._agents[number] = AgentLink(number, self._generation)
+        self._arriving[number] = self._loop.create_future()
+        await self._launcher.replace(self._gate.address, self._gate.key, number, agent.key)
+        return await self._arrival(number)
+
+    def _enter(self, name: str, end: socket.socket) -> None:
+        """Somebody has come who knows the key."""
+        key, _, what = name.partition("/")
+        agent = next((agent for agent in self._agents if agent.key == key), None)
+        if agent is None:  # of one that was given up
+            end.close()
+        elif (moving := self._moving.pop(what, None)) is not None and not moving.done():
+            moving.set_result(end)
+        elif what:
+            host = agent.hosts.get(int(what)) if what.isdecimal() else None
+            if host is None or not host.link.connect(end):
+                end.close()
+        elif agent.link.connect(end):
+            agent.live = True
+            self._silence.begin(agent.number)
+            agent.link.open(
+                self._loop,
+                lambda report: self._hear(agent, report),
+                lambda: self._lose(agent),
+                lambda: self._silence.sign(agent.number),
+            )
+            agent.link.send(messages.Welcome(config=self._config))
+        else:
+            end.close()
+
+    def _hear(self, agent: AgentLink, report: Any) -> None:
+        arriving = self._arriving[agent.number]
+        match report:
+            case messages.Arrived() if not arriving.done():
+                agent.name = f"{agent.number} ({report.address})"
+                arriving.set_result(report)
+            case msg.Died() if not arriving.done():
+                arriving.set_exception(ValueError(f"node {agent.name}: {report.fault.text}"))
+            case messages.Ended():
+                agent.ended[report.worker] = report.code
+            case messages.Seen():
+                agent.answer(report.marker, report.there)
+            case messages.Moved():
+                agent.answer(report.key, report.problem)
+            case messages.Alive():
+                agent.heard_clock(report.clock)
+            case _:
+                pass
+
+    def _lose(self, agent: AgentLink) -> None:
+        """A node is gone, with all that was on it."""
+        arriving = self._arriving[agent.number]
+        if not arriving.done():
+            arriving.set_exception(WorkerError(f"node {agent.name} went before it had begun"))
+        agent.lose()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._silence.every_s)
+            live = [agent for agent in self._agents if agent.live]
+            coming = [n for n, arriving in self._arriving.items() if not arriving.done()]
+            for number in self._silence.look([agent.number for agent in live], coming):
+                self._agents[number].link.sever()
+            for agent in live:
+                agent.link.send(msg.Beat())
+
+    def fence(self, stop_at: float | None) -> None:
+        """Agents stop them, also where the driver is not heard any more."""
+        for agent in self._agents:
+            if agent.live:
+                agent.fence(stop_at)
+
+    def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
+        """Let the agents start them; they come when they do."""
+        allow_files(sum(map(len, specs.values())))
+        hosts: dict[int, Host] = {}
+        for number, those in specs.items():
+            agent = self._agents[number]
+            mine = {spec.rank: RemoteHost(spec.rank, agent) for spec in those}
+            agent.hosts.update(mine)
+            agent.ended.clear()
+            hosts.update(mine)
+            agent.link.send(messages.Spawn(specs=those, start=self._start))
+        return hosts
+
+    def store(self) -> str:
+        """A key-value store of the driver's: it outlives every node that meets there."""
+        if self._store is None:
+            from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+            self._store = TCPStore(self._launcher.host, 0, is_master=True, wait_for_workers=False)
+        return f"tcp://{self._store.host}:{self._store.port}/"
+
+    async def place(self, node: int, folder: Path) -> Path:
+        """That itself, or a folder on the node's own disk."""
+        if await self._sees(node, folder.parent):
+            return folder
+        assert self._nodes is not None
+        return self._nodes[node].folder / folder.name
+
+    async def collect(self, node: int, place: Path, folder: Path) -> None:
+        """Over a connection of its own."""
+        await self._move(node, place, folder, out=True)
+
+    async def bring(self, node: int, folder: Path) -> Path:
+        """That itself, or a copy."""
+        place = await self.place(node, folder)
+        if place != folder:
+            await self._move(node, place, folder, out=False)
+        return place
+
+    async def _sees(self, node: int, folder: Path) -> bool:
+        """Whether a node sees the driver's disk: one of that name may be another."""
+        marker = folder / f".rollpacker-{secrets.token_hex(8)}"
+        marker.touch()
+        try:
+            command = messages.Look(marker=str(marker))
+            return await self._agents[node].ask(str(marker), command)
+        finally:
+            marker.unlink()
+
+    async def _move(self, node: int, place: Path, folder: Path, *, out: bool) -> None:
+        agent, key = self._agents[node], f"move-{secrets.token_hex(8)}"
+        coming = self._moving[key] = self._loop.create_future()
+        command = messages.Move(key=key, folder=str(place), out=out)
+        moved = asyncio.create_task(agent.ask(key, command))
+        await asyncio.wait([coming, moved], return_when=asyncio.FIRST_COMPLETED)
+        self._moving.pop(key, None)
+        if coming.done():
+            end = coming.result()
+            carrying = asyncio.create_task(asyncio.to_thread(_carry, end, folder, out))
+            await asyncio.wait([carrying, moved], return_when=asyncio.FIRST_EXCEPTION)
+            if not carrying.done():  # the node is gone, which the thread may never see
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait([carrying, moved])
+            if not moved.exception():
+                await carrying
+        if problem := await moved:
+            raise OSError(f"node {agent.name}: {problem}")
+
+    def close(self) -> None:
+        """Let the agents go, with their workers."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for coming in self._coming.values():
+            if not coming.cancel():
+                coming.exception()  # of no interest any more
+        for agent in self._agents:
+            agent.link.send(msg.Stop())
+        until = time.monotonic() + _CLOSE_S
+        for agent in self._agents:
+            agent.link.drain(max(0.0, until - time.monotonic()))
+        if self._gate is not None:
+            self._gate.close()
+        self._launcher.close()
+        self._store = None
+
+
+def _carry(end: socket.socket, folder: Path, out: bool) -> None:
+    """The driver's side of a move. Raises ``OSError``."""
+    with end:
+        try:
+            if out:
+                take(end, folder)
+                end.sendall(b".")
+            else:
+                give(end, folder)
+        except EOFError as error:
+            raise ConnectionResetError(f"{folder.name}: the node hung up") from error

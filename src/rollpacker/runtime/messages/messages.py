@@ -1,0 +1,326 @@
+"""What the driver and its workers say to each other. Order in a channel is order of effect.
+
+Without slots: a frozen class with slots pickles through Python code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.types import AttemptId, Group, GroupPart
+from rollpacker.engine.base import EngineInfo, Output, Request, Speculation
+from rollpacker.runtime.messages.faults import Fault
+from rollpacker.runtime.messages.shared_weights import SharedWeights
+from rollpacker.train.base import Partial, SampleId, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginStep:
+    """Count work from now on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadWeights:
+    """Decode with the newest weights, ``version``; nothing may be running. Answered by
+    ``WeightsLoaded``. ``weights``: where they are; None: those of the process's own replica."""
+
+    version: int
+    weights: SharedWeights | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sleep:
+    """Give the KV cache's memory back until weights come; nothing may be running. Answered by
+    ``Slept``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """Other jobs take the devices: leave them, and wait in host memory. An engine that is given
+    weights meanwhile loads them when it is back. Answered by ``Done``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Onload:
+    """Come back to the devices. Answered by ``Done``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submit:
+    """Sample these."""
+
+    requests: Sequence[Request]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abort:
+    """Stop these; answered by ``Aborted`` for those that were still there."""
+
+    attempts: Sequence[AttemptId]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculate:
+    """Decode ahead so, until new weights come."""
+
+    how: Speculation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proceed:
+    """In lockstep: what finished has been dealt with, decode on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulate:
+    """Add the gradients of these groups, cut to ``parts``; answered by ``Accumulated``."""
+
+    parts: tuple[GroupPart, ...]
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Log-probabilities of these under the weights in place; answered by ``Scored``."""
+
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apply:
+    """Reduce, divide, update; answered by ``Applied``, with a checksum if asked for."""
+
+    total: Partial
+    checksum: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Put the weights to where engines of other processes read them; answered by ``Shared``.
+
+    ``name``: of a file that may be needed for it.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reform:
+    """Join a new process group: ``rank`` of ``world``, meeting at ``rendezvous`` (``Span``)."""
+
+    rank: int
+    world: int
+    rendezvous: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """Write model and optimizer under ``folder``; answered by ``Done``."""
+
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Restore model and optimizer from ``folder``; answered by ``Done``."""
+
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Leave."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carry:
+    """Bring shared weights to the other nodes that decode, once each; answered by ``Carried``.
+
+    Args:
+        meeting: where those that take part meet (``Span``); the same one as before while they are
+            the same.
+        rank: among them; 0 has the weights, each other is the only one of its node.
+        world: how many they are.
+        size: bytes of the weights.
+        name: of a file that those that receive may need.
+    """
+
+    meeting: str
+    rank: int
+    world: int
+    size: int
+    name: str
+
+
+EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | Speculate | Proceed | Carry
+ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load | Carry
+Command = EngineCommand | ReplicaCommand | Offload | Onload | Stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What an engine and its process have done since ``BeginStep``, or the last report of it.
+
+    Args:
+        decode_steps: of its engine.
+        generated_tokens: sampled.
+        prefill_tokens: of prompts, and of responses that were recomputed.
+        cached_tokens: of requests whose last turn's KV was found, and which were not prefilled.
+        preemptions: sequences thrown out for lack of KV.
+        cpu_s: CPU seconds of the process.
+        decode_cpu_s: those spent in the engine.
+        peak_kv: largest share of the KV budget that was seen in use, 0 to 1.
+        decode_s: seconds of a decode step by the rows that it runs, lately; empty where the engine
+            does not tell rows.
+    """
+
+    decode_steps: int
+    generated_tokens: int
+    prefill_tokens: int
+    preemptions: int
+    cpu_s: float
+    decode_cpu_s: float
+    peak_kv: float = 0.0
+    cached_tokens: int = 0
+    decode_s: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    def __add__(self, other: Work) -> Work:
+        """Of both, ``other`` being the later one."""
+        return Work(
+            decode_steps=self.decode_steps + other.decode_steps,
+            generated_tokens=self.generated_tokens + other.generated_tokens,
+            prefill_tokens=self.prefill_tokens + other.prefill_tokens,
+            preemptions=self.preemptions + other.preemptions,
+            cpu_s=self.cpu_s + other.cpu_s,
+            decode_cpu_s=self.decode_cpu_s + other.decode_cpu_s,
+            peak_kv=max(self.peak_kv, other.peak_kv),
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            decode_s=other.decode_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """The worker has its model, and the engine that it leads, if it does, can do this."""
+
+    info: EngineInfo | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """The process lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsLoaded:
+    """The engine has them; ``size``: devices that it spans."""
+
+    version: int
+    work: Work
+    size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slept:
+    """The engine of ``size`` devices has no KV cache, and has done this."""
+
+    work: Work
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """These attempts are complete."""
+
+    outputs: Sequence[Output]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aborted:
+    """These attempts have stopped; partial outputs. What had ended before is not among them."""
+
+    outputs: Sequence[Output]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The engine could not take or finish these attempts."""
+
+    attempts: Sequence[AttemptId]
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulated:
+    """The gradients of these parts are in the sum. Times are of the monotonic clock."""
+
+    parts: tuple[GroupPart, ...]
+    partial: Partial
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What ``Score`` asked for, by sample. Times are of the monotonic clock."""
+
+    logprobs: dict[SampleId, NDArray[np.float32]]
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """The update is done; ``checksum`` is of the new weights (0 when not asked for)."""
+
+    update: Update
+    checksum: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The weights are there; None from those that do not lead their replica."""
+
+    weights: SharedWeights | None
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """It has ended; ``fault`` says what went wrong.
+
+    Args:
+        host_bytes: of an ``Offload``: what waits in host memory.
+    """
+
+    fault: Fault | None = None
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Died:
+    """The worker cannot go on."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """The weights have come, or have been sent. ``problem``: why not, in words."""
+
+    weights: SharedWeights | None
+    start_s: float
+    end_s: float
+    problem: str = ""
+
+
+EngineReport = WeightsLoaded | Slept | Finished | Aborted | Failed | Carried
+ReplicaReport = Accumulated | Scored | Applied | Shared | Carried
+Report = EngineReport | ReplicaReport | Ready | Beat | Done | Died

@@ -1,0 +1,140 @@
+"""Weights from a replica to the engines of its machine, through memory that they share.
+
+One copy for all engines. It is a file, in memory where there is room for it (``/dev/shm``), which
+each engine maps; so a process that dies leaves nothing locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.runtime.messages.shm_janitor import MEMORY
+
+if TYPE_CHECKING:
+    import torch
+
+    from rollpacker.train.export import Layout
+
+_ALIGNED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """Weights by the checkpoint's names, in the file ``path`` of ``size`` bytes; pickles to both.
+
+    They are those that were written last; whoever writes must know that nobody reads.
+    """
+
+    path: Path
+    size: int
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        with self.path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        data = mapped(self.path)
+        for name, (dtype, shape, start, stop) in header.items():
+            yield name, data[start:stop].view(getattr(torch, dtype)).view(shape)
+
+    def remove(self) -> None:
+        """Forget them; engines that read them now still can."""
+        self.path.unlink(missing_ok=True)
+
+
+class WeightsOut:
+    """Writes weights for engines of this machine, again and again to the same place.
+
+    Args:
+        layout: types and shapes of what will come.
+        name: of the file, the same for all that write it in turn.
+
+    Raises ``ValueError`` when there is no room for a copy of the model.
+    """
+
+    def __init__(self, layout: Layout, name: str) -> None:
+        self._places: dict[str, tuple[int, int]] = {}
+        header: dict[str, tuple[str, list[int], int, int]] = {}
+        # The header's own size moves what follows: its numbers are padded to a fixed width first.
+        room = 8 + sum(len(each) + 8 * len(shape) + 96 for each, (_, shape) in layout.items())
+        end = -(-room // _ALIGNED) * _ALIGNED
+        for weight, (dtype, shape) in layout.items():
+            start, stop = end, end + dtype.itemsize * shape.numel()
+            header[weight] = str(dtype).removeprefix("torch."), list(shape), start, stop
+            self._places[weight] = start, stop
+            end = -(-stop // _ALIGNED) * _ALIGNED
+        text = json.dumps(header).encode()
+        assert 8 + len(text) <= room, "the header outgrew its room"
+        self.shared = SharedWeights(reserved(end, name), end)
+        with self.shared.path.open("r+b") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+        self._data = mapped(self.shared.path)
+
+    def write(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace what is there."""
+        for name, weight in weights:
+            start, stop = self._places[name]
+            place = self._data[start:stop].view(weight.dtype).view(weight.shape)
+            place.copy_(weight.detach())
+
+
+def mapped(path: Path) -> torch.Tensor:
+    """A file's bytes, shape (size,), in memory that is shared with all that map it."""
+    import torch
+
+    size = path.stat().st_size
+    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+
+def rooms() -> list[tuple[Path, int]]:
+    """Where a copy may lie, in the order in which it is tried, and bytes that are free there."""
+    found = [(folder, os.statvfs(folder)) for folder in _folders()]
+    return [(folder, free.f_bavail * free.f_frsize) for folder, free in found]
+
+
+def _folders() -> list[Path]:
+    memory = [MEMORY] if os.access(MEMORY, os.W_OK) else []
+    return [*memory, Path(tempfile.gettempdir())]
+
+
+def reserved(size: int, name: str) -> Path:
+    """A file of so many bytes that are really there: one that is not is a crash later.
+
+    One of that name and size is taken over: who wrote it may be gone. Raises ``ValueError`` where
+    there is no room.
+    """
+    for folder in _folders():
+        path = folder / name
+        try:
+            _allocate(path, size)
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            continue
+        return path
+    raise ValueError(
+        f"no room for a copy of the weights ({size / 1e9:.1f} GB) in {MEMORY} or "
+        f"{tempfile.gettempdir()}: engines in processes of their own read it from there"
+    )
+
+
+def _allocate(path: Path, size: int) -> None:
+    number = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(number).st_size == size:
+            return
+        os.truncate(number, 0)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(number, 0, size)
+        else:
+            os.truncate(number, size)
+    finally:
+        os.close(number)

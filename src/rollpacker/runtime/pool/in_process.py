@@ -1,0 +1,187 @@
+"""An engine in the driver's own process, beside a trainer that is somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rollpacker.core.types import EngineId, ReplicaId
+from rollpacker.engine.base import Engine
+from rollpacker.policy.fleet import Fleet, by_number
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.breaker import spawn
+from rollpacker.runtime.messages.shared_weights import SharedWeights
+from rollpacker.runtime.pool.protocols import Listener, Loss
+from rollpacker.runtime.worker.engine_worker import EngineWorker, NewWeights
+from rollpacker.train.base import Partial, Update
+
+_ENGINE, _HOST = EngineId(0), ReplicaId(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUpdate:
+    """What the host's trainer has done with a round; times are of the monotonic clock."""
+
+    update: Update
+    start_s: float
+    end_s: float
+
+
+class InProcess:
+    """One engine, and the host's trainer in the place of the replica (``Workers``).
+
+    The engine decodes between the callbacks of the event loop. What the replica is told is answered
+    when the host has ``trained``.
+
+    Args:
+        engine: decodes.
+        weights: the host's, by the checkpoint's names; None where the engine reads them in place.
+        lockstep: it waits after each report of finished responses until told to proceed.
+    """
+
+    apart = False
+
+    def __init__(self, engine: Engine, weights: NewWeights, *, lockstep: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._worker = EngineWorker(engine, self._from_engine, weights, lockstep=lockstep)
+        self._decoding: asyncio.Task[None] | None = None
+        self._listener: Listener | None = None
+        self._waiting: list[msg.ReplicaCommand] = []
+        self._trained: HostUpdate | None = None
+        self.engines, self.replicas = (_ENGINE,), (_HOST,)
+
+    @property
+    def fleet(self) -> Fleet:
+        """One device that decodes and trains."""
+        return by_number("colocated", self.engines, self.replicas)
+
+    @contextmanager
+    def listen(self, listener: Listener) -> Iterator[None]:
+        """Tell this one while the context lasts."""
+        before, self._listener = self._listener, listener
+        try:
+            yield
+        finally:
+            self._listener = before
+
+    # The engine -------------------------------------------------------------------------------
+
+    def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
+        """Carry a command out; its report comes later, as from another process."""
+        assert engine == _ENGINE
+        self._worker.commands[type(command)](command)
+        if self._decoding is None and self._worker.busy():
+            self._decoding = spawn(self._decode())
+
+    def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
+        """Decode with what the host's weights are now."""
+        assert weights is None
+        self.to_engine(_ENGINE, msg.LoadWeights(version=version))
+
+    async def _decode(self) -> None:
+        try:
+            while self._worker.busy():
+                self._worker.work()
+                await asyncio.sleep(0)
+        except Exception as error:
+            self.engines = ()
+            text = f"the engine failed: {type(error).__name__}: {error}"
+            loss = Loss(engines=(_ENGINE,), replicas=(), text=text)
+            self._tell(lambda to: to.lost(loss))
+        finally:
+            self._decoding = None
+
+    def _from_engine(self, report: Any) -> None:
+        self._loop.call_soon(self._tell, lambda to: to.engine(_ENGINE, report))
+
+    def _tell(self, say: Callable[[Listener], None]) -> None:
+        if self._listener is not None:
+            say(self._listener)
+
+    # The host ---------------------------------------------------------------------------------
+
+    def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
+        """The host is told nothing: it trains when it is given the round."""
+        assert replica == _HOST
+        self._waiting.append(command)
+        self._answer()
+
+    def begin(self) -> None:
+        """A round begins, which the host has not trained on."""
+        self._trained = None
+        self._waiting.clear()
+
+    def trained(self, update: HostUpdate) -> None:
+        """The host has trained on the round."""
+        self._trained = update
+        self._answer()
+
+    def _answer(self) -> None:
+        while self._trained is not None and self._waiting:
+            report = _report(self._waiting.pop(0), self._trained)
+            self._loop.call_soon(self._tell, lambda to, r=report: to.replica(_HOST, r))
+            # The time of all gradients is the first report's.
+            self._trained = replace(self._trained, start_s=self._trained.end_s)
+
+    # What only several processes need ---------------------------------------------------------
+
+    def disband(self) -> Mapping[EngineId, int]:
+        """No engine is ever formed of several."""
+        return {}
+
+    def meet(self) -> None:
+        """There is one replica."""
+
+    def unheard(self) -> list[str]:
+        """Nothing is lost while nobody listens."""
+        return []
+
+    def share(self) -> ReplicaId:
+        """Weights are not shared: the engine reads them where they are."""
+        raise AssertionError("weights are shared between processes only")
+
+    def node(self, engine: EngineId) -> int:
+        """The only one."""
+        del engine
+        return 0
+
+    def home(self, replica: ReplicaId) -> int:
+        """The only node."""
+        del replica
+        return 0
+
+    def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
+        """There is no other node."""
+        del replica, size
+        return ()
+
+    def part(self) -> None:
+        """There is no other node."""
+
+    def abandon(self, kept: Sequence[int], why: str) -> None:
+        """There is no other node."""
+        raise AssertionError(f"the only node cannot be left for {kept}: {why}")
+
+    def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:
+        """There is one device."""
+        raise AssertionError(f"one device cannot be {engine} of {members}")
+
+
+def _report(command: msg.ReplicaCommand, done: HostUpdate) -> msg.ReplicaReport:
+    """What a replica of ours would answer."""
+    match command:
+        case msg.Accumulate():
+            tokens = sum(len(s.tokens) for group in command.groups for s in group.samples)
+            return msg.Accumulated(
+                parts=command.parts,
+                partial=Partial(normaliser=1.0, tokens=tokens, sums={}),
+                start_s=done.start_s,
+                end_s=done.end_s,
+            )
+        case msg.Apply():
+            return msg.Applied(update=done.update, checksum=0, start_s=done.end_s, end_s=done.end_s)
+        case _:
+            raise AssertionError(f"the host's trainer was told {command}")

@@ -1,0 +1,151 @@
+"""Which processes a run has, on which devices, and what each of them is a part of."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rollpacker.config import RunConfig
+from rollpacker.core.types import Device, EngineId, ReplicaId
+from rollpacker.engine.base import Span
+from rollpacker.policy.division import apart, check_engines, replica_size, split
+from rollpacker.runtime.cluster.devices import Place
+from rollpacker.runtime.cluster.nodes import Node
+from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """One process: its device, and its parts in an engine, a replica or both."""
+
+    place: Place
+    device: Device
+    engine: EnginePart | None = None
+    replica: ReplicaPart | None = None
+
+
+_Seat = tuple[Node, int]
+"""A node and the number of one of its devices."""
+
+
+def lay_out(
+    config: RunConfig,
+    nodes: Sequence[Node],
+    sizes: Sequence[int],
+    store: str = "",
+    generation: int = 0,
+) -> list[Post]:
+    """All processes; a process's number is its place in the list.
+
+    Args:
+        config: the run's.
+        nodes: and their devices.
+        sizes: tensor-parallel sizes that engines may have, ascending; those of more than the first
+            rest until neighbours are put together.
+        store: where processes of several nodes meet.
+        generation: processes of another one are at other meetings.
+
+    Raises ``ValueError`` where devices do not divide.
+    """
+    decoding, training = split(config, _seats(nodes))
+    check_engines(config, _per_node(decoding))
+    shard = replica_size(config, len(training))
+    # A colocated replica has the number of its first engine.
+    step = sizes[0] if config.devices.layout == "colocated" else shard
+    replicas = [
+        _post(seat, replica=ReplicaPart(replica=ReplicaId(start // step), span=span))
+        for start, seat, span in _spans(training, shard, f"{generation}-replica", store)
+    ]
+    if not apart(config):
+        return [
+            replace(post, engine=EnginePart(engine=EngineId(n))) for n, post in enumerate(replicas)
+        ]
+    engines = [
+        _post(
+            seat,
+            engine=EnginePart(
+                engine=EngineId(start // sizes[0]), span=span, resting=size > sizes[0]
+            ),
+        )
+        for size in sizes
+        for start, seat, span in _spans(decoding, size, f"{generation}-engine-{size}", store)
+    ]
+    return [*engines, *replicas]
+
+
+def in_turns(config: RunConfig, posts: Sequence[Post]) -> list[set[int]]:
+    """Who starts together, by number: one group after the other.
+
+    A vLLM engine that is not told its KV budget measures what memory of its GPU is left, so nobody
+    else may be taking it: replicas are there before, and engines of one size before the next.
+    """
+    everybody = {*range(len(posts))}
+    engine = config.engine
+    measures = engine.kind == "vllm" and not engine.kv_tokens
+    if not measures or all(post.place[0] == "cpu" for post in posts):
+        return [everybody]
+    sizes = {n: post.engine.span.size if post.engine else 0 for n, post in enumerate(posts)}
+    return [{n for n in everybody if sizes[n] == size} for size in sorted({*sizes.values()})]
+
+
+def worker_specs(
+    config: RunConfig, posts: Sequence[Post], max_length: int, total_updates: int
+) -> dict[int, list[WorkerSpec]]:
+    """What each process is told that it is, by node.
+
+    Args:
+        config: the run's.
+        posts: of all processes, by number.
+        max_length: longest response in tokens.
+        total_updates: of the whole run.
+    """
+    specs: dict[int, list[WorkerSpec]] = defaultdict(list)
+    for rank, post in enumerate(posts):
+        spec = WorkerSpec(
+            config=config,
+            rank=rank,
+            cores=post.place[1],
+            device=post.place[0],
+            max_length=max_length,
+            total_updates=total_updates,
+            engine=post.engine,
+            replica=post.replica,
+        )
+        specs[post.device.node].append(spec)
+    return specs
+
+
+def decoding_devices(config: RunConfig, nodes: Sequence[Node]) -> list[int]:
+    """How many devices decode, of each node that has some. Raises ``ValueError``."""
+    return _per_node(split(config, _seats(nodes))[0])
+
+
+def _seats(nodes: Sequence[Node]) -> list[_Seat]:
+    return [(node, number) for node in nodes for number in range(len(node.places))]
+
+
+def _per_node(seats: Sequence[_Seat]) -> list[int]:
+    return [*Counter(node.number for node, _ in seats).values()]
+
+
+def _post(
+    seat: _Seat, engine: EnginePart | None = None, replica: ReplicaPart | None = None
+) -> Post:
+    node, number = seat
+    device = Device(node.number, number)
+    return Post(place=node.places[number], device=device, engine=engine, replica=replica)
+
+
+def _spans(
+    seats: Sequence[_Seat], size: int, kind: str, store: str
+) -> Iterator[tuple[int, _Seat, Span]]:
+    """Neighbours in parts of ``size``: the first one of each, and everybody's place in it."""
+    for number, seat in enumerate(seats[: len(seats) // size * size]):
+        start = number - number % size
+        node, others = seats[start][0], seats[start : start + size]
+        # Libraries name what they leave in shared memory after the file alone.
+        name = f"{node.folder.name}-{kind}-{start}"
+        within = all(other.number == node.number for other, _ in others)
+        meeting = f"{node.folder}/{name}" if within else f"{store}{name}"
+        yield start, seat, Span(rank=number % size, size=size, meeting=meeting)

@@ -1,0 +1,288 @@
+"""Checkpoints that survive a kill at any moment, and that are believed only when every byte is.
+
+A checkpoint is written beside its final name, flushed, listed in a ``MANIFEST`` (size and BLAKE2b
+of every file) and renamed. Resume takes the newest one whose manifest verifies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollpacker.durable import disk_full, replace_file, sync, write_file
+
+_NAME = "checkpoint-"
+_TEMPORARY = ".tmp-"
+_REPLACED = ".old-"
+_MANIFEST = "MANIFEST"
+_STATE = "state.json"
+_BEST = "best.json"
+_FORMAT = 1
+
+Entry = dict[str, int | str]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written; the ones before it are untouched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A checkpoint whose every byte was verified.
+
+    Args:
+        step: its step.
+        path: its folder.
+        state: what ``save`` was given, after a round trip through JSON.
+    """
+
+    step: int
+    path: Path
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run. Building it cleans up after a crash: hold the ``RunLock``.
+
+    Args:
+        folder: the run's folder; made if missing.
+        keep: how many verified checkpoints are kept, at least 2.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        if keep < 2:
+            raise ValueError(f"checkpoint.keep is {keep}; at least 2 must be kept")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.problems: list[str] = []
+        self._keep = keep
+        self._verified: set[int] = set()
+        self._clean()
+        marker = self.marker()
+        self._best = None if marker is None else marker["step"]
+
+    def latest(self) -> Found | None:
+        """The newest checkpoint that verifies; ``problems`` then says what is wrong with newer."""
+        found, self.problems = search(self.folder)
+        if found is not None:
+            self._verified.add(found.step)
+        return found
+
+    def fingerprint(self, step: int) -> str | None:
+        """Digest of a verified checkpoint, of every byte of it; None when there is none."""
+        if step not in self._verified:
+            return None
+        manifest = (self.folder / f"{_NAME}{step}" / _MANIFEST).read_bytes()
+        return hashlib.blake2b(manifest, digest_size=16).hexdigest()
+
+    def marker(self) -> dict[str, Any] | None:
+        """What ``keep_best`` was given last; None when there is none that can be read."""
+        try:
+            marker = json.loads((self.folder / _BEST).read_bytes())
+            return {"value": float(marker["value"]), "metric": str(marker["metric"])} | {
+                "step": int(marker["step"]),
+                "checkpoint": str(marker["checkpoint"]),
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def intact(self, step: int) -> bool:
+        """Whether the checkpoint of ``step`` is there, every byte of it."""
+        return step in self._verified or verify(self.folder / f"{_NAME}{step}") is None
+
+    def keep_best(self, marker: dict[str, Any] | None) -> None:
+        """Keep the checkpoint of ``marker["step"]`` besides the newest, in place of the one before.
+
+        ``best.json`` says so. Raises ``OSError``.
+        """
+        if marker is None:
+            (self.folder / _BEST).unlink(missing_ok=True)
+        else:
+            replace_file(self.folder / _BEST, json.dumps(marker, indent=1).encode() + b"\n")
+        self._best = None if marker is None else int(marker["step"])
+
+    def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
+        """Write ``checkpoint-<step>``, then delete what is older than the kept ones.
+
+        Args:
+            step: names the checkpoint; one of the same step is replaced.
+            write: puts its files, in any layout, into the folder that it is given.
+            state: JSON values, written to ``state.json``.
+
+        Raises:
+            CheckpointError: disk full or failing; nothing that was there before has changed.
+        """
+        final = self.folder / f"{_NAME}{step}"
+        temporary = self.folder / f"{_TEMPORARY}{final.name}"
+        try:
+            temporary.mkdir()
+            write(temporary)
+            # With the configuration, whose options may be secrets.
+            write_file(temporary / _STATE, json.dumps(state, indent=1).encode(), mode=0o600)
+            _seal(temporary)
+            self._publish(temporary, final)
+        except BaseException as error:
+            self._clean()
+            if isinstance(error, OSError) or disk_full(error):
+                raise CheckpointError(_explain(final, error)) from error
+            raise
+        problem = verify(final)
+        if problem:
+            raise CheckpointError(f"{final}: {problem} right after writing; older ones are kept")
+        self._verified.add(step)
+        self._retire()
+        return final
+
+    def _publish(self, temporary: Path, final: Path) -> None:
+        replaced = self.folder / f"{_REPLACED}{final.name}"
+        self._verified.discard(_step(final))
+        if final.exists():
+            final.rename(replaced)
+        temporary.rename(final)
+        sync(self.folder)
+        if replaced.exists():
+            self._delete(replaced)
+
+    def _retire(self) -> None:
+        good = 0
+        for path in _newest_first(self.folder):
+            if _step(path) == self._best:
+                continue
+            if good >= self._keep:
+                self._delete(path)
+            elif _step(path) in self._verified or verify(path) is None:
+                self._verified.add(_step(path))
+                good += 1
+
+    def _delete(self, path: Path) -> None:
+        """Rename, then remove: a kill in between must not leave half a checkpoint by its name."""
+        doomed = self.folder / f"{_TEMPORARY}deleted-{path.name}"
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        self._verified.discard(_step(path))
+
+    def _clean(self) -> None:
+        for path in self.folder.glob(f"{_REPLACED}{_NAME}*"):
+            final = self.folder / path.name.removeprefix(_REPLACED)
+            if final.exists():
+                self._delete(path)
+            else:
+                path.rename(final)
+        for path in self.folder.glob(f"{_TEMPORARY}*{_NAME}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def search(folder: Path) -> tuple[Found | None, list[str]]:
+    """The newest checkpoint that verifies, and one line on each newer one that does not."""
+    problems: list[str] = []
+    for path in _newest_first(folder):
+        problem = verify(path)
+        if problem is None:
+            state = json.loads((path / _STATE).read_bytes())
+            return Found(step=_step(path), path=path, state=state), problems
+        problems.append(f"{path.name} is not usable: {problem}")
+    return None, problems
+
+
+def state_of(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint of a run holds besides tensors, unverified; None of any other folder."""
+    if not (path / _MANIFEST).is_file() or not (path / _STATE).is_file():
+        return None
+    return json.loads((path / _STATE).read_bytes())
+
+
+def newest_step(folder: Path) -> int:
+    """Of a run's newest checkpoint, intact or not; -1 where it has none."""
+    return max(map(_step, _newest_first(folder)), default=-1)
+
+
+def verify(path: Path) -> str | None:
+    """Compare every byte below ``path`` with its manifest; what is wrong, or None."""
+    try:
+        listed = _read_manifest(path / _MANIFEST)
+        present = _files(path)
+        names = set(listed)
+        for what, odd in (("missing", names - present), ("extra", present - names)):
+            if odd:
+                return f"{what} file {min(odd)}"
+        found = _entries(path, names)
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {error}"
+    for name, entry in listed.items():
+        if found[name] != entry:
+            torn = found[name]["size"] != entry["size"]
+            return f"{name} is torn: {_sizes(found[name], entry)}" if torn else f"{name} changed"
+    return None
+
+
+def _sizes(found: Entry, listed: Entry) -> str:
+    return f"{found['size']} bytes instead of {listed['size']}"
+
+
+def _seal(folder: Path) -> None:
+    """Flush every file and folder, with the manifest last."""
+    names = _files(folder)
+    for name in sorted(names):
+        sync(folder / name)
+    write_file(folder / _MANIFEST, _encode(_entries(folder, names)))
+    for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+        sync(inner)
+    sync(folder)
+
+
+def _encode(files: dict[str, Entry]) -> bytes:
+    manifest = {"format": _FORMAT, "files": dict(sorted(files.items()))}
+    return json.dumps(manifest, indent=1).encode() + b"\n"
+
+
+def _read_manifest(path: Path) -> dict[str, Entry]:
+    """Listed files. Raises ``ValueError`` unless the bytes are exactly what ``_encode`` writes."""
+    data = path.read_bytes()
+    try:
+        files = json.loads(data)["files"]
+        intact = _encode(files) == data
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        intact, files = False, {}
+    if not intact or _STATE not in files:
+        raise ValueError(f"{_MANIFEST} is damaged")
+    return files
+
+
+def _files(folder: Path) -> set[str]:
+    paths = (path for path in folder.rglob("*") if not path.is_dir())
+    return {path.relative_to(folder).as_posix() for path in paths} - {_MANIFEST}
+
+
+def _entries(folder: Path, names: set[str]) -> dict[str, Entry]:
+    """Size and digest of each file; hashing releases the interpreter lock, so threads help."""
+    ordered = sorted(names)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return dict(zip(ordered, pool.map(lambda n: _entry(folder / n), ordered), strict=True))
+
+
+def _entry(path: Path) -> Entry:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32))
+        return {"size": file.tell(), "blake2b": digest.hexdigest()}
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    paths = (p for p in folder.glob(f"{_NAME}*") if p.name.removeprefix(_NAME).isdecimal())
+    return sorted(paths, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def _explain(path: Path, error: BaseException) -> str:
+    if disk_full(error):
+        return f"{path}: no space left; free some or change 'output' (older checkpoints are kept)"
+    return f"{path}: cannot be written: {error} (older checkpoints are kept)"

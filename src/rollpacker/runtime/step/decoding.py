@@ -1,0 +1,387 @@
+"""From a decision to decode to the event of its end: attempts on the engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.types import AttemptId, EngineId, sampling_seed
+from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
+from rollpacker.runtime.attempts.attempts import GENERATING, Attempt, Stage
+from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.pool.protocols import Workers
+from rollpacker.runtime.step.draft_sources import Hints
+from rollpacker.runtime.step.episodes import Answered, Episodes
+from rollpacker.runtime.step.step import Formation, StepRecord
+
+_AT_ONCE = 1024
+"""Requests sent before reports are heard."""
+
+
+class Decoding:
+    """Starts, stops and moves attempts, and turns what engines report into events.
+
+    Args:
+        workers: the engines.
+        problems: the prompts.
+        graded: has the responses of a step that was interrupted.
+        params: how responses are sampled.
+        seed: the run's.
+        lockstep: engines that have reported wait for ``proceed``.
+        hints: texts that engines may take drafts from; None where they draft nothing.
+        episodes: the attempts' environments; None where they have none.
+        post: takes the events.
+        clock: seconds since the run began.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        problems: Problems,
+        graded: GradedLog,
+        params: SamplingParams,
+        seed: int,
+        *,
+        lockstep: bool,
+        hints: Hints | None,
+        post: Callable[..., None],
+        clock: Clock,
+        episodes: Episodes | None = None,
+    ) -> None:
+        self._workers = workers
+        self._problems = problems
+        self._graded = graded
+        self._params = params
+        self._seed = seed
+        self._lockstep = lockstep
+        self._hints = hints
+        self._episodes = episodes
+        self._post = post
+        self._clock = clock
+        self._record = StepRecord(step=0, start_s=0.0)
+        self._held: set[EngineId] = set()
+        self._outbox: dict[EngineId, list[Attempt]] = defaultdict(list)
+        self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
+        self._forming: list[do.FormEngine] = []
+        self._speculating: list[do.Speculate] = []
+
+    def begin(self, record: StepRecord) -> None:
+        """A step begins."""
+        self._record = record
+        self._outbox.clear()
+        self._forming.clear()
+        self._speculating.clear()
+        if self._hints is not None:
+            self._hints.begin()
+        for engine in self._workers.engines:
+            self._workers.to_engine(engine, msg.BeginStep())
+
+    # What is to be done; ``send`` sends it -----------------------------------------------------
+
+    def start(self, decision: do.StartAttempt) -> None:
+        """Begin a response, unless it is known from before the step was interrupted."""
+        now = self._clock()
+        attempt = self._record.attempts[decision.attempt] = Attempt(
+            id=decision.attempt,
+            prompt=decision.prompt,
+            index=decision.index,
+            engine=decision.engine,
+            prompt_tokens=self._problems.tokens[decision.prompt],
+            start_s=now,
+            since_s=now,
+        )
+        known = self._graded.find(decision.prompt, decision.index)
+        if known is not None:
+            known.restore(attempt)
+            self._post(self._finished(known.of(decision.attempt).output))
+        elif self._episodes is None:
+            self._outbox[decision.engine].append(attempt)
+        else:
+            attempt.since_s = None
+            self._episodes.begin(attempt, self._problems)
+
+    def step_environment(self, decision: do.StepEnvironment) -> None:
+        """Give an attempt's environment the turn that has ended."""
+        assert self._episodes is not None
+        self._episodes.step(self._record.attempts[decision.attempt])
+
+    def go_on(self, decision: do.ContinueAttempt) -> None:
+        """Sample an attempt's next turn."""
+        attempt = self._record.attempts[decision.attempt]
+        attempt.stage, attempt.since_s = Stage.RUNNING, self._clock()
+        attempt.engine = decision.engine
+        self._outbox[decision.engine].append(attempt)
+
+    def abort(self, attempt: Attempt) -> None:
+        """Stop one whose response is not there; its end is an event when the engine has said so,
+        or at once where its environment is at work."""
+        acting = attempt.stage is Stage.ACTING
+        self._close(attempt)
+        if attempt.stage is Stage.RUNNING:
+            self._stopping[attempt.engine].append(attempt.id)
+        attempt.stage = Stage.STOPPING
+        if acting:
+            self._forget(attempt)
+            self._post(self.aborted(attempt))
+
+    def _close(self, attempt: Attempt) -> None:
+        """Its episode, if it has one, is not wanted any more."""
+        if self._episodes is not None:
+            self._episodes.close(attempt)
+
+    def _forget(self, attempt: Attempt) -> None:
+        """The engine need not keep what it has of an attempt's turns."""
+        if attempt.stays:
+            self._stopping[attempt.engine].append(attempt.id)
+
+    def migrate(self, decision: do.MigrateAttempts) -> None:
+        """Stop these; when they have, they go on elsewhere."""
+        for id_ in decision.attempts:
+            attempt = self._record.attempts[id_]
+            if attempt.stage is Stage.RUNNING:
+                attempt.stage, attempt.target = Stage.MIGRATING, decision.target
+                self._stopping[decision.source].append(id_)
+            elif attempt.stage is Stage.MIGRATING:
+                attempt.target = decision.target
+            elif attempt.stage is Stage.ACTING:
+                self._forget(attempt)
+                attempt.engine = decision.target
+                tokens = attempt.tokens
+                self._post(ev.AttemptMigrated(attempt=id_, engine=decision.target, tokens=tokens))
+
+    def form(self, decision: do.FormEngine) -> None:
+        """Put devices together when what they decode is told to stop."""
+        self._forming.append(decision)
+        formation = Formation(engine=decision.engine, members=decision.members, at_s=self._clock())
+        self._record.formed.append(formation)
+
+    def speculate(self, decision: do.Speculate) -> None:
+        """When its devices are put together, before its first attempts."""
+        self._speculating.append(decision)
+
+    def send(self) -> None:
+        """Send what was gathered, one message for each engine.
+
+        Of very many requests the first now, and the others when reports have had their turn.
+        """
+        if self._forming:
+            self._stop()
+            for decision in self._forming:
+                self._workers.form(decision.engine, decision.members)
+            self._forming.clear()
+        for decision in self._speculating:
+            how = Speculation(
+                below=decision.below,
+                most=decision.most,
+                free=decision.free,
+                row_cost=decision.row_cost,
+            )
+            self._workers.to_engine(decision.engine, msg.Speculate(how=how))
+        self._speculating.clear()
+        sent = 0
+        while self._outbox and (self._lockstep or sent < _AT_ONCE):
+            sent += self._submit(next(iter(self._outbox)))
+        self._stop()
+        if self._outbox:
+            asyncio.get_running_loop().call_soon(self.send)
+
+    def _stop(self) -> None:
+        for engine, attempts in self._stopping.items():
+            self._submit(engine)
+            self._workers.to_engine(engine, msg.Abort(attempts=attempts))
+        self._stopping.clear()
+
+    def _submit(self, engine: EngineId) -> int:
+        """Send an engine its requests; returns how many."""
+        attempts = self._outbox.pop(engine, [])
+        if attempts:
+            requests = [self._request(attempt) for attempt in attempts]
+            self._workers.to_engine(engine, msg.Submit(requests=requests))
+        return len(attempts)
+
+    def _request(self, attempt: Attempt) -> Request:
+        """From its start, or from what an engine that it has left made of it."""
+        request = Request(
+            attempt=attempt.id,
+            group=attempt.prompt,
+            prompt=attempt.prompt_tokens,
+            params=self._params,
+            seed=sampling_seed(self._seed, self._record.step, attempt.prompt, attempt.index),
+        )
+        begun = attempt.begun
+        if self._episodes is not None:
+            request = self._episodes.request(request, attempt)
+        elif begun is not None:
+            request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
+        if self._hints is None:
+            return request
+        if begun is not None:
+            return replace(request, hints=self._hints.siblings(attempt.prompt))
+        # Once for each group.
+        return (
+            request
+            if attempt.index
+            else replace(request, hints=self._hints.earlier(attempt.prompt))
+        )
+
+    def proceed(self) -> None:
+        """In lockstep: what finished has been dealt with, decode on."""
+        for engine in sorted(self._held):
+            self._workers.to_engine(engine, msg.Proceed())
+        self._held.clear()
+
+    # What happened -----------------------------------------------------------------------------
+
+    def take(self, engine: EngineId, report: msg.EngineReport) -> None:
+        """An engine reports."""
+        match report:
+            case msg.Finished():
+                if self._lockstep:
+                    self._held.add(engine)
+                self._post(*(self._finished(output) for output in report.outputs))
+            case msg.Aborted():
+                self._post(*map(self._stopped, report.outputs))
+            case msg.Failed():
+                self._post(*(self._failed(a, report.error) for a in report.attempts))
+            case msg.WeightsLoaded():
+                self._post(ev.EngineFormed(engine=engine))
+            case msg.Slept():
+                pass
+
+    def lose(self, engine: EngineId) -> list[ev.Event]:
+        """What it ran is over; returns what ends with it, but for its loss itself."""
+        attempts = [a for a in self._record.attempts.values() if a.engine == engine]
+        events: list[ev.Event] = [
+            self.aborted(attempt) for attempt in attempts if attempt.stage is Stage.STOPPING
+        ]
+        for attempt in attempts:
+            if attempt.stage in GENERATING:
+                self._close(attempt)
+                attempt.stage, attempt.verdict = Stage.OVER, "failed"
+                attempt.end_s = self._clock()
+        return events
+
+    def aborted(self, attempt: Attempt) -> ev.AttemptAborted:
+        """An attempt is over because it was told to be: now, unless its response was there."""
+        if attempt.end_s is None:
+            attempt.end_s = self._clock()
+        attempt.stage, attempt.verdict = Stage.OVER, "aborted"
+        return ev.AttemptAborted(attempt=attempt.id, tokens=attempt.tokens)
+
+    def _finished(self, output: Output) -> ev.Event:
+        attempt = self._record.attempts[output.attempt]
+        if output.weights_version != self._record.step:
+            raise AssertionError(
+                f"attempt {attempt.id} was sampled by weights {output.weights_version} "
+                f"in step {self._record.step}"
+            )
+        if attempt.stage is Stage.STOPPING:
+            attempt.output = output
+            return self.aborted(attempt)
+        talk = attempt.conversation
+        if talk is None:
+            return self._ended(attempt, output)
+        if not talk.over:
+            return self._turned(attempt, output)
+        # It is from before an interruption: the policy has heard of none of its turns.
+        return self._ended(attempt, output, talk.wait_s, len(talk.turns))
+
+    def _turned(self, attempt: Attempt, output: Output) -> ev.TurnFinished:
+        """Its environment is next; the policy has the word."""
+        assert attempt.conversation is not None
+        moving = attempt.stage is Stage.MIGRATING and attempt.target in self._workers.engines
+        attempt.end_turn(self._clock(), output)
+        if moving and attempt.target is not None:
+            attempt.engine = attempt.target
+            tokens = attempt.tokens
+            self._post(ev.AttemptMigrated(attempt=attempt.id, engine=attempt.engine, tokens=tokens))
+        attempt.stage = Stage.ACTING
+        return ev.TurnFinished(
+            attempt=attempt.id,
+            turn=len(attempt.conversation.turns) - 1,
+            tokens=attempt.tokens,
+            finish_reason=output.finish_reason,
+        )
+
+    def _ended(
+        self, attempt: Attempt, output: Output, seconds: float = 0.0, turns: int = 0
+    ) -> ev.AttemptFinished:
+        """The response is there, after so many seconds of its environment, and turns, that the
+        policy has not heard of."""
+        attempt.output, attempt.end_s = output, self._clock()
+        attempt.stage = Stage.GRADING
+        if self._hints is not None:
+            self._hints.finished(attempt.prompt, output.tokens)
+        drafts = attempt.drafts
+        return ev.AttemptFinished(
+            attempt=attempt.id,
+            tokens=attempt.tokens,
+            finish_reason=output.finish_reason,
+            verifications=drafts.verifications,
+            drafted=drafts.drafted,
+            accepted=drafts.accepted,
+            seconds=seconds,
+            turns=turns,
+        )
+
+    def _stopped(self, output: Output) -> ev.Event:
+        attempt = self._record.attempts[output.attempt]
+        if attempt.stage is Stage.STOPPING:
+            attempt.output = output
+            return self.aborted(attempt)
+        assert attempt.target is not None
+        return self._continue(attempt, output, attempt.target)
+
+    def _continue(self, attempt: Attempt, output: Output, target: EngineId) -> ev.Event:
+        """A migrating attempt has left its old engine: hand it to the new one."""
+        if target not in self._workers.engines:
+            return self._failed(attempt.id, f"worker {target} died")
+        attempt.move(target, self._clock(), output)
+        self._outbox[target].append(attempt)
+        put_in = 0 if attempt.conversation is None else attempt.conversation.put_in
+        tokens = len(output.tokens) - put_in
+        return ev.AttemptMigrated(attempt=attempt.id, engine=target, tokens=tokens)
+
+    def _failed(self, id_: AttemptId, error: str) -> ev.Event:
+        attempt = self._record.attempts[id_]
+        self._close(attempt)
+        attempt.end_s = self._clock()
+        if attempt.stage is Stage.STOPPING:
+            return self.aborted(attempt)
+        attempt.stage, attempt.verdict = Stage.OVER, "failed"
+        self._record.faults.append(f"attempt {id_} of prompt {attempt.prompt}: {error}")
+        return ev.AttemptFailed(attempt=id_, error=error)
+
+    def answered(self, answers: Sequence[Answered]) -> None:
+        """Environments have answered. Raises ``ValueError`` when no others can."""
+        assert self._episodes is not None
+        if (broken := self._episodes.broken) is not None:
+            raise ValueError(broken)
+        self._post(*(self._answered(each) for each in answers))
+
+    def _answered(self, answered: Answered) -> ev.Event:
+        attempt, conversation = answered.attempt, answered.attempt.conversation
+        assert conversation is not None
+        if answered.error:
+            attempt.stage, attempt.verdict, attempt.end_s = Stage.OVER, "failed", self._clock()
+            self._forget(attempt)
+            self._record.faults.append(f"environment of prompt {attempt.prompt}: {answered.error}")
+            return ev.EpisodeFailed(
+                attempt=attempt.id, error=answered.error, blameless=answered.blameless
+            )
+        if answered.over:
+            self._forget(attempt)
+            return self._ended(attempt, attempt.whole(self._record.step), answered.seconds)
+        return ev.EnvironmentReplied(
+            attempt=attempt.id,
+            turn=len(conversation.turns) - 1,
+            tokens=answered.tokens,
+            seconds=answered.seconds,
+        )

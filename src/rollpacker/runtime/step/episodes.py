@@ -1,0 +1,250 @@
+"""Attempts at their environments: begun, given the model's replies, given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
+
+from rollpacker.config import EnvironmentConfig
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.engine.base import Request, SamplingParams
+from rollpacker.env.messages import Answer, Begin, Step, packed
+from rollpacker.env.pool import EnvironmentPool, Reply
+from rollpacker.errors import told
+from rollpacker.runtime.attempts.attempts import Attempt, Stage
+from rollpacker.runtime.attempts.conversation import Conversation, lengthened
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.ipc.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What became of an attempt at its environment.
+
+    Args:
+        attempt: whose tokens and conversation have it in.
+        tokens: that the environment put in.
+        seconds: that it was waited for.
+        error: why it failed; empty where it did not.
+        blameless: another episode's fault.
+    """
+
+    attempt: Attempt
+    tokens: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    blameless: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended as it should."""
+        conversation = self.attempt.conversation
+        return not self.error and conversation is not None and bool(conversation.over)
+
+
+Take = Callable[[Sequence[Answered]], None]
+
+
+class Episodes:
+    """The environments of a run's attempts.
+
+    Args:
+        config: of the environment.
+        pool: their processes.
+        most: most tokens that the model samples in all turns of a response, and
+        total: of the response, the environment's tokens included.
+        context: of the model.
+        lockstep: answers are told when all that were asked for are there, in a fixed order.
+        clock: seconds since the run began.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        pool: EnvironmentPool,
+        *,
+        most: int,
+        total: int,
+        context: int,
+        lockstep: bool,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._most = most
+        self._total = total
+        self._context = context
+        self._lockstep = lockstep
+        self._clock = clock
+        self._live: set[AttemptId] = set()
+        self._acting: dict[AttemptId, tuple[Attempt, float]] = {}
+        self._answers: list[Answered] = []
+        self._take: Take = lambda _answers: None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear the processes in this loop."""
+        self._pool.attach(loop, self._hear)
+
+    @contextlib.contextmanager
+    def listen(self, take: Take) -> Iterator[None]:
+        """Give answers to this one while the context lasts."""
+        before, self._take = self._take, take
+        try:
+            yield
+        finally:
+            self._acting.clear()
+            self._answers.clear()
+            for attempt in list(self._live):
+                self._end(attempt)
+            self._take = before
+
+    # What is to be done ------------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt, problems: Problems) -> None:
+        """Begin an episode; never waits."""
+        assert problems.chat is not None
+        row = problems.rows[attempt.prompt]
+        attempt.conversation = Conversation()
+        self._live.add(attempt.id)
+        self._wait_for(attempt)
+        chat = problems.chat(row)
+        command = Begin(
+            episode=attempt.id,
+            row=packed({**row.columns, "prompt": chat}),
+            prompt=chat,
+            tools=list(row.tools),
+            template=dict(row.template_kwargs),
+            room=self._context - self._total,
+        )
+        self._pool.begin(command, (attempt.prompt, attempt.index))
+
+    def step(self, attempt: Attempt) -> None:
+        """Give its environment the turn that has just ended; never waits."""
+        output, conversation = attempt.output, attempt.conversation
+        assert output is not None
+        assert conversation is not None
+        reply = np.ascontiguousarray(output.tokens[-conversation.turns[-1].sampled :], np.int32)
+        self._wait_for(attempt)
+        command = Step(
+            episode=attempt.id,
+            reply=reply.tobytes(),
+            left=self._total - len(output.tokens),
+            left_sampled=self._most - attempt.tokens,
+            cut=output.finish_reason == "length",
+        )
+        self._pool.step(command)
+
+    def _wait_for(self, attempt: Attempt) -> None:
+        attempt.stage = Stage.ACTING
+        self._acting[attempt.id] = attempt, self._clock()
+
+    def close(self, attempt: Attempt) -> None:
+        """Give an episode up, wherever it is."""
+        self._acting.pop(attempt.id, None)
+        self._answers = [each for each in self._answers if each.attempt is not attempt]
+        self._end(attempt.id)
+
+    def _end(self, attempt: AttemptId) -> None:
+        if attempt in self._live:
+            self._live.discard(attempt)
+            self._pool.close_episode(attempt)
+
+    def request(self, request: Request, attempt: Attempt) -> Request:
+        """What asks an engine for an attempt's next turn."""
+        begun = attempt.begun
+        if begun is not None:
+            request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
+        added = [] if attempt.conversation is None else attempt.conversation.added
+        return replace(
+            request,
+            group=self._group(attempt),
+            params=self._params(attempt, request.params),
+            stays=True,
+            turn_start=added[-1][1] if added else 0,
+        )
+
+    def _group(self, attempt: Attempt) -> PromptId:
+        """Whose prompt it has: its group's, unless its environment has put another there."""
+        conversation = attempt.conversation
+        if conversation is None or not conversation.changed:
+            return attempt.prompt
+        digest = blake2b(attempt.prompt_tokens.tobytes(), digest_size=8).hexdigest()
+        return PromptId(f"{attempt.prompt}#{digest}")
+
+    def _params(self, attempt: Attempt, params: SamplingParams) -> SamplingParams:
+        """How its next turn is sampled: as far as its tokens reach."""
+        put_in = 0 if attempt.conversation is None else attempt.conversation.put_in
+        most = min(self._total, put_in + self._most)
+        return replace(params, max_tokens=most)
+
+    # What happened -----------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> str | None:
+        """Why no episode can begin any more."""
+        return self._pool.broken
+
+    def said(self) -> list[str]:
+        """What the user should know and was not told yet."""
+        return self._pool.said()
+
+    def settle(self) -> bool:
+        """Whether nobody acts; in lockstep, only then answers are told.
+
+        Those that wait for another episode's end do not act: the end may be the model's to bring.
+        """
+        while self._answers and not self._act():
+            answers, self._answers = self._answers, []
+            self._take(sorted(answers, key=lambda answered: answered.attempt.id))
+        return not self._act()
+
+    def _act(self) -> bool:
+        return len(self._acting) > self._pool.queued
+
+    def _hear(self, replies: Sequence[Reply]) -> None:
+        answers = [each for reply in replies if (each := self._answered(reply)) is not None]
+        if self._lockstep:
+            self._answers += answers
+            answers = []
+        self._take(answers)
+
+    def _answered(self, reply: Reply) -> Answered | None:
+        answer = reply.answer
+        known = self._acting.pop(AttemptId(answer.episode), None)
+        if known is None:
+            return None
+        attempt, since = known
+        if answer.over or answer.error:
+            self._live.discard(attempt.id)
+        seconds = self._clock() - since
+        if answer.error and (self._config.on_error == "retry" or reply.blameless):
+            return Answered(attempt, error=answer.error, blameless=reply.blameless)
+        try:
+            self._enter(attempt, answer, seconds)
+        except Exception as error:  # of what a user's process sent: its episode's, and no other's
+            self._end(attempt.id)
+            return Answered(attempt, error=f"its answer cannot be taken: {told(error)}")
+        return Answered(attempt, len(answer.tokens) // 4, round(seconds, 6))
+
+    def _enter(self, attempt: Attempt, answer: Answer, seconds: float) -> None:
+        """An answer becomes a part of the attempt."""
+        conversation, output = attempt.conversation, attempt.output
+        assert conversation is not None
+        conversation.take(answer, seconds)
+        if answer.error:
+            conversation.over, conversation.failed = "stop", answer.error
+            conversation.rewards = [self._config.failed_reward]
+        if answer.prompt:
+            attempt.prompt_tokens = np.frombuffer(answer.prompt, np.int32)
+            conversation.changed = True
+        if output is None:
+            return
+        added = np.frombuffer(answer.tokens, np.int32)
+        if len(added):
+            conversation.add(len(output.tokens), len(added))
+        attempt.go_on(lengthened(output, added))

@@ -1,0 +1,143 @@
+"""From a response that has finished to the event of its grade."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rollpacker.core import events as ev
+from rollpacker.reward.base import Grade
+from rollpacker.runtime.attempts.attempts import GENERATING, Attempt, Stage
+from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.pool.protocols import Graders
+from rollpacker.runtime.step.step import StepRecord
+
+_AT_ONCE = 512
+"""Responses sent to the rewards at a time, those of a synchronous round for one: the rest follow
+when the first grades have come."""
+
+
+class Grading:
+    """Sends responses to the rewards and turns grades into events.
+
+    Args:
+        rewards: grades responses.
+        problems: their rows.
+        log: keeps graded responses until the step's update, and has those of a step that was
+            interrupted.
+        lockstep: grades become events when all that was sent is graded, in a fixed order.
+        post: takes the events.
+        clock: seconds since the run began.
+    """
+
+    def __init__(
+        self,
+        rewards: Graders,
+        problems: Problems,
+        log: GradedLog,
+        *,
+        lockstep: bool,
+        post: Callable[..., None],
+        clock: Clock,
+    ) -> None:
+        self._rewards = rewards
+        self._problems = problems
+        self._log = log
+        self._lockstep = lockstep
+        self._post = post
+        self._clock = clock
+        self._record = StepRecord(step=0, start_s=0.0)
+        self._waiting: list[Attempt] = []
+        self._grades: list[Grade] = []
+
+    def begin(self, record: StepRecord) -> None:
+        """A step begins."""
+        self._record = record
+        self._rewards.begin_step(record.step, self._problems.source.passed)
+
+    def add(self, attempt: Attempt) -> None:
+        """A response is to be graded with the next ``send``."""
+        self._waiting.append(attempt)
+
+    def send(self) -> None:
+        """Grade what has finished; whole groups where a reward compares responses."""
+        self._waiting = [a for a in self._waiting if a.stage is Stage.GRADING]
+        if not self._waiting:
+            return
+        if self._rewards.needs_group:
+            self._send_groups()
+            return
+        most = len(self._waiting) if self._lockstep else _AT_ONCE
+        waiting, self._waiting = self._waiting[:most], self._waiting[most:]
+        new = [attempt for attempt in waiting if not self._recall(attempt)]
+        self._rewards.grade(new, self._problems.rows)
+        if not self._lockstep:
+            self._post_grades()
+
+    def _send_groups(self) -> None:
+        # Responses that end in the same engine step are all told before anything is sent.
+        attempts = self._record.attempts.values()
+        unfinished = {a.prompt for a in attempts if a.stage in GENERATING}
+        for prompt in {attempt.prompt: None for attempt in self._waiting}:
+            if prompt not in unfinished:
+                group = [a for a in self._waiting if a.prompt == prompt]
+                self._rewards.grade(group, self._problems.rows)
+                self._waiting = [a for a in self._waiting if a.prompt != prompt]
+
+    def _recall(self, attempt: Attempt) -> bool:
+        """Take the grade from before the step was interrupted, if there is one."""
+        known = self._log.find(attempt.prompt, attempt.index)
+        if known is None:
+            return False
+        grade = known.of(attempt.id).grade
+        self._rewards.recall(attempt.prompt, grade)
+        self._grades.append(grade)
+        return True
+
+    def take(self, grades: Sequence[Grade]) -> None:
+        """Grades have come. Raises ``ValueError`` when no others can."""
+        if (broken := self._rewards.broken) is not None:
+            raise ValueError(broken)
+        self._grades.extend(grades)
+        if not self._lockstep:
+            self._post_grades()
+        if self._waiting:
+            self.send()
+
+    def settle(self) -> bool:
+        """Whether nothing is being graded; in lockstep, only then grades become events."""
+        while self._grades and not self._rewards.pending():
+            self._grades.sort(key=lambda grade: grade.attempt)
+            self._post_grades()
+        return not self._rewards.pending()
+
+    def _post_grades(self) -> None:
+        events = [e for grade in self._grades for e in self._events(grade)]
+        self._grades.clear()
+        attempts = self._record.attempts
+        self._log.add(attempts[e.attempt] for e in events if isinstance(e, ev.AttemptGraded))
+        self._post(*events)
+
+    def _events(self, grade: Grade) -> list[ev.AttemptGraded | ev.GradingFailed]:
+        attempt = self._record.attempts.get(grade.attempt)
+        if attempt is None or attempt.stage is not Stage.GRADING:
+            return []
+        attempt.graded_s = self._clock()
+        attempt.rewards, attempt.runs = grade.rewards, grade.runs
+        attempt.extra, attempt.metrics = grade.extra, grade.metrics
+        if grade.error is not None:
+            attempt.stage, attempt.verdict = Stage.OVER, "failed"
+            self._record.faults.append(f"reward of prompt {attempt.prompt}: {grade.error}")
+            return [ev.GradingFailed(attempt=attempt.id, error=grade.error)]
+        attempt.stage, attempt.reward = Stage.GRADED, grade.reward
+        return [ev.AttemptGraded(attempt=attempt.id, reward=grade.reward)]
+
+
+def logged_metrics(attempts: Iterable[Attempt]) -> dict[str, float]:
+    """Means of what reward functions logged with these responses, by metric."""
+    values: dict[str, list[float]] = {}
+    for attempt in attempts:
+        for name, value in attempt.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(each) / len(each) for name, each in sorted(values.items())}

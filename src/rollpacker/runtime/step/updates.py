@@ -1,0 +1,289 @@
+"""From kept groups to new weights: advantages, gradient sums on replicas, one division, one update.
+
+Streaming changes where and when gradients are summed, never the sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core import decisions as do
+from rollpacker.core.types import Group, GroupPart, PromptId, ReplicaId
+from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.pool.protocols import Workers
+from rollpacker.runtime.step.step import ReplicaTask, StepRecord
+from rollpacker.train.algorithms import Algorithm, Rewarded
+from rollpacker.train.base import Partial, SampleId
+
+NOTHING = Partial(normaliser=0.0, tokens=0, sums={})
+
+
+class Updates:
+    """Runs the updates of one step on the replicas.
+
+    Args:
+        workers: the replicas.
+        algorithm: gives advantages.
+        max_length: most sampled tokens of a response (reward shaping, constant normalisers).
+        clock: the run's.
+        full_softmax: the sampler's log-probabilities are those that the trainer would compute;
+            otherwise they are computed again before the step's first update, for the groups of
+            its later ones.
+        mask_truncated: responses that were cut off are left out of the loss.
+        weigh: weights of the kept responses, by sampled tokens, that undo censoring; None for none.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        algorithm: Algorithm,
+        *,
+        max_length: int,
+        clock: Clock,
+        full_softmax: bool = True,
+        mask_truncated: bool = False,
+        weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
+    ) -> None:
+        self._workers = workers
+        self._algorithm = algorithm
+        self._max_length = max_length
+        self._clock = clock
+        self._full_softmax = full_softmax
+        self._mask_truncated = mask_truncated
+        self._weigh = weigh
+        self._checksums = True
+        self._waiting: list[tuple[ReplicaId | None, Callable[[], None]]] | None = None
+
+    def begin(self, record: StepRecord, on_applied: Callable[[int, bool], None]) -> None:
+        """Start a step; ``on_applied(update, last)`` is called after each update."""
+        self._record = record
+        self._on_applied = on_applied
+        self._groups: dict[PromptId, Group] = {}
+        self._rewarded: dict[PromptId, Rewarded] = {}
+        self._partials: dict[ReplicaId, Partial] = {}
+        self._applied: dict[ReplicaId, msg.Applied] = {}
+        self._decision: do.ApplyUpdate | None = None
+        self._begun: set[PromptId] = set()
+        self._updated = False
+        self._old: dict[SampleId, NDArray[np.float32]] = {}
+        self._scoring: dict[ReplicaId, list[set[PromptId]]] = {}
+        self._scored: set[PromptId] = set()
+        self._dividing = False
+        self._waiting = None
+        self._sent: Counter[ReplicaId] = Counter()
+
+    def hold(self) -> None:
+        """Keep what is to be sent from now on until ``release``."""
+        self._waiting = []
+
+    def release(self) -> None:
+        """Send what was kept, in order."""
+        waiting, self._waiting = self._waiting, None
+        for _, send in waiting or ():
+            send()
+
+    @property
+    def summing(self) -> bool:
+        """Whether a replica has gradients to sum that it was sent."""
+        return any(self._sent.values())
+
+    @property
+    def groups(self) -> list[Group]:
+        """The step's groups, in order of acceptance."""
+        return list(self._groups.values())
+
+    @property
+    def applying(self) -> bool:
+        """Whether an update is under way that may have changed the weights of some replicas."""
+        return self._dividing
+
+    @property
+    def begun(self) -> bool:
+        """Whether the weights may be others than those that the step began with."""
+        return self.applying or bool(self._record.updates)
+
+    def accept(self, attempts: Sequence[Attempt]) -> None:
+        """A group is complete."""
+        samples = tuple(attempt.sample() for attempt in attempts)
+        rewarded = self._algorithm.reward(
+            np.array([sample.reward for sample in samples], np.float64),
+            np.array([sample.sampled for sample in samples], np.int64),
+            self._max_length,
+            np.array([self._mask_truncated and s.finish_reason == "length" for s in samples]),
+        )
+        prompt = attempts[0].prompt
+        self._rewarded[prompt] = rewarded
+        self._groups[prompt] = Group(prompt=prompt, samples=samples, advantages=rewarded.advantages)
+
+    def rollout_over(self) -> None:
+        """All groups are known: finish advantages that depend on the whole batch."""
+        groups = list(self._groups.values())
+        scaled = [group.advantages for group in groups]
+        if self._algorithm.needs_batch and groups:
+            scaled = self._algorithm.batch_advantages(list(self._rewarded.values()))
+        if self._weigh is not None and groups:
+            lengths = [sample.sampled for group in groups for sample in group.samples]
+            weights = np.array(self._weigh(lengths), np.float32)
+            ends = np.cumsum([len(group.samples) for group in groups])[:-1]
+            parts = np.split(weights, ends)
+            scaled = [a * w for a, w in zip(scaled, parts, strict=True)]
+        for group, advantages in zip(groups, scaled, strict=True):
+            self._groups[group.prompt] = replace(group, advantages=advantages)
+
+    def accumulate(self, replica: ReplicaId, parts: tuple[GroupPart, ...]) -> None:
+        """Send parts of groups to a replica's gradient sum."""
+        if self._waiting is not None:
+            self._waiting.append((replica, lambda: self.accumulate(replica, parts)))
+            return
+        self._sent[replica] += 1
+        self._begun.update(part.prompt for part in parts)
+        groups = [_cut(self._groups[part.prompt], part) for part in parts]
+        if self._updated:
+            groups = [self._aged(group) for group in groups]
+        self._workers.to_replica(replica, msg.Accumulate(parts=parts, groups=groups))
+
+    def _aged(self, group: Group) -> Group:
+        """The weights have changed since this group was sampled: with the old log-probabilities."""
+        samples = tuple(
+            replace(
+                sample,
+                old_logprobs=sample.logprobs
+                if self._full_softmax
+                else self._old.get((sample.prompt, sample.index)),
+            )
+            for sample in group.samples
+        )
+        return replace(group, samples=samples)
+
+    def accumulated(self, replica: ReplicaId, report: msg.Accumulated) -> None:
+        """A replica has summed some groups."""
+        self._sent[replica] -= 1
+        self._partials[replica] = self._partials.get(replica, NOTHING) + report.partial
+        self._task(replica, "accumulate", report.parts, report.start_s, report.end_s)
+
+    def lose(self, replica: ReplicaId) -> None:
+        """A replica's sum is gone with it, and what it was to score: others do that, and an update
+        that has changed no weight yet is decided anew."""
+        self._partials.pop(replica, None)
+        self._sent.pop(replica, None)
+        self._scoring.pop(replica, None)
+        self._decision = None
+        if self._waiting is not None:
+            self._waiting = [each for each in self._waiting if each[0] not in (replica, None)]
+
+    def apply(self, decision: do.ApplyUpdate) -> None:
+        """Divide and update on every replica at once; nothing to do where nothing was kept."""
+        if self._waiting is not None:
+            self._waiting.append((None, lambda: self.apply(decision)))
+            return
+        if not self._partials:
+            self._on_applied(decision.update, decision.last)
+            return
+        self._decision = decision
+        if not (self._full_softmax or self._updated):
+            self._score()
+        # A replica in this process may have answered already.
+        if self._decision is decision and not (self._scoring or self._dividing):
+            self._divide()
+
+    def _score(self) -> None:
+        """Ask for the log-probabilities of what later updates train, while the weights are still
+        those that sampled it: of what nobody has scored or is at."""
+        asked = self._scored.union(*(each for shares in self._scoring.values() for each in shares))
+        groups = [g for p, g in self._groups.items() if p not in self._begun | asked]
+        for replica, share in share_out(groups, self._workers.replicas).items():
+            self._scoring.setdefault(replica, []).append({group.prompt for group in share})
+            self._workers.to_replica(replica, msg.Score(groups=share))
+
+    def scored(self, replica: ReplicaId, report: msg.Scored) -> None:
+        """A replica has its share; the update goes on when all have."""
+        self._old |= report.logprobs
+        self._task(replica, "score", (), report.start_s, report.end_s)
+        self._scored |= self._scoring[replica].pop(0)
+        if not self._scoring[replica]:
+            del self._scoring[replica]
+        if self._decision is not None and not self._scoring:
+            self._divide()
+
+    def _divide(self) -> None:
+        total = NOTHING
+        for replica in sorted(self._partials):
+            total = total + self._partials[replica]
+        self._updated = self._dividing = True
+        for replica in self._workers.replicas:
+            self._workers.to_replica(replica, msg.Apply(total=total, checksum=self._checksums))
+
+    def applied(self, replica: ReplicaId, report: msg.Applied) -> None:
+        """A replica has updated; when all have, the weights must agree."""
+        self._applied[replica] = report
+        self._task(replica, "apply", (), report.start_s, report.end_s)
+        if len(self._applied) < len(self._workers.replicas):
+            return
+        sums = {report.checksum for report in self._applied.values()}
+        if len(sums) > 1:
+            raise WorkerError(f"the workers' weights differ after step {self._record.step}")
+        self._checksums = False
+        self._record.updates.append(self._applied[min(self._applied)].update)
+        decision, self._decision = self._decision, None
+        self._dividing = False
+        assert decision is not None
+        self._partials.clear()
+        self._applied.clear()
+        self._on_applied(decision.update, decision.last)
+
+    def check_next(self) -> None:
+        """Compare the workers' weights after the next update."""
+        self._checksums = True
+
+    def _task(
+        self,
+        replica: ReplicaId,
+        kind: str,
+        parts: tuple[GroupPart, ...],
+        start_s: float,
+        end_s: float,
+    ) -> None:
+        self._record.tasks.append(
+            ReplicaTask(
+                step=self._record.step,
+                replica=replica,
+                kind=kind,
+                prompts=tuple(dict.fromkeys(part.prompt for part in parts)),
+                start_s=self._clock.at(start_s),
+                end_s=self._clock.at(end_s),
+            )
+        )
+
+
+def share_out(
+    groups: Sequence[Group], replicas: Sequence[ReplicaId]
+) -> dict[ReplicaId, list[Group]]:
+    """Groups for each replica, alike in tokens: the longest first, to whom has the least.
+
+    An environment's tokens count too: they are run.
+    """
+    load = {replica: 0 for replica in replicas}
+    shares: dict[ReplicaId, list[Group]] = {}
+    for tokens, place in sorted(
+        ((sum(len(s.tokens) for s in g.samples), -n) for n, g in enumerate(groups)), reverse=True
+    ):
+        replica = min(replicas, key=lambda r: (load[r], r))
+        load[replica] += tokens
+        shares.setdefault(replica, []).append(groups[-place])
+    return shares
+
+
+def _cut(group: Group, part: GroupPart) -> Group:
+    return replace(
+        group,
+        samples=group.samples[part.start : part.stop],
+        advantages=group.advantages[part.start : part.stop],
+    )

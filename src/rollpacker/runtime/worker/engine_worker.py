@@ -1,0 +1,229 @@
+"""An engine that is told what to decode by messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config import MiniEngineConfig
+from rollpacker.engine.configured import build_engine
+from rollpacker.engine.latency import StepTimes
+from rollpacker.engine.relay import Lead, follow, join, meet
+from rollpacker.engine.requests import check_room
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.worker.weight_relay import Carrier
+from rollpacker.runtime.worker.worker import Commands, Role, Send, WorkerSpec, prepare, prepared
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from rollpacker.engine.base import Engine
+
+NewWeights = Callable[[], "Iterable[tuple[str, Any]] | None"]
+"""The newest weights by the checkpoint's names; None where the engine shares them."""
+
+
+class EngineWorker:
+    """Decodes while it has attempts.
+
+    Args:
+        engine: decodes.
+        send: takes reports.
+        weights: where new ones come from that are not sent for.
+        size: devices that the engine spans.
+        resting: it has no KV cache until it is given weights.
+        lockstep: wait after each report of finished attempts until told to proceed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        send: Send,
+        weights: NewWeights = lambda: None,
+        *,
+        size: int = 1,
+        resting: bool = False,
+        lockstep: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._send = send
+        self._weights = weights
+        self._size = size
+        self._lockstep = lockstep
+        self._held = False
+        self._asleep = resting
+        self._away = False
+        self._newest: msg.LoadWeights | None = None
+        self._carrier = Carrier()
+        self._times = StepTimes()
+        self.commands: Commands = {
+            msg.BeginStep: self._begin_step,
+            msg.LoadWeights: self._load_weights,
+            msg.Sleep: self.sleep,
+            msg.Offload: self._offload,
+            msg.Onload: self._onload,
+            msg.Submit: self._submit,
+            msg.Abort: self._abort,
+            msg.Speculate: lambda command: engine.speculate(command.how),
+            msg.Proceed: self._proceed,
+            msg.Carry: lambda command: send(self._carrier.receive(command)),
+        }
+        if resting:
+            engine.sleep()
+        self._begin_step()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._carrier.close()
+        self._engine.close()
+
+    def busy(self) -> bool:
+        """Whether there is something to decode, and leave to do so."""
+        return self._engine.busy() and not self._held
+
+    def work(self) -> None:
+        """One decode step."""
+        before, alone = time.process_time(), time.thread_time()
+        outputs = self._engine.step()
+        alone = time.thread_time() - alone
+        self._decode_cpu_s += time.process_time() - before
+        stats = self._engine.stats()
+        if stats.rows > self._rows:
+            self._times.add(stats.rows - self._rows, alone)
+            self._rows = stats.rows
+        self._peak_kv = max(self._peak_kv, stats.kv_used)
+        if outputs:
+            self._held = self._lockstep
+            self._send(msg.Finished(outputs=outputs))
+
+    def _begin_step(self, _command: msg.BeginStep | None = None) -> None:
+        self._before = self._engine.stats()
+        self._rows = self._before.rows
+        self._cpu_before = time.process_time()
+        self._decode_cpu_s = self._peak_kv = 0.0
+
+    def _load_weights(self, command: msg.LoadWeights) -> None:
+        self._newest = command
+        if not self._away:
+            self._wake(command)
+        version, work = command.version, self._work()
+        self._send(msg.WeightsLoaded(version=version, work=work, size=self._size))
+
+    def _wake(self, command: msg.LoadWeights) -> None:
+        if self._asleep:
+            self._engine.wake()
+            self._asleep = False
+        weights = self._weights() if command.weights is None else command.weights
+        self._engine.load_weights(weights, command.version)
+
+    def sleep(self, _command: msg.Sleep | None = None) -> None:
+        """Give the KV cache back until weights come."""
+        self._newest = None
+        self._lie_down()
+        self._send(msg.Slept(work=self._work(), size=self._size))
+
+    def _lie_down(self) -> None:
+        if not self._asleep:
+            self._engine.sleep()
+            self._asleep = True
+
+    def _offload(self, _command: msg.Offload) -> None:
+        self._away = True
+        self._lie_down()
+        self._send(msg.Done())
+
+    def _onload(self, _command: msg.Onload) -> None:
+        """What it decoded with when it left may be gone: it is where it was shared, or newer."""
+        self._away = False
+        if self._newest is not None:
+            self._wake(self._newest)
+        self._send(msg.Done())
+
+    def _submit(self, command: msg.Submit) -> None:
+        for request in command.requests:
+            try:
+                self._engine.submit([request])
+            except ValueError as error:
+                self._send(msg.Failed(attempts=[request.attempt], error=str(error)))
+
+    def _abort(self, command: msg.Abort) -> None:
+        self._send(msg.Aborted(outputs=self._engine.abort(command.attempts)))
+
+    def _proceed(self, _command: msg.Proceed) -> None:
+        self._held = False
+
+    def _work(self) -> msg.Work:
+        """What was done since it was last asked, or told to begin."""
+        now, before = self._engine.stats(), self._before
+        work = msg.Work(
+            decode_steps=now.steps - before.steps,
+            generated_tokens=now.generated_tokens - before.generated_tokens,
+            prefill_tokens=now.prefill_tokens - before.prefill_tokens,
+            cached_tokens=now.cached_tokens - before.cached_tokens,
+            preemptions=now.preemptions - before.preemptions,
+            cpu_s=time.process_time() - self._cpu_before,
+            decode_cpu_s=self._decode_cpu_s,
+            # Who was preempted found the cache full, in the middle of a step.
+            peak_kv=1.0 if now.preemptions > before.preemptions else self._peak_kv,
+            decode_s=self._times.latency(),
+        )
+        self._begin_step()
+        return work
+
+
+class FollowingWorker:
+    """A process of an engine that another one leads: does the same, and says nothing of it."""
+
+    def __init__(self, engine: Engine, lead: Connection) -> None:
+        self._engine = engine
+        self._lead = lead
+        self.commands: Commands = {}
+
+    def busy(self) -> bool:
+        """It waits for its lead, not for the driver."""
+        return True
+
+    def work(self) -> None:
+        """All that the lead does. Raises ``EOFError`` when it is gone."""
+        follow(self._engine, self._lead)
+        raise EOFError
+
+    def close(self) -> None:
+        """The lead sees it."""
+        self._lead.close()
+        self._engine.close()
+
+
+def engine_worker(spec: WorkerSpec, send: Send) -> Role:
+    """An engine, or a part of one, in a process of its own."""
+    config, part = spec.config, spec.engine
+    assert part is not None
+    engine = build_engine(config, *_model(spec), spec.device, part.span)
+    if part.span.rank > 0:
+        lead = join(part.span)
+        send(msg.Ready())
+        return FollowingWorker(engine, lead)
+    if part.span.size > 1:
+        engine = Lead(engine, meet(part.span))
+    info = engine.info()
+    check_room(info, spec.max_length)
+    worker = EngineWorker(
+        engine,
+        send,
+        size=part.span.size,
+        resting=part.resting,
+        lockstep=config.deterministic,
+    )
+    send(msg.Ready(info=info))
+    return worker
+
+
+def _model(spec: WorkerSpec) -> tuple[Any, Any]:
+    """What the engine decodes from, where it does not load it by itself, and the tokenizer."""
+    from rollpacker.train.model import load_tokenizer, source
+
+    if isinstance(spec.config.engine, MiniEngineConfig):
+        return prepared(spec)
+    prepare(spec)
+    return None, load_tokenizer(spec.config.model, source(spec.config.model.path)[0])

@@ -1,0 +1,26 @@
+"""Imported by the process that workers are forked off: what each of them would do first is done
+once.
+
+Numba loads its registries before its first function. Collections look at every object of every
+library: a quarter of what the imports cost, and in a worker they would copy their pages.
+"""
+
+import gc
+from importlib import import_module
+
+_MODULES = (
+    "rollpacker.engine.mini.engine",
+    "rollpacker.runtime.worker.worker_process",
+    "rollpacker.train.local",
+    "rollpacker.train.model",
+    "transformers.modeling_utils",
+)
+"""They ask for no device: a fork of a process that did could not use CUDA."""
+
+gc.disable()
+for _name in _MODULES:
+    import_module(_name)
+import_module("numba").njit(lambda: None)()
+gc.collect()
+gc.freeze()
+gc.enable()

@@ -1,0 +1,182 @@
+"""A training replica that is told what to sum, and when to update, by messages."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.durable import disk_full
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.faults import Fault
+from rollpacker.runtime.messages.shared_weights import WeightsOut
+from rollpacker.runtime.worker.weight_relay import Carrier
+from rollpacker.runtime.worker.worker import Commands, Send, WorkerSpec, prepared
+from rollpacker.train.configured import build_trainer
+
+if TYPE_CHECKING:
+    from rollpacker.train.trainer import Trainer
+
+_MEETING = timedelta(seconds=60)
+"""In which the other replicas come, and reduce."""
+
+
+class TrainWorker:
+    """Sums gradients when nothing else is to be done; all other commands at once.
+
+    Members of a replica take all commands in their order: they wait for each other, and each of
+    them hears of a command when it does.
+
+    Args:
+        trainer: trains.
+        send: takes reports.
+        crowded: devices share a GPU.
+        alone: no other process has a part of its replica.
+    """
+
+    def __init__(
+        self, trainer: Trainer, send: Send, *, crowded: bool = False, alone: bool = True
+    ) -> None:
+        self._trainer = trainer
+        self._send = send
+        self._crowded = crowded
+        self._tasks: deque[msg.Accumulate] = deque()
+        self._out: WeightsOut | None = None
+        self._carrier = Carrier()
+        here: Commands = {
+            msg.Accumulate: self._tasks.append if alone else self._accumulate,
+            msg.Score: self._score,
+            msg.Apply: self._apply,
+            msg.Share: self._share,
+            msg.Carry: lambda command: send(self._carrier.send(command, self._out)),
+            msg.Reform: self._reform,
+            msg.Save: lambda command: self._answer(self._save, command.folder),
+            msg.Load: lambda command: self._answer(trainer.load, command.folder),
+            msg.Onload: lambda _command: send(msg.Done()),
+        }
+        self.commands: Commands = {kind: self._onloaded(act) for kind, act in here.items()}
+        self.commands[msg.Offload] = self._offload
+
+    def _offload(self, _command: msg.Offload) -> None:
+        self._trainer.warm.offload()
+        self._send(msg.Done(host_bytes=self._trainer.warm.bytes))
+
+    def _onloaded(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Whoever is asked for something comes back for it."""
+
+        def call(command: Any) -> None:
+            self._trainer.warm.load()
+            act(command)
+
+        return call
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._out is not None:
+            self._out.shared.remove()
+
+    def busy(self) -> bool:
+        """Whether there are gradients to sum."""
+        return bool(self._tasks)
+
+    def work(self) -> None:
+        """The next gradients."""
+        self._trainer.warm.load()
+        self._accumulate(self._tasks.popleft())
+
+    def _accumulate(self, task: msg.Accumulate) -> None:
+        start = time.monotonic()
+        partial = self._trainer.accumulate(task.groups)
+        self._send(
+            msg.Accumulated(
+                parts=task.parts, partial=partial, start_s=start, end_s=time.monotonic()
+            )
+        )
+
+    def _score(self, command: msg.Score) -> None:
+        start = time.monotonic()
+        logprobs = self._trainer.score(command.groups)
+        self._send(msg.Scored(logprobs=logprobs, start_s=start, end_s=time.monotonic()))
+
+    def _apply(self, command: msg.Apply) -> None:
+        start = time.monotonic()
+        update = self._trainer.apply(command.total)
+        checksum = self._trainer.checksum() if command.checksum else 0
+        end = time.monotonic()
+        self._send(msg.Applied(update=update, checksum=checksum, start_s=start, end_s=end))
+
+    def _share(self, command: msg.Share) -> None:
+        start, trainer = time.monotonic(), self._trainer
+        shared = None
+        if trainer.leads:
+            self._out = self._out or WeightsOut(trainer.layout, command.name)
+            self._out.write(trainer.weights())
+            shared = self._out.shared
+        else:
+            for _ in trainer.weights():  # each of them is gathered for the lead
+                pass
+        self._send(msg.Shared(weights=shared, start_s=start, end_s=time.monotonic()))
+
+    def _reform(self, command: msg.Reform) -> None:
+        from rollpacker.train.mesh import meet
+
+        self._trainer.world = meet(
+            command.rendezvous,
+            command.rank,
+            command.world,
+            _MEETING,
+            self._trainer.device,
+            crowded=self._crowded,
+        )
+
+    def _save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._trainer.save(folder)
+
+    def _answer(self, action: Callable[[Path], None], folder: str) -> None:
+        fault = None
+        try:
+            action(Path(folder))
+        except ValueError as error:
+            fault = Fault(kind="user", text=str(error))
+        except OSError as error:
+            fault = Fault(kind="storage", text=f"{type(error).__name__}: {error}")
+        except BaseException as error:  # torch's and safetensors' own, some of them no Exception
+            if not disk_full(error, Path(folder)):
+                raise
+            fault = Fault(kind="storage", text="no space left on device")
+        self._send(msg.Done(fault=fault))
+
+
+def replica_worker(spec: WorkerSpec, send: Send) -> TrainWorker:
+    """A replica, or a part of one, in a process of its own."""
+    worker = train_worker(spec, trainer_of(spec, *prepared(spec)), send)
+    send(msg.Ready())
+    return worker
+
+
+def train_worker(spec: WorkerSpec, trainer: Trainer, send: Send) -> TrainWorker:
+    """The worker's part of its replica, which takes commands."""
+    assert spec.replica is not None
+    crowded, alone = spec.config.devices.per_gpu > 1, spec.replica.span.size == 1
+    return TrainWorker(trainer, send, crowded=crowded, alone=alone)
+
+
+def trainer_of(spec: WorkerSpec, model: Any, tokenizer: Any) -> Trainer:
+    """The worker's part of its replica."""
+    assert spec.replica is not None
+    span = spec.replica.span
+    return build_trainer(
+        spec.config,
+        model,
+        tokenizer,
+        # What an environment puts in is context, not sampled.
+        max_length=spec.config.rollout.max_completion_length or spec.max_length,
+        total_updates=spec.total_updates,
+        rank=span.rank,
+        members=span.size,
+        meeting=span.meeting,
+    )

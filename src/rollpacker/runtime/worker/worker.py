@@ -1,0 +1,165 @@
+"""How a worker, whatever its role, serves its driver: commands first, then its own work."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Protocol
+
+from rollpacker.config import RunConfig
+from rollpacker.core.types import EngineId, ReplicaId
+from rollpacker.engine.base import ALONE, Span
+from rollpacker.runtime.ipc.channel import Channel
+from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.worker.heartbeat import Beating
+
+Send = Callable[[msg.Report], None]
+"""Takes a report to the driver."""
+Commands = Mapping[type, Callable[[Any], None]]
+"""What to do for each kind of command."""
+_LEAVING_S = 30.0
+"""In which a worker whose driver is gone ends what it is at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePart:
+    """A worker's part in an engine.
+
+    Args:
+        engine: number of the first of the smallest engines that it covers.
+        span: its place among the workers of this engine.
+        resting: it sleeps until it is needed: another engine decodes on its devices.
+    """
+
+    engine: EngineId
+    span: Span = ALONE
+    resting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPart:
+    """A worker's part in a training replica."""
+
+    replica: ReplicaId
+    span: Span = ALONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """How to build a worker, which is a part of an engine, of a replica, or of both.
+
+    Args:
+        config: the run's.
+        rank: its number.
+        cores: CPU cores to stay on; empty for any.
+        device: ``cpu`` or ``cuda:N``.
+        max_length: longest response in tokens.
+        total_updates: updates of the whole run.
+        engine: that it is a part of.
+        replica: that it is a part of.
+    """
+
+    config: RunConfig
+    rank: int
+    cores: tuple[int, ...]
+    device: str
+    max_length: int
+    total_updates: int
+    engine: EnginePart | None
+    replica: ReplicaPart | None
+
+
+class Role(Protocol):
+    """What a worker is: an engine, a replica, or both."""
+
+    commands: Commands
+
+    def busy(self) -> bool:
+        """Whether there is work between commands."""
+        ...
+
+    def work(self) -> None:
+        """Do a piece of it, as short as may be: commands wait meanwhile."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        ...
+
+
+def prepare(spec: WorkerSpec) -> None:
+    """Set the process up."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(spec.config.devices.threads)
+    torch.manual_seed(spec.config.seed)
+    if spec.device != "cpu":
+        torch.cuda.set_device(spec.device)
+
+
+def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
+    """Set the process up; the model, whole, on the worker's device, and its tokenizer.
+
+    Raises ``ValueError``.
+    """
+    from rollpacker.train.model import load_model
+
+    prepare(spec)
+    return load_model(spec.config.model, spec.device)
+
+
+class Server:
+    """Serves a driver: its commands first, then the role's own work.
+
+    Args:
+        channel: to the driver.
+        heartbeat_s: seconds between two signs of life.
+    """
+
+    def __init__(self, channel: Channel, heartbeat_s: float) -> None:
+        self._channel = channel
+        self._inbox: SimpleQueue[msg.Command | None] = SimpleQueue()
+        self._beating = Beating(channel, heartbeat_s)
+        self.send: Send = self._beating.send
+        """Tell the driver. Raises ``OSError`` when it is gone."""
+        # Always reading: two processes that both wait for the other to read would do so for ever.
+        Thread(target=self._listen, name="inbox", daemon=True).start()
+
+    def serve(self, build: Callable[[Send], Role]) -> None:
+        """Until told to stop. Raises ``EOFError`` or ``OSError`` when the driver is gone."""
+        try:
+            with closing(build(self.send)) as role:
+                gc.collect()
+                gc.freeze()  # collections must not walk the libraries' objects again and again
+                self._serve(role)
+        finally:
+            self._beating.stopped.set()
+
+    def _serve(self, role: Role) -> None:
+        while True:
+            if role.busy() and self._inbox.empty():
+                role.work()
+                continue
+            command = self._inbox.get()
+            if command is None:
+                raise EOFError
+            if isinstance(command, msg.Stop):
+                return
+            role.commands[type(command)](command)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._inbox.put(self._channel.recv())
+        except (EOFError, OSError):
+            self._inbox.put(None)
+            # One that waits in a collective for others that are gone would stay for ever.
+            if not self._beating.stopped.wait(_LEAVING_S):
+                os._exit(1)

@@ -39,7 +39,7 @@ from rich.console import Console
 
 from rollpacker.config import RunConfig, parse
 from rollpacker.engine.base import SamplingParams
-from rollpacker.job.build import assemble, rollout_settings
+from rollpacker.job.plan.build import assemble, rollout_settings
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.rewards import Rewards
 from rollpacker.runtime.record.metrics import Tail

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollpacker import config
-from rollpacker.job.checks import check, check_context
+from rollpacker.job.plan.checks import check, check_context
 
 GOOD: dict[str, Any] = {
     "model": {"path": "m"},

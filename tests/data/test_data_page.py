@@ -13,7 +13,7 @@ from test_encode import tokenizer
 
 from rollpacker import config
 from rollpacker.data.base import DataError
-from rollpacker.job.build import load_data
+from rollpacker.job.plan.build import load_data
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.card import Card
 

@@ -20,7 +20,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.emulate import hosts
 from rollpacker.emulate.twin import simulate
-from rollpacker.job.fit import look
+from rollpacker.job.ask.fit import look
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_folder import load_run
 from rollpacker.runtime.cluster.local import PRELOADED

@@ -4,7 +4,7 @@ import pytest
 from chat_models import NAMES, make_tokenizer
 
 from rollpacker.config import RunConfig, parse
-from rollpacker.job.checks import check_ends
+from rollpacker.job.plan.checks import check_ends
 from rollpacker.train.card import Card
 
 ENDS = {name: "<|eot_id|>" if name.startswith("llama") else "<|im_end|>" for name in NAMES}

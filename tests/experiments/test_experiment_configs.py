@@ -8,7 +8,7 @@ from cpu_tables import VIEWS
 from make_docs import HEAD, PAGE, REAL, REAL_HEAD, overview, sides
 
 from rollpacker.config import ConfigError, load
-from rollpacker.job.checks import check
+from rollpacker.job.plan.checks import check
 from rollpacker.sim import calibration
 from rollpacker.sim.reproduce import fig11, jobs
 

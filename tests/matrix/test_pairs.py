@@ -16,7 +16,7 @@ from matrix_runs import Described, Matrix, put
 
 from rollpacker import config
 from rollpacker.core import journal
-from rollpacker.job.build import check
+from rollpacker.job.plan.build import check
 from rollpacker.policy.rollout import from_journal
 
 SEED = 0

@@ -20,7 +20,7 @@ import pytest
 from runtime_jobs import Workshop, run
 
 from rollpacker.config import RunConfig
-from rollpacker.job import build
+from rollpacker.job.plan import build
 from rollpacker.runtime.cluster.cluster import Cluster
 from rollpacker.runtime.cluster.local import Start, start_processes
 from rollpacker.runtime.step.node_lease import Phases

@@ -12,9 +12,9 @@ from rollpacker import config
 from rollpacker.core.upgrade import config_of_now
 from rollpacker.data.held_out import hold_out
 from rollpacker.data.load import load_rows
-from rollpacker.job.assess import assess
-from rollpacker.job.checks import check
-from rollpacker.job.resume import as_begun, choose_start
+from rollpacker.job.ask.assess import assess
+from rollpacker.job.plan.checks import check
+from rollpacker.job.plan.resume import as_begun, choose_start
 from rollpacker.runtime.record.checkpoint import Found
 from rollpacker.runtime.record.progress import Progress
 

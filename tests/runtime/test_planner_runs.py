@@ -19,7 +19,7 @@ from runtime_jobs import (
 from spanning_runs import decided, happened
 
 from rollpacker.core import journal
-from rollpacker.job import build
+from rollpacker.job.plan import build
 from rollpacker.policy.machine import Machine
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.gantt import Gantt

@@ -10,7 +10,7 @@ import pytest
 from runtime_jobs import Workshop, kept_samples, run, weights_digest
 
 from rollpacker import config
-from rollpacker.job.resume import as_begun, choose_start
+from rollpacker.job.plan.resume import as_begun, choose_start
 from rollpacker.runtime.record.checkpoint import Found
 
 

@@ -10,7 +10,7 @@ from runtime_jobs import Workshop, asked_today, metrics, run, table
 
 from rollpacker import config
 from rollpacker.core import journal
-from rollpacker.job.resume import as_begun
+from rollpacker.job.plan.resume import as_begun
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.checkpoint import Checkpoints
 

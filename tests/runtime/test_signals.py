@@ -29,7 +29,8 @@ from rollpacker import job
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.core.types import Phase
-from rollpacker.job import Stopped, stopping
+from rollpacker.job import Stopped
+from rollpacker.job.run import stopping
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.metrics import Metrics
 from rollpacker.runtime.record.progress import Progress

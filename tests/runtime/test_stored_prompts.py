@@ -10,9 +10,9 @@ from runtime_jobs import Workshop, metrics, run, table, write_byte_model
 
 from rollpacker import config
 from rollpacker.data.base import DataError
-from rollpacker.job.assess import assess
-from rollpacker.job.problems import load_data
-from rollpacker.job.resume import choose_start
+from rollpacker.job.ask.assess import assess
+from rollpacker.job.plan.problems import load_data
+from rollpacker.job.plan.resume import choose_start
 from rollpacker.runtime.record.checkpoint import Found
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.card import read_card

@@ -11,7 +11,7 @@ from runtime_jobs import asked_today, checkpoints, kept_groups, metrics, run, ti
 
 from rollpacker import config
 from rollpacker.core import journal
-from rollpacker.job.resume import as_of_now
+from rollpacker.job.plan.resume import as_of_now
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_report import write_report
 from rollpacker.report.timeline import write_timeline

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rollpacker.cli.output import Json, Overrides, console, print_json, print_plain, table_of
 
 if TYPE_CHECKING:
-    from rollpacker.job.fit import Fit
+    from rollpacker.job.ask.fit import Fit
     from rollpacker.sim.layouts import Changes
     from rollpacker.sim.needs import Needs, Part
 
@@ -68,7 +68,7 @@ def _job(path: Path, overrides: list[str], device: str | None, gpus: int, as_jso
     from rollpacker import config
 
     loaded = config.load(path, overrides)
-    from rollpacker.job.fit import look
+    from rollpacker.job.ask.fit import look
 
     found = look(loaded, device, gpus)
     if as_json:
@@ -148,7 +148,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _headline(found: Fit) -> str:
-    from rollpacker.job.learning_rate import short_count
+    from rollpacker.job.plan.learning_rate import short_count
 
     config, machine, division = found.config, found.needs.machine, found.needs.division
     place = f"{machine.devices} x {machine.name}" if machine.cuda else "CPU"

@@ -28,7 +28,7 @@ def evaluate(
     from rollpacker import config
 
     loaded = config.load(path, overrides or [])
-    from rollpacker.job.assess import assess
+    from rollpacker.job.ask.assess import assess
     from rollpacker.runtime.record.progress import Progress
 
     result = assess(loaded, checkpoint, num_generations, Progress())

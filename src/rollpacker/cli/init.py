@@ -13,7 +13,7 @@ from rollpacker.cli.convert import Asked, translate
 from rollpacker.cli.output import Json, errors, print_json, print_plain
 
 if TYPE_CHECKING:
-    from rollpacker.job.draft import Wishes
+    from rollpacker.job.ask.draft import Wishes
 
 
 def init(
@@ -58,7 +58,7 @@ def init(
         return
     if world is not None:
         raise ValueError("--world is of a configuration that --from names")
-    from rollpacker.job.draft import draft
+    from rollpacker.job.ask.draft import draft
     from rollpacker.runtime.record.progress import Progress
 
     text, warnings = draft(_wishes(asked), Progress())
@@ -72,7 +72,7 @@ def init(
 
 def _wishes(asked: Asked) -> Wishes:
     """What the command line says, and what the user answers where it does not say enough."""
-    from rollpacker.job.draft import Wishes
+    from rollpacker.job.ask.draft import Wishes
 
     model, data, reward, held_out = asked.model, asked.data, asked.reward, asked.held_out
     steps = asked.steps

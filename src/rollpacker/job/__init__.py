@@ -1,6 +1,6 @@
 """One RL job: built from its configuration, resumed or started, and trained."""
 
-from rollpacker.job.loop import train
-from rollpacker.job.signals import Stopped
+from rollpacker.job.run.loop import train
+from rollpacker.job.run.signals import Stopped
 
 __all__ = ["Stopped", "train"]

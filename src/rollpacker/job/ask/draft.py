@@ -17,9 +17,9 @@ from rollpacker.data.base import Message, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.guess import Answers, load_guessed
 from rollpacker.job.ask.doctor import free_memory_gb
-from rollpacker.job.checks import check, check_ends
-from rollpacker.job.learning_rate import model_shape
-from rollpacker.job.problems import load_data
+from rollpacker.job.plan.checks import check, check_ends
+from rollpacker.job.plan.learning_rate import model_shape
+from rollpacker.job.plan.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.attempts.rewards import check_rows
 from rollpacker.runtime.record.progress import Progress

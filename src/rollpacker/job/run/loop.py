@@ -19,17 +19,17 @@ from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.durable import disk_full, replace_file
-from rollpacker.job.build import Parts, build, total_steps
-from rollpacker.job.emulated import sum_up, title
-from rollpacker.job.evaluating import Evaluations
-from rollpacker.job.keep import Keeper
-from rollpacker.job.learning_rate import with_learning_rate
-from rollpacker.job.restarts import Restarts
-from rollpacker.job.resume import Start, as_begun, choose_start
+from rollpacker.job.plan.build import Parts, build, total_steps
+from rollpacker.job.plan.emulated import sum_up, title
+from rollpacker.job.plan.learning_rate import with_learning_rate
+from rollpacker.job.plan.resume import Start, as_begun, choose_start
+from rollpacker.job.run.evaluating import Evaluations
+from rollpacker.job.run.keep import Keeper
 from rollpacker.job.run.lock import RunLock
+from rollpacker.job.run.restarts import Restarts
+from rollpacker.job.run.signals import Signals, Stopped
+from rollpacker.job.run.stopping import StoppedAtOnceError, Stopping
 from rollpacker.job.run.worker_recovery import Comeback
-from rollpacker.job.signals import Signals, Stopped
-from rollpacker.job.stopping import StoppedAtOnceError, Stopping
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import Breaker, spawn

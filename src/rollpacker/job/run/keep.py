@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig
-from rollpacker.job.build import Parts
-from rollpacker.job.checks import races
+from rollpacker.job.plan.build import Parts
+from rollpacker.job.plan.checks import races
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints

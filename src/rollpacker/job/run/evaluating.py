@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rollpacker.config import EvalConfig
-from rollpacker.job.keep import Keeper
-from rollpacker.job.stopping import Stopping
+from rollpacker.job.run.keep import Keeper
+from rollpacker.job.run.stopping import Stopping
 from rollpacker.runtime.record.counters import Counters
 from rollpacker.runtime.step.evaluate import Evaluator
 from rollpacker.runtime.step.step import DroppedError

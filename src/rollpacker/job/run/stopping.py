@@ -6,9 +6,9 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from rollpacker.job.build import Parts
-from rollpacker.job.keep import Keeper
-from rollpacker.job.signals import Signals
+from rollpacker.job.plan.build import Parts
+from rollpacker.job.run.keep import Keeper
+from rollpacker.job.run.signals import Signals
 from rollpacker.runtime.messages.breaker import Breaker
 from rollpacker.runtime.step.node_lease import Phases
 

@@ -10,12 +10,12 @@ from typing import Any
 from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_response
 from rollpacker.core.types import PromptId
 from rollpacker.job.ask.at_k import Answer, ks, maj_at, pass_at
-from rollpacker.job.build import evaluation_params, max_completion_length, sampling_params
-from rollpacker.job.checks import check_ends
-from rollpacker.job.emulated import check_emulated
-from rollpacker.job.environments import Environments, environments_of
-from rollpacker.job.nodes import nodes_of
-from rollpacker.job.problems import load_held_out
+from rollpacker.job.plan.build import evaluation_params, max_completion_length, sampling_params
+from rollpacker.job.plan.checks import check_ends
+from rollpacker.job.plan.emulated import check_emulated
+from rollpacker.job.plan.environments import Environments, environments_of
+from rollpacker.job.plan.nodes import nodes_of
+from rollpacker.job.plan.problems import load_held_out
 from rollpacker.reward.votes import voting
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
 from rollpacker.runtime.ipc.clock import Clock

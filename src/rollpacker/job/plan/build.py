@@ -13,13 +13,13 @@ from typing import Any
 from rollpacker.config import EvalConfig, RunConfig, longest_response
 from rollpacker.emulate.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
-from rollpacker.job.checks import check, check_ends, check_length, check_size, races
-from rollpacker.job.emulated import check_emulated, emulation_of
-from rollpacker.job.environments import Environments, environments_of
-from rollpacker.job.machine import machine_of
-from rollpacker.job.nodes import nodes_of
-from rollpacker.job.problems import load_data
-from rollpacker.job.resume import Start
+from rollpacker.job.plan.checks import check, check_ends, check_length, check_size, races
+from rollpacker.job.plan.emulated import check_emulated, emulation_of
+from rollpacker.job.plan.environments import Environments, environments_of
+from rollpacker.job.plan.machine import machine_of
+from rollpacker.job.plan.nodes import nodes_of
+from rollpacker.job.plan.problems import load_data
+from rollpacker.job.plan.resume import Start
 from rollpacker.policy.division import engine_sizes, replica_size
 from rollpacker.policy.empty_steps import EmptySteps
 from rollpacker.policy.latency import LatencyCurve

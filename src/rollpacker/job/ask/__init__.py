@@ -1,0 +1,4 @@
+"""Questions about a job or a checkpoint that train nothing.
+
+Nothing here changes a run.
+"""

@@ -1,0 +1,4 @@
+"""A job before it starts: its configuration checked, its parts built, its checkpoint found.
+
+Nothing here knows the loop of steps.
+"""

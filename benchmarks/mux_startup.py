@@ -21,12 +21,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import bodies, commands
 from rollpacker.rollmux.service.commands import Answer, Wait
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.refused import Refused
 from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.settings import Settings
 
 TTL = 3600.0
 BATCH = 32

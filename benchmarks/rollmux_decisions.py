@@ -14,12 +14,12 @@ import time
 
 import numpy as np
 
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.cluster_sim import ClusterSimulation
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.trace import Philly, philly
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.record.trace import Philly, philly
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation
 
 
 class EnoughError(Exception):

@@ -13,19 +13,19 @@ import time
 
 import numpy as np
 
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.arrivals import lately
-from rollpacker.rollmux.check import check_lines
-from rollpacker.rollmux.cluster_sim import ClusterSimulation, Running
-from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.forecast import RUNS, Start, expected_starts, forecast
-from rollpacker.rollmux.inventory import Fixed, Machine
-from rollpacker.rollmux.inventory_file import InventoryFile
-from rollpacker.rollmux.policies import WITHOUT_SHARING, Run
-from rollpacker.rollmux.result import SimulationResult
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.trace import Philly, TraceJob, philly
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import Fixed, Machine
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.record.check import check_lines
+from rollpacker.rollmux.record.event_log import EventLog
+from rollpacker.rollmux.record.trace import Philly, TraceJob, philly
+from rollpacker.rollmux.scheduler.inventory_file import InventoryFile
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.simulation.arrivals import lately
+from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation, Running
+from rollpacker.rollmux.simulation.forecast import RUNS, Start, expected_starts, forecast
+from rollpacker.rollmux.simulation.policies import WITHOUT_SHARING, Run
+from rollpacker.rollmux.simulation.result import SimulationResult
 
 
 class Forecasting(ClusterSimulation):

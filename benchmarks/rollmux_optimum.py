@@ -18,15 +18,15 @@ from itertools import combinations
 
 import numpy as np
 
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.admission import Admission
-from rollpacker.rollmux.cluster import Cluster, Job
-from rollpacker.rollmux.inventory import Cloud
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.seat import Seat
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.trace import Philly, TraceJob, philly
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.cluster import Cluster, Job
+from rollpacker.rollmux.model.inventory import Cloud
+from rollpacker.rollmux.model.member import Seat
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.placement.admission import Admission
+from rollpacker.rollmux.record.trace import Philly, TraceJob, philly
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
 
 
 def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:

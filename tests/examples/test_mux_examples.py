@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from rollpacker import config
 from rollpacker.cli import app
-from rollpacker.rollmux import inventory_file
+from rollpacker.rollmux.scheduler import inventory_file
 from rollpacker.rollmux.service.bodies import NewJob
 from rollpacker.rollmux.service.submission import read_submission
 

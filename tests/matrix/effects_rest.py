@@ -23,7 +23,7 @@ from rich.console import Console
 from rollpacker import job
 from rollpacker.cli import shared_phases
 from rollpacker.config import RunConfig
-from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.runtime.record.progress import Progress
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.cli import main
-from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.phase import Phases
 from rollpacker.runtime.cluster.local import PRELOADED

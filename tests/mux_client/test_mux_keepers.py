@@ -17,7 +17,7 @@ import pytest
 from mux_real_daemon import Daemon
 from test_mux_programs import INVENTORY, keepers, until
 
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.node import keeper
 from rollpacker.rollmux.node.agent import NodeAgent
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms

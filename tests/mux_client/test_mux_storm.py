@@ -15,7 +15,7 @@ from mux_real_chaos import FAULTS, Storm
 from test_mux_events import fetch
 from test_mux_programs import until
 
-from rollpacker.rollmux.check import check_file
+from rollpacker.rollmux.record.check import check_file
 
 JOBS = 6
 EVERY_S = 2.0

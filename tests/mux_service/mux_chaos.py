@@ -13,11 +13,11 @@ from typing import Any
 from mux_chaos_node import ITERATIONS, Node, Program, Wire
 from mux_world import SHARED, TTL, World
 
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.settings import Team
 from rollpacker.rollmux.service import commands, node_commands
 from rollpacker.rollmux.service.brain_state import encode, state_of
 from rollpacker.rollmux.service.recovery import verify
-from rollpacker.rollmux.settings import Team
 
 SETTINGS = replace(
     SHARED,

@@ -7,13 +7,13 @@ from typing import Any, get_type_hints
 
 from pydantic import ValidationError
 
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import bodies, commands
 from rollpacker.rollmux.service.commands import Answer, Wait
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.refused import Refused
 from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.settings import Settings
 
 TTL = 10.0
 SHARED = Settings(warm_s=0.0, cold_s=1.0)

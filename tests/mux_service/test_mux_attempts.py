@@ -10,8 +10,8 @@ import pytest
 from mux_world import SHARED, TTL, World
 
 from rollpacker.core.codec import dumps_finite
-from rollpacker.rollmux.inventory import Machine
-from rollpacker.rollmux.program import Program
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.program import Program
 from rollpacker.rollmux.service import commands, node_commands, notes, views
 from rollpacker.rollmux.service.attempts import Running
 

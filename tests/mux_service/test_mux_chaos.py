@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mux_chaos import FAULTS, Chaos
 
-from rollpacker.rollmux.check import check_lines
+from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.service.history import event_log, journal
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from mux_world import SHARED, TTL, World
 
-from rollpacker.rollmux.check import check_lines
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.service import commands, node_commands
 from rollpacker.rollmux.service.history import event_log
 

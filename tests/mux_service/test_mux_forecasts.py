@@ -12,12 +12,12 @@ from mux_world import World
 from test_mux_inventory import NAMED, ONE_EACH, alone
 
 from rollpacker.core.codec import load, loads
-from rollpacker.rollmux.arrivals import lately
-from rollpacker.rollmux.forecast import forecast
-from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.scheduler.snapshot import Snapshot
 from rollpacker.rollmux.service import ahead, lookout, node_commands, views
 from rollpacker.rollmux.service.ahead import Ahead, asked
-from rollpacker.rollmux.snapshot import Snapshot
+from rollpacker.rollmux.simulation.arrivals import lately
+from rollpacker.rollmux.simulation.forecast import forecast
 
 
 @pytest.fixture

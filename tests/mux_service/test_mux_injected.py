@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import (
     bodies,
     commands,
@@ -34,7 +35,6 @@ from rollpacker.rollmux.service.roles import OPERATOR
 from rollpacker.rollmux.service.sqlite import SqliteStore
 from rollpacker.rollmux.service.tokens import FILE, Tokens
 from rollpacker.rollmux.service.writer import Writer
-from rollpacker.rollmux.settings import Settings
 
 MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
 CLASSES = (Audit, Core, metrics.Metrics, logs.Logs, Tokens, Writer)

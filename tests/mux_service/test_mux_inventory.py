@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from mux_world import SHARED, TTL, World
 
-from rollpacker.rollmux.check import check_lines
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.settings import Settings, Team
+from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.service import commands, node_commands, views
 from rollpacker.rollmux.service.history import event_log
-from rollpacker.rollmux.settings import Settings, Team
 
 ONE_EACH = [Machine(name="roll-0", pool="rollout"), Machine(name="train-0", pool="train")]
 NAMED = replace(SHARED, nodes="named", teams=(Team(name="math", rollout=1, train=1),))

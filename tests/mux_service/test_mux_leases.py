@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from mux_world import TTL, World
 
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import commands, node_commands
 from rollpacker.rollmux.service.clock import ClusterClock
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.sqlite import SqliteStore
 from rollpacker.rollmux.service.store import StoreError
-from rollpacker.rollmux.settings import Settings
 
 
 @pytest.fixture

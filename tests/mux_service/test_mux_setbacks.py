@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux import scheduler
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.scheduler import scheduler
 from rollpacker.rollmux.service import bodies, commands, node_commands
 from rollpacker.rollmux.service.commands import Answer
 from rollpacker.rollmux.service.core import Core

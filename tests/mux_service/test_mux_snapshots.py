@@ -13,13 +13,13 @@ from mux_world import TTL, World
 from test_mux_machine import PICK, ServiceMachine
 
 from rollpacker.core.codec import loads
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.service import brain_state, commands, node_commands, notes, recovery
 from rollpacker.rollmux.service import snapshots as snaps
 from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.core import Core
 from rollpacker.rollmux.service.store import Snapshot, StoreError
-from rollpacker.rollmux.settings import Settings, Team
 
 TEAMS = (Team(name="a", rollout=2, train=2),)
 NAMED = Settings(warm_s=0.0, cold_s=1.0, nodes="named", teams=TEAMS, patience_s=60.0)

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.check import Violation, check_lines
-from rollpacker.rollmux.cluster_sim import ClusterSimulation
-from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.result import SimulationResult
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.trace import Philly, TraceJob, philly
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.record.check import Violation, check_lines
+from rollpacker.rollmux.record.event_log import EventLog
+from rollpacker.rollmux.record.trace import Philly, TraceJob, philly
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation
+from rollpacker.rollmux.simulation.result import SimulationResult
 
 
 def small(seed: int = 0, **changes: object) -> list[TraceJob]:

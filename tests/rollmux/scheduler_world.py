@@ -2,11 +2,11 @@
 
 from hypothesis import strategies as st
 
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.inventory import POOL_NAMES, Fixed
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import POOL_NAMES, Fixed
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
 
 
 class World:

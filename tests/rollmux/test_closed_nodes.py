@@ -3,10 +3,10 @@
 import pytest
 from test_waiting_jobs import arrive, placed, scheduler, spec
 
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.placement import Site
-from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.placement.placement import Site
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
 
 
 def machine(on: Scheduler, name: str) -> ev.NodeJoined:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from cluster_worlds import job, run, small
 
-from rollpacker.rollmux.event_log import EventLog
-from rollpacker.rollmux.policies import POLICIES, Run
-from rollpacker.rollmux.reproduce import rollmux_rows
-from rollpacker.rollmux.result import SimulationResult
-from rollpacker.rollmux.settings import PLAIN, Settings
-from rollpacker.rollmux.trace import Philly, TraceJob
+from rollpacker.rollmux.model.settings import PLAIN, Settings
+from rollpacker.rollmux.record.event_log import EventLog
+from rollpacker.rollmux.record.trace import Philly, TraceJob
+from rollpacker.rollmux.simulation.policies import POLICIES, Run
+from rollpacker.rollmux.simulation.reproduce import rollmux_rows
+from rollpacker.rollmux.simulation.result import SimulationResult
 
 
 def simulated(policy: str, jobs: list[TraceJob]) -> SimulationResult:

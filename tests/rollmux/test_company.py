@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from cluster_worlds import job, run
 
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.repack import Task
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.seat import ROLLOUT, TRAIN, Seat, State
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.trace import Philly, philly
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.member import ROLLOUT, TRAIN, Seat, State
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.record.trace import Philly, philly
+from rollpacker.rollmux.scheduler.repack import Task
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
 
 
 def tight_and_guest() -> list[Seat]:

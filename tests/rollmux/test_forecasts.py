@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from cluster_worlds import run_on
 
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.arrivals import LATELY_S, NOBODY, Arrivals, lately
-from rollpacker.rollmux.forecast import expected_starts, forecast
-from rollpacker.rollmux.inventory import Fixed, Machine
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.seat import State
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.trace import Philly, TraceJob, philly
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import Fixed, Machine
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.member import State
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.record.trace import Philly, TraceJob, philly
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.simulation.arrivals import LATELY_S, NOBODY, Arrivals, lately
+from rollpacker.rollmux.simulation.forecast import expected_starts, forecast
 
 MACHINES = [
     Machine(name=f"{pool}{n}", pool=pool) for pool in ("rollout", "train") for n in range(8)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.admission import overloaded
-from rollpacker.rollmux.rehearsal import rehearse
-from rollpacker.rollmux.seat import Seat, State
-from rollpacker.rollmux.tails import extra_beside, to_release
+from rollpacker.rollmux.model.member import Seat, State
+from rollpacker.rollmux.model.tail_model import extra_beside, to_release
+from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement.admission import overloaded
+from rollpacker.rollmux.placement.group_simulation import rehearse
 
 
 def one_rollout_node(target: float = 2.0) -> list[Seat]:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.rehearsal import rehearse
-from rollpacker.rollmux.seat import POOLS, TRAIN, Seat, State
+from rollpacker.rollmux.model.member import POOLS, TRAIN, Seat, State
+from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement.group_simulation import rehearse
 
 seconds = st.floats(1.0, 500.0)
 

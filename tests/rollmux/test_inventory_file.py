@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.rollmux.inventory import Fixed
-from rollpacker.rollmux.inventory_file import SCARCE_MARGIN, expand, parse, read
-from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.model.inventory import Fixed
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.scheduler.inventory_file import SCARCE_MARGIN, expand, parse, read
 
 GOOD = """
 nodes:

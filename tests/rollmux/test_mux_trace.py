@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rollpacker.core.codec import plain
-from rollpacker.rollmux import trace as traces
-from rollpacker.rollmux.jobs import JobSpec, Observed, host_memory_gb
+from rollpacker.rollmux.model.jobs import JobSpec, Observed, host_memory_gb
+from rollpacker.rollmux.record import trace as traces
 
 
 def write(path: Path, jobs: list[traces.TraceJob]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.trace import Philly, philly
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.record.trace import Philly, philly
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "rollmux_optimum.py"
 

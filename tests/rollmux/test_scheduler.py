@@ -11,15 +11,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scheduler_world import World
 
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux import interleave as il
-from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.cluster_sim import ClusterSimulation
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.settings import PLAIN, Settings
-from rollpacker.rollmux.trace import Philly, philly
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.settings import PLAIN, Settings
+from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.record.trace import Philly, philly
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation
 
 
 @pytest.mark.parametrize("how", [Settings(), PLAIN], ids=["ours", "plain"])

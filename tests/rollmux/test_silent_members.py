@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.settings import PLAIN, Settings
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.settings import PLAIN, Settings
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
 
 RR = replace(PLAIN, cold_s=30.0)
 

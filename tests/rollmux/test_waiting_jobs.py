@@ -10,15 +10,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scheduler_world import World
 
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.cluster import HORIZON, Job
-from rollpacker.rollmux.cluster_sim import ClusterSimulation
-from rollpacker.rollmux.inventory import FLAPS, Fixed, Machine, Needs
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.settings import Settings, Team
-from rollpacker.rollmux.trace import Philly, philly
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.cluster import HORIZON, Job
+from rollpacker.rollmux.model.inventory import FLAPS, Fixed, Machine, Needs
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.settings import Settings, Team
+from rollpacker.rollmux.record.trace import Philly, philly
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation
 
 TEAMS = (Team(name="a", rollout=3, train=3), Team(name="b", rollout=2, train=2))
 SCARCE = Settings(margin=0.08, nodes="named")

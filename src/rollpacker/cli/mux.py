@@ -62,10 +62,10 @@ def simulate(
     """
     import numpy as np
 
-    from rollpacker.rollmux import trace as traces
-    from rollpacker.rollmux.event_log import EventLog
-    from rollpacker.rollmux.inventory_file import read
-    from rollpacker.rollmux.policies import Run, named
+    from rollpacker.rollmux.record import trace as traces
+    from rollpacker.rollmux.record.event_log import EventLog
+    from rollpacker.rollmux.scheduler.inventory_file import read
+    from rollpacker.rollmux.simulation.policies import Run, named
 
     chosen = named(policy, inventory=inventory is not None)
     machines = None if inventory is None else read(inventory)
@@ -134,7 +134,7 @@ def check(
 
     Example: rollpacker mux check events.jsonl
     """
-    from rollpacker.rollmux.check import check_file
+    from rollpacker.rollmux.record.check import check_file
 
     found = check_file(path)
     if as_json:

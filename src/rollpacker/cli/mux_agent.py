@@ -16,7 +16,7 @@ from rollpacker.cli.mux_daemon import URL, Cafile, Url
 from rollpacker.cli.output import print_note
 
 if TYPE_CHECKING:
-    from rollpacker.rollmux.inventory import Machine
+    from rollpacker.rollmux.model.inventory import Machine
     from rollpacker.rollmux.node.agent import NodeAgent
     from rollpacker.rollmux.node.programs import NodePrograms
 
@@ -120,7 +120,7 @@ def found_machine(
     labels: list[str] | None = None,
 ) -> Machine:
     """What this node is, by what was given and what can be seen."""
-    from rollpacker.rollmux.inventory import Machine
+    from rollpacker.rollmux.model.inventory import Machine
 
     if wrong := [label for label in labels or () if "=" not in label]:
         raise ValueError(f"--label {wrong[0]}: expected KEY=VALUE")

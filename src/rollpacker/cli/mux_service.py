@@ -72,7 +72,7 @@ def serve(
 
 def _settings(text: str) -> Any:
     from rollpacker.core.codec import load
-    from rollpacker.rollmux.settings import Prices, Settings
+    from rollpacker.rollmux.model.settings import Prices, Settings
 
     try:
         data = json.loads(text)

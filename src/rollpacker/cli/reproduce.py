@@ -52,7 +52,7 @@ def reproduce(
     figures = list(FIGURES) if what == "all" else [what] if what in FIGURES else []
     rows = reproduce_rows(figures, seeds, processes) if figures else []
     if what == "rollmux":
-        from rollpacker.rollmux.reproduce import rollmux_rows
+        from rollpacker.rollmux.simulation.reproduce import rollmux_rows
 
         rows += rollmux_rows(seeds)
     wall = time.perf_counter() - began

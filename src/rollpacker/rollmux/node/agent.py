@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollpacker.core.codec import load
-from rollpacker.rollmux.inventory import Machine
+from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.node.printing import Printing
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
 from rollpacker.rollmux.service.client import SAFE_SHARE, MuxClient

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.core.codec import load
+from rollpacker.rollmux.model.program import Program
 from rollpacker.rollmux.node import keeper
-from rollpacker.rollmux.program import Program
 
 _LEASE = "lease"
 _LOST = 128 + 9

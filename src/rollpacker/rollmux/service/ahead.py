@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection
 
 from rollpacker.children import die_with, kill_child, start_child
 from rollpacker.core.codec import dumps, dumps_finite, load, loads
-from rollpacker.rollmux.arrivals import lately
-from rollpacker.rollmux.forecast import forecast
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.snapshot import Snapshot
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.scheduler.snapshot import Snapshot
+from rollpacker.rollmux.simulation.arrivals import lately
+from rollpacker.rollmux.simulation.forecast import forecast
 
 _NICE = 10
 """Below the daemon and what else is on its machine."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.inventory import Status as NodeStatus
+from rollpacker.rollmux.model.inventory import Status as NodeStatus
 from rollpacker.rollmux.service.attempts import Outcome
 from rollpacker.rollmux.service.bodies import NewJob, NewNode, NewProgram
 

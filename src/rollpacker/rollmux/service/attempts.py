@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rollpacker.rollmux.program import Program
+from rollpacker.rollmux.model.program import Program
 
 _KEPT = 20
 """Attempts of a job that are remembered."""

@@ -12,9 +12,9 @@ from fastapi import Depends, Header, Query, Request
 from pydantic import BaseModel, Field, create_model
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.inventory import NAME, Machine
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.program import Program
+from rollpacker.rollmux.model.inventory import NAME, Machine
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.program import Program
 from rollpacker.rollmux.service.docstrings import args_of
 from rollpacker.rollmux.service.guard import BY
 from rollpacker.rollmux.service.roles import OPERATOR, Principal

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.inventory import Fixed, Slot
-from rollpacker.rollmux.scheduler import Scheduler
-from rollpacker.rollmux.seat import ROLLOUT, TRAIN
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import Fixed, Slot
+from rollpacker.rollmux.model.member import ROLLOUT, TRAIN
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.attempts import Running, Started
 from rollpacker.rollmux.service.records import (
@@ -22,7 +23,6 @@ from rollpacker.rollmux.service.records import (
     PendingMove,
     Stretch,
 )
-from rollpacker.rollmux.settings import Settings
 
 _TIMELINE = 20_000
 

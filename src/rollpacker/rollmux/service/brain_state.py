@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from rollpacker.core.codec import dumps_finite, load, loads
 from rollpacker.core.types import Phase
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.scheduler.snapshot import Snapshot
 from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.records import Fence, JobRecord, Lease, Stretch
-from rollpacker.rollmux.settings import Settings
-from rollpacker.rollmux.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

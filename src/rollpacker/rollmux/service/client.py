@@ -12,8 +12,8 @@ from urllib.parse import quote
 from rollpacker.core.codec import load, plain
 from rollpacker.core.types import Phase
 from rollpacker.errors import visible
-from rollpacker.rollmux.inventory import Machine
-from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.auth import seal, unseal
 from rollpacker.rollmux.service.link import SOCKET_S, Link, MuxError, UnreachableError, new_key
 

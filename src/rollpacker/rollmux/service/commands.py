@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from rollpacker.core.codec import loads
 from rollpacker.core.types import Phase
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.inventory import NAME
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.program import Program
-from rollpacker.rollmux.queue import why_never
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.inventory import NAME
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.scheduler.queue import why_never
 from rollpacker.rollmux.service import bodies, notes
 from rollpacker.rollmux.service.bodies import Asked
 from rollpacker.rollmux.service.core import Core

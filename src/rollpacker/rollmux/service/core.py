@@ -12,10 +12,10 @@ from typing import Any
 
 from rollpacker import __version__
 from rollpacker.core.codec import dumps, load, loads
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.forecast import Start
-from rollpacker.rollmux.inventory import Machine
-from rollpacker.rollmux.seat import NEVER
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.member import NEVER
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.clock import ClusterClock
 from rollpacker.rollmux.service.lookout import Lookout
@@ -30,7 +30,7 @@ from rollpacker.rollmux.service.store import (
     StoreError,
     UnavailableError,
 )
-from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.simulation.forecast import Start
 
 _log = logging.getLogger(__name__)
 Due = tuple[str, object]

@@ -9,11 +9,11 @@ from contextlib import closing
 from typing import Any
 
 from rollpacker.core.codec import dumps, loads
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux.event_log import Line, head, line, lines_of, lines_of_node
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.record.event_log import Line, head, line, lines_of, lines_of_node
 from rollpacker.rollmux.service import notes
 from rollpacker.rollmux.service.store import Store
-from rollpacker.rollmux.settings import Settings
 
 _PIECE = 200
 

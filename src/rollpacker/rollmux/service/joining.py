@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from rollpacker.config import MuxConfig, RunConfig
-from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client import MuxClient
 from rollpacker.rollmux.service.link import MuxError, UnreachableError
 from rollpacker.rollmux.service.phase_lease import patiently

@@ -12,11 +12,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from threading import Thread
 
-from rollpacker.rollmux.forecast import RUNS, Start, expected_starts
-from rollpacker.rollmux.inventory import Fixed
-from rollpacker.rollmux.scheduler import Scheduler
+from rollpacker.rollmux.model.inventory import Fixed
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.service.ahead import Ahead, asked
-from rollpacker.rollmux.settings import Settings
+from rollpacker.rollmux.simulation.forecast import RUNS, Start, expected_starts
 
 _log = logging.getLogger(__name__)
 _FRESH_S = 60.0

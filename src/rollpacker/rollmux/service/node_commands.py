@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from rollpacker.core.codec import dumps, loads, plain
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.inventory import NAME, Machine, Slot
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import NAME, Machine, Slot
 from rollpacker.rollmux.service import bodies, notes
 from rollpacker.rollmux.service.bodies import Asked
 from rollpacker.rollmux.service.commands import Answer, Outcome, recorded, the_end

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from rollpacker.core.codec import Tagged, dumps, kinds, load_tagged, loads
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux import events as ev
-from rollpacker.rollmux.program import Program
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.program import Program
 
 
 class DrainSet(Tagged, frozen=True, kw_only=True):

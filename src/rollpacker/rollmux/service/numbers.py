@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from rollpacker.rollmux.inventory import POOL_NAMES
+from rollpacker.rollmux.model.inventory import POOL_NAMES
 from rollpacker.rollmux.service import views
 from rollpacker.rollmux.service.core import Core
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client import LeaseLostError, Move, MuxClient, Permit
 from rollpacker.rollmux.service.link import MuxError, new_key
 from rollpacker.rollmux.service.phase_lease import Lease, acquire

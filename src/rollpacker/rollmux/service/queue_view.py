@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.forecast import Start
-from rollpacker.rollmux.jobs import JobSpec
-from rollpacker.rollmux.queue import why_it_waits
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.scheduler.queue import why_it_waits
 from rollpacker.rollmux.service.core import Core
+from rollpacker.rollmux.simulation.forecast import Start
 
 
 class QueueView:

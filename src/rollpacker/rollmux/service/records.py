@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux import decisions as do
-from rollpacker.rollmux.jobs import JobSpec
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.attempts import Attempt, Started
 
 

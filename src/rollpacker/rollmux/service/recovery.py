@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from rollpacker import __version__
 from rollpacker.core.codec import loads
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import brain_state, notes
 from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.snapshots import ended_before, fault
 from rollpacker.rollmux.service.store import Entry, Snapshot, Store, StoreError, chained
-from rollpacker.rollmux.settings import Settings
 
 _log = logging.getLogger(__name__)
 

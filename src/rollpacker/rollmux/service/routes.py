@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from rollpacker.rollmux.inventory import NAME
+from rollpacker.rollmux.model.inventory import NAME
 from rollpacker.rollmux.service.roles import Role
 
 _LOOK: Final[tuple[Role, ...]] = ("read", "submit", "node")

@@ -19,7 +19,8 @@ import uvicorn
 
 from rollpacker.open_files import allow_files
 from rollpacker.places import Places
-from rollpacker.rollmux.inventory_file import read
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.scheduler.inventory_file import read
 from rollpacker.rollmux.service.app import make_app
 from rollpacker.rollmux.service.audit import Audit
 from rollpacker.rollmux.service.auth import make_token, read_token
@@ -33,7 +34,6 @@ from rollpacker.rollmux.service.store import Store, StoreError
 from rollpacker.rollmux.service.tokens import FILE as TOKENS
 from rollpacker.rollmux.service.tokens import Tokens
 from rollpacker.rollmux.service.writer import Writer
-from rollpacker.rollmux.settings import Settings
 
 DEFAULT_PORT = 8642
 _KEEP_ALIVE_S = 75

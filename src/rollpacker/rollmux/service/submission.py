@@ -12,7 +12,7 @@ import yaml
 from rollpacker.config import RunConfig
 from rollpacker.config import load as load_run
 from rollpacker.core.codec import plain
-from rollpacker.rollmux.program import Program
+from rollpacker.rollmux.model.program import Program
 from rollpacker.rollmux.service.joining import job_id, job_spec
 
 _MEMBER = (

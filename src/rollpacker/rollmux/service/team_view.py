@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.inventory import POOL_NAMES
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.inventory import POOL_NAMES
+from rollpacker.rollmux.scheduler.teams import Shares
 from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.teams import Shares
 
 
 def teams(core: Core) -> list[dict[str, Any]]:

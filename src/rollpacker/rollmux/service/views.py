@@ -12,10 +12,10 @@ from typing import Any
 
 from rollpacker.config.secrets import masked_command
 from rollpacker.core.codec import plain
-from rollpacker.rollmux.admission import expected
-from rollpacker.rollmux.cluster import Job
-from rollpacker.rollmux.inventory import POOL_NAMES, Slot
-from rollpacker.rollmux.seat import ROLLOUT, TRAIN
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.inventory import POOL_NAMES, Slot
+from rollpacker.rollmux.model.member import ROLLOUT, TRAIN
+from rollpacker.rollmux.placement.admission import expected
 from rollpacker.rollmux.service.brain import Brain
 from rollpacker.rollmux.service.commands import job_record, move_body, permit_body
 from rollpacker.rollmux.service.core import Core

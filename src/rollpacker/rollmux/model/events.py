@@ -1,0 +1,119 @@
+"""What happened to jobs and nodes, in the past tense: what the scheduler is told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rollpacker.core.codec import Tagged
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.jobs import JobSpec
+
+
+class JobArrived(Tagged, frozen=True, kw_only=True):
+    """A job asks to be placed."""
+
+    spec: JobSpec
+
+
+class PermitRequested(Tagged, frozen=True, kw_only=True):
+    """A job is ready for a phase; its first is a rollout, and phases alternate."""
+
+    job: str
+    phase: Phase
+
+
+class TailReached(Tagged, frozen=True, kw_only=True):
+    """About 80% of the responses of a job's running rollout are done."""
+
+    job: str
+
+
+class PhaseFinished(Tagged, frozen=True, kw_only=True):
+    """A phase that held a permit is over.
+
+    Args:
+        seconds: what the phase took, or would have taken alone, without waiting and switching.
+        token: of the permit; another than the current one is ignored (fencing).
+    """
+
+    job: str
+    phase: Phase
+    seconds: float
+    token: int
+
+
+class PermitLost(Tagged, frozen=True, kw_only=True):
+    """A permit's lease ran out, or its process died: the phase has to be asked for again."""
+
+    job: str
+    token: int
+
+
+class MoveFinished(Tagged, frozen=True, kw_only=True):
+    """A job's state is loaded on the nodes it was moved to."""
+
+    job: str
+
+
+class JobEnded(Tagged, frozen=True, kw_only=True):
+    """A job is done, or was cancelled."""
+
+    job: str
+
+
+class NodeFailed(Tagged, frozen=True, kw_only=True):
+    """A node is gone with all that was on it."""
+
+    node: str
+
+
+class NodeJoined(Tagged, frozen=True, kw_only=True):
+    """A named node is there, for the first time or again."""
+
+    machine: Machine
+
+
+class NodeClosed(Tagged, frozen=True, kw_only=True):
+    """Nothing new comes to a node; ``draining`` also moves its jobs elsewhere.
+
+    Args:
+        why: for people.
+    """
+
+    node: str
+    status: Literal["cordoned", "draining", "set_aside"]
+    why: str = ""
+
+
+class NodeOpened(Tagged, frozen=True, kw_only=True):
+    """A node that was closed is used again."""
+
+    node: str
+
+
+class NodeRemoved(Tagged, frozen=True, kw_only=True):
+    """A node that nobody is on leaves the inventory."""
+
+    node: str
+
+
+class TimePassed(Tagged, frozen=True, kw_only=True):
+    """Nothing happened, but ``Scheduler.next_look`` has come, or there is time for repacking."""
+
+
+Event = (
+    JobArrived
+    | PermitRequested
+    | TailReached
+    | PhaseFinished
+    | PermitLost
+    | MoveFinished
+    | JobEnded
+    | NodeFailed
+    | NodeJoined
+    | NodeClosed
+    | NodeOpened
+    | NodeRemoved
+    | TimePassed
+)

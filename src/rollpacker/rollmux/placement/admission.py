@@ -1,0 +1,256 @@
+"""May these jobs share these nodes? The slowdown that a job can afford, and the exact test."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from rollpacker.rollmux.model.cluster import Cluster, Group, Job
+from rollpacker.rollmux.model.inventory import Needs
+from rollpacker.rollmux.model.member import NEVER, POOLS, ROLLOUT, Seat
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.model.tail_model import HELD
+from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement.group_simulation import rehearse
+
+Masks = tuple[int, int]
+Members = tuple[tuple[str, int, int, bool, bool], ...]
+"""Their nodes, whether they are known, and whether they leave tails."""
+
+
+GUESSED_SLOWDOWN = 1.3
+"""Of all members, in the guess of how busy they keep a node: docs/log.md."""
+SEAT_EFFORT = 0.35
+"""Of rehearsing a member."""
+REMEMBER_S = 7200.0
+"""Seconds for which the slowdowns of a rehearsal are taken to be the same."""
+REMEMBERED = 2_000
+TURNS_OUT = 0.8
+"""Share of its worst case that a job may turn out to take: docs/log.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a group keeps all promises, and its mean slowdown."""
+
+    kept: bool
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A job that might join a group, on nodes given as masks and stretched so far."""
+
+    job: Job
+    masks: Masks
+    stretch: tuple[float, float] = (1.0, 1.0)
+
+
+def expected(job: Job, settings: Settings) -> tuple[float, float]:
+    """Rollout and training seconds to plan with: observed once known, else the worst case."""
+    if settings.learn and job.observed.known:
+        return job.observed.means
+    return job.spec.worst_rollout_s, job.spec.worst_train_s
+
+
+def affordable(job: Job, now: float, settings: Settings, reserve_s: float) -> float:
+    """The slowdown at which the rest of a job's life uses up its lifetime budget.
+
+    ``slo * (seconds alone, done and to come)`` less what has passed and a reserve, spread over
+    what is to come: slack that was banked may be spent.
+    """
+    if not settings.lifetime:
+        return job.spec.slo
+    rest = job.remaining() * sum(expected(job, settings))
+    budget = job.spec.slo * (job.solo_s + rest) - (now - job.started) - reserve_s
+    return budget / rest
+
+
+def expected_end(job: Job, now: float, settings: Settings) -> float:
+    """When a job will be over at the pace that it has had; ``NEVER`` where nobody can say."""
+    left = job.spec.left(job.done)
+    if left is None:
+        return NEVER
+    pace = GUESSED_SLOWDOWN
+    if job.solo_s > 0.0:
+        pace = max(1.0, (now - job.started) / job.solo_s)
+    return now + left * sum(expected(job, settings)) * pace
+
+
+class Admission:
+    """The exact test, with a budget of effort for each decision."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
+        self.left = float(settings.effort)
+        self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
+        """When groups were rehearsed, and the slowdown of each member."""
+        self.few = not all(
+            cluster.inventory.ever(pool, Needs(memory_gb=0.0)) == inf for pool in POOLS
+        )
+        """Whether the nodes have a limit."""
+
+    def refill(self) -> None:
+        """A new decision begins."""
+        self.left = float(self._settings.effort)
+
+    def seat(self, job: Job, masks: Masks, stretch: tuple[float, float]) -> Seat:
+        """A seat with what is expected of a job; its target is still to be set."""
+        r, t = expected(job, self._settings)
+        return Seat(job.spec.id, masks, r, t, stretch=stretch)
+
+    def seats(
+        self,
+        group: Group | None,
+        joiners: Iterable[Joiner] = (),
+        without: Collection[str] = (),
+    ) -> list[Seat]:
+        """Fresh seats of who will be there: members and reservations, less those who leave."""
+        seats: list[Seat] = []
+        for old in [] if group is None else group.seats:
+            job = self._cluster.jobs[old.job]
+            if old.job not in without and (job.destination is None or old is job.next_seat):
+                seats.append(self.seat(job, old.masks, old.stretch))
+        seats.extend(self.seat(each.job, each.masks, each.stretch) for each in joiners)
+        return seats
+
+    def judge(self, seats: Sequence[Seat], now: float) -> Verdict:
+        """The exact test of a whole group."""
+        if not self._settings.lifetime:
+            return Verdict(self._within_limits(seats), 1.0)
+        reserve = il.load_bound(seats) + self._settings.cold_s
+        for seat in seats:
+            job = self._cluster.jobs[seat.job]
+            target = affordable(job, now, self._settings, reserve if len(seats) > 1 else 0.0)
+            target *= 1.0 - self._settings.margin if len(seats) > 1 else 1.0
+            seat.promise(target, since=0.0)
+        if len(seats) == 1:
+            seat = seats[0]
+            slow = seat.iteration_s / (seat.r + seat.t)
+            return Verdict(slow == 1.0 or slow <= seat.target, slow)
+        return self._remembered(seats, now)
+
+    def slowdown(self, seats: Sequence[Seat], job: Job, now: float) -> float:
+        """Of a member of a group, as rehearsed."""
+        for seat in seats:
+            target = affordable(self._cluster.jobs[seat.job], now, self._settings, 0.0)
+            seat.promise(target, since=0.0)
+        return self._slowdowns(sorted(seats, key=lambda seat: seat.job), now)[job.spec.id]
+
+    def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
+        # Who sits where first must not matter: a verdict is of the set.
+        seats = sorted(seats, key=lambda seat: seat.job)
+        hopeless = min(seat.target for seat in seats) <= 1.0
+        if self._recall(seats, now) is None and (
+            hopeless or overloaded(seats, self._settings.warm_s, self._tails(seats))
+        ):
+            return Verdict(False, float("inf"))
+        slow = self._slowdowns(seats, now)
+        kept = all(self._at_worst(seat.job, slow[seat.job]) <= seat.target for seat in seats)
+        return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
+
+    def _at_worst(self, job: str, slowdown: float) -> float:
+        """The slowdown if a job that is not known yet takes much less than its worst case alone.
+
+        It waits for the others as long, so that it is slowed down more. Where nodes can be had
+        it is then given some; where they are few it must not come to that.
+        """
+        if not self.few or self._known(job):
+            return slowdown
+        return 1.0 + (slowdown - 1.0) / TURNS_OUT
+
+    def _key(self, seats: Sequence[Seat]) -> Members:
+        jobs = self._cluster.jobs
+        return tuple(
+            (seat.job, *seat.masks, self._known(seat.job), jobs[seat.job].leaves_tails)
+            for seat in seats
+        )
+
+    def _recall(self, seats: Sequence[Seat], now: float) -> dict[str, float] | None:
+        known = self.rehearsed.get(self._key(seats))
+        return known[1] if known is not None and known[0] > now - REMEMBER_S else None
+
+    def _slowdowns(self, seats: Sequence[Seat], now: float) -> dict[str, float]:
+        slow = self._recall(seats, now)
+        if slow is None:
+            slow = self._rehearse(seats)
+            if len(self.rehearsed) >= REMEMBERED:
+                self.rehearsed.clear()
+            self.rehearsed[self._key(seats)] = (now, slow)
+        return slow
+
+    def _known(self, job: str) -> bool:
+        return self._settings.learn and self._cluster.jobs[job].observed.known
+
+    def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
+        """Harmonic, weighted by what the jobs would cost alone."""
+        price = self._settings.prices.of
+        weights = [price(self._cluster.jobs[seat.job].spec.gangs) for seat in seats]
+        return sum(weights) / sum(w / s for w, s in zip(weights, slow, strict=True))
+
+    def guess(self, seats: Sequence[Seat]) -> float:
+        """A quick guess of the mean slowdown, to rank by: waiting as in a queue."""
+        slow: list[float] = []
+        for seat in seats:
+            wait = 0.0
+            for pool in POOLS:
+                busy = delay = 0.0
+                for other in seats:
+                    if other is not seat and other.masks[pool] & seat.masks[pool]:
+                        share = other.seconds(pool) / (GUESSED_SLOWDOWN * (other.r + other.t))
+                        busy += share
+                        delay += share * other.seconds(pool) / 2.0
+                wait += delay / max(1.0 - busy, 0.1)
+            slow.append((seat.iteration_s + wait) / (seat.r + seat.t))
+        return self._mean(slow, seats)
+
+    def _within_limits(self, seats: Sequence[Seat]) -> bool:
+        """Worst-case mode: the exact cycle stays under every member's limit."""
+        limit = min(self._cluster.jobs[s.job].spec.slo * (s.r + s.t) for s in seats)
+        return il.cycle(seats) <= limit
+
+    def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
+        self.left -= SEAT_EFFORT * len(seats)
+        durations = [self._durations(self._cluster.jobs[seat.job]) for seat in seats]
+        slowdowns = rehearse(
+            seats,
+            durations,
+            self._order,
+            switch_s=self._settings.warm_s,
+            tails=self._tails(seats),
+        )
+        return {seat.job: slow for seat, slow in zip(seats, slowdowns, strict=True)}
+
+    def _tails(self, seats: Sequence[Seat]) -> set[str]:
+        """Jobs that have offered one, and so will again."""
+        if not self._settings.tails:
+            return set()
+        return {seat.job for seat in seats if self._cluster.jobs[seat.job].leaves_tails}
+
+    def _durations(self, job: Job) -> list[tuple[float, float]]:
+        if self._settings.learn and job.observed.known:
+            return list(job.observed.ring)
+        return [(job.spec.worst_rollout_s, job.spec.worst_train_s)]
+
+
+def overloaded(seats: Sequence[Seat], switch_s: float, tails: Collection[str] = ()) -> bool:
+    """Whether a node would have to work more than all the time to meet the targets.
+
+    Args:
+        tails: jobs whose rollouts may leave most of their nodes before they are over.
+    """
+    load: dict[tuple[int, int], float] = {}
+    for seat in seats:
+        period = seat.target * (seat.r + seat.t)
+        for pool in POOLS:
+            share = HELD if pool == ROLLOUT and seat.job in tails else 1.0
+            need = (seat.seconds(pool) + switch_s) * share / period
+            for bit in il.bits(seat.masks[pool]):
+                total = load.get((pool, bit), 0.0) + need
+                if total > 1.0:
+                    return True
+                load[pool, bit] = total
+    return False

@@ -1,0 +1,374 @@
+"""Where to put a job: every group is scanned at once, the best few are tested exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice, product
+
+from rollpacker.rollmux.model.cluster import Cluster, Group, Job, Reservation
+from rollpacker.rollmux.model.inventory import Needs
+from rollpacker.rollmux.model.member import POOLS, Seat
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.placement.admission import (
+    Admission,
+    Joiner,
+    affordable,
+    expected,
+    expected_end,
+)
+from rollpacker.rollmux.placement.group_table import Table, node_loads
+
+GUESSED = 8
+"""Sites of each price whose slowdown is guessed."""
+GUESS_EFFORT = 0.05
+"""Of a guess."""
+SITE_EFFORT = 0.01
+"""Of working out a site."""
+GENEROUS = 2.0
+"""Guesses may be too high by so much."""
+TRIED = 10
+"""Sites of one job that are tested exactly, at most."""
+ROLLOUT_WEIGHT = 0.35
+"""Of a rollout node's load beside a training node's, in what makes a site full: docs/log.md."""
+SWAPS_TRIED = 3
+"""The same when another leaves the group for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Nodes for a job: in a group (None: a new one), existing ones and how many new ones."""
+
+    group: int | None
+    nodes: tuple[tuple[str, ...], tuple[str, ...]]
+    fresh: tuple[int, int]
+    price: float
+    """Dollars per hour of the new nodes."""
+    score: float = 0.0
+    """Of two sites at one price the higher is better."""
+    stretch: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A site, and what the group's value grows by (``Placement.value``)."""
+
+    site: Site
+    cost: float
+
+
+class Placement:
+    """Finds sites; it changes nothing."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, admission: Admission) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._admission = admission
+        self._price = settings.prices.of
+        self.table = Table(cluster)
+
+    def isolated(self, job: Job, now: float, *, at_once: bool = False) -> Site | None:
+        """Nodes of its own, as many as it asked for; None where there are not so many.
+
+        Args:
+            at_once: those that are kept for who waits will do too.
+        """
+        gangs = job.spec.gangs
+        if not self.room(job, gangs, gangs, None if at_once else now):
+            return None
+        return Site(group=None, nodes=((), ()), fresh=gangs, price=self._price(gangs))
+
+    def alone(self, job: Job, now: float) -> Offer | None:
+        """The best nodes of its own: a gang that shrank may be cheaper though it is slower."""
+        site = self.isolated(job, now)
+        best = None if site is None else Offer(site, self._price(job.spec.gangs))
+        for gangs in self._widths(job)[1:]:
+            stretch = _stretch(job, gangs)
+            seat = self._admission.seat(job, (1, 1), stretch)
+            verdict = self._admission.judge([seat], now)
+            price = self._price(gangs)
+            cost = price * verdict.slowdown
+            cheaper = best is None or cost < best.cost - 1e-9
+            if verdict.kept and cheaper and self.room(job, gangs, gangs, now):
+                site = Site(group=None, nodes=((), ()), fresh=gangs, price=price, stretch=stretch)
+                best = Offer(site, cost)
+        return best
+
+    def room(
+        self, job: Job, gangs: tuple[int, int], fresh: tuple[int, int], now: float | None
+    ) -> bool:
+        """Whether so many nodes of gangs of this size are free for a job.
+
+        Args:
+            now: seconds; None if those that are kept for who waits will do too.
+        """
+        kept = None if now is None else self._kept_from(job, now)
+        for pool in POOLS:
+            if fresh[pool]:
+                free = self._cluster.inventory.free(pool, job.needs(pool, gangs[pool]))
+                if free - (kept.fresh[pool] if kept else 0) < fresh[pool]:
+                    return False
+        return True
+
+    def still(self, site: Site, job: Job) -> bool:
+        """Whether the free nodes that a site counts on are still there."""
+        gangs = tuple(len(site.nodes[pool]) + site.fresh[pool] for pool in POOLS)
+        return self.room(job, (gangs[0], gangs[1]), site.fresh, None)
+
+    def _kept_from(self, job: Job, now: float) -> Reservation | None:
+        """What the first in the queue counts on, if this job would still be there then."""
+        kept = self._cluster.reservation
+        if kept is None or kept.job == job.spec.id:
+            return None
+        # One that is only expected to be over by then may go on.
+        ends = job.spec.iterations is not None
+        return None if ends and expected_end(job, now, self._settings) <= kept.at else kept
+
+    def _widths(self, job: Job) -> list[tuple[int, int]]:
+        """Gang sizes to try, the full one first; halves down to what the job allows."""
+        full, spec = job.spec.gangs, job.spec
+        if not self._settings.elastic:
+            return [full]
+        lows = (spec.min_rollout_nodes or full[0], spec.min_train_nodes or full[1])
+        sizes = [[n for n in (full[p], full[p] // 2, full[p] // 4) if n >= lows[p]] for p in POOLS]
+        return [(rollout, train) for rollout in sizes[0] for train in sizes[1]]
+
+    def best(
+        self,
+        job: Job,
+        now: float,
+        *,
+        below: float,
+        avoid: Collection[int] = (),
+        thorough: bool = False,
+    ) -> Offer | None:
+        """The best site in a group that passes the exact test and costs less than ``below``.
+
+        A thorough search tests all sites, while the decision's budget lasts; else guesses say
+        which few are worth it.
+        """
+        self.table.refresh()
+        loads = self._loads(job, now)
+        sites = [
+            site
+            for number in self.table.scan(job.spec.gangs, loads, self._settings)
+            if number not in avoid
+            for site in self.sites(job, self._cluster.groups[number], loads, now=now)
+            if site.price < below - 1e-9
+        ]
+        self._admission.left -= SITE_EFFORT * len(sites)
+        return self._choose(sites, job, now, below, thorough)
+
+    def inside(self, job: Job, now: float, *, below: float) -> Offer | None:
+        """The best other nodes inside its own group, at what the whole group then costs."""
+        assert job.home is not None
+        group = self._cluster.groups[job.home.group]
+        loads = self._loads(job, now)
+        sites = [site for site in self.sites(job, group, loads, now=now) if _moves(site, job)]
+        return self._choose(sites, job, now, below)
+
+    def instead(self, job: Job, group: Group, now: float, *, of: str, below: float) -> Offer | None:
+        """The best site in a group that another member leaves, at what the group then costs."""
+        ranked: list[tuple[float, int, Site]] = []
+        for site in self.sites(job, group, self._loads(job, now), (of,), now=now):
+            seats, price = self._joined(site, job, (of,))
+            ranked.append((price * self._admission.guess(seats), len(ranked), site))
+        self._admission.left -= GUESS_EFFORT * len(ranked)
+        best: Offer | None = None
+        for guess, _, site in sorted(ranked)[:SWAPS_TRIED]:
+            if guess > GENEROUS * below:
+                break
+            seats, price = self._joined(site, job, (of,))
+            if price >= below:
+                continue
+            verdict = self._admission.judge(seats, now)
+            if verdict.kept and price * verdict.slowdown < below - 1e-9:
+                below = price * verdict.slowdown
+                best = Offer(site, below)
+        return best
+
+    def _choose(
+        self, sites: list[Site], job: Job, now: float, below: float, thorough: bool = False
+    ) -> Offer | None:
+        if not self._settings.lifetime:
+            return self._first(sites, job, now)
+        sites = sites if thorough else _promising(sites)
+        ranked = sorted((self._guess(site, job, now), n) for n, site in enumerate(sites))
+        self._admission.left -= GUESS_EFFORT * len(sites)
+        best: Offer | None = None
+        for tried, (guess, number) in enumerate(ranked):
+            limit = below if best is None else best.cost
+            if self._admission.left <= 0:
+                break
+            if not thorough and (tried >= TRIED or guess > GENEROUS * limit):
+                break
+            cost = self.cost(sites[number], job, now)
+            if cost < limit - 1e-9:
+                best = Offer(sites[number], cost)
+        return best
+
+    def _first(self, sites: list[Site], job: Job, now: float) -> Offer | None:
+        """The published rule: the cheapest that is admitted, of these the busiest."""
+        for site in sorted(sites, key=_cheapest):
+            if self.cost(site, job, now) < float("inf"):
+                return Offer(site, site.price)
+        return None
+
+    def cost(self, site: Site, job: Job, now: float) -> float:
+        """What a group's value grows by; infinite if a promise would be broken."""
+        seats, price = self._joined(site, job)
+        verdict = self._admission.judge(seats, now)
+        if not verdict.kept:
+            return float("inf")
+        return price * verdict.slowdown - self._base(site, job, now)
+
+    def _guess(self, site: Site, job: Job, now: float) -> float:
+        seats, price = self._joined(site, job)
+        return price * self._admission.guess(seats) - self._base(site, job, now)
+
+    def _base(self, site: Site, job: Job, now: float) -> float:
+        assert site.group is not None
+        if job.home is not None and job.home.group == site.group:
+            return 0.0
+        return self.value(self._cluster.groups[site.group], now)
+
+    def _joined(
+        self, site: Site, job: Job, without: Collection[str] = ()
+    ) -> tuple[list[Seat], float]:
+        """Seats and price of a group after a job has joined, or has moved inside it."""
+        assert site.group is not None
+        group = self._cluster.groups[site.group]
+        joiner = Joiner(job, self._masks(group, site), site.stretch)
+        seats = self._admission.seats(group, [joiner], (job.spec.id, *without))
+        return seats, self.price_of(seats)
+
+    def price_of(self, seats: Sequence[Seat]) -> float:
+        """Dollars per hour of the nodes under some seats."""
+        masks = [0, 0]
+        for seat in seats:
+            masks[0] |= seat.masks[0]
+            masks[1] |= seat.masks[1]
+        return self._price((masks[0].bit_count(), masks[1].bit_count()))
+
+    def value(self, group: Group, now: float, without: Collection[str] = ()) -> float:
+        """Price times mean slowdown: what the work of a group costs per hour that it takes alone.
+
+        Slow jobs hold nodes for longer, so a low price alone is not cheap.
+        """
+        seats = self._admission.seats(group, (), without)
+        if not seats:
+            return 0.0
+        verdict = self._admission.judge(seats, now)
+        slowdown = verdict.slowdown
+        if slowdown == float("inf"):
+            slowdown = self._admission.guess(seats)
+        return self.price_of(seats) * slowdown
+
+    def _masks(self, group: Group, site: Site) -> tuple[int, int]:
+        bit = 1 << max((mask.bit_length() for mask in group.bits.values()), default=0)
+        masks = [0, 0]
+        for pool in POOLS:
+            masks[pool] = sum(group.bits[name] for name in site.nodes[pool])
+            for _ in range(site.fresh[pool]):
+                masks[pool] |= bit
+                bit <<= 1
+        return masks[0], masks[1]
+
+    def _loads(self, job: Job, now: float) -> tuple[float, float]:
+        r, t = expected(job, self._settings)
+        slowdown = max(affordable(job, now, self._settings, 0.0), 1.0)
+        return r / (slowdown * (r + t)), t / (slowdown * (r + t))
+
+    def sites(
+        self,
+        job: Job,
+        group: Group,
+        loads: tuple[float, float],
+        without: Collection[str] = (),
+        *,
+        now: float,
+    ) -> Iterator[Site]:
+        """Ways to pin a job in a group, once some have left: few, the most promising ones."""
+        kept = self._kept_from(job, now)
+        closed = kept.nodes if kept else frozenset[str]()
+        for gangs in self._widths(job):
+            stretch = _stretch(job, gangs)
+            ways: list[list[tuple[tuple[str, ...], float]]] = []
+            for pool in POOLS:
+                load = loads[pool] * stretch[pool]
+                taken = node_loads(group, pool, (job.spec.id, *without))
+                needs = job.needs(pool, gangs[pool])
+                have = {
+                    name: used
+                    for name, used in taken.items()
+                    if used > 0.0 and used + load <= 1.0 and name not in closed
+                    if self._takes(name, job, needs)
+                }
+                ways.append(list(_ways(group, pool, gangs[pool], load, have)))
+            for (rollout, r_load), (train, t_load) in product(*ways):
+                fresh = gangs[0] - len(rollout), gangs[1] - len(train)
+                if (rollout or train) and self.room(job, gangs, fresh, now):
+                    yield Site(
+                        group=group.id,
+                        nodes=(rollout, train),
+                        fresh=fresh,
+                        price=self._price(fresh),
+                        score=t_load + ROLLOUT_WEIGHT * r_load,
+                        stretch=stretch,
+                    )
+
+    def _takes(self, name: str, job: Job, needs: Needs) -> bool:
+        """Whether a job may join those on a node."""
+        node, inventory = self._cluster.nodes[name], self._cluster.inventory
+        others = node.used_gb - node.pins.get(job.spec.id, 0.0)
+        return others + needs.memory_gb <= inventory.memory_gb(name) and inventory.takes(
+            name, needs
+        )
+
+
+def _ways(
+    group: Group, pool: int, gang: int, load: float, have: Mapping[str, float]
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Existing nodes to take, with the load that they would have; none is a way too.
+
+    Args:
+        load: that the job adds.
+        have: nodes that may be taken, with their loads.
+    """
+    yield (), 0.0
+    open_nodes = sorted(have, key=lambda name: have[name])
+    seen: set[tuple[str, ...]] = set()
+    for start in range(3):
+        names = tuple(open_nodes[start : start + gang])
+        if names and names not in seen and (start == 0 or len(names) == gang):
+            seen.add(names)
+            yield names, load + sum(have[name] for name in names) / len(names)
+    for seat in group.seats:
+        names = tuple(n for n in open_nodes if group.bits[n] & seat.masks[pool])
+        aligned = len(names) == gang > 1 and seat.masks[pool].bit_count() == gang
+        if aligned and names not in seen:
+            seen.add(names)
+            yield names, load + sum(have[name] for name in names) / gang
+
+
+def _moves(site: Site, job: Job) -> bool:
+    assert job.home is not None
+    return site.fresh != (0, 0) or any(
+        set(site.nodes[pool]) != set(job.home.nodes[pool]) for pool in POOLS
+    )
+
+
+def _promising(sites: list[Site]) -> list[Site]:
+    """The fullest few of each price."""
+    prices = groupby(sorted(sites, key=_cheapest), key=lambda site: site.price)
+    return [site for _, same in prices for site in islice(same, GUESSED)]
+
+
+def _cheapest(site: Site) -> tuple[float, float]:
+    return site.price, -site.score
+
+
+def _stretch(job: Job, gangs: tuple[int, int]) -> tuple[float, float]:
+    """How much longer the phases take on smaller gangs."""
+    full = job.spec.gangs
+    return full[0] / gangs[0], full[1] / gangs[1]

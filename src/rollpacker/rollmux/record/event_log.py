@@ -1,0 +1,147 @@
+"""The event log: what a cluster did, one JSON object a line, for people and for the checker.
+
+The simulation and the daemon write the same lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
+
+from rollpacker.core.codec import plain
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.record.trace import TraceJob
+
+Line = dict[str, Any]
+
+
+def head(settings: Settings, jobs: Sequence[Line], machines: Iterable[Machine] = ()) -> Line:
+    """The first line: caps, prices, teams, and what the jobs asked for and took.
+
+    Args:
+        machines: of an inventory with names, as it was at first.
+    """
+    return {
+        "kind": "meta",
+        "memory_cap_gb": settings.memory_cap_gb,
+        "prices": {"rollout": settings.prices.rollout, "train": settings.prices.train},
+        "permits": settings.permits,
+        "teams": plain(settings.teams),
+        "nodes": settings.nodes,
+        "machines": plain(list(machines)),
+        "jobs": list(jobs),
+    }
+
+
+def line(now: float, kind: str, job: str | None, **more: Any) -> Line:
+    """One event."""
+    return {"t": now, "kind": kind, "job": job} | more
+
+
+def lines_of_node(now: float, event: ev.Event) -> list[Line]:
+    """What is told of a node's coming and going; nothing of other events."""
+    match event:
+        case ev.NodeFailed():
+            return [line(now, "node_down", None, nodes=[event.node])]
+        case ev.NodeJoined():
+            return [line(now, "node_up", None, machine=plain(event.machine))]
+        case ev.NodeClosed():
+            more = {"status": event.status, "why": event.why}
+            return [line(now, "node_closed", None, nodes=[event.node], **more)]
+        case ev.NodeOpened():
+            return [line(now, "node_opened", None, nodes=[event.node])]
+        case ev.NodeRemoved():
+            return [line(now, "node_removed", None, nodes=[event.node])]
+        case _:
+            return []
+
+
+def lines_of(now: float, made: do.Decision) -> list[Line]:
+    """What is told of a decision."""
+    match made:
+        case do.Place():
+            return [line(now, "place", made.job, **_home(made))]
+        case do.Move():
+            kind = "evict" if made.reason == "guard" else "move"
+            home = _home(made)
+            return [
+                line(now, kind, made.job, **home, reason=made.reason),
+                line(now, "start", made.job, phase="sync", nodes=home["nodes"]),
+            ]
+        case do.Permit():
+            names = ("phase", "group", "epoch", "round", "position", "token")
+            more = {name: getattr(made, name) for name in names} | {"nodes": list(made.nodes)}
+            return [line(now, kind, made.job, **more) for kind in ("permit", "start")]
+        case do.ReleaseTail():
+            nodes = list(made.nodes)
+            return [line(now, "tail_release", made.job, phase="rollout", nodes=nodes)]
+        case do.Rebase():
+            order = list(made.order)
+            return [line(now, "rebase", None, group=made.group, epoch=made.epoch, order=order)]
+        case do.Wait():
+            return [line(now, "wait", made.job)]
+        case do.Suspend():
+            return [line(now, "suspend", made.job, group=made.group)]
+        case do.Depart():
+            return [line(now, "depart", made.job, group=made.group)]
+        case _:
+            return []
+
+
+def _home(made: do.Place | do.Move) -> Line:
+    return {
+        "group": made.group,
+        "epoch": made.epoch,
+        "nodes": [*made.rollout, *made.train],
+        "memory_gb": dict(made.memory_gb),
+    }
+
+
+class EventLog:
+    """Writes events in order of time; ``file`` None writes nothing."""
+
+    def __init__(self, file: IO[str] | None) -> None:
+        self._file = file
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody will read it."""
+        return self._file is not None
+
+    def meta(
+        self, settings: Settings, jobs: Iterable[TraceJob], machines: Iterable[Machine] = ()
+    ) -> None:
+        """The first line."""
+        if self._file is not None:
+            self._put(head(settings, [_spec(job) for job in jobs], machines))
+
+    def write(self, now: float, kind: str, job: str | None, **more: Any) -> None:
+        """One event."""
+        if self._file is not None:
+            self._put(line(now, kind, job, **more))
+
+    def happened(self, now: float, event: ev.Event) -> None:
+        """An event, where it is of a node."""
+        if self._file is not None:
+            for each in lines_of_node(now, event):
+                self._put(each)
+
+    def decided(self, now: float, made: do.Decision) -> None:
+        """A decision."""
+        if self._file is not None:
+            for each in lines_of(now, made):
+                self._put(each)
+
+    def _put(self, data: Line) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(data) + "\n")
+
+
+def _spec(job: TraceJob) -> Line:
+    data = job.to_json()
+    solo = (job.rollout_s + job.train_s).round(6).tolist()
+    return data | {"solo_s": solo}

@@ -1,0 +1,169 @@
+"""Traces of RL jobs: files, and a synthetic generator in the manner of the Philly trace.
+
+The generator is synthetic: it borrows from the published analysis of Microsoft's Philly cluster
+(Jeon et al., 2019) only the shape, that is arrivals with a daily rhythm and heavy-tailed
+durations. What RL jobs look like (phases, gangs, slack) is our assumption and written here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.codec import plain
+from rollpacker.rollmux.model.jobs import JobSpec, host_memory_gb
+
+HOUR = 3600.0
+_MODELS_B = {1: (7.0, 8.0, 14.0), 2: (14.0, 32.0), 4: (32.0, 72.0)}
+_GANGS = ((1, 2, 4), (0.5, 0.3, 0.2))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """A job with what it will turn out to take.
+
+    Args:
+        rollout_s: seconds alone of every rollout, sync included.
+        train_s: seconds alone of every training phase.
+    """
+
+    spec: JobSpec
+    arrival_s: float
+    rollout_s: NDArray[np.float64]
+    train_s: NDArray[np.float64]
+
+    @property
+    def solo_s(self) -> float:
+        """Seconds of the whole job alone."""
+        return float(self.rollout_s.sum() + self.train_s.sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """As a line of a trace file, and as a job of an event log's meta line."""
+        return {
+            **plain(self.spec),
+            "arrival_s": self.arrival_s,
+            "rollout_s": self.rollout_s.tolist(),
+            "train_s": self.train_s.tolist(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Philly:
+    """What to generate.
+
+    Args:
+        jobs: how many.
+        days: of arrivals.
+        nodes: gangs of one node, or of 1, 2 and 4 (as many for rollout as for training).
+        slo: range of the allowed slowdown, uniform.
+        cycles: ``mixed`` iterations of 100 to 900 s, ``one`` class of 350 to 450 s (worst case).
+        elastic: gangs may shrink down to one node.
+        bimodal: rollouts as tail batching makes them: three short rounds, then a long one.
+        mean_hours: mean duration alone; 36 hours make solo disaggregation of one-node jobs cost
+            about as much as published ($936/h).
+    """
+
+    jobs: int = 200
+    days: float = 14.0
+    nodes: Literal["1", "mixed"] = "1"
+    slo: tuple[float, float] = (1.0, 2.0)
+    cycles: Literal["mixed", "one"] = "mixed"
+    elastic: bool = False
+    bimodal: bool = False
+    mean_hours: float = 36.0
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` on sizes and ranges that make no trace."""
+        if self.jobs < 1 or self.days <= 0:
+            raise ValueError("trace: jobs must be 1 or more and days positive")
+        if not 1.0 <= self.slo[0] <= self.slo[1]:
+            raise ValueError(f"trace: slo must be LOW,HIGH with 1 <= LOW <= HIGH, got {self.slo}")
+
+
+def philly(config: Philly, rng: np.random.Generator) -> list[TraceJob]:
+    """A synthetic trace, by arrival."""
+    arrivals = _arrivals(config, rng)
+    return [_job(config, f"job{n:04d}", float(at), rng) for n, at in enumerate(arrivals)]
+
+
+def _arrivals(config: Philly, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Uniform over the days, thinned to a daily rhythm: three times as many at noon as at night."""
+    times: list[float] = []
+    while len(times) < config.jobs:
+        at = rng.uniform(0.0, config.days * 24.0)
+        if rng.uniform(0.0, 1.5) < 1.0 - 0.5 * np.cos(2 * np.pi * at / 24.0):
+            times.append(round(at * HOUR, 3))
+    return np.sort(np.array(times))
+
+
+def _job(config: Philly, name: str, arrival_s: float, rng: np.random.Generator) -> TraceJob:
+    gang = 1 if config.nodes == "1" else int(rng.choice(_GANGS[0], p=_GANGS[1]))
+    low, high = (100.0, 900.0) if config.cycles == "mixed" else (350.0, 450.0)
+    worst = float(np.exp(rng.uniform(np.log(low), np.log(high))))
+    share = rng.uniform(0.5, 0.8)
+    worst_r, worst_t = round(worst * share, 3), round(worst * (1.0 - share), 3)
+    mean_r, mean_t = worst_r * rng.uniform(0.6, 0.95), worst_t * rng.uniform(0.7, 0.95)
+    hours = rng.lognormal(np.log(config.mean_hours) - 0.5, 1.0)
+    hours = float(np.clip(hours, 0.5, 5.0 * config.mean_hours))
+    iterations = max(3, round(hours * HOUR / (mean_r + mean_t)))
+    memory = host_memory_gb(float(rng.choice(_MODELS_B[gang])), train_nodes=gang)
+    spec = JobSpec(
+        id=name,
+        worst_rollout_s=worst_r,
+        worst_train_s=worst_t,
+        rollout_nodes=gang,
+        train_nodes=gang,
+        slo=round(float(rng.uniform(*config.slo)), 4),
+        iterations=iterations,
+        rollout_memory_gb=round(memory[0], 1),
+        train_memory_gb=round(memory[1], 1),
+        min_rollout_nodes=1 if config.elastic else None,
+        min_train_nodes=1 if config.elastic else None,
+    )
+    noise = rng.lognormal(0.0, 0.12, iterations)
+    if config.bimodal:
+        noise *= np.where(np.arange(iterations) % 4 == 3, 1.9, 0.7)
+    rollout = np.minimum(mean_r * noise, worst_r).round(3)
+    train = np.minimum(mean_t * rng.lognormal(0.0, 0.06, iterations), worst_t).round(3)
+    return TraceJob(spec, arrival_s, rollout, train)
+
+
+def read(path: Path) -> list[TraceJob]:
+    """A trace file, by arrival. Raises ``ValueError`` with the line of what is wrong."""
+    jobs = sorted(_lines(path), key=lambda job: job.arrival_s)
+    if not jobs:
+        raise ValueError(f"{path}: no jobs, expected one JSON object a line")
+    if len({job.spec.id for job in jobs}) < len(jobs):
+        raise ValueError(f"{path}: two jobs have the same id")
+    return jobs
+
+
+def _lines(path: Path) -> Iterator[TraceJob]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                what = f"no {error}" if isinstance(error, KeyError) else str(error)
+                raise ValueError(f"{path}, line {number}: {what}") from error
+
+
+def from_json(data: dict[str, Any]) -> TraceJob:
+    """The inverse of ``TraceJob.to_json``."""
+    rest = {k: v for k, v in data.items() if k not in ("arrival_s", "rollout_s", "train_s")}
+    rollout = np.array(data["rollout_s"], dtype=np.float64)
+    train = np.array(data["train_s"], dtype=np.float64)
+    spec = JobSpec.from_json(rest | {"iterations": len(rollout)})
+    if len(rollout) != len(train) or not len(rollout):
+        raise ValueError(f"job {spec.id}: rollout_s and train_s must be equally long, not empty")
+    if min(rollout.min(), train.min()) <= 0 or not np.isfinite(rollout + train).all():
+        raise ValueError(f"job {spec.id}: phases must take positive seconds")
+    return TraceJob(spec, float(data["arrival_s"]), rollout, train)

@@ -1,0 +1,146 @@
+"""Jobs get, change and lose their nodes: the moves, and what the cluster is told of them."""
+
+from __future__ import annotations
+
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model.cluster import Cluster, Job
+from rollpacker.rollmux.model.member import State
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.placement.placement import Site
+from rollpacker.rollmux.scheduler.permits import Permits
+from rollpacker.rollmux.scheduler.queue import Queue
+from rollpacker.rollmux.scheduler.reservations import Moves
+
+
+class Homes:
+    """Carries out what placement, repacking, guard and queue have chosen.
+
+    Args:
+        made: where decisions go.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        moves: Moves,
+        permits: Permits,
+        queue: Queue,
+        made: list[do.Decision],
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._moves = moves
+        self._permits = permits
+        self._queue = queue
+        self._made = made
+
+    def admit(self, job: Job, site: Site, now: float) -> None:
+        """A job that waited gets nodes: its first ones, or others than it had."""
+        new, stood = not job.admitted, job.stopped_at is not None
+        self._queue.take(job, now)
+        self._moves.reserve(job, site)
+        if not new:
+            self.begin(job, now, "resume" if stood else "failure")
+            return
+        home = job.destination
+        assert home is not None
+        self._acquire(self._moves.acquire(home))
+        memory = self._moves.memory(job, home)
+        self._moves.arrive(job, now + self._settings.cold_s)
+        group = self._cluster.groups[home.group]
+        self._made.append(
+            do.Place(
+                job=job.spec.id,
+                group=group.id,
+                epoch=group.epoch + 1,
+                rollout=home.nodes[0],
+                train=home.nodes[1],
+                memory_gb=memory,
+            )
+        )
+        self._permits.rebase(group, now)
+
+    def wait(self, job: Job, now: float, *, clock_runs: bool) -> None:
+        """A job that has no nodes waits for some."""
+        self._queue.put(job, now, clock_runs=clock_runs)
+        job.asked = False
+
+    def begin(self, job: Job, now: float, reason: do.Reason) -> None:
+        """A job goes to where it has a reservation."""
+        home = job.destination
+        assert home is not None
+        job.going, job.went_at = True, now
+        if job.seat is not None:
+            self._permits.rebase(self._moves.depart(job), now)
+        self._acquire(self._moves.acquire(home))
+        self._made.append(
+            do.Move(
+                job=job.spec.id,
+                group=home.group,
+                epoch=self._cluster.groups[home.group].epoch,
+                rollout=home.nodes[0],
+                train=home.nodes[1],
+                memory_gb=self._moves.memory(job, home),
+                reason=reason,
+            )
+        )
+
+    def begin_if_idle(self, job: Job, now: float, reason: do.Reason) -> None:
+        """The same for who is between two iterations; others go when theirs is over."""
+        if between_iterations(job):
+            assert job.seat is not None
+            job.asked = job.seat.state is State.WAIT_R
+            self.begin(job, now, reason)
+
+    def arrive(self, job: Job, now: float) -> None:
+        """A job's state is loaded where it was to go."""
+        self._release(self._moves.arrive(job, now + self._settings.cold_s))
+        assert job.home is not None
+        self._permits.rebase(self._cluster.groups[job.home.group], now)
+
+    def suspend(self, job: Job, now: float) -> None:
+        """A job between two iterations gives up its nodes and waits; its clock stands still."""
+        assert job.home is not None
+        asked = job.seat is not None and job.seat.state is State.WAIT_R
+        group = job.home.group
+        self.forget(job, now)
+        self.wait(job, now, clock_runs=False)
+        job.asked = asked
+        self._made.append(do.Suspend(job=job.spec.id, group=group))
+
+    def cancel(self, job: Job) -> None:
+        """Undo a reservation."""
+        self._release(self._moves.cancel(job))
+
+    def forget(self, job: Job, now: float) -> None:
+        """Take a job from all its nodes."""
+        for home, seat in ((job.home, job.seat), (job.destination, job.next_seat)):
+            if home is None:
+                continue
+            group = self._cluster.groups[home.group]
+            if seat is not None:
+                group.seats.remove(seat)
+            keep = job.destination if home is job.home else None
+            self._release(self._cluster.unpin(job, home, keep=keep))
+            if home.group in self._cluster.groups:
+                self._permits.rebase(group, now)
+        job.home = job.destination = job.seat = job.next_seat = None
+        job.token = -1
+        job.going = False
+        self._queue.urge(job, urgent=False)
+
+    def _acquire(self, nodes: tuple[str, ...]) -> None:
+        if nodes:
+            self._made.append(do.AcquireNodes(nodes=nodes))
+
+    def _release(self, nodes: list[str]) -> None:
+        if nodes:
+            self._made.append(do.ReleaseNodes(nodes=tuple(nodes)))
+
+
+def between_iterations(job: Job) -> bool:
+    """Whether a job has nodes and nothing runs, so that it may go elsewhere at once."""
+    seat = job.seat
+    idle = seat is not None and job.token < 0 and seat.state in (State.WAIT_R, State.IDLE_R)
+    return idle and not job.over

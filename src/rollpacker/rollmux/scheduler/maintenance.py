@@ -1,0 +1,121 @@
+"""Nodes come and go: who is on a node that is to be emptied gets other nodes."""
+
+from __future__ import annotations
+
+from math import inf
+
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.cluster import Cluster, Job
+from rollpacker.rollmux.model.inventory import Fixed
+from rollpacker.rollmux.model.member import POOLS
+from rollpacker.rollmux.placement.placement import Placement, Site
+from rollpacker.rollmux.scheduler.reservations import Moves
+
+
+class Upkeep:
+    """What an owner does with named nodes. A cloud's nodes have no names to do this with."""
+
+    def __init__(self, cluster: Cluster, placement: Placement, moves: Moves) -> None:
+        self._cluster = cluster
+        self._placement = placement
+        self._moves = moves
+
+    def _fixed(self, node: str) -> Fixed:
+        inventory = self._cluster.inventory
+        if not isinstance(inventory, Fixed):
+            raise ValueError(
+                f"node {node}: this cluster's nodes are a cloud's, without an inventory"
+            )
+        return inventory
+
+    def _known(self, node: str) -> Fixed:
+        inventory = self._fixed(node)
+        if node not in inventory.slots:
+            raise ValueError(f"node {node}: there is none of this name")
+        return inventory
+
+    def joined(self, now: float, event: ev.NodeJoined) -> None:
+        """A node is there."""
+        self._fixed(event.machine.name).join(event.machine, now)
+
+    def closed(self, event: ev.NodeClosed) -> None:
+        """Nothing new comes to a node."""
+        self._known(event.node).close(event.node, event.status, event.why)
+
+    def opened(self, event: ev.NodeOpened) -> None:
+        """A node is used again."""
+        self._known(event.node).open(event.node)
+
+    def removed(self, event: ev.NodeRemoved) -> None:
+        """A node is not ours any more."""
+        self._known(event.node).remove(event.node)
+
+    def failed(self, node: str, now: float) -> None:
+        """A node is gone."""
+        inventory = self._cluster.inventory
+        if not isinstance(inventory, Fixed) or node in inventory.slots:
+            inventory.fail(node, now)
+
+    def bound_for(self, node: str) -> list[Job]:
+        """Jobs that have a place on a node where they are not yet, and have not set out for it."""
+        held = self._cluster.nodes.get(node)
+        jobs = [self._cluster.jobs[name] for name in held.pins] if held is not None else []
+        return [
+            job
+            for job in jobs
+            if job.destination is not None
+            and not job.going
+            and (job.home is None or node not in job.home.names)
+        ]
+
+    def move_out(self, now: float) -> list[Job]:
+        """Reserve other nodes for jobs on nodes that are to be emptied, while there are some."""
+        inventory = self._cluster.inventory
+        if not isinstance(inventory, Fixed):
+            return []
+        moved: list[Job] = []
+        for slot in inventory.slots.values():
+            node = self._cluster.nodes.get(slot.machine.name)
+            if slot.status != "draining" or node is None:
+                continue
+            for name in list(node.pins):
+                job = self._cluster.jobs[name]
+                if (
+                    job.destination is None
+                    and job.home is not None
+                    and not (job.leaves or job.over)
+                ):
+                    self._reserve(job, now, moved)
+        return moved
+
+    def _reserve(self, job: Job, now: float, moved: list[Job]) -> None:
+        assert job.home is not None
+        site = self._others_instead(job)
+        if not self._placement.still(site, job):
+            offer = self._placement.best(job, now, below=inf, avoid=(job.home.group,))
+            site = None if offer is None else offer.site
+        if site is not None:
+            self._moves.reserve(job, site)
+            moved.append(job)
+
+    def _others_instead(self, job: Job) -> Site:
+        """Free nodes in place of those to be emptied: nobody is worse off for it."""
+        assert job.home is not None
+        assert job.seat is not None
+        names = job.home.nodes
+        kept = [tuple(n for n in names[pool] if not self._is_to_empty(n)) for pool in POOLS]
+        return Site(
+            group=job.home.group,
+            nodes=(kept[0], kept[1]),
+            fresh=(len(names[0]) - len(kept[0]), len(names[1]) - len(kept[1])),
+            price=0.0,
+            stretch=job.seat.stretch,
+        )
+
+    def _is_to_empty(self, node: str) -> bool:
+        inventory = self._cluster.inventory
+        return isinstance(inventory, Fixed) and inventory.slots[node].status == "draining"
+
+    def to_empty(self, job: Job) -> bool:
+        """Whether a job is on a node that is to be emptied."""
+        return job.home is not None and any(map(self._is_to_empty, job.home.names))

@@ -1,0 +1,117 @@
+"""Who may run a phase now, group by group, and who is waited for no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model.cluster import Cluster, Group
+from rollpacker.rollmux.model.member import ROLLOUT, TRAIN, Seat
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.model.tail_model import TAIL_COST, expected_extra, to_release
+from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement.admission import affordable
+from rollpacker.rollmux.scheduler.waiting import Looks, due
+
+
+class Permits:
+    """Hands out permits in the groups that an event has touched.
+
+    Args:
+        made: where decisions go.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Settings, made: list[do.Decision]) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._made = made
+        self._in_turn = settings.permits == "round_robin"
+        self._order = il.round_robin if self._in_turn else il.earliest_deadline
+        self._touched: dict[int, None] = {}
+        self.looks = Looks(self._in_turn)
+        self.token = 0
+        """Of the next permit."""
+
+    def touch(self, group: int) -> None:
+        """Something in a group has changed."""
+        self._touched[group] = None
+
+    def hand_out(self, now: float) -> None:
+        """To all groups that were touched."""
+        for number in list(self._touched):
+            if (group := self._cluster.groups.get(number)) is not None:
+                self._dispatch(group, now)
+                self.looks.note(group, now)
+        self._touched.clear()
+
+    def time_passed(self, now: float) -> None:
+        """Look at the groups whose time has come."""
+        for number in self.looks.take(now):
+            if (group := self._cluster.groups.get(number)) is not None:
+                self.touch(number)
+                self.set_aside(group, group.silent(now), now)
+
+    def set_aside(self, group: Group, seats: Sequence[Seat], now: float) -> None:
+        """Nobody waits for these; under deadlines an idle member keeps nobody waiting anyway."""
+        if self._in_turn and seats:
+            for seat in seats:
+                seat.set_aside(len(group.seats))
+            self.rebase(group, now)
+
+    def rebase(self, group: Group, now: float) -> None:
+        """Rounds count from zero again; who is furthest in its iteration comes first."""
+        group.epoch += 1
+        self._cluster.changed.add(group.id)
+        self.touch(group.id)
+        seats = group.begin_rounds()
+        reserve = (il.load_bound(seats) + self._settings.cold_s) if len(seats) > 1 else 0.0
+        for seat in seats:
+            slowdown = affordable(self._cluster.jobs[seat.job], now, self._settings, reserve)
+            seat.promise(slowdown * (1.0 - self._settings.margin), since=now)
+        order = tuple(seat.job for seat in seats)
+        self._made.append(do.Rebase(group=group.id, epoch=group.epoch, order=order))
+
+    def _dispatch(self, group: Group, now: float) -> None:
+        for pool in (TRAIN, ROLLOUT):
+            self._grant(group, pool, now)
+        if self._settings.tails and self._release_tails(group):
+            self._grant(group, ROLLOUT, now)
+
+    def _grant(self, group: Group, pool: int, now: float) -> None:
+        while (seat := self._order(group.seats, pool, now)) is not None:
+            job = self._cluster.jobs[seat.job]
+            assert job.home is not None
+            number = seat.rounds[pool] if self._in_turn else group.next_pass(seat, pool)
+            beside_s = expected_extra(group.seats, seat, now) if pool == ROLLOUT else 0.0
+            late_at = due(job, seat, pool, now, self._settings)
+            seat.start(pool, now, late_at, beside_s=beside_s)
+            job.token = self.token
+            job.tail_reached = False
+            self.token += 1
+            self._made.append(
+                do.Permit(
+                    job=seat.job,
+                    phase="rollout" if pool == ROLLOUT else "train",
+                    token=job.token,
+                    group=group.id,
+                    epoch=group.epoch,
+                    round=number,
+                    position=seat.position,
+                    nodes=job.home.nodes[pool],
+                )
+            )
+
+    def _release_tails(self, group: Group) -> bool:
+        """Nodes of rollouts that are nearly over go to who waits for them."""
+        jobs = self._cluster.jobs
+        found = to_release(
+            group.seats,
+            lambda seat: jobs[seat.job].tail_reached,
+            lifetime=self._settings.lifetime,
+        )
+        for seat in found:
+            home = self._cluster.jobs[seat.job].home
+            assert home is not None
+            seat.leave_to_tail(TAIL_COST)
+            self._made.append(do.ReleaseTail(job=seat.job, nodes=home.nodes[0]))
+        return bool(found)

@@ -1,0 +1,207 @@
+"""Jobs that wait for nodes: who is next, who may overtake, and who has to make room.
+
+The first one that does not fit gets a reservation of the nodes that are expected to be free
+soonest; whoever would not be over by then has to do without them (EASY backfilling, Lifka, 1995).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from rollpacker.rollmux.model.cluster import Cluster, Job, Reservation
+from rollpacker.rollmux.model.inventory import POOL_NAMES, Fixed, Inventory, Needs
+from rollpacker.rollmux.model.member import NEVER, POOLS
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.placement.admission import expected, expected_end
+from rollpacker.rollmux.placement.placement import Site
+from rollpacker.rollmux.scheduler.teams import Shares
+
+Choose = Callable[[Job, float], Site | None]
+TRIED = 20
+"""Jobs that are tried at once."""
+RETRY_S = 600.0
+"""Seconds after which those who wait are tried again though nothing happened: slack grows."""
+
+
+class Queue:
+    """Changes nothing but the reservation; ``offers`` says who gets which nodes.
+
+    Args:
+        choose: the site that a job would get now; None for none.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Settings, choose: Choose) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._choose = choose
+        self.jobs: dict[str, Job] = {}
+        """Those that wait, in no order."""
+        self.urgent: dict[str, Job] = {}
+        """Those that need nodes of their own: the next ones are theirs."""
+        self.retry_at = NEVER
+        """When to try again though nothing happens."""
+
+    def urge(self, job: Job, urgent: bool) -> None:
+        """A job needs nodes of its own to keep its promise, or does not any more."""
+        job.urgent = urgent
+        if urgent:
+            self.urgent[job.spec.id] = job
+        else:
+            self.urgent.pop(job.spec.id, None)
+
+    def put(self, job: Job, now: float, *, clock_runs: bool) -> None:
+        """A job waits from now on."""
+        job.wait(now, clock_runs=clock_runs)
+        self.jobs[job.spec.id] = job
+
+    def take(self, job: Job, now: float) -> None:
+        """A job gets nodes, or has ended."""
+        job.admit(now)
+        del self.jobs[job.spec.id]
+        if not self.jobs:
+            self._cluster.reservation = None
+            self.retry_at = NEVER
+
+    def restore(self, retry_at: float) -> None:
+        """Take up the jobs of the cluster that wait."""
+        waiting = (job for job in self._cluster.jobs.values() if job.waits_since is not None)
+        self.jobs = {job.spec.id: job for job in waiting}
+        self.urgent = {job.spec.id: job for job in self._cluster.jobs.values() if job.urgent}
+        self.retry_at = retry_at
+
+    def waiting(self, now: float) -> list[Job]:
+        """The next one first."""
+        jobs = list(self.jobs.values())
+        if len(jobs) < 2:
+            return jobs
+        shares = Shares(self._cluster, self._settings.teams)
+        return sorted(jobs, key=lambda job: self._turn(job, shares, now))
+
+    def _turn(self, job: Job, shares: Shares, now: float) -> tuple[int, float, int, float, str]:
+        """To sort by: those whose promise runs, the impatient, those owed, then by what teams have.
+
+        Priorities count inside a team: nobody gets past another team by them.
+        """
+        assert job.waits_since is not None
+        rank, ratio, priority = 3, shares.ratio(job.spec.team), -job.spec.priority
+        if job.stopped_at is None and job.admitted:
+            rank, ratio, priority = 0, 0.0, 0
+        elif self._impatient(job, now):
+            rank, ratio, priority = 1, 0.0, 0
+        elif shares.entitled([job]):
+            rank = 2
+        return rank, ratio, priority, job.waits_since, job.spec.id
+
+    def _impatient(self, job: Job, now: float) -> bool:
+        return job.waits_since is not None and now - job.waits_since > self._settings.patience_s
+
+    def offers(self, now: float) -> Iterator[tuple[Job, Site]]:
+        """Who gets what; each offer is to be taken before the next one is asked for."""
+        self._cluster.reservation = self._for_urgent(now)
+        refused: set[str] = set()
+        while len(refused) < TRIED:
+            job = next((job for job in self.waiting(now) if job.spec.id not in refused), None)
+            if job is None:
+                break
+            job.run_clock(now)
+            site = self._choose(job, now)
+            if site is not None:
+                yield job, site
+                continue
+            refused.add(job.spec.id)
+            if not self._settings.backfill:
+                break
+            if self._cluster.reservation is None:
+                self._cluster.reservation = self._reserve(job, now)
+        self.retry_at = now + RETRY_S if self.jobs else NEVER
+
+    def _for_urgent(self, now: float) -> Reservation | None:
+        """What nobody else may have: the most that one of them asks for."""
+        if not self.urgent:
+            return None
+        gangs = [job.spec.gangs for job in self.urgent.values()]
+        fresh = max(gang[0] for gang in gangs), max(gang[1] for gang in gangs)
+        return Reservation(job="", at=now, nodes=(), fresh=fresh)
+
+    def _reserve(self, job: Job, now: float) -> Reservation | None:
+        """The nodes that are expected to be free soonest; None where there never are enough."""
+        at, nodes, fresh = now, set[str](), [0, 0]
+        for pool in POOLS:
+            gang = job.spec.gangs[pool]
+            needs = job.needs(pool, gang)
+            fresh[pool] = int(min(self._cluster.inventory.free(pool, needs), gang))
+            ends = sorted(
+                (max(self._end(name, now) for name in node.pins), node.name)
+                for node in self._cluster.nodes.values()
+                if node.pool == pool and self._cluster.inventory.takes(node.name, needs)
+            )
+            wanted = ends[: gang - fresh[pool]]
+            if len(wanted) < gang - fresh[pool] or (wanted and wanted[-1][0] >= NEVER):
+                return None
+            at = max([at] + [end for end, _ in wanted])
+            nodes |= {name for _, name in wanted}
+        if self._impatient(job, now):
+            at = now  # Whatever was expected: nobody else comes to these nodes any more.
+        return Reservation(
+            job=job.spec.id, at=at, nodes=tuple(sorted(nodes)), fresh=(fresh[0], fresh[1])
+        )
+
+    def _end(self, name: str, now: float) -> float:
+        job = self._cluster.jobs[name]
+        if job.leaves:
+            return now + sum(expected(job, self._settings))
+        return expected_end(job, now, self._settings)
+
+    def to_reclaim(self, now: float) -> list[Job]:
+        """Who has to leave for those whose teams are owed nodes."""
+        if not self._settings.teams:
+            return []
+        shares = Shares(self._cluster, self._settings.teams)
+        return shares.to_reclaim(shares.entitled(self.waiting(now)))
+
+
+def why_it_waits(cluster: Cluster, job: Job) -> str:
+    """Why a job has no nodes yet, for people."""
+    never = why_never(cluster.inventory, job)
+    if never is not None:
+        return never
+    lacks: list[str] = []
+    for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
+        needs = job.needs(pool, gang)
+        free = cluster.inventory.free(pool, needs)
+        if free < gang:
+            closed = _closed(cluster.inventory, pool, needs)
+            shut = f", {closed} closed" if closed else ""
+            nodes = f"{POOL_NAMES[pool]} node{'s' if gang > 1 else ''}"
+            lacks.append(f"{gang} {nodes} ({free:g} free{shut})")
+    if lacks:
+        return f"no group can take it, and it needs {' and '.join(lacks)} of its own"
+    return "the free nodes are kept for who is before it"
+
+
+def _closed(inventory: Inventory, pool: int, needs: Needs) -> int:
+    """Nodes that would do, but are cordoned, draining, set aside or down."""
+    slots = inventory.slots.values() if isinstance(inventory, Fixed) else ()
+    return sum(
+        slot.status != "open"
+        and slot.machine.pool == POOL_NAMES[pool]
+        and slot.machine.suits(needs)
+        for slot in slots
+    )
+
+
+def why_never(inventory: Inventory, job: Job) -> str | None:
+    """Why a job will not get nodes even when nothing else runs; None if it will."""
+    for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
+        needs = job.needs(pool, gang)
+        have, name = inventory.ever(pool, needs), POOL_NAMES[pool]
+        if have >= gang:
+            continue
+        if not have and inventory.ever(pool, replace(needs, memory_gb=0.0)):
+            return f"needs more host memory than any {name} node has: {needs.memory_gb:g} GB"
+        such = ", ".join(f"{key}={value}" for key, value in needs.labels.items())
+        more = f" with {such}" if such else ""
+        devices = f" of {needs.devices} devices" if needs.devices > 1 else ""
+        return f"wants {gang} {name} nodes{devices}{more}, and there are {have:g}"
+    return None

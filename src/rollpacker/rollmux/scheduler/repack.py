@@ -1,0 +1,235 @@
+"""Repacking: moves that save money, tried a few at a time so that no decision takes long."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from rollpacker.rollmux.model.cluster import Cluster, Group, Job
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.placement.admission import Admission, affordable, expected
+from rollpacker.rollmux.placement.placement import Offer, Placement
+from rollpacker.rollmux.scheduler.reservations import Moves
+
+AMORTISED = 20.0
+"""A job moves only if what is left of it is so many loads long."""
+COVERED = 2.5
+"""Loads that a mover's slack has to cover."""
+LASTS_S = 7200.0
+"""Seconds for which a better packing is taken to last, at most."""
+TOLL = 2.0
+"""Prices of a job's nodes that a load takes: both homes, while the job stands still."""
+TRY_EFFORT = 0.1
+"""Of looking for sites."""
+DISSOLVED = 4
+"""Members of a group that may be dissolved, at most."""
+SWAPPED = 24
+"""Other groups that a job is tried in for one of their members."""
+NEIGHBOURS = 6
+"""Groups that are looked at again after a change somewhere else."""
+
+
+class Task(NamedTuple):
+    """Something to try: a move of a job to other nodes, or the end of a group.
+
+    Args:
+        kind: ``move`` into another group, ``inside`` its own group, ``swap`` with a member of
+            another group, or ``dissolve``.
+        group: the one to dissolve, or that after which swaps go on.
+        left: groups in which a swap is still to be tried.
+    """
+
+    kind: Literal["move", "inside", "dissolve", "swap"]
+    job: str = ""
+    group: int = -1
+    left: int = 0
+
+
+class Repack:
+    """A list of things to try; ``work`` tries some and makes reservations."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        admission: Admission,
+        placement: Placement,
+        moves: Moves,
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._admission = admission
+        self._placement = placement
+        self._moves = moves
+        self.agenda: OrderedDict[Task, None] = OrderedDict()
+        """What is still to be tried, in order and each thing once."""
+
+    def suggest(self, group: int) -> None:
+        """A group changed: it may be dissolved, or its neighbours may move into it."""
+        if not self._settings.repack:
+            return
+        self._about(group)
+        groups = [g for g in self._cluster.groups.values() if g.id != group and g.seats]
+        groups.sort(key=lambda g: (len(g.seats), g.id))
+        for other in groups[:NEIGHBOURS]:
+            self._about(other.id)
+
+    def everything(self) -> None:
+        """All that can be tried."""
+        for number in self._cluster.groups:
+            self._about(number)
+        for job in self._cluster.jobs.values():
+            self._suggest_swaps(job)
+
+    def again(self, job: Job, now: float) -> None:
+        """Once in a while a job is looked at though nothing happened: slack grows."""
+        if not self._settings.repack or now < job.looked_at + self._settings.look_s:
+            return
+        job.looked_at = now
+        self._suggest_moves(job.spec.id)
+        self._suggest_swaps(job)
+        if job.home is not None and len(self._cluster.groups[job.home.group].seats) <= DISSOLVED:
+            self.agenda.setdefault(Task("dissolve", group=job.home.group))
+
+    def _about(self, number: int) -> None:
+        group = self._cluster.groups.get(number)
+        if group is None:
+            return
+        if len(group.seats) <= DISSOLVED:
+            self.agenda.setdefault(Task("dissolve", group=number))
+        for seat in group.seats:
+            self._suggest_moves(seat.job)
+
+    def _suggest_moves(self, job: str) -> None:
+        self.agenda.setdefault(Task("move", job))
+        self.agenda.setdefault(Task("inside", job))
+
+    def _suggest_swaps(self, job: Job) -> None:
+        if job.home is not None:
+            self.agenda.setdefault(Task("swap", job.spec.id, job.home.group, SWAPPED))
+
+    def work(self, now: float) -> list[Job]:
+        """Try what is on the list, within the budget. Returns jobs that got a reservation."""
+        reserved: list[Job] = []
+        while self.agenda and self._admission.left > 0:
+            task, _ = self.agenda.popitem(last=False)
+            self._admission.left -= TRY_EFFORT
+            attempt = self._dissolve if task.kind == "dissolve" else self._move
+            reserved += attempt(task, now)
+        return reserved
+
+    def _move(self, task: Task, now: float) -> list[Job]:
+        job = self._cluster.jobs.get(task.job)
+        if job is None or not self._worth(job, now):
+            return []
+        if task.kind == "swap":
+            return self._swap(task, job, now)
+        assert job.home is not None
+        group = self._cluster.groups[job.home.group]
+        value = self._placement.value(group, now)
+        if task.kind == "inside":
+            offer = self._placement.inside(job, now, below=value - self._toll(job))
+        else:
+            saving = value - self._placement.value(group, now, (job.spec.id,))
+            avoid = (job.home.group,)
+            offer = self._placement.best(job, now, below=saving - self._toll(job), avoid=avoid)
+        if offer is None:
+            return []
+        self._moves.reserve(job, offer.site)
+        return [job]
+
+    def _swap(self, task: Task, job: Job, now: float) -> list[Job]:
+        """Try a job in other groups, each with a member of it that leaves instead.
+
+        Goes on in a later decision where the budget of this one is spent.
+        """
+        assert job.home is not None
+        numbers = sorted(self._cluster.groups)
+        numbers = numbers[bisect_right(numbers, task.group) :] + numbers
+        for tried, number in enumerate(islice(numbers, task.left)):
+            if number == job.home.group:
+                break
+            if self._admission.left <= 0:
+                rest = Task("swap", task.job, number - 1, task.left - tried)
+                self.agenda[rest] = None
+                self.agenda.move_to_end(rest, last=False)
+                break
+            moved = self._swap_with(job, self._cluster.groups[number], now)
+            if moved:
+                return moved
+        return []
+
+    def _swap_with(self, job: Job, group: Group, now: float) -> list[Job]:
+        assert job.home is not None
+        mine = self._cluster.groups[job.home.group]
+        before = self._placement.value(mine, now) + self._placement.value(group, now)
+        rest = self._placement.value(mine, now, (job.spec.id,))
+        for other in self._cluster.members(group):
+            if self._admission.left <= 0:
+                break
+            if other.home is None or other.home.group != group.id or not self._worth(other, now):
+                continue
+            names = (job.spec.id, other.spec.id)
+            limit = before - self._toll(job) - self._toll(other)
+            self._admission.left -= TRY_EFFORT
+            offer = self._placement.instead(job, group, now, of=names[1], below=limit)
+            if offer is None:
+                continue
+            left = limit - offer.cost
+            back = self._placement.instead(other, mine, now, of=names[0], below=left)
+            away = self._placement.best(
+                other,
+                now,
+                below=min(left if back is None else back.cost, left) - rest,
+                avoid=(mine.id, group.id),
+            )
+            chosen = back if away is None else away
+            if chosen is not None and self._reserve_both((job, offer), (other, chosen)):
+                return [job, other]
+        return []
+
+    def _reserve_both(self, *moves: tuple[Job, Offer]) -> bool:
+        """Unless the first one takes the free nodes that the second one needs."""
+        (job, offer), (other, its) = moves
+        self._moves.reserve(job, offer.site)
+        if not self._placement.still(its.site, other):
+            self._moves.cancel(job)
+            return False
+        self._moves.reserve(other, its.site)
+        return True
+
+    def _dissolve(self, task: Task, now: float) -> list[Job]:
+        group = self._cluster.groups.get(task.group)
+        jobs = [] if group is None else self._cluster.members(group)
+        if group is None or not all(self._worth(job, now) for job in jobs):
+            return []
+        left = self._placement.value(group, now) - sum(self._toll(job) for job in jobs)
+        jobs.sort(key=lambda job: -sum(expected(job, self._settings)))
+        moved: list[Job] = []
+        for job in jobs:
+            offer = self._placement.best(job, now, below=left, avoid=(group.id,))
+            if offer is None:
+                for each in reversed(moved):
+                    self._moves.cancel(each)
+                return []
+            left -= offer.cost
+            self._moves.reserve(job, offer.site)
+            moved.append(job)
+        return moved
+
+    def _toll(self, job: Job) -> float:
+        """Dollars per hour that a move has to save to pay for itself."""
+        rest = job.remaining() * sum(expected(job, self._settings))
+        share = TOLL * self._settings.cold_s / min(rest, LASTS_S)
+        return share * self._settings.prices.of(job.spec.gangs)
+
+    def _worth(self, job: Job, now: float) -> bool:
+        """Whether a move pays and the job can afford it."""
+        if job.destination is not None or job.home is None or job.over:
+            return False
+        rest = job.remaining() * sum(expected(job, self._settings))
+        cold = self._settings.cold_s
+        spare = (affordable(job, now, self._settings, 0.0) - 1.0) * rest
+        return rest > AMORTISED * cold and spare > COVERED * cold

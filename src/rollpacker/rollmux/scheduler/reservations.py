@@ -1,0 +1,106 @@
+"""Reservations and moves: reserve at the destination, switch between iterations, then let go."""
+
+from __future__ import annotations
+
+from rollpacker.rollmux.model.cluster import Cluster, Group, Home, Job
+from rollpacker.rollmux.model.member import POOLS
+from rollpacker.rollmux.placement.admission import Admission
+from rollpacker.rollmux.placement.placement import Site
+
+
+class Moves:
+    """The only place where jobs get, reserve and leave homes."""
+
+    def __init__(self, cluster: Cluster, admission: Admission) -> None:
+        self._cluster = cluster
+        self._admission = admission
+
+    def reserve(self, job: Job, site: Site) -> None:
+        """Take memory and a seat at the destination; the job stays where it is."""
+        assert job.destination is None
+        group = (
+            self._cluster.new_group() if site.group is None else self._cluster.groups[site.group]
+        )
+        nodes = [
+            site.nodes[pool]
+            + self._cluster.new_nodes(
+                group,
+                pool,
+                site.fresh[pool],
+                job.needs(pool, len(site.nodes[pool]) + site.fresh[pool]),
+            )
+            for pool in POOLS
+        ]
+        home = Home(group.id, (nodes[0], nodes[1]))
+        self._cluster.pin(job, home)
+        seat = self._admission.seat(job, (group.mask(nodes[0]), group.mask(nodes[1])), site.stretch)
+        seat.reserve(job.seat.target if job.seat else job.spec.slo)
+        group.seats.append(seat)
+        job.destination, job.next_seat = home, seat
+
+    def cancel(self, job: Job) -> list[str]:
+        """Undo a reservation that did not begin; in reverse order it restores every number.
+
+        Returns nodes to give back: those whose other jobs have left meanwhile.
+        """
+        home, seat = job.destination, job.next_seat
+        assert home is not None
+        assert seat is not None
+        assert not job.going
+        group = self._cluster.groups[home.group]
+        group.seats.remove(seat)
+        fresh = self._fresh(home)
+        freed = self._cluster.unpin(job, home, keep=job.home)
+        self._give_back_numbers(fresh, group)
+        job.destination = job.next_seat = None
+        return freed
+
+    def _give_back_numbers(self, names: list[str], group: Group) -> None:
+        cluster = self._cluster
+        cluster.inventory.untake(name for name in names if name not in cluster.nodes)
+        # One that others were in until now has a past: its epochs are not to be counted again.
+        new = group.id == cluster.number - 1 and not group.epoch
+        if new and group.id not in cluster.groups:
+            cluster.number -= 1
+
+    def _fresh(self, home: Home) -> list[str]:
+        return [name for name in home.names if not self._cluster.nodes[name].held]
+
+    def acquire(self, home: Home) -> tuple[str, ...]:
+        """Nodes of a home that the provider still has to give."""
+        fresh = self._fresh(home)
+        for name in fresh:
+            self._cluster.nodes[name].held = True
+        return tuple(fresh)
+
+    def memory(self, job: Job, home: Home) -> dict[str, float]:
+        """GB that a job takes of each node of a home."""
+        return {name: self._cluster.nodes[name].pins[job.spec.id] for name in home.names}
+
+    def depart(self, job: Job) -> Group:
+        """Leave the present seat, keeping the memory; returns the group that it was in."""
+        assert job.home is not None
+        assert job.seat is not None
+        group = self._cluster.groups[job.home.group]
+        group.seats.remove(job.seat)
+        job.seat = None
+        self._cluster.changed.add(group.id)
+        return group
+
+    def arrive(self, job: Job, asks_by: float) -> list[str]:
+        """The state is loaded: let go of the old home. Returns nodes to give back.
+
+        Args:
+            asks_by: when it should have asked for its next rollout.
+        """
+        old, new = job.home, job.destination
+        assert new is not None
+        assert job.next_seat is not None
+        freed = self._cluster.unpin(job, old, keep=new) if old else []
+        job.home, job.seat = new, job.next_seat
+        job.destination = job.next_seat = None
+        job.going = False
+        job.seat.arrive(job.asked, asks_by)
+        job.asked = False
+        self._cluster.changed.add(new.group)
+        return freed

@@ -1,0 +1,357 @@
+"""The scheduler: events in, decisions out. The daemon and the simulation drive this one class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
+
+from rollpacker.core.codec import load, plain
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.cluster import Cluster, Job
+from rollpacker.rollmux.model.inventory import Cloud, Fixed, Inventory
+from rollpacker.rollmux.model.jobs import KNOWN_AFTER
+from rollpacker.rollmux.model.member import IDLE, OUT, ROLLOUT, TRAIN, Seat
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.placement.admission import Admission, expected
+from rollpacker.rollmux.placement.placement import Placement, Site
+from rollpacker.rollmux.scheduler.assignments import Homes, between_iterations
+from rollpacker.rollmux.scheduler.maintenance import Upkeep
+from rollpacker.rollmux.scheduler.permits import Permits
+from rollpacker.rollmux.scheduler.queue import Choose, Queue, why_never
+from rollpacker.rollmux.scheduler.repack import Repack
+from rollpacker.rollmux.scheduler.reservations import Moves
+from rollpacker.rollmux.scheduler.slo_guard import SloGuard
+from rollpacker.rollmux.scheduler.snapshot import Snapshot, remembered
+
+_POOL: dict[Phase, int] = {"rollout": ROLLOUT, "train": TRAIN}
+FEW = 6
+"""Groups that an arriving job may try one and all."""
+
+
+def nodes_of(settings: Settings) -> Inventory:
+    """A new inventory: a cloud's nodes, or named ones that are still to join."""
+    if settings.nodes == "named":
+        return Fixed()
+    return Cloud(settings.memory_cap_gb, settings.limit)
+
+
+class Scheduler:
+    """Places jobs in groups, hands out permits, repacks, guards SLOs; who does not fit waits.
+
+    Args:
+        settings: how.
+        inventory: which nodes there are; None for those of the settings, and no named ones yet.
+        choose: where a job goes that has no nodes; None for the cheapest site that keeps all
+            promises.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        inventory: Inventory | None = None,
+        choose: Choose | None = None,
+    ) -> None:
+        self.settings = settings
+        self.cluster = cluster = Cluster(inventory or nodes_of(settings))
+        self.admission = Admission(cluster, settings)
+        self.placement = Placement(cluster, settings, self.admission)
+        self._made: list[do.Decision] = []
+        self._choose = choose or self._cheapest
+        self.queue = Queue(cluster, settings, self._choose)
+        self._permits = Permits(cluster, settings, self._made)
+        self._moves = Moves(cluster, self.admission)
+        self._homes = Homes(cluster, settings, self._moves, self._permits, self.queue, self._made)
+        self._repack = Repack(cluster, settings, self.admission, self.placement, self._moves)
+        self._guard = SloGuard(cluster, settings, self.admission)
+        self._upkeep = Upkeep(cluster, self.placement, self._moves)
+
+    def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
+        """Take one event; the decisions are in the order in which to perform them.
+
+        Raises ``ValueError`` on what cannot be: then nothing has happened.
+        """
+        self._made.clear()
+        self.admission.refill()
+        _HANDLERS[type(event)](self, now, event)
+        self._permits.hand_out(now)
+        return list(self._made)
+
+    def next_look(self) -> float:
+        """When to send ``TimePassed`` if nothing happens; ``seat.NEVER`` for never."""
+        return min(self._permits.looks.next(), self.queue.retry_at)
+
+    def look_again(self) -> None:
+        """Put every group on the list of things to repack."""
+        self._repack.everything()
+
+    def snapshot(self) -> Snapshot:
+        """All that later decisions depend on; it shares what it holds with the scheduler."""
+        return Snapshot(
+            jobs=list(self.cluster.jobs.values()),
+            groups=list(self.cluster.groups.values()),
+            nodes=list(self.cluster.nodes.values()),
+            inventory=self.cluster.inventory.state_dict(),
+            reservation=self.cluster.reservation,
+            retry_at=self.queue.retry_at,
+            number=self.cluster.number,
+            token=self._permits.token,
+            agenda=list(self._repack.agenda),
+            looks=self._permits.looks.times(),
+            rehearsed=remembered(self.admission.rehearsed),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """``snapshot`` as JSON."""
+        return plain(self.snapshot())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict`` into a new scheduler of the same settings."""
+        self.restore(load(state, Snapshot))
+
+    def restore(self, saved: Snapshot) -> None:
+        """Take over what a snapshot holds, in a new scheduler of the same settings."""
+        saved.restore(self.cluster)
+        self._permits.token = saved.token
+        self.queue.restore(saved.retry_at)
+        self._repack.agenda.update(dict.fromkeys(saved.agenda))
+        self.admission.rehearsed.update(saved.recalled())
+        self._permits.looks.restore(saved.looks)
+
+    def _cheapest(self, job: Job, now: float) -> Site | None:
+        alone = self.placement.alone(job, now)
+        few = len(self.cluster.groups) <= FEW
+        below = inf if alone is None else alone.cost
+        offer = self.placement.best(job, now, below=below, thorough=few) or alone
+        return None if offer is None else offer.site
+
+    def _arrived(self, now: float, event: ev.JobArrived) -> None:
+        spec = event.spec
+        if spec.id in self.cluster.jobs:
+            raise ValueError(f"job {spec.id}: there is one of this id already")
+        job = Job(spec, now, submitted=now, looked_at=now)
+        why = why_never(self.cluster.inventory, job)
+        if why is not None and spec.too_large == "refuse":
+            raise ValueError(f"job {spec.id}: {why}")
+        self.cluster.jobs[spec.id] = job
+        self._homes.wait(job, now, clock_runs=spec.slo_since == "submission")
+        self._serve(now)
+        if job.waits_since is not None:
+            self._made.append(do.Wait(job=spec.id))
+
+    def _serve(self, now: float) -> None:
+        """Nodes may have become free: jobs that wait get some, and others may have to leave."""
+        for name in sorted(self.queue.urgent):
+            job = self.cluster.jobs[name]
+            if job.destination is not None:
+                self.queue.urge(job, urgent=False)
+            elif (site := self.placement.isolated(job, now, at_once=True)) is not None:
+                self._moves.reserve(job, site)
+                self.queue.urge(job, urgent=False)
+                self._homes.begin_if_idle(job, now, "guard")
+        if not self.queue.jobs:
+            return
+        for job, site in self.queue.offers(now):
+            self._homes.admit(job, site, now)
+        for job in self.queue.to_reclaim(now):
+            job.leaves = True
+            if between_iterations(job) and job.destination is None:
+                self._homes.suspend(job, now)
+
+    def _time_passed(self, now: float, _: ev.TimePassed) -> None:
+        self._permits.time_passed(now)
+        self._serve(now)
+        self._rearrange(now)
+
+    def _requested(self, now: float, event: ev.PermitRequested) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None:
+            return
+        if job.going or job.waits_since is not None:
+            job.asked = True
+            return
+        seat, home = job.seat, job.home
+        assert seat is not None
+        assert home is not None
+        pool = _POOL[event.phase]
+        if seat.state not in (IDLE[pool], OUT[pool]):
+            return
+        back = seat.state is OUT[pool]
+        seat.ask()
+        self._permits.touch(home.group)
+        if back:
+            self._permits.rebase(self.cluster.groups[home.group], now)
+
+    def _finished(self, now: float, event: ev.PhaseFinished) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None or job.token != event.token or job.seat is None or job.home is None:
+            return
+        job.token = -1
+        job.seat.finish(_POOL[event.phase], now, now + self.settings.cold_s)
+        self._permits.touch(job.home.group)
+        if event.phase == "rollout":
+            job.rollout_s = event.seconds
+            return
+        self._iterated(job, job.seat, event.seconds)
+        if job.over:
+            self._permits.set_aside(self.cluster.groups[job.home.group], [job.seat], now)
+            return
+        self._leave(job, now)
+        if job.observed.count == KNOWN_AFTER and job.home is not None:
+            self._repack.suggest(job.home.group)
+            self._serve(now)
+        else:
+            self._repack.again(job, now)
+        self._rearrange(now)
+
+    def _leave(self, job: Job, now: float) -> None:
+        """An iteration is over: a job that has to leave its nodes does."""
+        assert job.seat is not None
+        if job.destination is not None:
+            self.queue.urge(job, urgent=False)
+            self._homes.begin(job, now, "drain" if self._upkeep.to_empty(job) else "repack")
+        elif job.leaves:
+            self._homes.suspend(job, now)
+            self._serve(now)
+        elif self.settings.lifetime and self._guard.must_leave(job, now):
+            site = self.placement.isolated(job, now, at_once=True) or self._elsewhere(job, now)
+            self.queue.urge(job, urgent=site is None)
+            if site is None:
+                self._leave_alone(job, now)
+            if site is not None:
+                self._moves.reserve(job, site)
+                self._homes.begin(job, now, "guard")
+        elif self.settings.lifetime:
+            job.seat.go_alone(False)
+            self.queue.urge(job, urgent=self.admission.few and self._guard.crowded(job, now))
+
+    def _leave_alone(self, job: Job, now: float) -> None:
+        """Others on its nodes wait for a job, but for those whose promises are in danger too."""
+        assert job.home is not None
+        for seat in self.cluster.groups[job.home.group].seats:
+            other = self.cluster.jobs[seat.job]
+            if other is job or (not seat.alone and self._guard.must_leave(other, now)):
+                seat.go_alone(True)
+
+    def _elsewhere(self, job: Job, now: float) -> Site | None:
+        """Another group that keeps all promises, for a job that has to go without free nodes."""
+        assert job.home is not None
+        offer = self.placement.best(job, now, below=inf, avoid=(job.home.group,), thorough=True)
+        return None if offer is None else offer.site
+
+    def _iterated(self, job: Job, seat: Seat, train_s: float) -> None:
+        solo_s = job.rollout_s + train_s
+        job.observed.add(job.rollout_s, train_s)
+        job.done += 1
+        job.solo_s += solo_s
+        seat.learn(solo_s, expected(job, self.settings))
+        assert job.home is not None
+        self.cluster.changed.add(job.home.group)
+
+    def _rearrange(self, now: float) -> None:
+        """Moves that save money, and moves away from nodes that are to be emptied."""
+        for job in self._upkeep.move_out(now):
+            self._homes.begin_if_idle(job, now, "drain")
+        for job in self._repack.work(now):
+            self._homes.begin_if_idle(job, now, "repack")
+
+    def _moved(self, now: float, event: ev.MoveFinished) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None or not job.going:
+            return
+        old = job.home
+        self._homes.arrive(job, now)
+        if old is not None and old.group in self.cluster.groups:
+            self._repack.suggest(old.group)
+        self._serve(now)
+
+    def _tail(self, _: float, event: ev.TailReached) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is not None and job.home is not None and job.token >= 0:
+            job.tail_reached = job.leaves_tails = True
+            self._permits.touch(job.home.group)
+
+    def _lost(self, now: float, event: ev.PermitLost) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None or job.token != event.token or job.seat is None or job.home is None:
+            return
+        job.token = -1
+        job.seat.lose()
+        self._permits.touch(job.home.group)
+        self._permits.set_aside(self.cluster.groups[job.home.group], [job.seat], now)
+
+    def _ended(self, now: float, event: ev.JobEnded) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None:
+            return
+        home = job.home or job.destination
+        group = None if home is None else home.group
+        if group is None:
+            self.queue.take(job, now)
+        self._homes.forget(job, now)
+        del self.cluster.jobs[event.job]
+        self._made.append(do.Depart(job=event.job, group=group))
+        self._serve(now)
+        if group is not None:
+            self._repack.suggest(group)
+        self._rearrange(now)
+
+    def _failed(self, now: float, event: ev.NodeFailed) -> None:
+        node = self.cluster.nodes.get(event.node)
+        self._upkeep.failed(event.node, now)
+        if node is None:
+            return
+        node.held = False
+        stranded: list[Job] = []
+        for job in [self.cluster.jobs[name] for name in list(node.pins)]:
+            stays = job.home is None or event.node not in job.home.names
+            if job.destination is not None and not job.going and stays:
+                self._homes.cancel(job)
+            else:
+                self._homes.forget(job, now)
+                stranded.append(job)
+        # Not before: a group has its dead node as long as anyone is pinned there.
+        for job in stranded:
+            self._homes.wait(job, now, clock_runs=True)
+        self._serve(now)
+        for job in stranded:
+            if job.waits_since is not None:
+                self._made.append(do.Wait(job=job.spec.id))
+
+    def _node_joined(self, now: float, event: ev.NodeJoined) -> None:
+        self._upkeep.joined(now, event)
+        self._serve(now)
+        self._rearrange(now)
+
+    def _node_closed(self, now: float, event: ev.NodeClosed) -> None:
+        self._upkeep.closed(event)
+        for job in self._upkeep.bound_for(event.node):
+            self._homes.cancel(job)
+        self._rearrange(now)
+
+    def _node_opened(self, now: float, event: ev.NodeOpened) -> None:
+        self._upkeep.opened(event)
+        self._serve(now)
+        self._rearrange(now)
+
+    def _node_removed(self, _: float, event: ev.NodeRemoved) -> None:
+        self._upkeep.removed(event)
+
+
+_HANDLERS: dict[type, Callable[..., None]] = {
+    ev.JobArrived: Scheduler._arrived,
+    ev.PermitRequested: Scheduler._requested,
+    ev.TailReached: Scheduler._tail,
+    ev.PhaseFinished: Scheduler._finished,
+    ev.PermitLost: Scheduler._lost,
+    ev.MoveFinished: Scheduler._moved,
+    ev.JobEnded: Scheduler._ended,
+    ev.NodeFailed: Scheduler._failed,
+    ev.NodeJoined: Scheduler._node_joined,
+    ev.NodeClosed: Scheduler._node_closed,
+    ev.NodeOpened: Scheduler._node_opened,
+    ev.NodeRemoved: Scheduler._node_removed,
+    ev.TimePassed: Scheduler._time_passed,
+}

@@ -1,0 +1,76 @@
+"""The SLO guard: takes a job to nodes of its own before its lifetime SLO is lost."""
+
+from __future__ import annotations
+
+from rollpacker.rollmux.model.cluster import Cluster, Group, Job
+from rollpacker.rollmux.model.member import POOLS, Seat, State
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.placement.admission import Admission, affordable, expected
+
+LATE = 1.25
+"""What comes next may be so much longer than expected."""
+NEXT_WAITS = 1.5
+"""Of the iteration to come, which the slack has to cover beside what is likely later:
+docs/log.md."""
+CERTAIN = 0.95
+"""Share of the slack of iterations to come that is counted on."""
+CERTAIN_IF_FEW = 0.3
+"""The same where there may be no nodes to go to: docs/log.md."""
+
+SURE = 1.02
+"""A slowdown may be so much higher than rehearsed."""
+
+
+class SloGuard:
+    """Looks at a job between two iterations."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, admission: Admission) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._admission = admission
+
+    def must_leave(self, job: Job, now: float) -> bool:
+        """Whether staying is likely to break the promise and one more iteration is too many."""
+        if job.home is None or job.seat is None or job.destination is not None:
+            return False
+        group = self._cluster.groups[job.home.group]
+        if len(group.seats) < 2:
+            return False
+        alone = sum(expected(job, self._settings))
+        rest = job.remaining() * alone
+        certain = CERTAIN_IF_FEW if self._admission.few else CERTAIN
+        credit = certain * (job.spec.slo - 1.0) * rest
+        slack = job.spec.slo * job.solo_s - (now - job.started) + credit
+        next_wait = self._next_wait(group, job.seat, alone)
+        if slack > next_wait + self._settings.cold_s:
+            return False
+        return rest * LATE * (self._slowdown(job.seat, now) - 1.0) + NEXT_WAITS * next_wait > slack
+
+    def crowded(self, job: Job, now: float) -> bool:
+        """Whether its group is not expected to keep its promise, long before it has to leave.
+
+        Admission goes by the worst case until a job is known, and may have been too hopeful. Where
+        nodes are few it has to ask for some in time.
+        """
+        if job.home is None or job.destination is not None:
+            return False
+        seats = self._admission.seats(self._cluster.groups[job.home.group])
+        if len(seats) < 2:
+            return False
+        slowdown = self._admission.slowdown(seats, job, now)
+        return slowdown * SURE > affordable(job, now, self._settings, 0.0)
+
+    def _next_wait(self, group: Group, seat: Seat, alone: float) -> float:
+        """Seconds that one more iteration here may take on top of those alone."""
+        wait = (LATE - 1.0) * alone
+        for other in group.seats:
+            if other is seat or other.state is State.AWAY:
+                continue
+            for pool in POOLS:
+                if other.masks[pool] & seat.masks[pool]:
+                    wait += LATE * other.seconds(pool) + self._settings.warm_s
+        return wait
+
+    def _slowdown(self, seat: Seat, now: float) -> float:
+        """As measured in this epoch, where there is a measurement."""
+        return (now - seat.anchor) / seat.solo if seat.solo > 0 else max(seat.target, 1.0)

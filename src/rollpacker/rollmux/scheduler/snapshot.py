@@ -1,0 +1,79 @@
+"""The whole state of a scheduler as JSON, and back: it goes on with the same decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from rollpacker.rollmux.model.cluster import Cluster, Group, Job, Node, Reservation
+from rollpacker.rollmux.model.member import State
+from rollpacker.rollmux.placement.admission import Members
+from rollpacker.rollmux.scheduler.repack import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """A group that was rehearsed; JSON has no infinity: the slowdown is None then."""
+
+    members: Members
+    at: float
+    slowdowns: dict[str, float | None]
+
+
+def remembered(rehearsed: Mapping[Members, tuple[float, Mapping[str, float]]]) -> list[Rehearsed]:
+    """What ``Admission`` remembers, in its order."""
+    return [
+        Rehearsed(
+            members=members,
+            at=at,
+            slowdowns={job: None if slow == inf else slow for job, slow in slowdowns.items()},
+        )
+        for members, (at, slowdowns) in rehearsed.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that later decisions depend on: the cluster, then what the scheduler's parts keep."""
+
+    jobs: list[Job]
+    groups: list[Group]
+    nodes: list[Node]
+    inventory: dict[str, Any]
+    reservation: Reservation | None
+    retry_at: float
+    number: int
+    token: int
+    agenda: list[Task]
+    looks: list[tuple[int, float]]
+    rehearsed: list[Rehearsed]
+
+    def recalled(self) -> dict[Members, tuple[float, dict[str, float]]]:
+        """The inverse of ``remembered``."""
+        return {
+            each.members: (
+                each.at,
+                {job: inf if slow is None else slow for job, slow in each.slowdowns.items()},
+            )
+            for each in self.rehearsed
+        }
+
+    def restore(self, cluster: Cluster) -> None:
+        """Fill an empty cluster."""
+        cluster.inventory.load_state_dict(self.inventory)
+        cluster.reservation = self.reservation
+        cluster.number = self.number
+        cluster.nodes |= {node.name: node for node in self.nodes}
+        cluster.groups |= {group.id: group for group in self.groups}
+        cluster.jobs |= {job.spec.id: job for job in self.jobs}
+        cluster.changed |= cluster.groups.keys()
+        for group in self.groups:
+            for seat in group.seats:
+                # Groups and jobs had the same seats, not equal ones.
+                job = cluster.jobs[seat.job]
+                if seat.state is State.AWAY:
+                    job.next_seat = seat
+                else:
+                    job.seat = seat

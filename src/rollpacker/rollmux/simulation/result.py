@@ -1,0 +1,157 @@
+"""What a cluster simulation measures: money, promises, idle time, peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollpacker.rollmux.model.inventory import POOL_NAMES
+from rollpacker.rollmux.model.settings import Prices
+from rollpacker.rollmux.model.tail_model import HELD
+from rollpacker.rollmux.record.trace import TraceJob
+
+GPUS = 8
+"""Per node."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """Node-seconds held and used, per pool, and the most nodes at once."""
+
+    held_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    used_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    nodes: list[int] = field(default_factory=lambda: [0, 0])
+    peak: list[int] = field(default_factory=lambda: [0, 0])
+    since: float = 0.0
+
+    def change(self, now: float, pool: int, by: int) -> None:
+        """Nodes were taken or given back."""
+        for each in (0, 1):
+            self.held_s[each] += self.nodes[each] * (now - self.since)
+        self.since = now
+        self.nodes[pool] += by
+        self.peak[pool] = max(self.peak[pool], self.nodes[pool])
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A finished job: seconds from arrival to end, alone, and what it was promised.
+
+    Args:
+        waited_s: of ``elapsed_s``, without nodes.
+        uncounted_s: of ``elapsed_s``, what its promise does not count.
+        ended: when.
+    """
+
+    id: str
+    elapsed_s: float
+    solo_s: float
+    slo: float
+    waited_s: float = 0.0
+    uncounted_s: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Slowdown over the allowed one; at most 1 when the promise was kept."""
+        return (self.elapsed_s - self.uncounted_s) / (self.solo_s * self.slo)
+
+    @property
+    def slowdown(self) -> float:
+        """Since submission."""
+        return self.elapsed_s / self.solo_s
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """A whole simulation."""
+
+    jobs: tuple[JobResult, ...]
+    meter: Meter
+    hours: float
+    """Of the trace: from the first arrival to when the last job would end alone."""
+    lower_bound: float
+    """Dollars."""
+    prices: Prices
+    decision_s: Sequence[float] = ()
+    nodes: tuple[int, int] | None = None
+    """Of either pool in an inventory; None where nodes are rented."""
+
+    @property
+    def cost(self) -> float:
+        """Dollars."""
+        return self.prices.of(self.meter.held_s) / 3600.0
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``mux simulate --json`` prints."""
+        held, used = self.meter.held_s, self.meter.used_s
+        ratios = [job.ratio for job in self.jobs]
+        waits = np.array([job.waited_s for job in self.jobs])
+        slowdowns = np.array([job.slowdown for job in self.jobs])
+        kept = sum(ratio <= 1.0 + 1e-9 for ratio in ratios)
+        times = np.array(self.decision_s) * 1e3 if len(self.decision_s) else np.zeros(1)
+        return {
+            **self._spent(),
+            "span_h": self.hours,
+            "gpu_hours": sum(held) * GPUS / 3600.0,
+            "slo_attained": kept / len(ratios),
+            "worst_slo_ratio": max(ratios),
+            "wait_s": {"mean": float(waits.mean()), "max": float(waits.max())},
+            "slowdown": {
+                "mean": float(slowdowns.mean()),
+                "p95": float(np.percentile(slowdowns, 95)),
+            },
+            "bubble": {
+                name: 1.0 - used[pool] / held[pool] if held[pool] else 0.0
+                for pool, name in enumerate(("rollout", "train"))
+            },
+            "peak_gpus": {
+                "rollout": GPUS * self.meter.peak[0],
+                "train": GPUS * self.meter.peak[1],
+            },
+            "decision_ms": {
+                "p50": float(np.percentile(times, 50)),
+                "p99": float(np.percentile(times, 99)),
+            },
+            "jobs_done": len(self.jobs),
+        }
+
+    def _spent(self) -> dict[str, Any]:
+        """Dollars of rented nodes; of an owner's, how much of the time they did nothing."""
+        if self.nodes is None:
+            return {
+                "cost_per_h": self.cost / self.hours,
+                "cost_dollars": self.cost,
+                "lower_bound_cost_per_h": self.lower_bound / self.hours,
+            }
+        ends = [job.ended for job in self.jobs]
+        began = min(job.ended - job.elapsed_s for job in self.jobs)
+        idle = {
+            name: 1.0 - used / (count * (max(ends) - began)) if count else 0.0
+            for name, used, count in zip(POOL_NAMES, self.meter.used_s, self.nodes, strict=True)
+        }
+        return {"idle": idle, "makespan_h": (max(ends) - began) / 3600.0}
+
+
+def span_hours(jobs: Sequence[TraceJob]) -> float:
+    """Hours from the first arrival to the last end if every job ran alone: of the trace only."""
+    first = min(job.arrival_s for job in jobs)
+    return (max(job.arrival_s + job.solo_s for job in jobs) - first) / 3600.0
+
+
+def lower_bound(jobs: Iterable[TraceJob], prices: Prices) -> float:
+    """Dollars that no schedule goes below: every node busy all the time.
+
+    A rollout holds its nodes until its tail has moved, then a quarter of them.
+    """
+    return (
+        sum(
+            job.rollout_s.sum() * HELD * job.spec.rollout_nodes * prices.rollout
+            + job.train_s.sum() * job.spec.train_nodes * prices.train
+            for job in jobs
+        )
+        / 3600.0
+    )

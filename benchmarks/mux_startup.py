@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.service import bodies, commands
-from rollpacker.rollmux.service.commands import Answer, Wait
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.refused import Refused
-from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.commands import commands
+from rollpacker.rollmux.service.commands.commands import Answer, Wait
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
 
 TTL = 3600.0
 BATCH = 32

@@ -155,7 +155,7 @@ def guards(jobs: list[subprocess.Popen[str]]) -> int:
 
 def run_arm(folder: Path, port: int, jobs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     """Let jobs that wait for the daemon of ``port`` go; the timeline of their phases."""
-    from rollpacker.rollmux.service.client import MuxClient
+    from rollpacker.rollmux.service.client.client import MuxClient
 
     with daemon(folder / f"mux-{port}", folder / "token", port) as url:
         for job in jobs:

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollpacker.rollmux.service.app import make_app
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.docstrings import one_line
-from rollpacker.rollmux.service.logs import Logs
-from rollpacker.rollmux.service.metrics import Metrics
-from rollpacker.rollmux.service.roles import ROLES
-from rollpacker.rollmux.service.routes import ROUTES
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.writer import Writer
+from rollpacker.rollmux.service.api.docstrings import one_line
+from rollpacker.rollmux.service.api.roles import ROLES
+from rollpacker.rollmux.service.api.routes import ROUTES
+from rollpacker.rollmux.service.commands.logs import Logs
+from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.views.metrics import Metrics
 
 PAGE = Path(__file__).parent / "mux_api.md"
 SECURITY = PAGE.with_name("security.md")

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from rollpacker import config
 from rollpacker.cli import app
 from rollpacker.rollmux.scheduler import inventory_file
-from rollpacker.rollmux.service.bodies import NewJob
-from rollpacker.rollmux.service.submission import read_submission
+from rollpacker.rollmux.service.api.bodies import NewJob
+from rollpacker.rollmux.service.job.submission import read_submission
 
 FOLDER = Path(__file__).parents[2] / "examples" / "mux"
 OURS = f"""#!/bin/bash

@@ -24,7 +24,7 @@ from rollpacker import job
 from rollpacker.cli import shared_phases
 from rollpacker.config import RunConfig
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.service.client import MuxClient
+from rollpacker.rollmux.service.client.client import MuxClient
 from rollpacker.runtime.record.progress import Progress
 
 described("plain", {})

@@ -18,8 +18,8 @@ from typing import Any
 
 from rollpacker.cli import main
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.service.client import MuxClient
-from rollpacker.rollmux.service.phase import Phases
+from rollpacker.rollmux.service.client.client import MuxClient
+from rollpacker.rollmux.service.client.phase import Phases
 from rollpacker.runtime.cluster.local import PRELOADED
 from rollpacker.shield import OUTSIDE, shielded
 

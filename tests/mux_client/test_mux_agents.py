@@ -17,8 +17,8 @@ from rollpacker.rollmux.node import printing
 from rollpacker.rollmux.node.agent import NodeAgent
 from rollpacker.rollmux.node.identity import FolderIdentity, of_machine
 from rollpacker.rollmux.node.programs import NodePrograms
-from rollpacker.rollmux.service.client import MuxClient
-from rollpacker.rollmux.service.link import MuxError
+from rollpacker.rollmux.service.client.client import MuxClient
+from rollpacker.rollmux.service.client.link import MuxError
 
 PRINTS = f"{sys.executable} -c print('x'*100000)"
 

@@ -17,9 +17,9 @@ from mux_real_daemon import Daemon, free_port
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.node import keeper
-from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.link import Link, MuxError, UnreachableError, new_key
-from rollpacker.rollmux.service.phase_job import JobPhases
+from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
+from rollpacker.rollmux.service.client.link import Link, MuxError, UnreachableError, new_key
+from rollpacker.rollmux.service.job.phase_job import JobPhases
 from rollpacker.runtime.ipc import watchdog as guard_process
 from rollpacker.runtime.ipc.watchdog_client import Guard
 from rollpacker.runtime.step.node_lease import DisplacedError, StoppedError

@@ -21,7 +21,7 @@ from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.node import keeper
 from rollpacker.rollmux.node.agent import NodeAgent
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
-from rollpacker.rollmux.service.client import MuxClient
+from rollpacker.rollmux.service.client.client import MuxClient
 
 FIRST = AttemptName("job", 1)
 SLEEP = "import time; time.sleep(1000)"

@@ -10,9 +10,9 @@ import pytest
 from mux_real_daemon import Daemon
 from test_mux_job import Nobody, failed, phases_of, released
 
-from rollpacker.rollmux.service.client import LeaseLostError, MuxClient, Permit
-from rollpacker.rollmux.service.link import new_key
-from rollpacker.rollmux.service.phase_lease import Lease, acquire
+from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient, Permit
+from rollpacker.rollmux.service.client.link import new_key
+from rollpacker.rollmux.service.client.phase_lease import Lease, acquire
 
 
 def test_a_permit_that_was_waited_for_longer_than_a_lease_is_whole(tmp_path: Path) -> None:

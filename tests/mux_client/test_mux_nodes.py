@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.core.codec import plain
-from rollpacker.rollmux.service.phase import Phases
+from rollpacker.rollmux.service.client.phase import Phases
 
 INVENTORY = """
 nodes:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from mux_real_daemon import Daemon, background, forgetful_proxy, spec
 
-from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.link import MuxError, UnreachableError
-from rollpacker.rollmux.service.phase import Phases
+from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
+from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.phase import Phases
 
 
 def test_two_jobs_share_nodes_one_at_a_time(daemon: Daemon) -> None:
@@ -142,8 +142,8 @@ def test_a_heartbeat_keeps_a_phase_longer_than_the_lease(hasty: Daemon) -> None:
 
 SLEEPER = """
 import sys, time
-from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.phase import Phases
+from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
+from rollpacker.rollmux.service.client.phase import Phases
 url, token, job = sys.argv[1:]
 phases = Phases(MuxClient(url, token), job)
 try:

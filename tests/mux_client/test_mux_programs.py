@@ -18,7 +18,7 @@ from mux_real_daemon import COMMAND, Daemon
 from typer.testing import CliRunner
 
 from rollpacker.cli import app, mux_jobs
-from rollpacker.rollmux.service.link import MuxError
+from rollpacker.rollmux.service.client.link import MuxError
 
 INVENTORY = """
 nodes:
@@ -35,8 +35,8 @@ main()
 """
 PROGRAM = """
 import signal, sys, time
-from rollpacker.rollmux.service.client import MuxClient
-from rollpacker.rollmux.service.phase import Phases
+from rollpacker.rollmux.service.client.client import MuxClient
+from rollpacker.rollmux.service.client.phase import Phases
 
 url, token, job, node, iterations = sys.argv[1:]
 signal.signal(signal.SIGTERM, lambda *_: (print("asked to end", flush=True), sys.exit(9)))

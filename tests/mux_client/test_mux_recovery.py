@@ -13,9 +13,9 @@ import pytest
 from mux_real_daemon import COMMAND, Daemon, background, lines
 
 from rollpacker.rollmux.node.agent import NodeAgent, check_command
-from rollpacker.rollmux.service.client import LeaseLostError
-from rollpacker.rollmux.service.phase import Phases
-from rollpacker.rollmux.service.phase_lease import StateLostError
+from rollpacker.rollmux.service.client.client import LeaseLostError
+from rollpacker.rollmux.service.client.phase import Phases
+from rollpacker.rollmux.service.client.phase_lease import StateLostError
 
 # Real kills, and leases of seconds that have to run out.
 pytestmark = pytest.mark.slow
@@ -53,8 +53,8 @@ def test_a_killed_daemon_goes_on_where_it_was(tmp_path: Path) -> None:
 
 JOB = """
 import json, sys, time
-from rollpacker.rollmux.service.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.phase import Phases
+from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
+from rollpacker.rollmux.service.client.phase import Phases
 url, token, job, log, iterations = sys.argv[1:]
 client = MuxClient(url, token)
 phases = Phases(client, job)

@@ -13,8 +13,8 @@ from rollpacker.cli.mux_service import _settings
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.rollmux.model.settings import Prices, Settings
 from rollpacker.rollmux.node.agent import NodeAgent
-from rollpacker.rollmux.service.joining import job_id
-from rollpacker.rollmux.service.link import MuxError
+from rollpacker.rollmux.service.client.link import MuxError
+from rollpacker.rollmux.service.job.joining import job_id
 
 
 def test_settings_are_checked() -> None:

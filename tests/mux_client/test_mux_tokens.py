@@ -11,10 +11,10 @@ from mux_real_daemon import Daemon, spec
 from typer.testing import CliRunner
 
 from rollpacker.cli import app
-from rollpacker.rollmux.service.client import MuxClient
-from rollpacker.rollmux.service.link import MuxError, new_key
-from rollpacker.rollmux.service.roles import OPERATOR, Principal
-from rollpacker.rollmux.service.tokens import FILE, Token, Tokens, add_token
+from rollpacker.rollmux.service.api.roles import OPERATOR, Principal
+from rollpacker.rollmux.service.client.client import MuxClient
+from rollpacker.rollmux.service.client.link import MuxError, new_key
+from rollpacker.rollmux.service.http.tokens import FILE, Token, Tokens, add_token
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")

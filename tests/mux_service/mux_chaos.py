@@ -15,9 +15,9 @@ from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Team
-from rollpacker.rollmux.service import commands, node_commands
-from rollpacker.rollmux.service.brain_state import encode, state_of
-from rollpacker.rollmux.service.recovery import verify
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.state.recovery import verify
+from rollpacker.rollmux.service.state.state_record import encode, state_of
 
 SETTINGS = replace(
     SHARED,

@@ -9,8 +9,8 @@ from typing import Any
 
 from mux_world import TTL, World
 
-from rollpacker.rollmux.service import commands, node_commands
-from rollpacker.rollmux.service.client import SAFE_SHARE
+from rollpacker.rollmux.service.client.client import SAFE_SHARE
+from rollpacker.rollmux.service.commands import commands, node_commands
 
 STOP_S = 3.0
 ITERATIONS = (2, 7)

@@ -16,10 +16,10 @@ from typing import Any
 
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import serve as serve_module
-from rollpacker.rollmux.service import snapshots
-from rollpacker.rollmux.service.protocol import PatientProtocol
-from rollpacker.rollmux.service.routing import Route
+from rollpacker.rollmux.service.http.protocol import PatientProtocol
+from rollpacker.rollmux.service.http.routing import Route
 from rollpacker.rollmux.service.serve import ServeOptions, serve
+from rollpacker.rollmux.service.state import snapshots
 from rollpacker.runtime.cluster.local import PRELOADED
 from rollpacker.shield import OUTSIDE, shielded
 

@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 from mux_fleet import Daemon, Link
 
-from rollpacker.rollmux.service.client import MuxClient
-from rollpacker.rollmux.service.tokens import FILE, Token, add_token
+from rollpacker.rollmux.service.client.client import MuxClient
+from rollpacker.rollmux.service.http.tokens import FILE, Token, add_token
 
 SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 9.0, "iterations": 9}
 PEOPLE = {

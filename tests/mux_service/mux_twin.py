@@ -11,9 +11,9 @@ from typing import Any
 from mux_world import TTL, World
 
 from rollpacker.core.codec import dumps, loads
-from rollpacker.rollmux.service import views
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.views import views
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from pydantic import ValidationError
 
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.service import bodies, commands
-from rollpacker.rollmux.service.commands import Answer, Wait
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.refused import Refused
-from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.commands import commands
+from rollpacker.rollmux.service.commands.commands import Answer, Wait
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
 
 TTL = 10.0
 SHARED = Settings(warm_s=0.0, cold_s=1.0)

@@ -8,14 +8,14 @@ import pytest
 from fastapi.routing import APIRoute
 from mux_strangers import Place
 
-from rollpacker.rollmux.service import routing
-from rollpacker.rollmux.service.app import make_app
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.logs import Logs
-from rollpacker.rollmux.service.metrics import Metrics
-from rollpacker.rollmux.service.routes import ROUTES
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.writer import Writer
+from rollpacker.rollmux.service.api.routes import ROUTES
+from rollpacker.rollmux.service.commands.logs import Logs
+from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.http import routing
+from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.views.metrics import Metrics
 
 PEOPLE = ("nobody", "read", "code", "math", "node", "operate")
 """``math`` owns the job that is asked about, ``code`` is another team."""

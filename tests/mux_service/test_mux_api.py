@@ -14,12 +14,12 @@ from mux_fleet import Daemon, Link
 from pydantic import TypeAdapter
 
 from rollpacker.rollmux import service
-from rollpacker.rollmux.service.app import make_app
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.logs import Logs
-from rollpacker.rollmux.service.metrics import Metrics
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.writer import Writer
+from rollpacker.rollmux.service.commands.logs import Logs
+from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.views.metrics import Metrics
 
 SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 1.0, "iterations": 9}
 STREAMS = ("/v1/journal", "/v1/events", "/v1/metrics")

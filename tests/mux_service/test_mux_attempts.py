@@ -12,8 +12,10 @@ from mux_world import SHARED, TTL, World
 from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.program import Program
-from rollpacker.rollmux.service import commands, node_commands, notes, views
-from rollpacker.rollmux.service.attempts import Running
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.state import daemon_events
+from rollpacker.rollmux.service.state.attempts import Running
+from rollpacker.rollmux.service.views import views
 
 MACHINES = [
     Machine(name=f"{pool}-{number}", pool=pool)
@@ -218,7 +220,7 @@ def test_texts_from_before_are_told_as_they_are(world: World) -> None:
     heartbeat of its node was answered by 500."""
     world.submit("a")
     odd = Program(command=("train",), environment={"A": "\ud800"})
-    world.core.record(notes.ProgramGiven(job="a", program=odd))
+    world.core.record(daemon_events.ProgramGiven(job="a", program=odd))
     world.core.commit()
     world.restart()
     node = world.core.brain.lead("a")

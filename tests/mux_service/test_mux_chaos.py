@@ -9,7 +9,7 @@ import pytest
 from mux_chaos import FAULTS, Chaos
 
 from rollpacker.rollmux.record.check import check_lines
-from rollpacker.rollmux.service.history import event_log, journal
+from rollpacker.rollmux.service.views.history import event_log, journal
 
 
 def finished(entries: list[dict[str, Any]]) -> dict[str, list[str]]:

@@ -11,8 +11,8 @@ from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.record.check import check_lines
-from rollpacker.rollmux.service import commands, node_commands
-from rollpacker.rollmux.service.history import event_log
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.views.history import event_log
 
 
 @pytest.fixture

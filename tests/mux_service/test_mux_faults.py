@@ -17,8 +17,8 @@ from mux_fleet import Daemon, Link
 from mux_world import World
 
 from rollpacker.cli import main
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.store import Grant
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store.store import Grant
 
 COMMAND = "from rollpacker.cli import main; main()"
 TEXTS = ("event", "decisions")

@@ -14,8 +14,10 @@ from test_mux_inventory import NAMED, ONE_EACH, alone
 from rollpacker.core.codec import load, loads
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.scheduler.snapshot import Snapshot
-from rollpacker.rollmux.service import ahead, lookout, node_commands, views
-from rollpacker.rollmux.service.ahead import Ahead, asked
+from rollpacker.rollmux.service.commands import node_commands
+from rollpacker.rollmux.service.state import forecast_process, forecaster
+from rollpacker.rollmux.service.state.forecast_process import Ahead, asked
+from rollpacker.rollmux.service.views import views
 from rollpacker.rollmux.simulation.arrivals import lately
 from rollpacker.rollmux.simulation.forecast import forecast
 
@@ -82,7 +84,7 @@ def test_without_a_process_there_is_no_forecast_and_all_else(
         raise OSError("too many processes")
 
     with monkeypatch.context() as none:
-        none.setattr(ahead, "start_child", full)
+        none.setattr(forecast_process, "start_child", full)
         alone(world, "a")
         alone(world, "b")
         for _ in range(3):
@@ -187,8 +189,8 @@ def test_runs_from_before_a_node_was_closed_have_no_say(
 def test_who_has_just_come_is_looked_for_sooner(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "_FRESH_S", 0.0)
-    monkeypatch.setattr(lookout, "_SHARE", 1e12)
+    monkeypatch.setattr(forecaster, "_FRESH_S", 0.0)
+    monkeypatch.setattr(forecaster, "_SHARE", 1e12)
     runs = Foreseen(monkeypatch, 500.0)
     alone(world, "a")
     alone(world, "b")

@@ -16,25 +16,18 @@ import pytest
 
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.service import (
-    bodies,
-    commands,
-    gates,
-    history,
-    logs,
-    metrics,
-    node_commands,
-    views,
-)
-from rollpacker.rollmux.service import writer as writer_module
-from rollpacker.rollmux.service.app import make_app
-from rollpacker.rollmux.service.audit import Audit
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.guard import Guard
-from rollpacker.rollmux.service.roles import OPERATOR
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.tokens import FILE, Tokens
-from rollpacker.rollmux.service.writer import Writer
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.roles import OPERATOR
+from rollpacker.rollmux.service.commands import commands, gates, logs, node_commands
+from rollpacker.rollmux.service.commands import writer as writer_module
+from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.http.audit import Audit
+from rollpacker.rollmux.service.http.middleware import Guard
+from rollpacker.rollmux.service.http.tokens import FILE, Tokens
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.views import history, metrics, views
 
 MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
 CLASSES = (Audit, Core, metrics.Metrics, logs.Logs, Tokens, Writer)

@@ -12,8 +12,9 @@ from mux_world import SHARED, TTL, World
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.record.check import check_lines
-from rollpacker.rollmux.service import commands, node_commands, views
-from rollpacker.rollmux.service.history import event_log
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.views import views
+from rollpacker.rollmux.service.views.history import event_log
 
 ONE_EACH = [Machine(name="roll-0", pool="rollout"), Machine(name="train-0", pool="train")]
 NAMED = replace(SHARED, nodes="named", teams=(Team(name="math", rollout=1, train=1),))

@@ -15,9 +15,10 @@ from mux_fleet import CONTEXT, SETTINGS, TTL, Client, Daemon, Link
 from mux_verdict import Log, verdict
 from mux_world import SHARED, World
 
-from rollpacker.rollmux.service import commands, recovery
-from rollpacker.rollmux.service.brain_state import encode, state_of
-from rollpacker.rollmux.service.sqlite import SqliteStore
+from rollpacker.rollmux.service.commands import commands
+from rollpacker.rollmux.service.state import recovery
+from rollpacker.rollmux.service.state.state_record import encode, state_of
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
 
 
 def progress(fleet: list[Client]) -> int:

@@ -9,11 +9,11 @@ import pytest
 from mux_world import TTL, World
 
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.service import commands, node_commands
-from rollpacker.rollmux.service.clock import ClusterClock
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.store import StoreError
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.state.clock import ClusterClock
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store.store import StoreError
 
 
 @pytest.fixture

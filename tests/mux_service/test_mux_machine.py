@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from mux_world import TTL, World
 
-from rollpacker.rollmux.service import commands, node_commands
+from rollpacker.rollmux.service.commands import commands, node_commands
 
 PICK = st.integers(0, 1000)
 

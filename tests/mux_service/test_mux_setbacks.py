@@ -10,13 +10,14 @@ import pytest
 
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.scheduler import scheduler
-from rollpacker.rollmux.service import bodies, commands, node_commands
-from rollpacker.rollmux.service.commands import Answer
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.refused import Refused
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.store import chained
-from rollpacker.rollmux.service.writer import Writer
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands.commands import Answer
+from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store.store import chained
 
 SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
 

@@ -15,11 +15,12 @@ from test_mux_machine import PICK, ServiceMachine
 from rollpacker.core.codec import loads
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings, Team
-from rollpacker.rollmux.service import brain_state, commands, node_commands, notes, recovery
-from rollpacker.rollmux.service import snapshots as snaps
-from rollpacker.rollmux.service.brain import Brain
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.store import Snapshot, StoreError
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.state import daemon_events, recovery, state_record
+from rollpacker.rollmux.service.state import snapshots as snaps
+from rollpacker.rollmux.service.state.leased_scheduler import Brain
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.store import Snapshot, StoreError
 
 TEAMS = (Team(name="a", rollout=2, train=2),)
 NAMED = Settings(warm_s=0.0, cold_s=1.0, nodes="named", teams=TEAMS, patience_s=60.0)
@@ -75,8 +76,10 @@ class SnapshotMachine(ServiceMachine):
         self.world.core.commit()
         for brain in self.shadows:
             for entry in self.world.store.entries(brain.seq):
-                effects = brain.apply(entry.seq, entry.t, notes.decode(entry.event), entry.key)
-                assert loads(notes.encode(effects.decisions)) == loads(entry.decisions)
+                effects = brain.apply(
+                    entry.seq, entry.t, daemon_events.decode(entry.event), entry.key
+                )
+                assert loads(daemon_events.encode(effects.decisions)) == loads(entry.decisions)
             assert text_of(brain) == text_of(self.world.core.brain)
 
     def teardown(self) -> None:
@@ -87,7 +90,7 @@ class SnapshotMachine(ServiceMachine):
 
 
 def text_of(brain: Brain) -> Any:
-    return loads(brain_state.encode(brain_state.state_of(brain)))
+    return loads(state_record.encode(state_record.state_of(brain)))
 
 
 class NamedMachine(SnapshotMachine):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from mux_postgres import MISSING, Server, postgres
 
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.store import (
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store.store import (
     Entry,
     Grant,
     Snapshot,
@@ -46,7 +46,7 @@ def opener(request: Any, tmp_path: Path, server: Server | None) -> Opener:
 
 
 def postgres_opener(server: Server) -> Opener:
-    from rollpacker.rollmux.service.postgres import PostgresStore
+    from rollpacker.rollmux.service.store.postgres import PostgresStore
 
     conninfo = server.database()
     return lambda: PostgresStore(conninfo)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from mux_world import World
 
-from rollpacker.rollmux.service import commands, node_commands, views
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.numbers import numbers
-from rollpacker.rollmux.service.records import JobRecord
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.state.records import JobRecord
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.views import views
+from rollpacker.rollmux.service.views.numbers import numbers
 
 
 @pytest.mark.parametrize(

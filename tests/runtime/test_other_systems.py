@@ -9,8 +9,8 @@ from runtime_jobs import Workshop, run
 
 from rollpacker.cli import main
 from rollpacker.config import GradingConfig, RewardConfig
-from rollpacker.rollmux.service.client import Permit
-from rollpacker.rollmux.service.phase_job import place
+from rollpacker.rollmux.service.client.client import Permit
+from rollpacker.rollmux.service.job.phase_job import place
 from rollpacker.runtime.attempts.rewards import Rewards
 from rollpacker.runtime.cluster.devices import worker_devices
 

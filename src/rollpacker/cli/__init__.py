@@ -149,7 +149,7 @@ def shared_phases(loaded: config.RunConfig) -> Phases | None:
     """The phases of a job that shares its nodes; None for one that has its own."""
     if not loaded.mux.url:
         return None
-    from rollpacker.rollmux.service.phase_job import JobPhases
+    from rollpacker.rollmux.service.job.phase_job import JobPhases
 
     return JobPhases(loaded, say=errors.print)
 

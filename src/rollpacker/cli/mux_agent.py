@@ -54,7 +54,7 @@ def agent(
     """
     from rollpacker.rollmux.node.agent import NodeAgent, check_command
     from rollpacker.rollmux.node.identity import identity
-    from rollpacker.rollmux.service.client import MuxClient
+    from rollpacker.rollmux.service.client.client import MuxClient
 
     name = node or socket.gethostname()
     checking, emptying = shlex.split(check), shlex.split(on_failed)
@@ -102,7 +102,7 @@ def member(
     Example: rollpacker mux member job 1 2 --token-file token
     """
     from rollpacker.rollmux.node.member import serve_driver
-    from rollpacker.rollmux.service.client import MuxClient
+    from rollpacker.rollmux.service.client.client import MuxClient
 
     client = MuxClient(url, token_file, cafile=cafile or None)
     try:

@@ -48,7 +48,7 @@ class Daemon:
         token_file: TokenFile = None,
         cafile: Cafile = None,
     ) -> None:
-        from rollpacker.rollmux.service.link import Link
+        from rollpacker.rollmux.service.client.link import Link
 
         file = token_file or state / "token"
         self._link = Link(url, file, cafile=cafile, patience_s=_PATIENCE_S)
@@ -59,12 +59,12 @@ class Daemon:
 
     def post(self, path: str, body: Any, key: str | None = None) -> dict[str, Any]:
         """Ask for something; ``key`` None makes one."""
-        from rollpacker.rollmux.service.link import new_key
+        from rollpacker.rollmux.service.client.link import new_key
 
         return self._call("POST", path, body, key or new_key())
 
     def _call(self, *request: Any) -> dict[str, Any]:
-        from rollpacker.rollmux.service.link import MuxError, UnreachableError
+        from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 
         try:
             return self._link.call(*request)[1]

@@ -43,7 +43,7 @@ def submit(
 
     Example: rollpacker mux submit job.yaml
     """
-    from rollpacker.rollmux.service.submission import read_submission
+    from rollpacker.rollmux.service.job.submission import read_submission
 
     found = _submitted(daemon, read_submission(spec), key)
     waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""

@@ -37,7 +37,7 @@ def add(
 
     Example: rollpacker mux token add alice --role submit --team math --to alice.token
     """
-    from rollpacker.rollmux.service.tokens import Token, add_token
+    from rollpacker.rollmux.service.http.tokens import Token, add_token
 
     known = _file(state)
     if to is None:
@@ -59,7 +59,7 @@ def list_tokens(state: State = STATE, as_json: Json = False) -> None:
 
     Example: rollpacker mux token list
     """
-    from rollpacker.rollmux.service.tokens import read_tokens
+    from rollpacker.rollmux.service.http.tokens import read_tokens
 
     found = read_tokens(_file(state))
     if as_json:
@@ -79,7 +79,7 @@ def revoke(name: Name, state: State = STATE, as_json: Json = False) -> None:
 
     Example: rollpacker mux token revoke alice
     """
-    from rollpacker.rollmux.service.tokens import revoke_token
+    from rollpacker.rollmux.service.http.tokens import revoke_token
 
     revoke_token(_file(state), name)
     print_found({"name": name, "revoked": True}, as_json, f"token {name}: revoked")
@@ -94,7 +94,7 @@ def _new(path: Path) -> TextIO:
 
 
 def _file(state: Path) -> Path:
-    from rollpacker.rollmux.service.tokens import FILE
+    from rollpacker.rollmux.service.http.tokens import FILE
 
     if not state.is_dir():
         raise ValueError(

@@ -12,8 +12,8 @@ from rollpacker.core.codec import load
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.node.printing import Printing
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
-from rollpacker.rollmux.service.client import SAFE_SHARE, MuxClient
-from rollpacker.rollmux.service.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.client import SAFE_SHARE, MuxClient
+from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 
 _CHECK_TIMEOUT_S = 30.0
 _LOOK_S = 1.0

@@ -12,7 +12,7 @@ import re
 import secrets
 from pathlib import Path
 
-from rollpacker.rollmux.service.clock import boot_id
+from rollpacker.rollmux.service.state.clock import boot_id
 
 _FILE = "agent"
 _FORM = re.compile(r"[0-9a-f]{32}")

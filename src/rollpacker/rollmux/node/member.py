@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from rollpacker.rollmux.service.client import Gate, MuxClient
-from rollpacker.rollmux.service.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.client import Gate, MuxClient
+from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 from rollpacker.runtime.cluster.agent import Agent
 from rollpacker.shield import shielded
 

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
-from rollpacker.rollmux.service.client import MuxClient
-from rollpacker.rollmux.service.link import MuxError
+from rollpacker.rollmux.service.client.client import MuxClient
+from rollpacker.rollmux.service.client.link import MuxError
 
 _PIECE = 24 * 1024
 _PIECES = 16

@@ -21,19 +21,19 @@ from rollpacker.open_files import allow_files
 from rollpacker.places import Places
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.inventory_file import read
-from rollpacker.rollmux.service.app import make_app
-from rollpacker.rollmux.service.audit import Audit
-from rollpacker.rollmux.service.auth import make_token, read_token
-from rollpacker.rollmux.service.core import Core
-from rollpacker.rollmux.service.guard import MAX_HEADERS, Guard
-from rollpacker.rollmux.service.logs import Logs
-from rollpacker.rollmux.service.metrics import Metrics
-from rollpacker.rollmux.service.protocol import PatientProtocol
-from rollpacker.rollmux.service.sqlite import SqliteStore
-from rollpacker.rollmux.service.store import Store, StoreError
-from rollpacker.rollmux.service.tokens import FILE as TOKENS
-from rollpacker.rollmux.service.tokens import Tokens
-from rollpacker.rollmux.service.writer import Writer
+from rollpacker.rollmux.service.commands.logs import Logs
+from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.http.audit import Audit
+from rollpacker.rollmux.service.http.auth import make_token, read_token
+from rollpacker.rollmux.service.http.middleware import MAX_HEADERS, Guard
+from rollpacker.rollmux.service.http.protocol import PatientProtocol
+from rollpacker.rollmux.service.http.tokens import FILE as TOKENS
+from rollpacker.rollmux.service.http.tokens import Tokens
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store.store import Store, StoreError
+from rollpacker.rollmux.service.views.metrics import Metrics
 
 DEFAULT_PORT = 8642
 _KEEP_ALIVE_S = 75
@@ -139,7 +139,7 @@ def _check_certificate(options: ServeOptions) -> None:
 def _open(options: ServeOptions) -> Core:
     store: Store
     if options.postgres is not None:
-        from rollpacker.rollmux.service.postgres import PostgresStore
+        from rollpacker.rollmux.service.store.postgres import PostgresStore
 
         store = PostgresStore(options.postgres)
     else:

@@ -1,0 +1,4 @@
+"""The interface as data: routes, bodies, answers, roles.
+
+Nothing here does anything.
+"""

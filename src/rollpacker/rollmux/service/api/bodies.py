@@ -1,0 +1,200 @@
+"""What a request may carry: its key, and the bodies of the POSTs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from hashlib import blake2b
+from typing import Annotated, Any, Literal, get_type_hints
+
+from fastapi import Depends, Header, Query, Request
+from pydantic import BaseModel, Field, create_model
+
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.model.inventory import NAME, Machine
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.service.api.docstrings import args_of
+from rollpacker.rollmux.service.api.roles import OPERATOR, Principal
+from rollpacker.rollmux.service.http.middleware import BY
+
+_LARGEST = 2**63 - 1
+Count = Annotated[int, Query(ge=0, le=_LARGEST)]
+Position = Annotated[int, Query(ge=-_LARGEST, le=_LARGEST)]
+Seconds = Annotated[float, Query(ge=0, le=1e12)]
+Name = Annotated[str, Query(pattern=f"^({NAME.pattern})?$")]
+"""What may stand behind a path's question mark."""
+
+
+class Empty(BaseModel, extra="forbid", strict=True):
+    """An object without fields."""
+
+
+def _fields_of(kind: type[Any]) -> Any:
+    """Those of a dataclass, for pydantic."""
+    hints, found, texts = get_type_hints(kind), dict[str, Any](), args_of(kind)
+    for each in fields(kind):
+        text = texts.get(each.name)
+        if each.default_factory is not MISSING:
+            field = Field(default_factory=each.default_factory, description=text)
+        else:
+            default: Any = ... if each.default is MISSING else each.default
+            field = Field(default, description=text)
+        found[each.name] = (hints[each.name], field)
+    return found
+
+
+class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(Program))):
+    """What agents start, field by field that of ``Program``."""
+
+    command: list[str]  # JSON has no tuples
+    members: list[str] = Field(default_factory=list)
+
+
+class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
+    """A job's specification, field by field that of ``JobSpec``; ``program``: started by agents."""
+
+    program: NewProgram | None = None
+
+
+class NewNode(create_model("NewNode", __base__=Empty, **_fields_of(Machine))):
+    """A node as its agent describes it, field by field ``Machine``; ``agent``: see ``Alive``."""
+
+    agent: Annotated[str, Field(max_length=64)] = ""
+
+
+class Closed(Empty):
+    """How a node is closed, and for people why."""
+
+    status: Literal["cordoned", "draining"]
+    reason: str = Field("", max_length=200)
+
+
+class Ask(Empty):
+    """Of a permit; ``wait_s`` seconds the request may wait for its answer."""
+
+    phase: Phase
+    wait_s: float = Field(20.0, ge=0, le=60)
+
+
+class Finished(Empty):
+    """A phase that took ``seconds`` on its nodes."""
+
+    seconds: float = Field(ge=1e-6, lt=1e9)
+
+
+class Tail(Empty):
+    """Of the rollout with this permit."""
+
+    token: int
+
+
+class Moved(Empty):
+    """The number of the move that is done."""
+
+    move: int
+
+
+class Gate(Empty):
+    """Where the driver of an attempt is to be found."""
+
+    host: str = Field(max_length=255)
+    port: int = Field(ge=1, le=65535)
+    key: str = Field(
+        pattern="^[0-9a-f]{160}$",
+        description="that both sides show they know, sealed with their token, as hex digits",
+    )
+    names: list[str] = Field(
+        max_length=1024, description="by which each process is known, by its node's rank"
+    )
+
+
+class SeenAttempt(Empty):
+    """An attempt that is on a node; ``code`` None while it runs, ``stopped`` once asked to end."""
+
+    job: str
+    number: int
+    code: int | None = None
+    stopped: bool = False
+
+
+class Alive(Empty):
+    """A node lives; ``attempts``: what its agent has started, None where it starts nothing.
+
+    ``agent``: its identity. While one is heard, another one of the same node is refused.
+    """
+
+    attempts: list[SeenAttempt] | None = None
+    agent: Annotated[str, Field(max_length=64)] = ""
+
+
+class Printed(Empty):
+    """What an attempt printed from its byte ``at`` on, in base64."""
+
+    at: int = Field(ge=0)
+    data: str = Field(max_length=48 * 1024)
+
+
+class Failed(Empty):
+    """A node, for people: why."""
+
+    reason: str = ""
+
+
+class Drain(Empty):
+    """Turn new jobs away, or no longer."""
+
+    draining: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A POST: its idempotency key, a fingerprint of what it asks, and who asks.
+
+    Args:
+        job, token: what it is about, where its route says that somebody owns that.
+    """
+
+    key: str
+    fingerprint: str
+    by: Principal = OPERATOR
+    job: str | None = None
+    token: int | None = None
+
+    def known(self) -> dict[str, Any]:
+        """What is recorded of it."""
+        return {"key": self.key, "request": self.fingerprint}
+
+
+async def _asked(
+    request: Request,
+    key: Annotated[str, Header(alias="Idempotency-Key", pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
+) -> Asked:
+    line = f"{request.method} {request.url.path}"
+    found = asked(key, line, await request.json())
+    owner = request.scope["route"].access.owner
+    about = {name: value for name, value in request.path_params.items() if name == owner}
+    return replace(found, by=request.scope[BY], **about)
+
+
+Key = Annotated[Asked, Depends(_asked)]
+
+
+def asked(key: str, line: str, body: object) -> Asked:
+    """A POST of ``body``; how long it may wait for its answer is not what it asks."""
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if name != "wait_s"}
+    text = f"{line} {json.dumps(body, sort_keys=True)}"
+    return Asked(key, blake2b(text.encode(), digest_size=16).hexdigest())
+
+
+def problem(errors: Sequence[Any]) -> str:
+    """What is wrong with a request, in one line, by what pydantic found."""
+    first = errors[0]
+    where = first["loc"][-1] if first["loc"] else "body"
+    match first["type"]:
+        case "extra_forbidden":
+            return f"{where[:64]!a}: unknown field"
+        case _:
+            return f"{where}: {first['msg']}"

@@ -1,0 +1,4 @@
+"""What each request does: checked against the state, recorded, answered.
+
+Nothing here knows how a request came.
+"""

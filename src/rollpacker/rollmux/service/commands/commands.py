@@ -1,0 +1,337 @@
+"""What each request does: checked against the brain first, then recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rollpacker.core.codec import loads
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.inventory import NAME
+from rollpacker.rollmux.model.jobs import JobSpec
+from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.scheduler.queue import why_never
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.bodies import Asked
+from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.state import daemon_events
+from rollpacker.rollmux.service.state.records import JobRecord, Lease
+from rollpacker.rollmux.service.state.transaction_log import Core
+
+_MAX_OWNER = 64
+_MOST = {
+    1024: ("rollout_nodes", "train_nodes"),
+    10**9: ("iterations", "expected_iterations"),
+}
+_SHORTEST_S = 1e-3
+"""Of a phase: forecasts tell times apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of HTTP; ``body`` None has none."""
+
+    status: int
+    body: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no permit yet."""
+
+    job: str
+    key: str
+
+
+Outcome = Answer | Wait
+Command = Callable[[Core], Outcome]
+
+
+def once(core: Core, request: Asked, act: Callable[[], Outcome]) -> Outcome:
+    """Carry out a request unless its key is known: then it gets the answer of the first time."""
+    own_job(core, request)
+    entry = core.find(request.key)
+    if entry is None:
+        return act()
+    if entry.request != request.fingerprint:
+        raise Refused(422, "Idempotency-Key: was used for another request before")
+    if entry.answer is None:
+        event = cast(ev.PermitRequested, daemon_events.decode(entry.event))
+        return poll(core, event.job, request.key)
+    return Answer(entry.status, loads(entry.answer))
+
+
+def own_job(core: Core, request: Asked) -> None:
+    """Raises ``Refused`` where the job is of a team that is not the sender's."""
+    name, lease = request.job, core.brain.leases.get(-1 if request.token is None else request.token)
+    record = core.brain.jobs.get((lease.job if lease else "") if name is None else name)
+    if record is not None:
+        own_team(request, record.spec.team)
+
+
+def own_team(request: Asked, team: str) -> None:
+    """Raises ``Refused`` where the sender's token is for another team."""
+    if not request.by.may_touch(team):
+        text = f"the token of {request.by} is not for jobs of team {team!r}"
+        raise Refused(403, text, code="forbidden")
+
+
+def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
+    """Place a new job."""
+    spec, program = _spec(body, core.settings.memory_cap_gb), _program(body)
+    own_team(request, spec.team)
+    if spec.id in core.brain.jobs:
+        over = core.brain.jobs[spec.id].ended is not None
+        text = (
+            f"was a job {spec.id}: ids are not used again"
+            if over
+            else f"is a job {spec.id} already"
+        )
+        raise Refused(409, f"id: there {text}", code="exists")
+    if core.brain.draining:
+        raise Refused(409, "the cluster is draining: no new jobs", code="draining")
+    seq = core.brain.seq + 1
+    never = why_never(core.brain.scheduler.cluster.inventory, Job(spec, core.now()))
+    if never is not None and spec.too_large == "refuse":
+        raise Refused(409, f"job {spec.id}: {never}", code="too_large")
+
+    def told() -> dict[str, Any]:
+        return {"id": spec.id, "seq": seq, "state": core.brain.state(spec.id)}
+
+    answer = recorded(core, request, ev.JobArrived(spec=spec), told, status=201)
+    if program is not None:
+        core.record(daemon_events.ProgramGiven(job=spec.id, program=program))
+    return answer
+
+
+def _program(body: bodies.NewJob) -> Program | None:
+    if body.program is None:
+        return None
+    told: dict[str, Any] = body.program.model_dump()
+    told |= {name: tuple(told[name]) for name in ("command", "members")}
+    try:
+        return Program(**told)
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
+
+
+def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
+    try:
+        spec = JobSpec(**body.model_dump(exclude={"program"}))
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
+    if not NAME.fullmatch(spec.id):
+        raise Refused(400, "id: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
+    if len(spec.owner) > _MAX_OWNER:
+        raise Refused(400, f"owner: at most {_MAX_OWNER} characters")
+    for most, names in _MOST.items():
+        for name in names:
+            if (getattr(spec, name) or 0) > most:
+                raise Refused(400, f"{name}: at most {most}")
+    if min(spec.worst_rollout_s, spec.worst_train_s) < _SHORTEST_S:
+        raise Refused(400, f"worst_rollout_s, worst_train_s: at least {_SHORTEST_S:g} s")
+    for name in ("rollout_memory_gb", "train_memory_gb"):
+        if not 0 <= getattr(spec, name) <= cap_gb:
+            raise Refused(400, f"{name}: must be 0 to {cap_gb:g}, a node's memory")
+    return spec
+
+
+def permit(core: Core, request: Asked, job: str, phase: Phase) -> Outcome:
+    """Ask for a permit."""
+    record = job_record(core, job)
+    if record.ended is not None or record.ending:
+        raise Refused(409, f"job {job} is {core.brain.state(job)}", code="ended")
+    if record.move is not None:
+        return Answer(200, move_body(record))
+    if record.token is not None:
+        lease = core.brain.leases[record.token]
+        left = _left(core, lease)
+        raise Refused(
+            409,
+            f"job {job} holds permit {lease.token} ({lease.phase}) for {left:.1f} s more",
+            code="held",
+            token=lease.token,
+            ttl_s=left,
+        )
+    wanted = core.brain.next_phase(job)
+    if wanted is None:
+        raise Refused(409, f"job {job} has done all its iterations", code="complete", next=None)
+    if phase != wanted:
+        raise Refused(409, f"phase: job {job} is to ask for {wanted}", code="order", next=wanted)
+    core.record(ev.PermitRequested(job=job, phase=phase), **request.known())
+    return poll(core, job, request.key)
+
+
+def poll(core: Core, job: str, key: str) -> Outcome:
+    """What became of a recorded permit request."""
+    record = core.brain.jobs[job]
+    if record.ended is not None or record.ending:
+        raise Refused(409, f"job {job} is {core.brain.state(job)}", code="ended")
+    if record.move is not None:
+        return Answer(200, move_body(record))
+    if record.request == key:
+        return Wait(job, key)
+    lease = None if record.token is None else core.brain.leases[record.token]
+    if lease is not None and lease.key == key:
+        return Wait(job, key) if lease.fenced else Answer(200, permit_body(core, lease))
+    if lease is not None or record.request is not None:
+        raise Refused(409, "a newer request took this one's place", code="superseded")
+    raise Refused(
+        409,
+        "the permit of this request is over: ask with a new Idempotency-Key",
+        code="over",
+        next=core.brain.next_phase(job),
+    )
+
+
+def permit_body(core: Core, lease: Lease) -> dict[str, Any]:
+    """A permit, with what is left of it now."""
+    return {
+        "token": lease.token,
+        "phase": lease.phase,
+        "nodes": list(lease.nodes),
+        "ttl_s": _left(core, lease),
+        "lease_s": core.ttl,
+    }
+
+
+def move_body(record: JobRecord) -> dict[str, Any]:
+    """Where a job has to go."""
+    assert record.move is not None
+    decision = record.move.decision
+    return {
+        "move": {
+            "id": record.move.id,
+            "rollout": list(decision.rollout),
+            "train": list(decision.train),
+            "reason": decision.reason,
+            "memory_gb": dict(decision.memory_gb),
+        }
+    }
+
+
+def _left(core: Core, lease: Lease) -> float:
+    return round(max(min(lease.deadline - core.now(), core.ttl), 0.0), 3)
+
+
+def heartbeat(core: Core, token: int, request: Asked) -> Outcome:
+    """Give a lease its full time again; a repeated key does not."""
+    own_job(core, request)
+    lease = _lease(core, token)
+    if lease.beat != request.key:
+        lease.deadline, lease.beat = core.now() + core.ttl, request.key
+    left = _left(core, lease)
+    return Answer(200, {"ttl_s": left, "lease_s": core.ttl, "release_tail": lease.tail})
+
+
+def finish(core: Core, request: Asked, token: int, body: bodies.Finished) -> Outcome:
+    """A phase is over."""
+    lease = _over_if_fenced(core, token)
+    job, phase = lease.job, lease.phase
+
+    def answer() -> dict[str, Any]:
+        done = core.brain.jobs[job].done
+        return {"job": job, "phase": phase, "done": done, "next": core.brain.next_phase(job)}
+
+    gang = core.brain.jobs[job].spec.gangs[0 if phase == "rollout" else 1]
+    # On a gang that shrank it took longer; the scheduler stretches what the whole gang takes.
+    alone = body.seconds * len(lease.nodes) / gang
+    event = ev.PhaseFinished(job=job, phase=phase, seconds=alone, token=token)
+    return recorded(core, request, event, answer)
+
+
+def abandon(core: Core, request: Asked, token: int) -> Outcome:
+    """A phase was given up: it has to be asked for again."""
+    lease = _over_if_fenced(core, token)
+    job = lease.job
+
+    def answer() -> dict[str, Any]:
+        return {"job": job, "next": core.brain.next_phase(job)}
+
+    return recorded(core, request, ev.PermitLost(job=job, token=token), answer)
+
+
+def tail(core: Core, request: Asked, job: str, body: bodies.Tail) -> Outcome:
+    """Most responses of a running rollout are there."""
+    record, token = job_record(core, job), body.token
+    lease = _lease(core, token)
+    if record.token != token or lease.phase != "rollout":
+        raise Refused(409, f"token: {token} is no running rollout of job {job}", code="lost")
+    return recorded(core, request, ev.TailReached(job=job), lambda: {"release_tail": lease.tail})
+
+
+def moved(core: Core, request: Asked, job: str, body: bodies.Moved) -> Outcome:
+    """A job is loaded on its new nodes."""
+    record = job_record(core, job)
+    if record.move is None or record.move.id != body.move:
+        current = None if record.move is None else record.move.id
+        raise Refused(409, f"move: the current move of job {job} is {current}", move=current)
+    return recorded(core, request, ev.MoveFinished(job=job), dict)
+
+
+def end(core: Core, request: Asked, job: str) -> Outcome:
+    """A job is done, or cancelled."""
+    record = job_record(core, job)
+    if record.ended is not None:
+        return Answer(200, {"state": "ended"})
+    if record.ending:
+        return Answer(202, {"state": "ending"})
+    state, status = ("ended", 200) if record.token is None else ("ending", 202)
+    return recorded(core, request, the_end(record), lambda: {"state": state}, status=status)
+
+
+def the_end(record: JobRecord) -> daemon_events.Recorded:
+    """Of a live job: at once, or when its permit is over."""
+    if record.token is None:
+        return ev.JobEnded(job=record.spec.id)
+    return daemon_events.EndFenced(job=record.spec.id, token=record.token)
+
+
+def drain(core: Core, request: Asked, body: bodies.Drain) -> Outcome:
+    """Turn new jobs away, or no longer."""
+
+    def answer() -> dict[str, Any]:
+        return {"draining": body.draining, "jobs": len(core.brain.scheduler.cluster.jobs)}
+
+    return recorded(core, request, daemon_events.DrainSet(draining=body.draining), answer)
+
+
+def recorded(
+    core: Core,
+    request: Asked,
+    event: daemon_events.Recorded,
+    answer: Callable[[], dict[str, Any]],
+    status: int = 200,
+) -> Outcome:
+    """Let an event happen, and answer."""
+    entry = core.record(event, **request.known(), status=status, answer=answer)
+    return Answer(status, loads(entry.answer or "{}"))
+
+
+def job_record(core: Core, job: str) -> JobRecord:
+    """What is known of a job. Raises ``Refused`` where there is none."""
+    record = core.brain.jobs.get(job)
+    if record is None:
+        raise Refused(404, f"there is no job {job[:64]!r}", code="unknown")
+    return record
+
+
+def _lease(core: Core, token: int) -> Lease:
+    lease = core.brain.leases.get(token)
+    if lease is None or lease.fenced:
+        if lease is None and token >= core.brain.issued:
+            raise Refused(404, f"there is no permit {token}", code="unknown")
+        raise Refused(409, f"permit {token} is lost: stop, then ask again", code="lost")
+    return lease
+
+
+def _over_if_fenced(core: Core, token: int) -> Lease:
+    """The lease of a permit whose holder stops now; what waited for it goes on at once."""
+    lease = core.brain.leases.get(token)
+    if lease is not None and lease.fenced:
+        core.brain.over(token)
+        core.release_fences(token)
+    return _lease(core, token)

@@ -1,0 +1,229 @@
+"""What agents and owners of nodes ask for, as ``commands`` does for jobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rollpacker.core.codec import dumps, loads, plain
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import NAME, Machine, Slot
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.bodies import Asked
+from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.commands.commands import Answer, Outcome, recorded, the_end
+from rollpacker.rollmux.service.state import daemon_events
+from rollpacker.rollmux.service.state.records import JobRecord
+from rollpacker.rollmux.service.state.transaction_log import Core
+
+_log = logging.getLogger(__name__)
+_ROUNDED = 0.97
+"""A node may report so much of what the inventory says: firmware and kernel take some."""
+
+
+def register(core: Core, request: Asked, body: bodies.NewNode) -> Outcome:
+    """A node's agent says what the node is; what is less than the inventory says is set aside."""
+    try:
+        machine = Machine(**body.model_dump(exclude={"agent"}))
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
+    if not NAME.fullmatch(machine.name):
+        raise Refused(400, "name: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
+    if core.settings.nodes != "named":
+        raise Refused(
+            409, "this cluster's nodes are a cloud's: serve with --inventory", code="cloud"
+        )
+    _only_agent(core, machine.name, body.agent)
+    slot = core.brain.slots.get(machine.name)
+    if slot is None or slot.status == "down":
+        core.record(ev.NodeJoined(machine=machine if slot is None else slot.machine))
+        slot = core.brain.slots[machine.name]
+    if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
+        core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
+    status = slot.status
+    note = daemon_events.AgentJoined(node=machine.name, agent=body.agent)
+    return recorded(core, request, note, lambda: {"status": status, "ttl_s": core.ttl})
+
+
+def _only_agent(core: Core, node: str, agent: str) -> None:
+    """Raises ``Refused`` where another one is heard: both would start the same programs."""
+    if (known := core.brain.agent(node)) in (None, "", agent):
+        return
+    ago = core.now() - core.brain.agents[node]
+    text = (
+        f"node {node[:64]}: another agent reports it, last {ago:.1f} s ago: stop one of them, or "
+        "give it a --node of its own"
+    )
+    _log.warning("%s; agent %.8s was refused, %.8s is heard", text, agent or "(none)", known)
+    raise Refused(409, text, code="taken")
+
+
+def _lacks(listed: Machine, reported: Machine) -> str:
+    """What a node has less of than the inventory says."""
+    if reported.pool != listed.pool:
+        return f"its agent says that it is a {reported.pool} node"
+    found = [
+        f"{getattr(reported, name):g} {what}, not {getattr(listed, name):g}"
+        for name, what in (("memory_gb", "GB of memory"), ("devices", "devices"))
+        if getattr(reported, name) < _ROUNDED * getattr(listed, name)
+    ]
+    return f"its agent reports {' and '.join(found)}" if found else ""
+
+
+def node_closed(core: Core, request: Asked, node: str, body: bodies.Closed) -> Outcome:
+    """Nothing new comes to a node; a drained one is emptied too."""
+    _named(core, node)
+    event = ev.NodeClosed(node=node, status=body.status, why=body.reason)
+    return recorded(core, request, event, lambda: _on(core, node))
+
+
+def node_opened(core: Core, request: Asked, node: str) -> Outcome:
+    """A node is used again."""
+    if _named(core, node).status == "down":
+        raise Refused(409, f"node {node} is down: its agent has to report it", code="failed")
+    return recorded(core, request, ev.NodeOpened(node=node), lambda: _on(core, node))
+
+
+def node_removed(core: Core, request: Asked, node: str) -> Outcome:
+    """A node leaves the inventory."""
+    if _named(core, node).used:
+        raise Refused(409, f"node {node}: jobs are on it; drain it first", code="used")
+    if jobs := core.brain.programs.on(node):
+        text = f"node {node}: the program of job {jobs[0]} is about to end there"
+        raise Refused(409, text, code="used")
+    return recorded(core, request, ev.NodeRemoved(node=node), lambda: {"node": node})
+
+
+def _on(core: Core, node: str) -> dict[str, Any]:
+    held = core.brain.scheduler.cluster.nodes.get(node)
+    jobs = [] if held is None else sorted(held.pins)
+    return {"node": node, "status": core.brain.slots[node].status, "jobs": jobs}
+
+
+def _named(core: Core, node: str) -> Slot:
+    slot = core.brain.slots.get(node)
+    if slot is None:
+        raise Refused(404, f"the inventory has no node {node[:64]!r}", code="unknown")
+    return slot
+
+
+def node_heartbeat(core: Core, request: Asked, node: str, body: bodies.Alive) -> Outcome:
+    """A node's agent lives, and is told which programs belong there."""
+    _node(core, node)
+    _only_agent(core, node, body.agent)
+    told: dict[str, Any] = {"ttl_s": core.ttl}
+    if body.attempts is not None:
+        told["attempts"] = settled(core, node, body.attempts)
+    if core.brain.agent(node) != body.agent:
+        note = daemon_events.AgentJoined(node=node, agent=body.agent)
+        return recorded(core, request, note, lambda: told)
+    core.brain.agents[node] = core.now()
+    return Answer(200, told)
+
+
+def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[dict[str, Any]]:
+    """Take what has ended, begin what belongs there; all that is to run or to be stopped."""
+    brain = core.brain
+    for each in seen:
+        if each.code is not None:
+            _seen_end(core, node, each, each.code)
+    held = brain.scheduler.cluster.nodes.get(node)
+    for job in sorted(held.pins) if held is not None else ():
+        started = brain.jobs[job].program
+        ready_at = None if started is None else started.ready_at()
+        if started is None or ready_at is None or ready_at > core.now():
+            continue
+        if brain.lead(job) == node:
+            last = started.attempts[-1].number if started.attempts else 0
+            _, *others = brain.gang(job)
+            begun = daemon_events.AttemptBegun(
+                job=job, number=last + 1, node=node, members=(*others,)
+            )
+            core.record(begun)
+    told = (_told(core, brain.jobs[job], node) for job in brain.programs.on(node))
+    return [each for each in told if each is not None]
+
+
+def _seen_end(core: Core, node: str, seen: bodies.SeenAttempt, code: int) -> None:
+    """A process of an attempt is over; the driver's is the attempt's own."""
+    record = core.brain.jobs.get(seen.job)
+    running = None if record is None else record.running
+    if running is None or running.number != seen.number:
+        return
+    if node == running.node:
+        # Its job may be back here by now.
+        stopped = seen.stopped and not running.broken
+        told = stopped or core.brain.gang(seen.job) != running.nodes
+        _ended(core, seen.job, code, told=told)
+    elif node in running.members and code and not running.broken:
+        core.record(daemon_events.MemberFailed(job=seen.job, node=node, code=code))
+
+
+def _told(core: Core, record: JobRecord, node: str) -> dict[str, Any] | None:
+    """A program that is on a node; None, so that its agent ends it, where it cannot be told: the
+    node's other programs go on."""
+    try:
+        wanted = _wanted(core, record, node)
+        dumps(wanted)
+    except Exception:
+        _log.exception("job %s: node %s cannot be told of its program", record.spec.id, node)
+        return None
+    return wanted
+
+
+def _wanted(core: Core, record: JobRecord, node: str) -> dict[str, Any]:
+    """A program that is on a node. Its driver is told to stop, and sees to the others."""
+    started = record.program
+    assert started is not None
+    assert started.running is not None
+    running, program = started.running, started.program
+    if node != running.node:
+        program = replace(program, command=program.members)
+    ends = running.broken or core.brain.gang(record.spec.id) != running.nodes
+    return {
+        "job": record.spec.id,
+        "number": running.number,
+        "program": plain(program),
+        "rank": running.nodes.index(node),
+        "nodes": [*running.nodes],
+        "stop": ends and node == running.node,
+    }
+
+
+def _ended(core: Core, job: str, code: int, *, told: bool) -> None:
+    """A program is over; where it does not start again, so is its job."""
+    core.record(daemon_events.AttemptEnded(job=job, code=code, told=told))
+    record = core.brain.jobs[job]
+    over = record.program is not None and record.program.outcome
+    if over and record.ended is None and not record.ending:
+        core.record(the_end(record))
+
+
+def node_failed(core: Core, request: Asked, node: str) -> Outcome:
+    """A node is gone with all that was on it."""
+    if node in core.brain.failed:
+        return Answer(200, {"state": "failed", "jobs": []})
+    _node(core, node, failing_too=True)
+    jobs = core.brain.hit_by(node)
+
+    def answer() -> dict[str, Any]:
+        state = "failed" if node in core.brain.failed else "failing"
+        return {"state": state, "jobs": jobs}
+
+    entry = core.fail_node(node, **request.known(), answer=answer)
+    if entry is None:
+        return Answer(202, answer())
+    return Answer(entry.status, loads(entry.answer or "{}"))
+
+
+def _node(core: Core, node: str, failing_too: bool = False) -> None:
+    brain = core.brain
+    failing = any(fence.node == node for fence in brain.fences)
+    if node in brain.failed or (failing and not failing_too):
+        raise Refused(410, f"node {node[:64]} has failed", code="failed")
+    if not (node in brain.slots or brain.needs(node)):
+        if core.settings.nodes == "named":
+            raise Refused(404, f"the inventory has no node {node[:64]!r}", code="unlisted")
+        raise Refused(404, f"there is no node {node[:64]!r} in use", code="unknown")

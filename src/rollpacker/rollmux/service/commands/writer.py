@@ -1,0 +1,336 @@
+"""The single writer: a thread that takes requests in batches and answers after their commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.commands.commands import Answer, Command, Outcome, Wait, poll
+from rollpacker.rollmux.service.state.transaction_log import Core, Poisoned
+from rollpacker.rollmux.service.store.store import StoreError, UnavailableError
+
+_log = logging.getLogger(__name__)
+MAX_BATCH = 256
+MAX_QUEUE = 4096
+_RETRY_S = 1.0
+_LOOKS = 4
+"""In a lease, at least: after half of one without a look it was the daemon that stood still."""
+
+Open = Callable[[], Core]
+
+
+@dataclass(slots=True)
+class Stats:
+    """For the metrics.
+
+    Args:
+        observe: is told of every commit's entries and seconds.
+    """
+
+    observe: Callable[[int, float], None] = lambda _count, _seconds: None
+    failures: int = 0
+    poisoned: int = 0
+    recovery_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Call:
+    command: Command
+    future: asyncio.Future[Answer]
+
+
+def unavailable(error: object) -> Refused:
+    """Nobody knows whether it happened; the same key finds out."""
+    text = f"{error}; nothing is certain: send the same request with the same key again"
+    return Refused(503, text, code="unavailable")
+
+
+class Writer:
+    """Runs commands on a core, one batch at a time.
+
+    Args:
+        open_core: opens the store and reads it; called again after a failed transaction.
+        on_crash: called in the loop where the thread dies of what nobody foresaw.
+
+    Raises:
+        StoreError: where the store cannot be opened or is not what it should be.
+    """
+
+    def __init__(self, open_core: Open, on_crash: Callable[[], None] = lambda: None) -> None:
+        self._open = open_core
+        self._on_crash = on_crash
+        self.stats = Stats()
+        self.core: Core = self._timed_open()
+        self._queue: queue.Queue[_Call | None] = queue.Queue(MAX_QUEUE)
+        self._waiting: dict[str, dict[str, _Call]] = {}
+        self._results: list[tuple[asyncio.Future[Answer], Answer | Refused]] = []
+        self._broken = ""
+        self._retry_at = 0.0
+        self._looked = time.monotonic()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="mux-writer")
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin; answers are given in this loop."""
+        self._loop = loop
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what is in the queue, close the store."""
+        self._queue.put(None)
+        self._thread.join()
+        self.core.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs and the store can be written."""
+        return self._thread.is_alive() and not self._broken
+
+    @property
+    def ailing(self) -> str:
+        """What the scheduler fails on again and again, in words for anybody; empty where all is
+        well."""
+        count = len(self.core.setbacks)
+        events = "1 event that is" if count == 1 else f"{count} events that are"
+        return f"the scheduler fails on {events} due: see the daemon's log" if count else ""
+
+    async def call(self, command: Command, wait_s: float | None = None) -> Answer | None:
+        """Run a command in the next batch; None where a wait took longer than ``wait_s``.
+
+        Raises ``Refused``.
+        """
+        assert self._loop is not None
+        call = _Call(command, self._loop.create_future())
+        try:
+            self._queue.put_nowait(call)
+        except queue.Full:
+            raise unavailable("too many requests are waiting") from None
+        if wait_s is None:
+            return await call.future
+        try:
+            return await asyncio.wait_for(call.future, wait_s)
+        except TimeoutError:
+            return None
+
+    async def read(self, look: Callable[[Core], Any]) -> Any:
+        """What ``look`` sees of the committed state."""
+        answer = await self.call(lambda core: Answer(200, {"value": look(core)}))
+        assert answer is not None
+        assert answer.body is not None
+        return answer.body["value"]
+
+    def _timed_open(self) -> Core:
+        began = time.perf_counter()
+        core = self._open()
+        self.stats.recovery_s = time.perf_counter() - began
+        return core
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._on_crash)
+            raise
+
+    def _serve(self) -> None:
+        going = True
+        while going:
+            batch = list[_Call]()
+            try:
+                going = self._collect(batch)
+                self._round(batch)
+            except Exception as error:
+                # Whatever it is, what is on disk is as good as before: it is read again.
+                _log.exception("the writer failed")
+                self._fail(error)
+                self._refuse_all(batch)
+            self._deliver()
+        if not self._broken:
+            self.core.leave()
+
+    def _round(self, batch: list[_Call]) -> None:
+        if self._broken and not self._repair():
+            self._refuse_all(batch)
+            return
+        self._work(batch)
+        self._deliver()
+        if not self._broken:
+            self.core.keep()
+
+    def _collect(self, batch: list[_Call]) -> bool:
+        """Wait for calls; whether more may come."""
+        timeout = _RETRY_S if self._broken else self._pause()
+        try:
+            call = self._queue.get(timeout=timeout)
+            while call is not None:
+                batch.append(call)
+                if len(batch) == MAX_BATCH:
+                    return True
+                call = self._queue.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _pause(self) -> float | None:
+        due = self.core.next_deadline()
+        return None if due is None else min(due, self.core.ttl / _LOOKS)
+
+    def _work(self, batch: list[_Call]) -> None:
+        """One transaction; a poisoned event ends it early, and the rest goes on after it."""
+        outcomes: list[tuple[_Call, Outcome | Refused]] = []
+        try:
+            try:
+                self._expire()
+                for call in batch:
+                    outcomes.append((call, self._outcome(call)))
+            except Poisoned as poison:
+                self._leave_out()
+                text = f"the scheduler failed on this request ({poison}); nothing was changed"
+                outcomes.append((batch[len(outcomes)], Refused(500, text, code="poisoned")))
+            else:
+                self._commit()
+        except (UnavailableError, StoreError) as error:
+            self._fail(error)
+            self._refuse_all(batch)
+            return
+        self._settle(outcomes)
+        self._answer_waiting()
+        if len(outcomes) < len(batch):
+            self._work(batch[len(outcomes) :])
+
+    def _expire(self) -> None:
+        looked, self._looked = self._looked, time.monotonic()
+        if self._looked - looked > 2 * self.core.ttl / _LOOKS:
+            self.core.brain.renew_agents(self.core.now())
+        try:
+            self.core.expire()
+        except (UnavailableError, StoreError):
+            raise
+        except Exception:
+            # Whatever is wrong there, requests have to be answered.
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Keep what came before an event that the scheduler failed on, and forget that event."""
+        self.stats.poisoned += 1
+        self._commit()
+        before, began = self.core, self.core.now()
+        before.store.set_closed(True)
+        self._reopen()
+        self.core.keep_times(before, max(self.core.now() - began, 0.0))
+
+    def _outcome(self, call: _Call) -> Outcome | Refused:
+        seq = self.core.brain.seq
+        try:
+            return call.command(self.core)
+        except Refused as refused:
+            return refused
+        except (Poisoned, UnavailableError, StoreError):
+            raise
+        except Exception as error:
+            if self.core.brain.seq != seq:
+                raise Poisoned(f"{type(error).__name__}: {error}") from error
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> Refused:
+        """On a request, or on its answer, with nothing recorded: the next one may do better."""
+        self.stats.poisoned += 1
+        _log.error("a request failed", exc_info=error)
+        text = f"this request failed ({type(error).__name__}: {error}); nothing was changed"
+        return Refused(500, text, code="poisoned")
+
+    def _commit(self) -> None:
+        began = time.perf_counter()
+        count = self.core.commit()
+        if count:
+            self._observe(count, time.perf_counter() - began)
+
+    def _observe(self, count: int, seconds: float) -> None:
+        try:
+            self.stats.observe(count, seconds)
+        except Exception:
+            _log.exception("a commit is not counted")
+
+    def _settle(self, outcomes: list[tuple[_Call, Outcome | Refused]]) -> None:
+        for call, outcome in outcomes:
+            if not isinstance(outcome, Wait):
+                self._results.append((call.future, outcome))
+                continue
+            waiting = self._waiting.setdefault(outcome.job, {})
+            older = waiting.pop(outcome.key, None)
+            if older is not None:
+                self._results.append((older.future, Answer(204, None)))
+            waiting[outcome.key] = call
+
+    def _answer_waiting(self) -> None:
+        """Ask again for those whose jobs something happened to; only after the commit."""
+        touched = self.core.brain.touched
+        for job in touched & self._waiting.keys():
+            for key, call in list(self._waiting[job].items()):
+                outcome = self._polled(job, key)
+                if not isinstance(outcome, Wait) or call.future.done():
+                    del self._waiting[job][key]
+                if not isinstance(outcome, Wait):
+                    self._results.append((call.future, outcome))
+            if not self._waiting[job]:
+                del self._waiting[job]
+        touched.clear()
+
+    def _polled(self, job: str, key: str) -> Outcome | Refused:
+        try:
+            return poll(self.core, job, key)
+        except Refused as refused:
+            return refused
+        except Exception as error:
+            return self._failed(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.stats.failures += 1
+        self._broken = str(error) or type(error).__name__
+        self._retry_at = time.monotonic() + _RETRY_S
+
+    def _refuse_all(self, batch: list[_Call]) -> None:
+        refused = unavailable(self._broken)
+        self._results.extend((call.future, refused) for call in batch)
+
+    def _repair(self) -> bool:
+        if time.monotonic() < self._retry_at:
+            return False
+        try:
+            self._reopen()
+        except (UnavailableError, StoreError) as error:
+            self._fail(error)
+            return False
+        self._broken = ""
+        return True
+
+    def _reopen(self) -> None:
+        """What is on disk is the truth: read it again."""
+        before = self.core
+        before.store.close()
+        self.core = self._timed_open()
+        self.core.follow(before)
+        self.core.brain.touched.update(self._waiting)
+
+    def _deliver(self) -> None:
+        results, self._results = self._results, []
+        if results and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_set_all, results)
+
+
+def _set_all(results: list[tuple[asyncio.Future[Answer], Answer | Refused]]) -> None:
+    for future, result in results:
+        if future.done():
+            continue
+        if isinstance(result, Refused):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

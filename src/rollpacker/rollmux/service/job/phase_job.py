@@ -1,0 +1,340 @@
+"""The phases of a ``rollpacker train`` job: its worker processes go where the permit says.
+
+The workers stay alive between phases, so a switch costs a request and an affinity call. When a
+lease is lost the workers are frozen where they are, the same phase is asked for again, and they go
+on: nothing is computed twice, and nothing without a permit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from rollpacker.config import RunConfig
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.service.client.client import LeaseLostError, Move, MuxClient, Permit
+from rollpacker.rollmux.service.client.link import MuxError, UnreachableError, new_key
+from rollpacker.rollmux.service.client.phase_lease import Lease, StateLostError, acquire
+from rollpacker.rollmux.service.job.joining import attach, connect, job_id, job_spec, register
+from rollpacker.rollmux.service.job.launcher import MuxLauncher
+from rollpacker.rollmux.service.job.offload import Residence
+from rollpacker.runtime.cluster.cluster import Launcher
+from rollpacker.runtime.ipc.watchdog_client import Guard
+from rollpacker.runtime.step.node_lease import DisplacedError, StoppedError, Tenant
+
+_PATIENCE_S = 5.0
+_WAIT_S = 2.0
+"""Of one request: between two of them Ctrl-C is looked at."""
+
+
+def place(pids: Sequence[int], permit: Permit, cores: Mapping[str, Sequence[int]]) -> None:
+    """Pin all threads of processes to the cores of a permit's nodes; nothing when none are named.
+
+    Raises ``ValueError`` when ``mux.cores`` knows neither a node nor its pool.
+    """
+    if not cores:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError(f"mux.cores needs Linux, this is {sys.platform}: leave it empty")
+    missing = [node for node in permit.nodes if node not in cores and permit.phase not in cores]
+    if missing:
+        raise ValueError(
+            f"mux.cores has neither node {missing[0]!r} nor '{permit.phase}': add its CPU cores"
+        )
+    target = sorted({c for node in permit.nodes for c in cores.get(node) or cores[permit.phase]})
+    for pid in pids:
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except FileNotFoundError:
+            continue
+        for thread in threads:
+            try:
+                os.sched_setaffinity(int(thread), target)
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                raise ValueError(f"mux.cores: cores {target} cannot be used: {error}") from error
+
+
+class JobPhases:
+    """Implements ``runtime.phases.Phases`` by a daemon's permits.
+
+    Args:
+        config: the run's; ``mux.url`` is set.
+        client: of the daemon; made from the configuration when None.
+        say: tells the user what is waited for.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        client: MuxClient | None = None,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        mux = config.mux
+        self._cores: Mapping[str, Sequence[int]] = mux.cores
+        self._client = client or connect(mux)
+        self._managed = mux.managed
+        own = mux.managed and config.cluster.address == "mux"
+        self.launcher: Launcher | None = MuxLauncher(config, self._client) if own else None
+        self._spec = job_spec(config, job_id(config))
+        self._job = self._spec.id
+        self._tenant: Tenant | None = None
+        self._residence: Residence | None = None
+        self._fail: Callable[[Exception], None] = lambda _error: None
+        self._release_tail: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._regaining = threading.Lock()
+        self._lease: Lease | None = None
+        self._say = say
+        self._away = False
+        self._registered = False
+        self._stopped = False
+        self._interrupts = 0
+        self._broken: Exception | None = None
+        self._reset_clock()
+        names = ("phases", "waited_s", "switch_s", "lost", "redone", "tails")
+        self.stats: dict[str, float] = dict.fromkeys(names, 0.0)
+        self._guard: Guard | None = None
+        self._fence: Callable[[float | None], None] = lambda _stop_at: None
+
+    async def open(
+        self,
+        tenant: Tenant,
+        fail: Callable[[Exception], None],
+        release_tail: Callable[[], None],
+    ) -> None:
+        """Register the job, under a name that only this run has."""
+        loop = asyncio.get_running_loop()
+        self._tenant = tenant
+        promised: dict[Phase, float] = {
+            "rollout": self._spec.rollout_memory_gb,
+            "train": self._spec.train_memory_gb,
+        }
+        self._residence = Residence(tenant, promised)
+        self._fail = lambda error: loop.call_soon_threadsafe(fail, error) and None
+        self._release_tail = lambda: loop.call_soon_threadsafe(release_tail) and None
+        self._stopped, self._broken = False, None
+        self._fence = lambda stop_at: loop.call_soon_threadsafe(tenant.fence, stop_at) and None
+        self._guard = Guard()
+        join = attach if self._managed else register
+        self._job = await asyncio.to_thread(
+            join, self._client, self._spec, lambda: self._stopped, self._tell_away
+        )
+        self._registered = True
+
+    async def begin(self, phase: Phase) -> None:
+        """Wait for the nodes and pin the workers there.
+
+        A job that was killed in its training phase has lost the rollouts with it: it makes them
+        again under the training permit that the daemon holds ready for it.
+        """
+        if self._lease is None or self._lease.permit.phase != phase:
+            if self._lease is not None and phase == "train":
+                await self.end()
+            if self._lease is None:
+                await asyncio.to_thread(self._begin, phase)
+        if self._broken is not None:
+            raise self._broken
+        if self._residence is not None:
+            self.stats["switch_s"] += await self._residence.begin(phase)
+
+    async def offer_tail(self) -> None:
+        """Others may have the nodes of the running rollout, but for the tail's workers."""
+        lease = self._lease
+        if lease is not None and lease.permit.phase == "rollout":
+            await asyncio.to_thread(lease.offer_tail, self._job)
+
+    async def end(self) -> None:
+        """Give the nodes back, the phase being complete."""
+        if self._residence is not None:
+            self.stats["switch_s"] += await self._residence.leave()
+        await asyncio.to_thread(self._end)
+
+    def interrupt(self) -> None:
+        """The user wants to stop: wait for no more rollouts; the second time, for nothing."""
+        self._interrupts += 1
+
+    async def close(self, *, displaced: bool = False) -> None:
+        """End the job, unless it is ``displaced`` or its agent does; a phase that is under way is
+        given up."""
+        self._stopped = True
+        ending = self._registered and not displaced and not self._managed
+        await asyncio.to_thread(self._close, ending)
+
+    def _begin(self, phase: Phase) -> None:
+        asked = time.monotonic()
+        permit = self._acquire(phase, 1 if phase == "rollout" else 2)
+        granted = time.monotonic()
+        self._reset_clock()
+        self._hold(permit)
+        self.stats["phases"] += 1
+        self.stats["waited_s"] += granted - asked
+        self.stats["switch_s"] += time.monotonic() - granted
+
+    def _pids(self) -> Sequence[int]:
+        return () if self._tenant is None else self._tenant.pids
+
+    def _is_stopped(self, interrupts: int = 2) -> bool:
+        return self._stopped or self._interrupts >= interrupts
+
+    def _acquire(self, phase: Phase, interrupts: int = 2) -> Permit:
+        """Wait for a permit until so many interrupts came."""
+        since, told = time.monotonic(), False
+
+        def stopped() -> bool:
+            nonlocal told
+            if not (told or self._away) and time.monotonic() - since > _PATIENCE_S:
+                told = True
+                self._say(f"waiting for {phase} nodes: other jobs have them")
+            return self._is_stopped(interrupts)
+
+        while True:
+            try:
+                permit = acquire(
+                    self._client, self._job, phase, self._move, stopped, _WAIT_S, self._tell_away
+                )
+                self._away = False
+                return permit
+            except LeaseLostError as error:
+                raise StoppedError(str(error)) from error
+            except StateLostError as error:
+                raise DisplacedError(str(error)) from error
+            except MuxError as error:
+                ahead = phase == "rollout" and error.code == "order"
+                if not ahead or error.answer.get("next") != "train":
+                    raise
+                phase = "train"
+                self.stats["redone"] += 1
+
+    def _tell_away(self, error: UnreachableError) -> None:
+        if not self._away:
+            self._away = True
+            self._say(
+                "waiting for the RollMux daemon (mux.url) until it answers; start one with "
+                f"'rollpacker mux serve', or stop with Ctrl-C: {error}"
+            )
+
+    def _move(self, move: Move) -> None:
+        """State lives in the worker processes, which the next permit pins to the new nodes."""
+
+    def _hold(self, permit: Permit) -> None:
+        """The nodes are ours: go there, run, keep the lease."""
+        with self._lock:
+            if self._stopped:
+                self._client.abandon(permit)
+                return
+            try:
+                place(self._pids(), permit, self._cores)
+            except Exception:
+                self._client.abandon(permit)
+                raise
+            self._tell_guard(permit.stop_at)
+            self._running_since = time.monotonic()
+            self._lease = Lease(
+                self._client,
+                permit,
+                on_extended=self._tell_guard,
+                on_lost=self._regain,
+                on_tail=self._on_tail,
+            )
+
+    def _on_tail(self) -> None:
+        self.stats["tails"] += 1
+        self._release_tail()
+
+    def _regain(self) -> None:
+        """The lease is lost while the phase runs: freeze, wait for another, go on."""
+        with self._regaining:
+            with self._lock:
+                lease = self._lease
+                if lease is None or self._stopped or self._broken or not lease.lost:
+                    return
+                lease.give_up("its lease ran out")
+                self._freeze(lease)
+                self.stats["lost"] += 1
+            try:
+                permit = self._acquire(lease.permit.phase)
+                if permit.phase != lease.permit.phase:
+                    raise MuxError(409, {"error": f"job {self._job}: its phase is over already"})
+                self._hold(permit)
+            except (DisplacedError, StoppedError, MuxError, ValueError) as error:
+                self._broken = error
+                if not self._stopped:
+                    self._fail(error)
+
+    def _end(self) -> None:
+        """Finish the phase; under another permit when this one was lost on the way."""
+        while True:
+            with self._lock:
+                lease = self._lease
+                if self._broken is not None:
+                    raise self._broken
+                if lease is None:
+                    return
+                try:
+                    lease.check()
+                    self._finish(lease.permit)
+                except LeaseLostError as error:
+                    lease.give_up(str(error))
+                else:
+                    self._lease = None
+                    break
+            self._regain()
+        lease.close()
+        self._tell_guard(None)
+
+    def _finish(self, permit: Permit) -> None:
+        finish = partial(self._client.finish, permit, self._seconds(), new_key())
+        while True:
+            try:
+                finish()
+                return
+            except UnreachableError as error:
+                if self._is_stopped():
+                    raise StoppedError(f"{error}: the phase was not finished") from error
+
+    def _close(self, ending: bool) -> None:
+        with self._lock:
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
+            self._client.abandon(lease.permit)
+        self._tell_guard(None)
+        if ending:
+            with contextlib.suppress(MuxError, UnreachableError):
+                self._client.end(self._job)
+        if self._guard is not None:
+            self._guard.dismiss()
+            self._guard = None
+
+    def _freeze(self, lease: Lease) -> None:
+        # If this process was stopped too, the guard has frozen the workers when the lease was over.
+        until = min(time.monotonic(), lease.stop_at)
+        self._active_s += max(0.0, until - self._running_since)
+        self._running_since = math.nan
+        self._tell_guard(0.0)
+
+    def _reset_clock(self) -> None:
+        self._active_s = 0.0
+        self._running_since = math.nan
+
+    def _seconds(self) -> float:
+        """What the phase took, without the time in which it was frozen."""
+        return max(1e-6, self._active_s + time.monotonic() - self._running_since)
+
+    def _tell_guard(self, stop_at: float | None) -> None:
+        if self._guard is None:
+            return
+        self._fence(stop_at)
+        try:
+            self._guard.tell(self._pids(), stop_at)
+        except BrokenPipeError:
+            self._fail(RuntimeError("the process that guards the job's lease has died"))

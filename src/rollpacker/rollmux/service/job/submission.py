@@ -1,0 +1,74 @@
+"""What ``rollpacker mux submit`` reads: a job's specification, or a run's configuration."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from rollpacker.config import RunConfig
+from rollpacker.config import load as load_run
+from rollpacker.core.codec import plain
+from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.service.job.joining import job_id, job_spec
+
+_MEMBER = (
+    *("{python}", "-m", "rollpacker", "mux", "member", "{job}", "{attempt}", "{rank}"),
+    *("--url={url}", "--token-file={token_file}", "--cafile={cafile}"),
+)
+"""What runs on the nodes where the driver is not."""
+_OF_A_RUN = {"model", "data"}
+"""Keys that every run's configuration has, and no specification."""
+
+
+def read_submission(path: Path) -> dict[str, Any]:
+    """The body of ``POST /v1/jobs``.
+
+    A run's configuration stands for the job that ``rollpacker train`` would make of it, started by
+    an agent in this folder. Raises ``ValueError``.
+    """
+    try:
+        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: neither JSON nor YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected keys and values, found {type(found).__name__}")
+    found = cast(dict[str, Any], found)
+    if found.keys() >= _OF_A_RUN:
+        return _of_run(path, load_run(path))
+    if isinstance(program := found.get("program"), dict):
+        found["program"] = _program(path, cast(dict[str, Any], program))
+    return found
+
+
+def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
+    for key in ("worst_rollout_s", "worst_train_s"):
+        if not getattr(config.mux, key):
+            raise ValueError(f"{path}: mux.{key} must be set: seconds of the phase at worst")
+    told = {"url": "{url}", "token_file": "{token_file}", "cafile": "{cafile}", "job": "{job}"}
+    program = Program(
+        command=(
+            *("{python}", "-m", "rollpacker", "train", str(path.resolve())),
+            # Quoted: an override is YAML, to which nothing is no text, and 7 a number.
+            *(f"mux.{key}='{value}'" for key, value in told.items()),
+            *("mux.managed=true", "--resume", "auto"),
+        ),
+        members=_MEMBER if config.cluster.address == "mux" else (),
+        folder=os.getcwd(),
+        stop_s=2 * config.checkpoint.grace_s + 10.0,
+    )
+    return plain(job_spec(config, job_id(config))) | {"program": plain(program)}
+
+
+def _program(path: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """A command may be one line, as in a shell; it starts where it was submitted."""
+    for key in ("command", "members"):
+        if isinstance(line := told.get(key), str):
+            try:
+                told = told | {key: shlex.split(line)}
+            except ValueError as error:
+                raise ValueError(f"{path}: program.{key}: {error}") from error
+    return {"folder": os.getcwd()} | told

@@ -1,0 +1,4 @@
+"""The scheduler with its leases and programs, live and as it is read from the log again.
+
+Nothing here knows HTTP.
+"""

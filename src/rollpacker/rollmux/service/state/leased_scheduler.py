@@ -1,0 +1,391 @@
+"""The scheduler with its permits as leases: the same live and when the log is read again."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from math import inf
+
+from rollpacker.core.types import Phase
+from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import Fixed, Slot
+from rollpacker.rollmux.model.member import ROLLOUT, TRAIN
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.service.state import daemon_events
+from rollpacker.rollmux.service.state.attempts import Running, Started
+from rollpacker.rollmux.service.state.records import (
+    Effects,
+    Fence,
+    JobRecord,
+    Lease,
+    PendingMove,
+    Stretch,
+)
+
+_TIMELINE = 20_000
+
+
+class Brain:
+    """Takes recorded events; never refuses one and never looks at a clock.
+
+    Args:
+        settings: of the scheduler.
+        ttl: seconds that a lease lives without a heartbeat.
+    """
+
+    def __init__(self, settings: Settings, ttl: float) -> None:
+        self.scheduler = Scheduler(settings)
+        self.ttl = ttl
+        self.jobs: dict[str, JobRecord] = {}
+        self.ended: list[str] = []
+        """Jobs that change no more, in the order in which they and their programs ended."""
+        self.gone: Counter[str] = Counter()
+        """How many of these there are, by team."""
+        self.leases: dict[int, Lease] = {}
+        self.fences: list[Fence] = []
+        self.agents: dict[str, float] = {}
+        """When the agent of a node last reported."""
+        self.identities: dict[str, str] = {}
+        """Of these; empty of one that told none."""
+        self.failed: set[str] = set()
+        self.tokens: dict[str, int] = {}
+        """Highest token that was permitted on each held node."""
+        self.issued = 0
+        """Permits so far: the next token."""
+        self.draining = False
+        self.programs = Running()
+        self.timeline: deque[Stretch] = deque(maxlen=_TIMELINE)
+        self.running: dict[int, Stretch] = {}
+        self.outcomes: Counter[tuple[Phase, str]] = Counter()
+        """How many phases of either kind were done or lost so far."""
+        self.touched: set[str] = set()
+        """Jobs whose waiting requests may have an answer now."""
+        self.seq = 0
+        self.now = 0.0
+
+    def apply(
+        self, seq: int, now: float, event: daemon_events.Recorded, key: str | None
+    ) -> Effects:
+        """Take one event: it happened."""
+        self.seq, self.now = seq, now
+        effects = Effects()
+        if isinstance(event, daemon_events.Note):
+            self._note(event)
+            return effects
+        if isinstance(event, ev.PermitRequested):
+            self.jobs[event.job].request = key
+            self.touched.add(event.job)
+        elif isinstance(event, ev.JobEnded) and event.job in self.scheduler.cluster.jobs:
+            self.jobs[event.job].uncounted_s = self.uncounted_s(event.job, now)
+        effects.decisions = self.scheduler.handle(now, event)
+        if (after := _EVENTS.get(type(event))) is not None:
+            after(self, event, effects)
+        for decision in effects.decisions:
+            if (perform := _DECISIONS.get(type(decision))) is not None:
+                perform(self, decision, effects)
+        if not self.slots:
+            # A cloud's node that was reserved and is not needed any more is gone without a word.
+            for node in [node for node in self.agents if not self.needs(node)]:
+                self.forget_agent(node)
+        return effects
+
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """Nodes by name, used or not; none of a cloud."""
+        inventory = self.scheduler.cluster.inventory
+        return inventory.slots if isinstance(inventory, Fixed) else {}
+
+    def renew(self, now: float) -> None:
+        """Every lease and every agent has its full time again: the daemon was not there."""
+        for lease in self.leases.values():
+            lease.deadline = now + self.ttl
+        self.renew_agents(now)
+
+    def renew_agents(self, now: float) -> None:
+        """None of them was heard, and what they have frozen may go on. Who held a permit has
+        stopped by its own clock."""
+        for node in self.agents:
+            self.agents[node] = now
+
+    def agent(self, node: str) -> str | None:
+        """The identity of a node's agent, empty where it told none; None where none reports."""
+        return self.identities.get(node, "") if node in self.agents else None
+
+    def forget_agent(self, node: str) -> None:
+        """It is not counted on any more."""
+        self.agents.pop(node, None)
+        self.identities.pop(node, None)
+
+    def next_phase(self, job: str) -> Phase | None:
+        """What a job has to ask for; None when all its iterations are done.
+
+        While it holds a permit that is the running phase: what a process that takes over asks for
+        when the lease of its predecessor has run out.
+        """
+        live = self.scheduler.cluster.jobs.get(job)
+        if live is None or live.over:
+            return None
+        seat = live.seat
+        if live.going or seat is None:
+            return "rollout"
+        return "rollout" if seat.pool == ROLLOUT else "train"
+
+    def gang(self, job: str) -> tuple[str, ...]:
+        """The nodes on which a job's program belongs, those of rollouts first: the first one is for
+        its driver. Empty where it has none, or is to end."""
+        record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
+        if live is None or record.ending:
+            return ()
+        if record.move is not None:
+            rollout, train = record.move.decision.rollout, record.move.decision.train
+        elif live.home is not None:
+            rollout, train = live.home.nodes[ROLLOUT], live.home.nodes[TRAIN]
+        else:
+            return ()
+        everywhere = record.program is not None and record.program.program.members
+        return (*rollout, *train) if everywhere else (rollout[0],)
+
+    def lead(self, job: str) -> str | None:
+        """Of these that of its driver; None without any."""
+        return next(iter(self.gang(job)), None)
+
+    def needs(self, node: str) -> bool:
+        """Whether a cloud's node is in use: by a group, or by a program that is still to end."""
+        return node in self.scheduler.cluster.nodes or bool(self.programs.on(node))
+
+    def hit_by(self, node: str) -> list[str]:
+        """Jobs that lose their state or their nodes when a node fails."""
+        held = self.scheduler.cluster.nodes.get(node)
+        if held is None:
+            return []
+        jobs = [self.scheduler.cluster.jobs[name] for name in held.pins]
+        return [
+            job.spec.id for job in jobs if job.going or job.home is None or node in job.home.names
+        ]
+
+    def uncounted_s(self, job: str, now: float) -> float:
+        """Seconds of a job's life so far that its promise does not count."""
+        record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
+        if live is None:
+            return record.uncounted_s
+        stands = 0.0 if live.stopped_at is None else now - live.stopped_at
+        return live.started - record.arrived + stands
+
+    def unsettled_jobs(self) -> list[str]:
+        """Those that have not ended, or whose programs have not, by arrival."""
+        live = {*self.scheduler.cluster.jobs, *self.programs.jobs}
+        return sorted(live, key=lambda name: self.jobs[name].number)
+
+    def fails(self, node: str) -> bool:
+        """Whether a node failed and the scheduler has not been told yet."""
+        return any(fence.node == node for fence in self.fences)
+
+    def failing(self, job: str) -> bool:
+        """Whether a node of the job failed and the scheduler has not been told yet."""
+        live = self.scheduler.cluster.jobs.get(job)
+        if live is None or live.home is None:
+            return False
+        return any(fence.node in live.home.names for fence in self.fences)
+
+    def state(self, job: str) -> str:
+        """One word: queued, idle, waiting, running, moving, ending, failing, ended."""
+        record = self.jobs[job]
+        flags = (
+            (record.ended is not None, "ended"),
+            (record.ending, "ending"),
+            (job in self.scheduler.queue.jobs, "queued"),
+            (self.failing(job), "failing"),
+            (record.move is not None, "moving"),
+            (record.token is not None, "running"),
+            (record.request is not None, "waiting"),
+        )
+        return next((name for holds, name in flags if holds), "idle")
+
+    def over(self, token: int) -> None:
+        """A permit is over, fenced or not: nobody works under it any more."""
+        self.leases[token].deadline = inf
+        for fence in self.fences:
+            fence.tokens.discard(token)
+
+    def _arrived(self, event: ev.JobArrived, _: Effects) -> None:
+        self.jobs[event.spec.id] = JobRecord(len(self.jobs), event.spec, self.now)
+
+    def _finished(self, event: ev.PhaseFinished, effects: Effects) -> None:
+        self._close(event.token, "done", effects)
+        live = self.scheduler.cluster.jobs[event.job]
+        record = self.jobs[event.job]
+        record.done, record.solo_s = live.done, live.solo_s
+
+    def _lost(self, event: ev.PermitLost, effects: Effects) -> None:
+        self._close(event.token, "lost", effects)
+
+    def _moved(self, event: ev.MoveFinished, _: Effects) -> None:
+        self.jobs[event.job].move = None
+        self.touched.add(event.job)
+
+    def _failed(self, event: ev.NodeFailed, _: Effects) -> None:
+        self.fences = [fence for fence in self.fences if fence.node != event.node]
+        self.failed.add(event.node)
+        for job in self.programs.on(event.node):
+            running = self.jobs[job].running
+            if running is None or running.node == event.node:
+                self._program_over(job, None, told=True)
+                continue
+            # Its driver may keep what it has done.
+            running.lost = (*running.lost, event.node)
+            self.programs.discard(job, [event.node])
+        self.forget_agent(event.node)
+        self.tokens.pop(event.node, None)
+
+    def _joined(self, event: ev.NodeJoined, _: Effects) -> None:
+        self.failed.discard(event.machine.name)
+
+    def _removed(self, event: ev.NodeRemoved, _: Effects) -> None:
+        self.forget_agent(event.node)
+
+    def _close(self, token: int, outcome: str, effects: Effects) -> None:
+        self.over(token)
+        lease = self.leases.pop(token)
+        self.jobs[lease.job].token = None
+        self.touched.add(lease.job)
+        effects.ended.append(token)
+        stretch = self.running.pop(token)
+        stretch.end, stretch.outcome = self.now, outcome
+        self.timeline.append(stretch)
+        self.outcomes[lease.phase, outcome] += 1
+
+    def _permit(self, decision: do.Permit, effects: Effects) -> None:
+        record = self.jobs[decision.job]
+        lease = Lease(
+            token=decision.token,
+            job=decision.job,
+            phase=decision.phase,
+            nodes=decision.nodes,
+            key=record.request,
+            granted=self.now,
+            deadline=self.now + self.ttl,
+            fenced=bool(self.fences) and self.failing(decision.job),
+        )
+        record.request, record.token = None, lease.token
+        self.leases[lease.token] = lease
+        self.issued = max(self.issued, lease.token + 1)
+        self.running[lease.token] = Stretch(
+            lease.job, lease.phase, lease.nodes, self.now, lease.token
+        )
+        for node in lease.nodes:
+            self.tokens[node] = max(lease.token, self.tokens.get(node, -1))
+        self.touched.add(lease.job)
+        effects.granted.append(lease)
+
+    def _move(self, decision: do.Move, effects: Effects) -> None:
+        record = self.jobs[decision.job]
+        if record.token is not None:
+            self._close(record.token, "lost", effects)
+        if decision.reason == "failure":
+            record.request = None
+        record.move = PendingMove(self.seq, decision)
+        self.touched.add(decision.job)
+
+    def _wait(self, decision: do.Wait, effects: Effects) -> None:
+        """A new job waits for nodes, or one whose nodes failed does."""
+        record = self.jobs[decision.job]
+        if record.token is not None:
+            self._close(record.token, "lost", effects)
+        record.request = record.move = None
+        self.touched.add(decision.job)
+
+    def _depart(self, decision: do.Depart, effects: Effects) -> None:
+        record = self.jobs[decision.job]
+        if record.token is not None:
+            self._close(record.token, "lost", effects)
+        record.ended, record.ending = self.now, False
+        if record.program is not None:
+            record.program.job_ended()
+        self._settle(record)
+        record.request = record.move = None
+        self.fences = [fence for fence in self.fences if fence.job != decision.job]
+        self.touched.add(decision.job)
+
+    def _release_tail(self, decision: do.ReleaseTail, _: Effects) -> None:
+        token = self.jobs[decision.job].token
+        if token is not None:
+            self.leases[token].tail = True
+
+    def _release(self, decision: do.ReleaseNodes, _: Effects) -> None:
+        for node in decision.nodes:
+            self.tokens.pop(node, None)
+            if node not in self.slots and not self.programs.on(node):
+                self.forget_agent(node)
+
+    def _note(self, note: daemon_events.Note) -> None:
+        match note:
+            case daemon_events.DrainSet():
+                self.draining = note.draining
+            case daemon_events.AgentJoined():
+                # A node that fails has to report again when it has failed.
+                if not self.fails(note.node):
+                    self.agents[note.node] = self.now
+                    self.identities[note.node] = note.agent
+            case daemon_events.NodeFenced():
+                self.forget_agent(note.node)
+                self._fence(Fence(set(note.tokens), node=note.node))
+            case daemon_events.EndFenced():
+                self.jobs[note.job].ending = True
+                self.touched.add(note.job)
+                self._fence(Fence({note.token}, job=note.job))
+            case _:
+                self._program_note(note)
+
+    def _program_note(self, note: daemon_events.OfProgram) -> None:
+        started = self.jobs[note.job].program
+        match note:
+            case daemon_events.ProgramGiven():
+                self.jobs[note.job].program = Started(note.program)
+            case daemon_events.AttemptBegun():
+                if started is not None:
+                    started.begin(note.number, note.node, note.members, self.now)
+                    self.programs.add(note.job, (note.node, *note.members))
+            case daemon_events.AttemptEnded():
+                self._program_over(note.job, note.code, told=note.told)
+            case daemon_events.MemberFailed():
+                if (running := self.jobs[note.job].running) is not None:
+                    running.broken = True
+
+    def _program_over(self, job: str, code: int | None, *, told: bool) -> None:
+        record, running = self.jobs[job], self.jobs[job].running
+        if record.program is not None and running is not None:
+            self.programs.discard(job, running.nodes)
+            record.program.end(code, self.now, record.done, told=told)
+            self._settle(record)
+
+    def _settle(self, record: JobRecord) -> None:
+        """A job that has ended changes no more once its program is over too."""
+        if record.ended is not None and record.running is None:
+            self.ended.append(record.spec.id)
+            self.gone[record.spec.team] += 1
+
+    def _fence(self, fence: Fence) -> None:
+        for token in fence.tokens:
+            self.leases[token].fenced = True
+        self.fences.append(fence)
+
+
+_EVENTS: dict[type, Callable[..., None]] = {
+    ev.JobArrived: Brain._arrived,
+    ev.PhaseFinished: Brain._finished,
+    ev.PermitLost: Brain._lost,
+    ev.MoveFinished: Brain._moved,
+    ev.NodeFailed: Brain._failed,
+    ev.NodeJoined: Brain._joined,
+    ev.NodeRemoved: Brain._removed,
+}
+_DECISIONS: dict[type, Callable[..., None]] = {
+    do.Permit: Brain._permit,
+    do.Move: Brain._move,
+    do.Depart: Brain._depart,
+    do.Wait: Brain._wait,
+    do.ReleaseTail: Brain._release_tail,
+    do.ReleaseNodes: Brain._release,
+}

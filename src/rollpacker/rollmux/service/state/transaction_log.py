@@ -1,0 +1,305 @@
+"""One writer's view of the store and the brain: events go into both, in one transaction."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any
+
+from rollpacker import __version__
+from rollpacker.core.codec import dumps, load, loads
+from rollpacker.rollmux.model import events as ev
+from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.member import NEVER
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.service.state import daemon_events
+from rollpacker.rollmux.service.state.clock import ClusterClock
+from rollpacker.rollmux.service.state.forecaster import Lookout
+from rollpacker.rollmux.service.state.records import Fence, Lease
+from rollpacker.rollmux.service.state.recovery import recover, verify
+from rollpacker.rollmux.service.state.snapshots import Keeper
+from rollpacker.rollmux.service.store.store import (
+    FORMAT,
+    Entry,
+    Grant,
+    Store,
+    StoreError,
+    UnavailableError,
+)
+from rollpacker.rollmux.simulation.forecast import Start
+
+_log = logging.getLogger(__name__)
+Due = tuple[str, object]
+"""What is due: its kind, and which one."""
+_TIME: Due = ("passing of", "time")
+_LONGEST_PAUSE_S = 60.0
+"""Until what the scheduler failed on is tried again."""
+
+
+class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
+    """The scheduler failed on an event: it was not recorded, the brain must be built again."""
+
+
+@dataclass(slots=True)
+class Setback:
+    """What was due and the scheduler failed on; it is tried again at ``until``."""
+
+    count: int
+    until: float
+
+
+class Core:
+    """What the writer thread works on.
+
+    Args:
+        store: where entries go.
+        settings: of the scheduler; None takes those of the store.
+        ttl: seconds of a lease.
+        monotonic: the clock.
+        machines: nodes that there are; those that are not known yet join.
+        verified: read the store from its first entry, and compare its snapshots.
+
+    Raises:
+        StoreError: the store was altered, or the scheduler now decides otherwise.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings | None,
+        ttl: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        machines: Sequence[Machine] = (),
+        verified: bool = False,
+    ) -> None:
+        self.store = store
+        self.settings, saved = _settings(store, settings)
+        self.ttl = ttl
+        self.setbacks: dict[Due, Setback] = {}
+        found = (verify if verified else recover)(store, self.settings, ttl, saved)
+        self.brain, self._digest = found.brain, found.digest
+        self.keeper = Keeper(store, found.base, found.counted, found.worked_s)
+        self._entries: list[Entry] = []
+        self._keys: dict[str, Entry] = {}
+        self._grants: list[Grant] = []
+        self._ends: dict[int, int] = {}
+        self._lookout = Lookout(self.settings)
+        self._queue: tuple[int, list[str]] = (-1, [])
+        self.clock = ClusterClock(saved, self.brain.now, monotonic)
+        self.brain.renew(self.now())
+        store.set_meta(self.clock.save())
+        store.set_closed(False)
+        for machine in machines:
+            if machine.name not in self.brain.slots:
+                self.record(ev.NodeJoined(machine=machine))
+        self.commit()
+        self.keep()
+
+    def now(self) -> float:
+        """Seconds of the cluster; never before the last entry."""
+        return max(self.clock.now(), self.brain.now)
+
+    def find(self, key: str) -> Entry | None:
+        """The entry of an idempotency key, committed or about to be."""
+        return self._keys.get(key) or self.store.find(key)
+
+    def record(
+        self,
+        event: daemon_events.Recorded,
+        *,
+        key: str | None = None,
+        request: str = "",
+        status: int = 200,
+        answer: Callable[[], dict[str, Any]] | None = None,
+    ) -> Entry:
+        """Let an event happen. ``answer`` is asked for the answer after it did.
+
+        Raises ``Poisoned`` where the scheduler fails on it.
+        """
+        seq, now = self.brain.seq + 1, self.now()
+        try:
+            began = time.perf_counter()
+            effects = self.brain.apply(seq, now, event, key)
+            self.keeper.worked_s += time.perf_counter() - began
+        except Exception as error:
+            raise Poisoned(f"{type(event).__name__}: {type(error).__name__}: {error}") from error
+        entry = Entry(
+            seq=seq,
+            t=now,
+            wall_s=round(time.time(), 3),
+            key=key,
+            request=request,
+            event=daemon_events.encode(event),
+            decisions=daemon_events.encode(effects.decisions),
+            status=status,
+            answer=None if answer is None else dumps(answer()).decode(),
+        ).sealed(self._digest)
+        self._digest = entry.digest
+        self._entries.append(entry)
+        if key is not None:
+            self._keys[key] = entry
+        self._grants.extend(
+            Grant(lease.token, lease.job, lease.phase, seq) for lease in effects.granted
+        )
+        self._ends.update((token, seq) for token in effects.ended)
+        return entry
+
+    def commit(self) -> int:
+        """Write what was recorded; returns how many entries. Raises ``UnavailableError``."""
+        count = len(self._entries)
+        if count:
+            self.store.append(self._entries, self._grants, self._ends)
+            self._entries, self._grants = [], []
+            self._keys, self._ends = {}, {}
+        return count
+
+    def expire(self) -> None:
+        """Leases and agents whose time is over, and what waited for them or for time to pass.
+
+        What the scheduler fails on is put off, longer each time, so that the next call sees to the
+        rest. Raises what it failed with.
+        """
+        now, brain = self.now(), self.brain
+        due = set[Due]()
+        for lease in [each for each in brain.leases.values() if each.deadline <= now]:
+            self._try(due, now, ("permit", lease.token), partial(self._run_out, lease))
+        for node in [n for n, seen in brain.agents.items() if seen + self.ttl <= now]:
+            self._try(due, now, ("node", node), partial(self.fail_node, node))
+        while fence := next((f for f in brain.fences if f.ready and _name(f) not in due), None):
+            self._try(due, now, _name(fence), partial(self._release, fence))
+        if brain.scheduler.next_look() <= now:
+            self._try(due, now, _TIME, partial(self.record, ev.TimePassed()))
+        self.setbacks = {what: each for what, each in self.setbacks.items() if what in due}
+
+    def _try(self, due: set[Due], now: float, what: Due, act: Callable[[], object]) -> None:
+        before = self.setbacks.get(what)
+        due.add(what)
+        if before is not None and before.until > now:
+            return
+        try:
+            act()
+        except (UnavailableError, StoreError):
+            raise
+        except Exception:
+            count = 1 if before is None else before.count + 1
+            pause = min(2.0 ** (count - 1), _LONGEST_PAUSE_S)
+            self.setbacks[what] = Setback(count, now + pause)
+            _log.exception("%s %s: the scheduler fails; tried again in %.0f s", *what, pause)
+            raise
+        self.setbacks.pop(what, None)
+
+    def _run_out(self, lease: Lease) -> None:
+        if lease.fenced:
+            self.brain.over(lease.token)
+        else:
+            self.record(ev.PermitLost(job=lease.job, token=lease.token))
+
+    def follow(self, before: Core) -> None:
+        """Take over from a core that is closed what no log holds."""
+        self.setbacks = before.setbacks
+        self._lookout = before._lookout
+
+    def keep_times(self, before: Core, stood_s: float) -> None:
+        """The log was read again, but jobs and nodes were heard all the time, apart from the last
+        ``stood_s``: nobody has more time than before."""
+        for token, lease in self.brain.leases.items():
+            if (old := before.brain.leases.get(token)) is not None:
+                lease.deadline, lease.beat = old.deadline + stood_s, old.beat
+                if lease.deadline == inf:
+                    self.brain.over(token)
+        for node in self.brain.agents.keys() & before.brain.agents.keys():
+            self.brain.agents[node] = before.brain.agents[node] + stood_s
+
+    def forecast(self) -> dict[str, Start]:
+        """When jobs that wait are expected to start; looked into now and then."""
+        return self._lookout.look(self.brain.scheduler, self.now())
+
+    def queue(self) -> list[str]:
+        """Jobs that wait for nodes, the next one first; the same until something happens."""
+        if self._queue[0] != self.brain.seq:
+            waiting = self.brain.scheduler.queue.waiting(self.now())
+            self._queue = self.brain.seq, [job.spec.id for job in waiting]
+        return self._queue[1]
+
+    def release_fences(self, token: int) -> None:
+        """Tell the scheduler of what waited for this permit, which is over now, and for no other;
+        what waited for others comes in time (``expire``)."""
+        waited = [f for f in self.brain.fences if token in f.fenced and f.ready]
+        for fence in waited:
+            self._release(fence)
+
+    def _release(self, fence: Fence) -> None:
+        if fence.node is not None:
+            self.record(ev.NodeFailed(node=fence.node))
+        elif fence.job is not None:
+            self.record(ev.JobEnded(job=fence.job))
+
+    def fail_node(self, node: str, **request: Any) -> Entry | None:
+        """A node is gone. None where this is known already, or the node was given back."""
+        slot = self.brain.slots.get(node)
+        down = slot is not None and slot.status == "down"
+        given_back = slot is None and not self.brain.needs(node)
+        if given_back or down or self.brain.fails(node):
+            self.brain.forget_agent(node)
+            return None
+        jobs = self.brain.hit_by(node)
+        tokens = [token for job in jobs if (token := self.brain.jobs[job].token) is not None]
+        if tokens:
+            return self.record(daemon_events.NodeFenced(node=node, tokens=tuple(tokens)), **request)
+        return self.record(ev.NodeFailed(node=node), **request)
+
+    def next_deadline(self) -> float | None:
+        """Seconds from now until something runs out or is to be looked at; None for never."""
+        times = [self._when(("permit", n), x.deadline) for n, x in self.brain.leases.items()]
+        times.extend(self._when(("node", n), t + self.ttl) for n, t in self.brain.agents.items())
+        times.extend(self._when(_name(fence), 0.0) for fence in self.brain.fences if fence.ready)
+        if (look := self.brain.scheduler.next_look()) < NEVER:
+            times.append(self._when(_TIME, look))
+        return max(min(times) - self.now(), 0.0) if times else None
+
+    def _when(self, what: Due, due: float) -> float:
+        back = self.setbacks.get(what)
+        return due if back is None else max(due, back.until)
+
+    def keep(self) -> None:
+        """Write a snapshot if one is due; everything recorded is committed."""
+        if self.keeper.due(self.brain.seq):
+            self.keeper.keep(self.brain, self._digest)
+
+    def close(self) -> None:
+        """Let go of the store and of the process that looks ahead."""
+        self._lookout.close()
+        self.store.close()
+
+    def leave(self) -> None:
+        """An orderly end: the next start finds a snapshot."""
+        if self.keeper.due_at_stop(self.brain.seq):
+            self.keeper.keep(self.brain, self._digest)
+        self.store.set_closed(True)
+
+
+def _name(fence: Fence) -> Due:
+    return ("end of job", fence.job) if fence.node is None else ("failure of node", fence.node)
+
+
+def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str, str]]:
+    """The settings to run with, and the store's meta; a new store is given both."""
+    saved = store.meta()
+    if not saved:
+        settings = wanted or Settings()
+        first = {"format": FORMAT, "version": __version__, "settings": dumps(settings).decode()}
+        store.set_meta(first)
+        return settings, first
+    if saved.get("format") != FORMAT:
+        raise StoreError(f"the database has format {saved.get('format')!r}, expected {FORMAT!r}")
+    settings = load(loads(saved["settings"]), Settings)
+    if wanted is not None and wanted != settings:
+        raise StoreError(
+            "the database was made with other scheduler settings; start without any, or drain "
+            "and begin a new state folder"
+        )
+    return settings, saved

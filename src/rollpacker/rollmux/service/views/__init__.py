@@ -1,0 +1,4 @@
+"""What people, scripts and Prometheus see of the state.
+
+A look changes nothing.
+"""

@@ -1,0 +1,286 @@
+"""What people and scripts see of the state: plain dictionaries."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from heapq import nlargest
+from itertools import islice
+from typing import Any
+
+from rollpacker.config.secrets import masked_command
+from rollpacker.core.codec import plain
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.inventory import POOL_NAMES, Slot
+from rollpacker.rollmux.model.member import ROLLOUT, TRAIN
+from rollpacker.rollmux.placement.admission import expected
+from rollpacker.rollmux.service.commands.commands import job_record, move_body, permit_body
+from rollpacker.rollmux.service.state.leased_scheduler import Brain
+from rollpacker.rollmux.service.state.records import JobRecord, Stretch
+from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.views.queue_view import QueueView
+from rollpacker.rollmux.service.views.team_view import teams
+
+_log = logging.getLogger(__name__)
+_AT_ONCE = 100
+"""Jobs that are told of in one go where all are: heartbeats come in between."""
+_NEAR = 0.2
+"""Iterations at worst that a job's slack should cover."""
+
+
+def job(core: Core, name: str) -> dict[str, Any]:
+    """One job. Raises ``Refused`` where there is none."""
+    record = job_record(core, name)
+    live = core.brain.scheduler.cluster.jobs.get(name)
+    recent = [] if live is None else [list(pair) for pair in live.observed.ring]
+    return _job(core, name, record, QueueView(core)) | {"recent_s": recent}
+
+
+def _jobs(
+    core: Core, records: Iterable[tuple[str, JobRecord]], queue: QueueView
+) -> list[dict[str, Any]]:
+    """Several; one that cannot be told of is left out: the others have not done it."""
+    found: list[dict[str, Any]] = []
+    for name, record in records:
+        try:
+            found.append(_job(core, name, record, queue))
+        except Exception:
+            _log.exception("job %s cannot be told of", name)
+    return found
+
+
+def _job(core: Core, name: str, record: JobRecord, queue: QueueView) -> dict[str, Any]:
+    brain = core.brain
+    live = brain.scheduler.cluster.jobs.get(name)
+    home = None if live is None else live.home
+    lease = None if record.token is None else brain.leases[record.token]
+    return {
+        "id": name,
+        "number": record.number,
+        "state": brain.state(name),
+        "spec": plain(record.spec),
+        "arrived_s": record.arrived,
+        "ended_s": record.ended,
+        "outcome": record.outcome,
+        "elapsed_s": (core.now() if record.ended is None else record.ended) - record.arrived,
+        "uncounted_s": brain.uncounted_s(name, core.now()),
+        "queue": queue.of(live),
+        "done": record.done,
+        "next": brain.next_phase(name),
+        "group": None if home is None else home.group,
+        "rollout_nodes": [] if home is None else list(home.nodes[ROLLOUT]),
+        "train_nodes": [] if home is None else list(home.nodes[TRAIN]),
+        "permit": None if lease is None or lease.fenced else permit_body(core, lease),
+        "move": None if record.move is None else move_body(record)["move"],
+        "program": _program(core, record),
+    } | _slo(core, record, live)
+
+
+def _program(core: Core, record: JobRecord) -> dict[str, Any] | None:
+    """What agents start, and what became of it; without its environment, which may hold secrets."""
+    started = record.program
+    if started is None:
+        return None
+    told = plain(started)
+    del told["program"]["environment"]
+    for part in ("command", "members"):
+        told["program"][part] = masked_command(told["program"][part])
+    return told | {"lead": core.brain.lead(record.spec.id), "ready_at": started.ready_at()}
+
+
+def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
+    """Seconds that a job may still lose without breaking its promise, and how it stands.
+
+    A job of which nobody knows how long it is may stop after any iteration: it banks on the
+    running one only, and before its first is over nothing is missed. What the running iteration
+    has done so far counts as done.
+    ``slo_state`` is ``missed`` without slack, ``behind`` where only iterations to come can make
+    up for what was lost (a daemon that was away, a failed node), ``near`` with little, else
+    ``kept``.
+    """
+    now = core.now() if record.ended is None else record.ended
+    elapsed = now - record.arrived - core.brain.uncounted_s(record.spec.id, now)
+    rest, worked, left = 0.0, 0.0, None
+    if live is not None:
+        left = live.spec.left(live.done)
+        each = sum(expected(live, core.settings))
+        rest = each * (1 if left is None else max(left, 1))
+        worked = min(_worked(core, record, live), each)
+    slack = record.spec.slo * (record.solo_s + rest) - elapsed - (rest - worked)
+    slowdown = None if record.solo_s <= 0 else elapsed / (record.solo_s + worked)
+    over = slack < 0 and (record.solo_s > 0 or left is not None)
+    behind = slack < 0 or (slowdown is not None and slowdown > record.spec.slo)
+    near = slack < _NEAR * (record.spec.worst_rollout_s + record.spec.worst_train_s)
+    state = "missed" if over else "behind" if behind else "near" if near else "kept"
+    return {
+        "solo_s": record.solo_s,
+        "slo_slack_s": slack,
+        "slo_state": state,
+        "slowdown": slowdown,
+    }
+
+
+def _worked(core: Core, record: JobRecord, live: Job) -> float:
+    """Seconds alone of what the running iteration has done so far."""
+    name = record.spec.id
+    done = live.rollout_s if core.brain.next_phase(name) == "train" else 0.0
+    lease = None if record.token is None else core.brain.leases.get(record.token)
+    if lease is None:
+        return done
+    pool = 0 if lease.phase == "rollout" else 1
+    alone = (core.now() - lease.granted) * len(lease.nodes) / record.spec.gangs[pool]
+    return done + min(alone, expected(live, core.settings)[pool])
+
+
+async def all_jobs(read: Callable[[Callable[[Core], Any]], Awaitable[Any]]) -> dict[str, Any]:
+    """All jobs, those that ended too; ``read`` is the writer's."""
+    found: list[dict[str, Any]] = []
+    count = await read(lambda core: len(core.brain.jobs))
+    for first in range(0, count, _AT_ONCE):
+        found += await read(partial(_some_jobs, first=first))
+    return {"jobs": found}
+
+
+def _some_jobs(core: Core, first: int) -> list[dict[str, Any]]:
+    """By arrival, from number ``first`` on."""
+    queue, records = QueueView(core), core.brain.jobs.items()
+    some = islice(records, first, first + _AT_ONCE)
+    return _jobs(core, some, queue)
+
+
+def unsettled(brain: Brain) -> list[tuple[str, JobRecord]]:
+    """Jobs of which there is still something to tell anew, by arrival."""
+    return [(name, brain.jobs[name]) for name in brain.unsettled_jobs()]
+
+
+def _last_ended(brain: Brain, count: int) -> list[tuple[str, JobRecord]]:
+    """The last one at the end."""
+    settled = brain.ended[max(len(brain.ended) - count, 0) :]
+    found = [(name, brain.jobs[name]) for name in settled]
+    found += [(name, record) for name, record in unsettled(brain) if record.ended is not None]
+    return nlargest(count, found, key=lambda pair: pair[1].ended or 0.0)[::-1]
+
+
+def status(core: Core, ended: int = 50) -> dict[str, Any]:
+    """The whole cluster, and the last jobs that ended.
+
+    Whoever looks looks again soon: of jobs that ended before there are counts only.
+    """
+    brain = core.brain
+    left = unsettled(brain)
+    live = {name: record for name, record in left if record.ended is None}
+    counts = Counter(brain.state(name) for name, _ in left)
+    if brain.ended:
+        counts["ended"] += len(brain.ended)
+    cluster, queue = brain.scheduler.cluster, QueueView(core)
+    return {
+        "now": core.now(),
+        "seq": brain.seq,
+        "draining": brain.draining,
+        "named": core.settings.nodes == "named",
+        "lease_s": core.ttl,
+        "cost_per_h": cost(core),
+        "counts": dict(counts),
+        "nodes": [_node(core, name) for name in brain.slots or cluster.nodes],
+        "teams": teams(core),
+        "groups": [
+            {
+                "id": group.id,
+                "epoch": group.epoch,
+                "jobs": [seat.job for seat in group.seats],
+                "rollout": list(group.nodes[ROLLOUT]),
+                "train": list(group.nodes[TRAIN]),
+            }
+            for group in cluster.groups.values()
+        ],
+        "memory_cap_gb": core.settings.memory_cap_gb,
+        "jobs": _jobs(core, live.items(), queue),
+        "ended": _jobs(core, _last_ended(brain, ended), queue),
+    }
+
+
+def cost(core: Core) -> dict[str, float]:
+    """Dollars per hour: of the nodes that are held, and of every live job alone."""
+    prices, brain = core.settings.prices, core.brain
+    each = (prices.rollout, prices.train)
+    held = sum(each[node.pool] for node in brain.scheduler.cluster.nodes.values() if node.held)
+    live = [job.spec for job in brain.scheduler.cluster.jobs.values()]
+    solo = sum(prices.of(spec.gangs) for spec in live)
+    return {"now": held, "solo": solo}
+
+
+def node(core: Core, name: str) -> dict[str, Any]:
+    """One node, also one that nobody knows."""
+    if name in core.brain.slots or name in core.brain.scheduler.cluster.nodes:
+        return _node(core, name)
+    return {
+        "name": name,
+        "pool": None,
+        "state": "failed" if name in core.brain.failed else "unknown",
+        "group": None,
+        "memory_gb": {},
+        "total_gb": 0.0,
+        "token": -1,
+        "agent": False,
+        "reported_s": None,
+    }
+
+
+def _node(core: Core, name: str) -> dict[str, Any]:
+    brain = core.brain
+    found, slot = brain.scheduler.cluster.nodes.get(name), brain.slots.get(name)
+    state = "free" if found is None else "held" if found.held else "reserved"
+    if any(fence.node == name for fence in brain.fences):
+        state = "failing"
+    elif found is None and slot is not None and slot.status == "down":
+        state = "failed"
+    return {
+        "name": name,
+        "pool": slot.machine.pool if slot else POOL_NAMES[found.pool] if found else None,
+        "state": state,
+        "group": None if found is None else found.group,
+        "memory_gb": {} if found is None else dict(found.pins),
+        "total_gb": brain.scheduler.cluster.inventory.memory_gb(name),
+        "token": brain.tokens.get(name, -1),
+        "agent": name in brain.agents,
+        "reported_s": max(core.now() - brain.agents[name], 0.0) if name in brain.agents else None,
+    } | (_machine(slot) if slot else {})
+
+
+def _machine(slot: Slot) -> dict[str, Any]:
+    """What only named nodes have."""
+    return {"status": slot.status, "why": slot.why, "machine": plain(slot.machine)}
+
+
+def timeline(
+    core: Core, window_s: float, job: str = "", node: str = "", most: int = 5000
+) -> dict[str, Any]:
+    """Phases of the last seconds, running ones included; of a job or a node only, if named."""
+
+    def asked_for(stretch: Stretch) -> bool:
+        return (not job or stretch.job == job) and (not node or node in stretch.nodes)
+
+    since = core.now() - window_s
+    found = [stretch for stretch in core.brain.running.values() if asked_for(stretch)]
+    for stretch in reversed(core.brain.timeline):
+        if len(found) >= most or (stretch.end or 0.0) < since:
+            break
+        if asked_for(stretch):
+            found.append(stretch)
+    found.sort(key=lambda stretch: stretch.start)
+    return {"now": core.now(), "phases": [_stretch(core, each) for each in found]}
+
+
+def _stretch(core: Core, stretch: Stretch) -> dict[str, Any]:
+    return {
+        "job": stretch.job,
+        "number": core.brain.jobs[stretch.job].number,
+        "phase": stretch.phase,
+        "nodes": list(stretch.nodes),
+        "start": stretch.start,
+        "end": stretch.end,
+        "token": stretch.token,
+        "outcome": stretch.outcome,
+    }

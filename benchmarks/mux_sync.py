@@ -135,7 +135,7 @@ def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rol
     import torch
     import torch.distributed as dist
 
-    from rollpacker.policy.publish import plan_publish
+    from rollpacker.policy.gradients.publish import plan_publish
     from rollpacker.runtime.messages.weight_broadcast import meet_pools
 
     _enter(place)

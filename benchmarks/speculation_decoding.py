@@ -27,9 +27,9 @@ from rollpacker.demo.model import build_model
 from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
 from rollpacker.engine.latency import StepTimes
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.policy.latency import LatencyCurve, RowCosts
+from rollpacker.policy.engines.latency import LatencyCurve, RowCosts
+from rollpacker.policy.engines.speculation import Speculating
 from rollpacker.policy.ledger import Ledger
-from rollpacker.policy.speculation import Speculating
 
 LONG = (
     "Explain step by step how to solve 3x + 7 = 22, and check the answer.",

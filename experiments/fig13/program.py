@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollpacker.policy.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 
 UNIT_S = 20e-6
 LEAST_S, MOST_S = 0.002, 0.03

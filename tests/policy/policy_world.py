@@ -17,12 +17,12 @@ from rollpacker.core.types import (
     ReplicaId,
     RoundKind,
 )
-from rollpacker.policy.fleet import Layout
-from rollpacker.policy.latency import RowCosts
-from rollpacker.policy.machine import EngineProfile, Machine, measured
+from rollpacker.policy.engines.fleet import Layout
+from rollpacker.policy.engines.hardware import EngineProfile, Machine, measured
+from rollpacker.policy.engines.latency import RowCosts
+from rollpacker.policy.gradients.streaming import StreamingRules
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
-from rollpacker.policy.streaming import StreamingRules
 
 
 def local_machine(workers: int, replica: int = 1) -> Machine:

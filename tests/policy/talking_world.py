@@ -10,8 +10,8 @@ from policy_world import World
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId
+from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
 from rollpacker.policy.settings import RolloutSettings
-from rollpacker.policy.tail_batching import NO_VARIANCE
 
 
 class Talking(World):

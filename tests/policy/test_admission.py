@@ -11,7 +11,10 @@ from synthetic_race import FITS, ONE_OF_FITS, race, tell
 
 from rollpacker.config import TailBatchingConfig
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.admission import (
+from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.policy.lengths.bias import Bias
+from rollpacker.policy.lengths.lengths import LengthHistory, known_correlation
+from rollpacker.policy.rounds.auto_mode import (
     Admission,
     Choice,
     StepTime,
@@ -19,9 +22,6 @@ from rollpacker.policy.admission import (
     Workload,
     predict,
 )
-from rollpacker.policy.bias import Bias
-from rollpacker.policy.latency import LatencyCurve
-from rollpacker.policy.lengths import LengthHistory, known_correlation
 
 GPU = LatencyCurve({1: 0.010, 16: 0.011, 64: 0.0135, 128: 0.018, 256: 0.027})
 WORK = Workload(prompts=64, responses=8, engines=8, latency=GPU)

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from synthetic_race import FITS, ONE_OF_FITS, race
 
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.bias import Audited, BiasMeter, Talk, is_audit_step
-from rollpacker.policy.censoring import (
+from rollpacker.policy.lengths.bias import Audited, BiasMeter, Talk, is_audit_step
+from rollpacker.policy.lengths.censoring import (
     KaplanMeier,
     Observations,
     censoring_weights,
     effective_sample_size,
 )
-from rollpacker.policy.lengths import LengthHistory
+from rollpacker.policy.lengths.lengths import LengthHistory
 
 PROMPTS_KNOB = "rollout.tail_batching.eta_prompts"
 RESPONSES_KNOB = "rollout.tail_batching.eta_responses"

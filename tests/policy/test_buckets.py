@@ -9,7 +9,7 @@ from test_rollout_machine import finish_all
 
 from rollpacker.core import events as ev
 from rollpacker.core.types import Prompt, PromptId
-from rollpacker.policy.buckets import Buckets
+from rollpacker.policy.rounds.buckets import Buckets
 
 
 def prompts(count: int, domain: str = "a") -> list[Prompt]:

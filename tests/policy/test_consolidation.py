@@ -9,8 +9,8 @@ import pytest
 from test_scaling import Roofline, attempts, consolidation, curve, fleet, observe
 
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.censoring import KaplanMeier
-from rollpacker.policy.scaling import ActiveAttempt
+from rollpacker.policy.engines.scaling import ActiveAttempt
+from rollpacker.policy.lengths.censoring import KaplanMeier
 
 LONG = curve([int(x) for x in np.exp(np.random.default_rng(1).normal(8.0, 1.0, 4000))])
 

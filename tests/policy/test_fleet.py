@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.types import Device, EngineId, ReplicaId
-from rollpacker.policy.fleet import Fleet, by_number, colocated, grid, separate
+from rollpacker.policy.engines.fleet import Fleet, by_number, colocated, grid, separate
 
 
 def test_a_device_is_its_node_and_its_index():

@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 from synthetic_race import FITS, ONE_OF_FITS, race, tell
 
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.censoring import CENSORED, FINISHED, TRUNCATED, KaplanMeier, Observations
-from rollpacker.policy.lengths import LengthHistory, known_correlation, shrunk_mean
+from rollpacker.policy.lengths.censoring import (
+    CENSORED,
+    FINISHED,
+    TRUNCATED,
+    KaplanMeier,
+    Observations,
+)
+from rollpacker.policy.lengths.lengths import LengthHistory, known_correlation, shrunk_mean
 
 NONE = Observations.of([])
 lengths = st.lists(st.integers(0, 60), min_size=1, max_size=40)

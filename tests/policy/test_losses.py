@@ -9,7 +9,7 @@ from policy_world import World, settings
 
 from rollpacker.core import decisions as do
 from rollpacker.core.types import EngineId, ReplicaId
-from rollpacker.policy.fleet import Layout
+from rollpacker.policy.engines.fleet import Layout
 
 ROLLOUT = {"prompts_per_step": 6, "num_generations": 2, "streaming": {"group_tokens": 64}}
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from rollpacker.core import events as ev
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.lengths import LengthHistory
-from rollpacker.policy.parallelism import (
+from rollpacker.policy.engines.parallelism import (
     Devices,
     ForecastPlanner,
     LengthForecast,
@@ -23,6 +22,7 @@ from rollpacker.policy.parallelism import (
     Planner,
     occupancy,
 )
+from rollpacker.policy.lengths.lengths import LengthHistory
 
 NODE = Devices(node_size=8, device_bytes=64e9, weight_bytes=15e9)
 SHORT, LONG = RoundKind.SHORT, RoundKind.LONG

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.policy.publish import plan_publish
+from rollpacker.policy.gradients.publish import plan_publish
 
 
 @given(

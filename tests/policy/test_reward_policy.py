@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rollpacker.policy.judge_budget import JudgeBudget, JudgeModel
-from rollpacker.policy.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.rewards.judge_budget import JudgeBudget, JudgeModel
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 
 graded = st.lists(
     st.tuples(st.sampled_from("abc"), st.floats(0, 60, allow_nan=False), st.booleans()),

@@ -16,8 +16,8 @@ from rollpacker.config.rollout import RACED, TailMode
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, RoundKind
-from rollpacker.policy.fleet import Layout
-from rollpacker.policy.latency import RowCosts
+from rollpacker.policy.engines.fleet import Layout
+from rollpacker.policy.engines.latency import RowCosts
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 
 

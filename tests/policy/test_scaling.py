@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.types import AttemptId, EngineId, ReplicaId
-from rollpacker.policy.censoring import KaplanMeier, Observations
-from rollpacker.policy.consolidation import Consolidation, ConsolidationSettings, TailCost
-from rollpacker.policy.fleet import Fleet, cheapest_half, grid
-from rollpacker.policy.scaling import (
+from rollpacker.policy.engines.consolidation import Consolidation, ConsolidationSettings, TailCost
+from rollpacker.policy.engines.fleet import Fleet, cheapest_half, grid
+from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
     FixedScaling,
     PaperScaling,
@@ -23,6 +22,7 @@ from rollpacker.policy.scaling import (
     peak_tokens,
     remaining_tokens,
 )
+from rollpacker.policy.lengths.censoring import KaplanMeier, Observations
 
 NOTHING = Observations.of([])
 

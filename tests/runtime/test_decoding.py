@@ -14,7 +14,7 @@ import pytest
 from rollpacker.core import decisions as do
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.engine.base import SamplingParams
-from rollpacker.policy.fleet import by_number
+from rollpacker.policy.engines.fleet import by_number
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg

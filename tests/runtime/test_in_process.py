@@ -13,7 +13,7 @@ from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.configured import build_engine
-from rollpacker.policy.fleet import by_number
+from rollpacker.policy.engines.fleet import by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, streaming_rules
 from rollpacker.reward.base import Grade

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import Device, EngineId, ReplicaId
-from rollpacker.policy.division import engine_sizes, split
-from rollpacker.policy.fleet import colocated, grid, separate
+from rollpacker.policy.engines.device_split import engine_sizes, split
+from rollpacker.policy.engines.fleet import colocated, grid, separate
 from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.pool.placement import Post, in_turns, lay_out
 from rollpacker.runtime.pool.topology import Gangs

@@ -20,7 +20,7 @@ from spanning_runs import decided, happened
 
 from rollpacker.core import journal
 from rollpacker.job.plan import build
-from rollpacker.policy.machine import Machine
+from rollpacker.policy.engines.hardware import Machine
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.gantt import Gantt
 from rollpacker.report.run_folder import load_run

@@ -13,9 +13,9 @@ import pytest
 from rollpacker.config import RunConfig
 from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.engine.base import Output
-from rollpacker.policy.bias import BiasMeter
-from rollpacker.policy.fleet import Fleet, by_number, colocated, grid, separate
-from rollpacker.policy.lengths import LengthHistory
+from rollpacker.policy.engines.fleet import Fleet, by_number, colocated, grid, separate
+from rollpacker.policy.lengths.bias import BiasMeter
+from rollpacker.policy.lengths.lengths import LengthHistory
 from rollpacker.runtime.attempts.attempts import Attempt
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.record.counters import Counters

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollpacker.policy.publish import plan_publish
+from rollpacker.policy.gradients.publish import plan_publish
 from rollpacker.runtime.messages.weight_broadcast import receive_weights, send_weights
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mux_sync.py"

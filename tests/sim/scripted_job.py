@@ -8,7 +8,7 @@ from rollpacker.config import FakeEngineConfig, RolloutConfig
 from rollpacker.core.types import Prompt, PromptId, sampling_seed
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.fake import scripted_length
-from rollpacker.policy.fleet import colocated, grid
+from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.sim.costs import CurveCosts, RewardCosts, TrainCosts

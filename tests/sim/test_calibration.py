@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rollpacker.config import RolloutConfig, StreamingConfig
-from rollpacker.policy.machine import Machine
+from rollpacker.policy.engines.hardware import Machine
 from rollpacker.sim import calibration
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import RewardCosts
 from rollpacker.sim.grading import Grading

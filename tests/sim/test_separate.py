@@ -11,7 +11,7 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core import journal
-from rollpacker.policy.fleet import grid, separate
+from rollpacker.policy.engines.fleet import grid, separate
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 from rollpacker.policy.settings import RolloutSettings, streaming_rules
 from rollpacker.sim.costs import TrainCosts

@@ -11,7 +11,7 @@ from test_turns import TWO_TURNS, Flat
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId
-from rollpacker.policy.fleet import colocated, grid
+from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import TrainCosts
 from rollpacker.sim.course import Course, Turn, Turns

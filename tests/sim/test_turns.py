@@ -14,7 +14,7 @@ from test_world import Run, check_once, check_step
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, FinishReason, Prompt, PromptId
-from rollpacker.policy.fleet import colocated, grid
+from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 from rollpacker.sim.costs import BLOCK_SLACK, TrainCosts
 from rollpacker.sim.course import Turn, Turns

@@ -20,7 +20,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, sampling_seed
 from rollpacker.data.base import Row
 from rollpacker.engine.base import SamplingParams
-from rollpacker.policy.fleet import Fleet, by_number
+from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.graded_log import GradedLog

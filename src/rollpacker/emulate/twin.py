@@ -10,8 +10,8 @@ import yaml
 from rollpacker import config as configuration
 from rollpacker.core import journal
 from rollpacker.emulate.config import Emulated
-from rollpacker.policy.division import replica_size, split
-from rollpacker.policy.fleet import Fleet, colocated, grid, separate
+from rollpacker.policy.engines.device_split import replica_size, split
+from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
 from rollpacker.policy.rollout import from_journal
 from rollpacker.sim.machines import WorldCosts
 from rollpacker.sim.result import StepResult

@@ -13,8 +13,8 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.durable import replace_file
 from rollpacker.engine.base import Engine, SamplingParams
-from rollpacker.policy.bias import Bias
-from rollpacker.policy.latency import LatencyCurve
+from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.policy.lengths.bias import Bias
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.attempts.detokenizer import Texts

@@ -8,14 +8,14 @@ from typing import Any
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
-from rollpacker.policy.bias import Bias
-from rollpacker.policy.engines import Engines
+from rollpacker.policy.engines.engines import Engines
+from rollpacker.policy.engines.speculation import Speculating
+from rollpacker.policy.gradients.streaming import Streaming
 from rollpacker.policy.ledger import Attempt, LedgerWriter
-from rollpacker.policy.measure import Measurements
+from rollpacker.policy.lengths.bias import Bias
+from rollpacker.policy.rounds.measure import Measurements
+from rollpacker.policy.rounds.tail_batching import TailBatching
 from rollpacker.policy.settings import RolloutSettings
-from rollpacker.policy.speculation import Speculating
-from rollpacker.policy.streaming import Streaming
-from rollpacker.policy.tail_batching import TailBatching
 
 
 class RolloutPolicy:

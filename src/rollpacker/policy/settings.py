@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rollpacker.config import RolloutConfig
-from rollpacker.policy.fleet import Layout
-from rollpacker.policy.latency import LatencyCurve, RowCosts, consolidation_threshold
-from rollpacker.policy.machine import Machine
-from rollpacker.policy.streaming import StreamingRules
-from rollpacker.policy.tail_release import tail_engines
+from rollpacker.policy.engines.fleet import Layout
+from rollpacker.policy.engines.hardware import Machine
+from rollpacker.policy.engines.latency import LatencyCurve, RowCosts, consolidation_threshold
+from rollpacker.policy.gradients.streaming import StreamingRules
+from rollpacker.policy.gradients.tail_release import tail_engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rollpacker.policy.censoring import CENSORED, FINISHED, TRUNCATED, KaplanMeier, Observations
+from rollpacker.policy.lengths.censoring import (
+    CENSORED,
+    FINISHED,
+    TRUNCATED,
+    KaplanMeier,
+    Observations,
+)
 
 _ENDS = {"stop": FINISHED, "length": TRUNCATED, "abort": CENSORED}
 

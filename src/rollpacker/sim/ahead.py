@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field, model_validator
 
 from rollpacker.config import Config
-from rollpacker.policy.latency import LatencyCurve
-from rollpacker.policy.speculation import MOST, drafted, tokens, worth
+from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.policy.engines.speculation import MOST, drafted, tokens, worth
 
 if TYPE_CHECKING:
     from rollpacker.sim.costs import EngineCosts

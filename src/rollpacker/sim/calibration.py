@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rollpacker.config import Config
 from rollpacker.config.load import one_line
-from rollpacker.policy.parallelism import Devices
+from rollpacker.policy.engines.parallelism import Devices
 from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.costs import (
     PROMPT_TOKENS,

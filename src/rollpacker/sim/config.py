@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator, model_validator
 
 from rollpacker.config import Config, RolloutConfig, StreamingConfig
-from rollpacker.policy.fleet import Layout
+from rollpacker.policy.engines.fleet import Layout
 from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.grading import RewardKind
 from rollpacker.sim.sequences import ToolKv

@@ -14,8 +14,8 @@ from typing import Protocol
 from pydantic import Field
 
 from rollpacker.config import Config
-from rollpacker.policy.latency import LatencyCurve
-from rollpacker.policy.parallelism import Devices
+from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.policy.engines.parallelism import Devices
 from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.hardware import Device, MeasuredDevice
 from rollpacker.sim.models import ModelShape

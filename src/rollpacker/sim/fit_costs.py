@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import NO_DRAFTS, Drafted
-from rollpacker.policy.latency import LatencyCurve
+from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.polytrace.numerics import least_squares
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.driver import DriverCosts

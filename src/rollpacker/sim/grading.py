@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.reward_timeouts import AdaptiveTimeouts
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.costs import RewardCosts
 from rollpacker.sim.judge import Judge

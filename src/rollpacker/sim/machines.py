@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollpacker.policy.fleet import Fleet, colocated, grid, separate
-from rollpacker.policy.machine import EngineProfile, Machine, measured
-from rollpacker.policy.reward_timeouts import TimeoutSettings
+from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
+from rollpacker.policy.engines.hardware import EngineProfile, Machine, measured
+from rollpacker.policy.rewards.reward_timeouts import TimeoutSettings
 from rollpacker.sim.ahead import Ahead
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig

@@ -7,7 +7,7 @@ and what a process takes before it holds anything, are estimates.
 from __future__ import annotations
 
 from rollpacker.config import RunConfig, longest_response
-from rollpacker.policy.division import divide
+from rollpacker.policy.engines.device_split import divide
 from rollpacker.sim.engine_memory import decoding_phases, engine_parts
 from rollpacker.sim.graders import graders
 from rollpacker.sim.models import ModelShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollpacker.config import FSDPTrainerConfig, RunConfig
-from rollpacker.policy.division import Division
+from rollpacker.policy.engines.device_split import Division
 from rollpacker.sim.models import ModelShape
 
 PROCESS = {True: 1.0e9, False: 0.7e9}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from rollpacker.core.types import Prompt, PromptId
-from rollpacker.policy.fleet import colocated, grid
+from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace.compare import STEP, Comparison, Timed, compare
 from rollpacker.sim.calibration import Calibration

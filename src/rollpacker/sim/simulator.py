@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from rollpacker.core.pump import Record
-from rollpacker.policy.latency import LatencyCurve, RowCosts
-from rollpacker.policy.reward_timeouts import TimeoutSettings
+from rollpacker.policy.engines.latency import LatencyCurve, RowCosts
+from rollpacker.policy.engines.speculation import MOST
+from rollpacker.policy.rewards.reward_timeouts import TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
-from rollpacker.policy.speculation import MOST
 from rollpacker.sim.calibration import Calibration
 from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.costs import EngineCosts, packing_bound_s, single_sequence_s

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
-from rollpacker.policy.fleet import Fleet
+from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.sim.course import Course
 from rollpacker.sim.result import StepResult
 from rollpacker.sim.worker import Work

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import Prompt, PromptId
-from rollpacker.policy.quotas import split
+from rollpacker.policy.rounds.quotas import split
 from rollpacker.polytrace.length_model import Floats, Lengths
 from rollpacker.polytrace.turn_model import TurnModel
 from rollpacker.sim.course import Turn, Turns, recorded_turns

@@ -10,7 +10,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
 from rollpacker.core.types import AttemptId, GroupPart, RoundKind
-from rollpacker.policy.reward_timeouts import AdaptiveTimeouts
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.agenda import Agenda
 from rollpacker.sim.ahead import Rule

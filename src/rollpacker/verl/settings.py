@@ -10,8 +10,8 @@ from pydantic import Field
 from rollpacker.config import RolloutConfig, parse_as
 from rollpacker.config.base import Config
 from rollpacker.config.rollout import SpeculationConfig, StreamingConfig, TailBatchingConfig
+from rollpacker.policy.gradients.streaming import StreamingRules
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading
-from rollpacker.policy.streaming import StreamingRules
 
 MODE = "rollpacker"
 """The trainer's name (``trainer.v1.trainer_mode``), and the section with our options."""

@@ -10,7 +10,7 @@ import numpy as np
 from rollpacker.core.types import PromptId
 from rollpacker.engine.mini.drafter import Drafter
 from rollpacker.engine.mini.runner import Ints
-from rollpacker.policy.speculation import MOST
+from rollpacker.policy.engines.speculation import MOST
 
 _LEFT = 8
 """Responses that still run where drafting begins."""

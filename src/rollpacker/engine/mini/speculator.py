@@ -13,7 +13,7 @@ from rollpacker.engine.mini.drafter import Drafter
 from rollpacker.engine.mini.runner import Floats, Ints, Rows
 from rollpacker.engine.mini.schedule import Held, Scheduler
 from rollpacker.engine.mini.slots import CHUNK, Slots
-from rollpacker.policy.speculation import worth
+from rollpacker.policy.engines.speculation import worth
 
 _LONGEST_PAUSE = 32
 """Steps without drafts after many of which nothing was right: noise costs no more than that."""

@@ -20,11 +20,11 @@ from rollpacker.job.plan.machine import machine_of
 from rollpacker.job.plan.nodes import nodes_of
 from rollpacker.job.plan.problems import load_data
 from rollpacker.job.plan.resume import Start
-from rollpacker.policy.division import engine_sizes, replica_size
-from rollpacker.policy.empty_steps import EmptySteps
-from rollpacker.policy.latency import LatencyCurve
-from rollpacker.policy.machine import Machine
+from rollpacker.policy.engines.device_split import engine_sizes, replica_size
+from rollpacker.policy.engines.hardware import Machine
+from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.policy.rounds.empty_steps import EmptySteps
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems

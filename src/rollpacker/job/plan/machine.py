@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rollpacker.config import RunConfig
-from rollpacker.policy.division import replica_size
-from rollpacker.policy.machine import EngineProfile, Machine, measured
+from rollpacker.policy.engines.device_split import replica_size
+from rollpacker.policy.engines.hardware import EngineProfile, Machine, measured
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.train.card import Card
 

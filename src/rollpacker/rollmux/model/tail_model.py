@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rollpacker.policy.tail_release import TAIL_ENGINES
+from rollpacker.policy.gradients.tail_release import TAIL_ENGINES
 from rollpacker.rollmux.model.member import ROLLOUT, Seat, State
 
 TAIL_TIME = 0.70

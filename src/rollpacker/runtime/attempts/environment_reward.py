@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.reward_faults import RESPONSES
+from rollpacker.policy.rewards.reward_faults import RESPONSES
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import Attempt
 from rollpacker.runtime.attempts.conversation import Conversation

@@ -16,7 +16,7 @@ from rollpacker.config import CodeTimeoutConfig, EnvironmentConfig, GradingConfi
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.data.messages import is_blank
-from rollpacker.policy.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names
 from rollpacker.reward.pool import GradingPool

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from rollpacker.policy.publish import PublishPlan, Transfer
+from rollpacker.policy.gradients.publish import PublishPlan, Transfer
 from rollpacker.train.mesh import store_at
 
 CHUNK = 1 << 20

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import Engine
-from rollpacker.policy.fleet import Fleet, by_number
+from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.shared_weights import SharedWeights

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rollpacker.config import RunConfig
 from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.engine.base import Span
-from rollpacker.policy.division import apart, check_engines, replica_size, split
+from rollpacker.policy.engines.device_split import apart, check_engines, replica_size, split
 from rollpacker.runtime.cluster.devices import Place
 from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec

@@ -13,8 +13,8 @@ from math import gcd
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, Phase, ReplicaId
 from rollpacker.engine.base import EngineInfo, least
-from rollpacker.policy.division import apart
-from rollpacker.policy.fleet import Fleet
+from rollpacker.policy.engines.device_split import apart
+from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.runtime.cluster.folders import for_nodes, gather_in
 from rollpacker.runtime.cluster.nodes import Node, Nodes, ThisMachine
 from rollpacker.runtime.ipc.wire import encode

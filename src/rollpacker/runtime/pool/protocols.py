@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId
 from rollpacker.data.base import Row
-from rollpacker.policy.fleet import Fleet
+from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import Attempt
 from rollpacker.runtime.messages import messages as msg

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from rollpacker.core.types import EngineId, Phase, ReplicaId
-from rollpacker.policy.fleet import Fleet, Layout
+from rollpacker.policy.engines.fleet import Fleet, Layout
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.pool.placement import Post
 

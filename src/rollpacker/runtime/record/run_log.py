@@ -17,8 +17,8 @@ from rollpacker.config import RunConfig
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import Group, ReplicaId
 from rollpacker.durable import AppendFile, cut_jsonl, replace_file
-from rollpacker.policy.fleet import Fleet
-from rollpacker.policy.tail_batching import NO_VARIANCE
+from rollpacker.policy.engines.fleet import Fleet
+from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
 from rollpacker.reward.functions import reward_names
 from rollpacker.runtime.attempts import environment_reward
 from rollpacker.runtime.attempts.detokenizer import Texts

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, ReplicaId, RoundKind
-from rollpacker.policy.fleet import Fleet
-from rollpacker.policy.tail_batching import NO_VARIANCE
+from rollpacker.policy.engines.fleet import Fleet
+from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
 from rollpacker.runtime.attempts.attempts import Attempt, Stage
 from rollpacker.runtime.messages.messages import Work
 from rollpacker.runtime.step.bubble import Span, bubble, union

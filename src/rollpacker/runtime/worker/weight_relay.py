@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollpacker.policy.publish import PublishPlan, plan_publish
+from rollpacker.policy.gradients.publish import PublishPlan, plan_publish
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.shared_weights import SharedWeights, WeightsOut, mapped, reserved
 

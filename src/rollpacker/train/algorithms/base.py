@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.policy.race import differ
+from rollpacker.policy.rounds.race import differ
 
 Floats = NDArray[np.float32]
 

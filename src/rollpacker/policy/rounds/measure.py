@@ -11,12 +11,12 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import GroupPart, PromptId
-from rollpacker.policy.admission import Admission, Workload
-from rollpacker.policy.bias import Audited, Bias, BiasMeter, Talk, is_audit_step
-from rollpacker.policy.latency import LatencyCurve
+from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.ledger import Attempt, Ledger
-from rollpacker.policy.lengths import LengthHistory
-from rollpacker.policy.rounds import Racing
+from rollpacker.policy.lengths.bias import Audited, Bias, BiasMeter, Talk, is_audit_step
+from rollpacker.policy.lengths.lengths import LengthHistory
+from rollpacker.policy.rounds.auto_mode import Admission, Workload
+from rollpacker.policy.rounds.rounds import Racing
 
 
 class Measurements:

@@ -13,9 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from rollpacker.core.types import AttemptId, Device, EngineId
-from rollpacker.policy.censoring import KaplanMeier
-from rollpacker.policy.fleet import Fleet
-from rollpacker.policy.scaling import (
+from rollpacker.policy.engines.fleet import Fleet
+from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
     ScaleDecision,
     Scaling,
@@ -24,6 +23,7 @@ from rollpacker.policy.scaling import (
     remaining_tokens,
     spread,
 )
+from rollpacker.policy.lengths.censoring import KaplanMeier
 
 
 class TailCost(Protocol):

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from rollpacker.core import events as ev
 from rollpacker.core.types import RoundKind
-from rollpacker.policy.lengths import LengthHistory
+from rollpacker.policy.lengths.lengths import LengthHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,24 +13,24 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
-from rollpacker.policy.consolidation import Consolidation, ConsolidationSettings
-from rollpacker.policy.ledger import Attempt, Ledger
-from rollpacker.policy.lengths import LengthHistory
-from rollpacker.policy.machine import Machine
-from rollpacker.policy.parallelism import (
+from rollpacker.policy.engines.consolidation import Consolidation, ConsolidationSettings
+from rollpacker.policy.engines.hardware import Machine
+from rollpacker.policy.engines.parallelism import (
     ForecastPlanner,
     LengthForecast,
     PaperPlanner,
     Planner,
     occupancy,
 )
-from rollpacker.policy.scaling import (
+from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
     FixedScaling,
     PaperScaling,
     ScaleDecision,
     Scaling,
 )
+from rollpacker.policy.ledger import Attempt, Ledger
+from rollpacker.policy.lengths.lengths import LengthHistory
 
 
 class Engines:

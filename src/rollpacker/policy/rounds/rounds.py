@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rollpacker.core.groups import over_provision
 from rollpacker.core.types import RoundKind
-from rollpacker.policy.quotas import split
+from rollpacker.policy.rounds.quotas import split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.censoring import (
+from rollpacker.policy.lengths.censoring import (
     CENSORED,
     FINISHED,
     TRUNCATED,

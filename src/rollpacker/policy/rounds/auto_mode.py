@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from rollpacker.config import TailBatchingConfig
 from rollpacker.core.groups import over_provision
-from rollpacker.policy.bias import Bias
-from rollpacker.policy.censoring import KaplanMeier
-from rollpacker.policy.latency import LatencyCurve, consolidation_threshold
-from rollpacker.policy.lengths import ENOUGH_GROUPS, LengthHistory
+from rollpacker.policy.engines.latency import LatencyCurve, consolidation_threshold
+from rollpacker.policy.lengths.bias import Bias
+from rollpacker.policy.lengths.censoring import KaplanMeier
+from rollpacker.policy.lengths.lengths import ENOUGH_GROUPS, LengthHistory
 
 Lengths = NDArray[np.float64]
 

@@ -14,12 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollpacker.config.rollout import TailMode
 from rollpacker.core.types import RoundKind
-from rollpacker.policy.censoring import (
-    CENSORED,
-    censoring_weights,
-    effective_sample_size,
-)
-from rollpacker.policy.lengths import LengthHistory, shrunk_mean
+from rollpacker.policy.lengths.censoring import CENSORED, censoring_weights, effective_sample_size
+from rollpacker.policy.lengths.lengths import LengthHistory, shrunk_mean
 
 _FIRST_AUDITS, _FIRST_LIMIT = 6, 0.85
 _LATER_AUDITS, _LATER_LIMIT = 20, 0.95

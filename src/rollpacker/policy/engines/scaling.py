@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, EngineId, ReplicaId
-from rollpacker.policy.censoring import KaplanMeier
-from rollpacker.policy.fleet import Fleet, cheapest_half
+from rollpacker.policy.engines.fleet import Fleet, cheapest_half
+from rollpacker.policy.lengths.censoring import KaplanMeier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,10 @@ from itertools import chain
 import numpy as np
 
 from rollpacker.core.types import Device, EngineId, ReplicaId
-from rollpacker.policy.fleet import Fleet
-from rollpacker.policy.latency import Floats, LatencyCurve
-from rollpacker.policy.parallelism import Devices, LengthForecast
-from rollpacker.policy.scaling import Tokens
+from rollpacker.policy.engines.fleet import Fleet
+from rollpacker.policy.engines.latency import Floats, LatencyCurve
+from rollpacker.policy.engines.parallelism import Devices, LengthForecast
+from rollpacker.policy.engines.scaling import Tokens
 
 _STRIDE = 64
 """Decode steps between the points at which a forecast is integrated."""

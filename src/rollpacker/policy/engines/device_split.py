@@ -8,7 +8,7 @@ from math import gcd
 from typing import TypeVar
 
 from rollpacker.config import RunConfig
-from rollpacker.policy.machine import unsplit
+from rollpacker.policy.engines.hardware import unsplit
 
 T = TypeVar("T")
 

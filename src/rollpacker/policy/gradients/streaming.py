@@ -17,9 +17,9 @@ from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, GroupPart, PromptId, ReplicaId
-from rollpacker.policy.fleet import Layout, by_number
+from rollpacker.policy.engines.fleet import Layout, by_number
+from rollpacker.policy.gradients.tail_release import TailRelease
 from rollpacker.policy.ledger import Ledger
-from rollpacker.policy.tail_release import TailRelease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

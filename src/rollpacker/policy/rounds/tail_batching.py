@@ -14,11 +14,11 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
-from rollpacker.policy.buckets import Buckets, Predict
 from rollpacker.policy.ledger import Attempt, Ledger, Stage
-from rollpacker.policy.placement import Placement
-from rollpacker.policy.race import Race
-from rollpacker.policy.rounds import Racing, RoundPlan, domain_quotas, plan_round
+from rollpacker.policy.rounds.buckets import Buckets, Predict
+from rollpacker.policy.rounds.placement import Placement
+from rollpacker.policy.rounds.race import Race
+from rollpacker.policy.rounds.rounds import Racing, RoundPlan, domain_quotas, plan_round
 
 NO_VARIANCE = "no reward variance"
 """Why dynamic sampling drops a group."""

@@ -1,0 +1,4 @@
+"""How long grading may take, what the judge may use, when a reward function is broken.
+
+Nothing here grades.
+"""

@@ -41,7 +41,7 @@ from rollpacker.emulate.twin import simulate
 from rollpacker.job import train
 from rollpacker.runtime.record.metrics import Metrics
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim import calibration
+from rollpacker.sim.costs import calibration
 
 PHASES = ("rollout", "of it grading's end", "training", "sync", "step")
 GPUS = 64

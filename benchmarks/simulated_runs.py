@@ -25,9 +25,9 @@ from rollpacker.demo.warm_start import default_cache, warm_start
 from rollpacker.job import train
 from rollpacker.polytrace.compare import STEP, Timed, compare
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim.fit_costs import calibrate, timed
-from rollpacker.sim.rerun import replayed
-from rollpacker.sim.run_record import METRICS, RunRecord, read_run
+from rollpacker.sim.recorded.fit_costs import calibrate, timed
+from rollpacker.sim.recorded.rerun import replayed
+from rollpacker.sim.recorded.run_record import METRICS, RunRecord, read_run
 
 MODES = ("off", "exact")
 DEMO_PROMPTS = 16

@@ -8,10 +8,10 @@ import time
 import tracemalloc
 
 from rollpacker.core.pump import Record
-from rollpacker.sim import calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import load_source
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.workload.source import load_source
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.simulator import Simulation
 
 MODES = ("off", "exact", "race", "prompts", "auto")
 

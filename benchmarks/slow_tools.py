@@ -28,8 +28,8 @@ from rollpacker.find import find
 from rollpacker.job import train
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim.rerun import held_back
-from rollpacker.sim.run_record import read_run
+from rollpacker.sim.recorded.rerun import held_back
+from rollpacker.sim.recorded.run_record import read_run
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tools"
 MODES = ("off", "exact", "race", "auto")

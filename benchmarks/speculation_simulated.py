@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from rollpacker.config import parse_as
-from rollpacker.sim import calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import of_model
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.workload.source import of_model
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.simulator import Simulation
 
 SETTINGS = {
     "7B/8k": ("paper-7b-8k", "paper-8k", 2.03),

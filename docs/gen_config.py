@@ -15,10 +15,10 @@ from pydantic.fields import FieldInfo
 from rollpacker.config import Config, RunConfig
 from rollpacker.config.on_resume import MEANING, on_resume
 from rollpacker.emulate.config import EmulationConfig
-from rollpacker.sim.calibration import Calibration, builtin
-from rollpacker.sim.config import DomainConfig, SimulationConfig
-from rollpacker.sim.hardware import DEVICES
-from rollpacker.sim.models import MODELS
+from rollpacker.sim.costs.calibration import Calibration, builtin
+from rollpacker.sim.costs.hardware import DEVICES
+from rollpacker.sim.costs.models import MODELS
+from rollpacker.sim.world.config import DomainConfig, SimulationConfig
 
 FOLDER = Path(__file__).parent
 HEAD = """# Configuration

@@ -18,11 +18,11 @@ from typing import Any
 
 from rollpacker.config import parse_as
 from rollpacker.polytrace import formats
-from rollpacker.sim import calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.estimate import on_paper_gpus, simulation_of
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import Source, of_model, of_trace
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.estimate.estimate import on_paper_gpus, simulation_of
+from rollpacker.sim.workload.source import Source, of_model, of_trace
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.simulator import Simulation
 
 SETTINGS = (
     ("7B/8k", "paper-7b-8k", "paper-8k"),

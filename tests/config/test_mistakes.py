@@ -16,7 +16,7 @@ from rollpacker.config import Config, RunConfig
 from rollpacker.config.foreign import _NAMES, KEYS, REASONS
 from rollpacker.config.mistakes import WORDS, _paths, mistakes
 from rollpacker.reward.judge.options import JudgeOptions
-from rollpacker.sim.config import SimulationConfig
+from rollpacker.sim.world.config import SimulationConfig
 
 JOB = "model: {path: m}\ndata: {path: 'rg:gcd'}\nrewards: [{function: rg}]\n"
 

@@ -28,8 +28,8 @@ from rollpacker.runtime.cluster.nodes import ThisMachine
 from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
-from rollpacker.sim.source import Source
-from rollpacker.sim.workload import DrawnWorkload, Recorded
+from rollpacker.sim.workload.source import Source
+from rollpacker.sim.workload.workload import DrawnWorkload, Recorded
 
 LONG = 32768
 STEP = 0

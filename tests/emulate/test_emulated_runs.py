@@ -25,9 +25,9 @@ from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_folder import load_run
 from rollpacker.runtime.cluster.local import PRELOADED
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim import calibration
-from rollpacker.sim.models import find_model
-from rollpacker.sim.run_record import read_run
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.costs.models import find_model
+from rollpacker.sim.recorded.run_record import read_run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -25,8 +25,8 @@ from rollpacker.emulate.workers import EmulatedEngine, EmulatedReplica
 from rollpacker.engine.base import Output, Request, SamplingParams, Span
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart
-from rollpacker.sim.worker import SimWorker
-from rollpacker.sim.workload import DrawnWorkload
+from rollpacker.sim.workload.workload import DrawnWorkload
+from rollpacker.sim.world.worker import SimWorker
 
 CAP = 4096
 STEP = 7

@@ -9,7 +9,7 @@ from make_docs import HEAD, PAGE, REAL, REAL_HEAD, overview, sides
 
 from rollpacker.config import ConfigError, load
 from rollpacker.job.plan.checks import check
-from rollpacker.sim import calibration
+from rollpacker.sim.costs import calibration
 from rollpacker.sim.reproduce import fig11, jobs
 
 ROOT = Path(__file__).parents[2] / "experiments"

@@ -20,8 +20,8 @@ from rollpacker.polytrace.formats.episodes import Turn
 from rollpacker.polytrace.schema import Trace
 from rollpacker.runtime.attempts.conversation import Conversation, TurnRecord
 from rollpacker.runtime.attempts.samples import Row, SampleLog
-from rollpacker.sim import course
-from rollpacker.sim.source import of_trace
+from rollpacker.sim.workload import turn_script
+from rollpacker.sim.workload.source import of_trace
 
 PROMPT = 70
 OPENING_S = 0.25
@@ -263,8 +263,8 @@ def test_its_waits_are_characterised_and_simulated(tmp_path: Path) -> None:
     source = of_trace(trace)
     played = {turns for prompt in source.recorded for turns in prompt.turns}
     assert played == {
-        (course.Turn(30),),
-        (course.Turn(30, 0.5, 45), course.Turn(12)),
-        (course.Turn(30, 0.5, 45), course.Turn(12, 0.125, 20), course.Turn(7)),
+        (turn_script.Turn(30),),
+        (turn_script.Turn(30, 0.5, 45), turn_script.Turn(12)),
+        (turn_script.Turn(30, 0.5, 45), turn_script.Turn(12, 0.125, 20), turn_script.Turn(7)),
     }
     assert source.turns is not None

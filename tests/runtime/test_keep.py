@@ -14,7 +14,7 @@ from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace import formats
 from rollpacker.report.run_report import write_report
 from rollpacker.runtime.record.checkpoint import Checkpoints
-from rollpacker.sim.run_record import read_run
+from rollpacker.sim.recorded.run_record import read_run
 
 FIXED: dict[str, Any] = {"deterministic": True, "devices__per_node": 1, "epochs": 3}
 METRIC = "eval/sampled_accuracy"

@@ -11,11 +11,11 @@ from rollpacker.engine.fake import scripted_length
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
-from rollpacker.sim.costs import CurveCosts, RewardCosts, TrainCosts
-from rollpacker.sim.course import Turn, Turns
-from rollpacker.sim.hardware import MeasuredDevice
-from rollpacker.sim.machines import WorldCosts
-from rollpacker.sim.world import World
+from rollpacker.sim.costs.costs import CurveCosts, RewardCosts, TrainCosts
+from rollpacker.sim.costs.hardware import MeasuredDevice
+from rollpacker.sim.workload.turn_script import Turn, Turns
+from rollpacker.sim.world.machines import WorldCosts
+from rollpacker.sim.world.world import World
 
 PROMPT_TOKENS = 7
 LATENCY = {1: 0.0101, 4: 0.0117, 16: 0.0239, 64: 0.0711}

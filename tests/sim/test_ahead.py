@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from rollpacker.sim.ahead import PLAIN, Ahead, Rule
-from rollpacker.sim.decoder import Decoder
-from rollpacker.sim.sequences import Request
+from rollpacker.sim.costs.ahead import PLAIN, Ahead, Rule
+from rollpacker.sim.workload.sequences import Request
+from rollpacker.sim.world.decoder import Decoder
 
 
 @dataclass(frozen=True)

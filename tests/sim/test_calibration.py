@@ -8,12 +8,12 @@ import yaml
 
 from rollpacker.config import RolloutConfig, StreamingConfig
 from rollpacker.policy.engines.hardware import Machine
-from rollpacker.sim import calibration
-from rollpacker.sim.calibration import Calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.costs import CurveCosts, GpuCosts
-from rollpacker.sim.hardware import MeasuredDevice
-from rollpacker.sim.machines import machine_of
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.costs.costs import CurveCosts, GpuCosts
+from rollpacker.sim.costs.hardware import MeasuredDevice
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.machines import machine_of
 
 CPU: dict[str, Any] = {
     "name": "mine",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.sim.costs import (
+from rollpacker.sim.costs.costs import (
     CurveCosts,
     GpuCosts,
     RewardCosts,
@@ -16,10 +16,10 @@ from rollpacker.sim.costs import (
     packing_bound_s,
     single_sequence_s,
 )
-from rollpacker.sim.decoder import Decoder
-from rollpacker.sim.hardware import DEVICES, MeasuredDevice, find_device
-from rollpacker.sim.models import MODELS, ModelShape, find_model
-from rollpacker.sim.sequences import Request
+from rollpacker.sim.costs.hardware import DEVICES, MeasuredDevice, find_device
+from rollpacker.sim.costs.models import MODELS, ModelShape, find_model
+from rollpacker.sim.workload.sequences import Request
+from rollpacker.sim.world.decoder import Decoder
 
 H800 = DEVICES["H800"]
 CPU = MeasuredDevice(

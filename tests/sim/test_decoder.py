@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.sim.ahead import Ahead
-from rollpacker.sim.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts, GpuCosts
-from rollpacker.sim.decoder import Decoder
-from rollpacker.sim.hardware import DEVICES
-from rollpacker.sim.models import MODELS
-from rollpacker.sim.sequences import Request
+from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.sim.costs.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts, GpuCosts
+from rollpacker.sim.costs.hardware import DEVICES
+from rollpacker.sim.costs.models import MODELS
+from rollpacker.sim.workload.sequences import Request
+from rollpacker.sim.world.decoder import Decoder
 
 GPU = GpuCosts(device=DEVICES["H800"], shape=MODELS["Qwen2.5-14B"])
 

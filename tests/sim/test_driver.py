@@ -11,13 +11,13 @@ from scripted_job import Journal, Script, ScriptedWorkload
 from test_fit_costs import made_run
 
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.sim import fit_costs, rerun
-from rollpacker.sim.costs import CurveCosts
-from rollpacker.sim.decoder import Decoder
-from rollpacker.sim.driver import DriverCosts
-from rollpacker.sim.hardware import MeasuredDevice
-from rollpacker.sim.sequences import Request
-from rollpacker.sim.world import World
+from rollpacker.sim.costs.costs import CurveCosts
+from rollpacker.sim.costs.driver import DriverCosts
+from rollpacker.sim.costs.hardware import MeasuredDevice
+from rollpacker.sim.recorded import fit_costs, rerun
+from rollpacker.sim.workload.sequences import Request
+from rollpacker.sim.world.decoder import Decoder
+from rollpacker.sim.world.world import World
 
 DRIVER = {"cores": 2, "ended_s": 4e-3, "graded_s": 6e-3}
 

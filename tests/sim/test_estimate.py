@@ -10,11 +10,11 @@ import pytest
 from rollpacker.config.rollout import SpeculationConfig
 from rollpacker.polytrace.schema import SAMPLES, Trace
 from rollpacker.polytrace.statistics import dependence
-from rollpacker.sim import estimate as est
-from rollpacker.sim.ahead import Ahead
-from rollpacker.sim.calibration import FOLDER
-from rollpacker.sim.source import of_trace
-from rollpacker.sim.verdict import ModeEstimate, recommend, sentences
+from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.sim.costs.calibration import FOLDER
+from rollpacker.sim.estimate import estimate as est
+from rollpacker.sim.estimate.verdict import ModeEstimate, recommend, sentences
+from rollpacker.sim.workload.source import of_trace
 
 
 def trace_of(lengths: np.ndarray, *, cap: int, steps: int = 4, task: str = "made") -> Trace:

@@ -9,13 +9,14 @@ import pytest
 
 from rollpacker import config
 from rollpacker.core.journal import JournalWriter
-from rollpacker.sim import calibration, fit_costs, rerun
-from rollpacker.sim.ahead import Ahead
-from rollpacker.sim.calibration import Calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.run_record import RunRecord, read_run
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import Source, of_model
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.recorded import fit_costs, rerun
+from rollpacker.sim.recorded.run_record import RunRecord, read_run
+from rollpacker.sim.workload.source import Source, of_model
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.simulator import Simulation
 
 TRUTH: dict[str, Any] = {
     "name": "made",

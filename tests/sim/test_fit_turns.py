@@ -10,14 +10,14 @@ from test_fit_costs import TRUTH
 
 from rollpacker import config
 from rollpacker.core.journal import JournalWriter
-from rollpacker.sim import fit_costs, rerun
-from rollpacker.sim.calibration import Calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.course import Turn, Turns
-from rollpacker.sim.run_record import RunRecord, read_run
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import Source, of_model
-from rollpacker.sim.workload import Recorded
+from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.recorded import fit_costs, rerun
+from rollpacker.sim.recorded.run_record import RunRecord, read_run
+from rollpacker.sim.workload.source import Source, of_model
+from rollpacker.sim.workload.turn_script import Turn, Turns
+from rollpacker.sim.workload.workload import Recorded
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.simulator import Simulation
 
 PROMPTS, RESPONSES = 16, 4
 TURNS: dict[str, Any] = TRUTH | {"measured": TRUTH["measured"] | {"context_token_s": 1e-7}}

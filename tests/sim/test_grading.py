@@ -7,9 +7,9 @@ import pytest
 
 from rollpacker.core.types import AttemptId
 from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
-from rollpacker.sim.agenda import Agenda
-from rollpacker.sim.costs import RewardCosts
-from rollpacker.sim.grading import Grading
+from rollpacker.sim.costs.costs import RewardCosts
+from rollpacker.sim.world.agenda import Agenda
+from rollpacker.sim.world.grading import Grading
 
 COSTS = RewardCosts(math_s=0.5, judge_s=8.0, judge_idle=0.25, judge_slots=3)
 KINDS = {"maths": "math", "programs": "code", "essays": "judge"}

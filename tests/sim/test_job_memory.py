@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.config import RunConfig, parse
-from rollpacker.sim.hardware import DEVICES
-from rollpacker.sim.layouts import candidates, fitting, with_changes
-from rollpacker.sim.memory import needs
-from rollpacker.sim.models import MODELS
-from rollpacker.sim.needs import Machine, Needs
-from rollpacker.sim.working_set import layer_token_bytes
+from rollpacker.sim.costs.hardware import DEVICES
+from rollpacker.sim.costs.models import MODELS
+from rollpacker.sim.memory.layouts import candidates, fitting, with_changes
+from rollpacker.sim.memory.memory import needs
+from rollpacker.sim.memory.needs import Machine, Needs
+from rollpacker.sim.memory.working_set import layer_token_bytes
 
 SMALL, LARGE = MODELS["Qwen2.5-0.5B"], MODELS["Qwen2.5-7B"]
 H100 = Machine(name="H100", cuda=True, devices=8, device_bytes=80e9, workers=8, on_device=1)

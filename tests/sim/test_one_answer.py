@@ -9,8 +9,8 @@ from test_estimate import trace_of
 
 from rollpacker.polytrace.characterize import characterize
 from rollpacker.polytrace.schema import Trace
-from rollpacker.sim import estimate as est
-from rollpacker.sim.source import of_trace
+from rollpacker.sim.estimate import estimate as est
+from rollpacker.sim.workload.source import of_trace
 
 
 def drawn(seed: int, aborted: int, *, empty: bool) -> Trace:

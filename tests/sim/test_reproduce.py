@@ -6,9 +6,9 @@ import pytest
 
 from rollpacker.cli.reproduce import reproduce_rows
 from rollpacker.config import parse_as
-from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.reproduce import FIGURES, fig12, table2
 from rollpacker.sim.reproduce.rows import missing, row, within
+from rollpacker.sim.world.config import SimulationConfig
 
 
 def test_status_follows_from_the_error() -> None:

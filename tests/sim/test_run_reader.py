@@ -16,10 +16,10 @@ from rollpacker.core.types import (
     ReplicaId,
     RoundKind,
 )
-from rollpacker.sim.course import Turn
-from rollpacker.sim.run_lanes import Tried
-from rollpacker.sim.run_reader import Reader
-from rollpacker.sim.run_steps import Interval, RunStep
+from rollpacker.sim.recorded.run_lanes import Tried
+from rollpacker.sim.recorded.run_reader import Reader
+from rollpacker.sim.recorded.run_steps import Interval, RunStep
+from rollpacker.sim.workload.turn_script import Turn
 
 P = PromptId("p")
 

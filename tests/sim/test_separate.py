@@ -14,10 +14,10 @@ from rollpacker.core import journal
 from rollpacker.policy.engines.fleet import grid, separate
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 from rollpacker.policy.settings import RolloutSettings, streaming_rules
-from rollpacker.sim.costs import TrainCosts
-from rollpacker.sim.course import Turn
-from rollpacker.sim.machines import WorldCosts
-from rollpacker.sim.world import World
+from rollpacker.sim.costs.costs import TrainCosts
+from rollpacker.sim.workload.turn_script import Turn
+from rollpacker.sim.world.machines import WorldCosts
+from rollpacker.sim.world.world import World
 
 SPLIT = {"layout": "separate", "training_gpus": 4, "gpus": 16}
 

@@ -10,10 +10,10 @@ import pytest
 from test_estimate import near_the_cap
 
 from rollpacker.cli.simulate import _tell  # pyright: ignore[reportPrivateUsage]
-from rollpacker.sim import estimate as est
-from rollpacker.sim.shared_cores import SharedCores, read_shared_cores
-from rollpacker.sim.source import of_trace
-from rollpacker.sim.verdict import ModeEstimate, sentences
+from rollpacker.sim.costs.shared_cores import SharedCores, read_shared_cores
+from rollpacker.sim.estimate import estimate as est
+from rollpacker.sim.estimate.verdict import ModeEstimate, sentences
+from rollpacker.sim.workload.source import of_trace
 
 SUMMARY: dict[str, Any] = {
     "steps": 10,

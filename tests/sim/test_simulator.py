@@ -9,11 +9,11 @@ import pytest
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import RoundKind
-from rollpacker.sim import calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.result import JobResult
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import load_source
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.workload.source import load_source
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.result import JobResult
+from rollpacker.sim.world.simulator import Simulation
 
 MODES = ("off", "exact", "race", "prompts", "auto")
 

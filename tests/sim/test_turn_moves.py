@@ -12,13 +12,13 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
-from rollpacker.sim.agenda import Agenda
-from rollpacker.sim.costs import TrainCosts
-from rollpacker.sim.course import Course, Turn, Turns
-from rollpacker.sim.decoding import Decoding
-from rollpacker.sim.machines import WorldCosts
-from rollpacker.sim.step import Attempt, Step
-from rollpacker.sim.worker import SimWorker
+from rollpacker.sim.costs.costs import TrainCosts
+from rollpacker.sim.workload.turn_script import Course, Turn, Turns
+from rollpacker.sim.world.agenda import Agenda
+from rollpacker.sim.world.decoding import Decoding
+from rollpacker.sim.world.machines import WorldCosts
+from rollpacker.sim.world.step import Attempt, Step
+from rollpacker.sim.world.worker import SimWorker
 
 CAP = 1000
 

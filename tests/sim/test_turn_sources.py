@@ -14,12 +14,12 @@ from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.turns import Response, Scale
 from rollpacker.polytrace.turns import Turn as Recorded
 from rollpacker.polytrace.workload import load_model
-from rollpacker.sim import calibration
-from rollpacker.sim import estimate as est
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.course import Turn, at_most, recorded_turns
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import of_model, of_trace
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.estimate import estimate as est
+from rollpacker.sim.workload.source import of_model, of_trace
+from rollpacker.sim.workload.turn_script import Turn, at_most, recorded_turns
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.simulator import Simulation
 from rollpacker.trace_replay.plan import plan
 from rollpacker.trace_replay.simulated import replay, replay_costs
 

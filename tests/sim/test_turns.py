@@ -16,12 +16,12 @@ from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, FinishReason, Prompt, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
-from rollpacker.sim.costs import BLOCK_SLACK, TrainCosts
-from rollpacker.sim.course import Turn, Turns
-from rollpacker.sim.decoder import Decoder
-from rollpacker.sim.machines import WorldCosts
-from rollpacker.sim.sequences import Request, ToolKv
-from rollpacker.sim.world import World
+from rollpacker.sim.costs.costs import BLOCK_SLACK, TrainCosts
+from rollpacker.sim.workload.sequences import Request, ToolKv
+from rollpacker.sim.workload.turn_script import Turn, Turns
+from rollpacker.sim.world.decoder import Decoder
+from rollpacker.sim.world.machines import WorldCosts
+from rollpacker.sim.world.world import World
 
 STEP_S = 1.0
 PREFILL_S = 0.01

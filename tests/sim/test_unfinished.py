@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 
 from rollpacker.core.types import PromptId
-from rollpacker.sim.course import Turn, Turns
-from rollpacker.sim.run_lanes import Tried
-from rollpacker.sim.unfinished import gone_on, whole
+from rollpacker.sim.recorded.run_lanes import Tried
+from rollpacker.sim.recorded.unfinished import gone_on, whole
+from rollpacker.sim.workload.turn_script import Turn, Turns
 
 CAP = 100
 TURNS = st.lists(

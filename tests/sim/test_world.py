@@ -10,8 +10,8 @@ from scripted_job import PROMPT_TOKENS, Script, ScriptedWorkload, next_epoch
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.sim.costs import TrainCosts
-from rollpacker.sim.world import World
+from rollpacker.sim.costs.costs import TrainCosts
+from rollpacker.sim.world.world import World
 
 SLACK = 1e-6
 

@@ -12,7 +12,7 @@ from rollpacker.engine.fake import FakeEngine
 from rollpacker.env.messages import Answer
 from rollpacker.env.pool import Reply
 from rollpacker.runtime.step.episodes import Episodes
-from rollpacker.sim.agenda import Agenda
+from rollpacker.sim.world.agenda import Agenda
 
 _ENOUGH = 1 << 20
 

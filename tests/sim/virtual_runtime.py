@@ -29,7 +29,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.rollout import Rollout
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.step.updates import Updates
-from rollpacker.sim.agenda import Agenda
+from rollpacker.sim.world.agenda import Agenda
 from rollpacker.train import algorithms
 from rollpacker.train.base import Partial, Update
 

@@ -1,4 +1,4 @@
-"""What the arithmetic of ``sim/memory.py`` says is what tensors take."""
+"""What the arithmetic of ``sim/memory/memory.py`` says is what tensors take."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gang import make_trainer, place, run
 from rollpacker.config import GRPOConfig, MiniEngineConfig, parse
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.lanes import COLUMNS, HAS_BF16_DOT
-from rollpacker.sim import engine_memory, memory, working_set
-from rollpacker.sim.models import ModelShape
-from rollpacker.sim.needs import Machine
+from rollpacker.sim.costs.models import ModelShape
+from rollpacker.sim.memory import engine_memory, memory, working_set
+from rollpacker.sim.memory.needs import Machine
 from rollpacker.train import loss
 from rollpacker.train.algorithms import build
 from rollpacker.train.lora import engine_copy

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.run_folder import load_run
-from rollpacker.sim.run_record import read_run
+from rollpacker.sim.recorded.run_record import read_run
 from rollpacker.trl import GRPOTrainer
 
 pytestmark = pytest.mark.trl

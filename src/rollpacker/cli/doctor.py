@@ -14,8 +14,8 @@ from rollpacker.cli.output import Json, Overrides, console, print_json, print_pl
 
 if TYPE_CHECKING:
     from rollpacker.job.ask.fit import Fit
-    from rollpacker.sim.layouts import Changes
-    from rollpacker.sim.needs import Needs, Part
+    from rollpacker.sim.memory.layouts import Changes
+    from rollpacker.sim.memory.needs import Needs, Part
 
 _GB = 1e9
 

@@ -13,7 +13,7 @@ import yaml
 if TYPE_CHECKING:
     from rollpacker.polytrace.formats.lines import Note
     from rollpacker.polytrace.formats.said import Said
-    from rollpacker.sim.estimate import Drafts
+    from rollpacker.sim.estimate.estimate import Drafts
 
 _NEEDS = "needs rollpacker[train]"
 _ENOUGH = 5_000_000
@@ -133,8 +133,8 @@ def _measured(
 
     from rollpacker.core.types import PromptId
     from rollpacker.engine.mini.rehearsal import Rehearsal
-    from rollpacker.sim.ahead import Ahead
-    from rollpacker.sim.estimate import Drafts
+    from rollpacker.sim.costs.ahead import Ahead
+    from rollpacker.sim.estimate.estimate import Drafts
 
     rehearsal, count = Rehearsal(), 0
     for groups in (first, *steps):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rollpacker.sim.reproduce.jobs import Job
     from rollpacker.sim.reproduce.rows import Row
-    from rollpacker.sim.result import JobResult
+    from rollpacker.sim.world.result import JobResult
 
 _COLORS = {"predicted": "green", "fitted": "cyan", "not_reproduced": "red"}
 

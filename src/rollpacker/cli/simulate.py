@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rollpacker.polytrace.schema import Trace
-    from rollpacker.sim.config import SimulationConfig
-    from rollpacker.sim.estimate import Estimate, Hardware, Job
-    from rollpacker.sim.result import JobResult
+    from rollpacker.sim.estimate.estimate import Estimate, Hardware, Job
+    from rollpacker.sim.world.config import SimulationConfig
+    from rollpacker.sim.world.result import JobResult
 
 
 def simulate(
@@ -46,7 +46,7 @@ def simulate(
     rollout.tail_batching.mode=race
     """
     from rollpacker import config
-    from rollpacker.sim.config import SimulationConfig
+    from rollpacker.sim.world.config import SimulationConfig
 
     loaded = config.load_as(SimulationConfig, path, overrides or [])
     began = time.perf_counter()
@@ -62,9 +62,9 @@ def simulate(
 
 def _run(config: SimulationConfig, journal: Path | None) -> JobResult:
     from rollpacker.core.journal import JournalWriter
-    from rollpacker.sim import calibration
-    from rollpacker.sim.simulator import Simulation
-    from rollpacker.sim.source import load_source
+    from rollpacker.sim.costs import calibration
+    from rollpacker.sim.workload.source import load_source
+    from rollpacker.sim.world.simulator import Simulation
 
     fitted = calibration.load(config.calibration)
     costs = fitted.moved(config.model, config.device)
@@ -169,8 +169,8 @@ def estimate(
 
     Example: rollpacker estimate --from runs/demo/off
     """
-    from rollpacker.sim.estimate import Hardware
-    from rollpacker.sim.estimate import estimate as run
+    from rollpacker.sim.estimate.estimate import Hardware
+    from rollpacker.sim.estimate.estimate import estimate as run
 
     write_page = None
     if html is not None:
@@ -200,9 +200,9 @@ def estimate(
 
 
 def _job(path: Path, hardware: Hardware, task: str | None, notes: list[str]) -> tuple[Trace, Job]:
-    from rollpacker.sim.estimate import ASSUMED, on_own_workers, on_paper_gpus
-    from rollpacker.sim.run_record import is_run, read_run
-    from rollpacker.sim.source import of_trace
+    from rollpacker.sim.estimate.estimate import ASSUMED, on_own_workers, on_paper_gpus
+    from rollpacker.sim.recorded.run_record import is_run, read_run
+    from rollpacker.sim.workload.source import of_trace
 
     trace = read_responses(path, None, None, notes)
     source = of_trace(trace, task)
@@ -282,8 +282,9 @@ def calibrate(
 
     Example: rollpacker calibrate --from runs/demo/exact --out laptop.yaml
     """
-    from rollpacker.sim import calibration, fit_costs, rerun
-    from rollpacker.sim.run_record import read_run
+    from rollpacker.sim.costs import calibration
+    from rollpacker.sim.recorded import fit_costs, rerun
+    from rollpacker.sim.recorded.run_record import read_run
 
     run = read_run(path)
     costs = fit_costs.calibrate(run)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollpacker.sim.agenda import Agenda
+from rollpacker.sim.world.agenda import Agenda
 
 _BINS = 4
 """Of lateness, for each doubling."""

@@ -10,11 +10,11 @@ from pydantic import Field
 from rollpacker.config import Config, RunConfig
 from rollpacker.config.load import load_as
 from rollpacker.policy.settings import asynchronous_grading
-from rollpacker.sim import calibration
-from rollpacker.sim.ahead import Ahead
-from rollpacker.sim.calibration import Calibration
-from rollpacker.sim.grading import RewardKind
-from rollpacker.sim.source import Source, load_source
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.workload.source import Source, load_source
+from rollpacker.sim.world.grading import RewardKind
 
 
 class EmulationConfig(Config):

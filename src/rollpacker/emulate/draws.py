@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.emulate.messages import Draw
 from rollpacker.runtime.attempts.problems import Problems
-from rollpacker.sim.workload import interleaved
+from rollpacker.sim.workload.workload import interleaved
 
 
 class Draws:

@@ -26,7 +26,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.worker.worker import WorkerSpec
 from rollpacker.shield import shielded
-from rollpacker.sim.worker import SimWorker
+from rollpacker.sim.world.worker import SimWorker
 
 _SHORT = 1 << 12
 """Bytes of a message that may be for a worker that carries out none but ``Stop``."""

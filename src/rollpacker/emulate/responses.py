@@ -15,8 +15,8 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.head import head_of
 from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Output, Request
-from rollpacker.sim.course import Course, at_most
-from rollpacker.sim.workload import DrawnWorkload
+from rollpacker.sim.workload.turn_script import Course, at_most
+from rollpacker.sim.workload.workload import DrawnWorkload
 
 _CORPUS = 1 << 20
 _MOST_SAMPLES = 1 << 14

@@ -13,10 +13,10 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.policy.engines.device_split import replica_size, split
 from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
 from rollpacker.policy.rollout import from_journal
-from rollpacker.sim.machines import WorldCosts
-from rollpacker.sim.result import StepResult
-from rollpacker.sim.workload import DrawnWorkload
-from rollpacker.sim.world import World
+from rollpacker.sim.workload.workload import DrawnWorkload
+from rollpacker.sim.world.machines import WorldCosts
+from rollpacker.sim.world.result import StepResult
+from rollpacker.sim.world.world import World
 
 
 def simulate(run: Path) -> list[StepResult]:

@@ -25,10 +25,10 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.worker.worker import Commands, EnginePart, ReplicaPart, Send
-from rollpacker.sim.ahead import Rule
-from rollpacker.sim.costs import BLOCK_SLACK
-from rollpacker.sim.machines import bare_curve
-from rollpacker.sim.worker import SimWorker, Task, Work
+from rollpacker.sim.costs.ahead import Rule
+from rollpacker.sim.costs.costs import BLOCK_SLACK
+from rollpacker.sim.world.machines import bare_curve
+from rollpacker.sim.world.worker import SimWorker, Task, Work
 from rollpacker.train.base import Partial, Update
 
 _MAX_RUNNING = 1024

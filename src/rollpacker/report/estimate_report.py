@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollpacker.report import page
 from rollpacker.report.page import Page, Section, Table, Tile, count, seconds
-from rollpacker.sim.estimate import Estimate
+from rollpacker.sim.estimate.estimate import Estimate
 
 _HEADER = ("mode", "speed-up", "kept/true length", "step", "decoded/kept tokens")
 

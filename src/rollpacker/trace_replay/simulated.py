@@ -12,13 +12,13 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.polytrace.redrawn import Redrawn
-from rollpacker.sim import calibration as calibrations
-from rollpacker.sim.calibration import Calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.course import recorded_turns
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import Source
-from rollpacker.sim.workload import Recorded
+from rollpacker.sim.costs import calibration as calibrations
+from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.workload.source import Source
+from rollpacker.sim.workload.turn_script import recorded_turns
+from rollpacker.sim.workload.workload import Recorded
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.simulator import Simulation
 from rollpacker.trace_replay.plan import StepPlan
 
 

@@ -13,11 +13,11 @@ from rollpacker.job.plan.checks import check, check_context
 from rollpacker.job.plan.learning_rate import model_shape
 from rollpacker.runtime.cluster.devices import place_devices, worker_devices
 from rollpacker.runtime.messages.shared_weights import rooms
-from rollpacker.sim.hardware import find_device
-from rollpacker.sim.layouts import Changes, fitting, nearest, with_changes
-from rollpacker.sim.memory import needs
-from rollpacker.sim.models import ModelShape, find_model
-from rollpacker.sim.needs import Machine, Needs
+from rollpacker.sim.costs.hardware import find_device
+from rollpacker.sim.costs.models import ModelShape, find_model
+from rollpacker.sim.memory.layouts import Changes, fitting, nearest, with_changes
+from rollpacker.sim.memory.memory import needs
+from rollpacker.sim.memory.needs import Machine, Needs
 
 _MOST_GPUS = 8
 """Of one machine."""

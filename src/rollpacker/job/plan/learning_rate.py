@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollpacker.config import RunConfig
 from rollpacker.runtime.record.checkpoint import Found
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim.models import ModelShape
+from rollpacker.sim.costs.models import ModelShape
 from rollpacker.train.model import source
 from rollpacker.train.schedule import default_learning_rate
 

@@ -18,7 +18,7 @@ from rollpacker.sim.reproduce import (
 )
 from rollpacker.sim.reproduce.jobs import Job
 from rollpacker.sim.reproduce.rows import Row
-from rollpacker.sim.result import JobResult
+from rollpacker.sim.world.result import JobResult
 
 
 @dataclass(frozen=True, slots=True)

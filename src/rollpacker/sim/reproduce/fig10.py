@@ -8,7 +8,7 @@ from rollpacker.core.types import RoundKind
 from rollpacker.sim.reproduce.jobs import SETTINGS, Job
 from rollpacker.sim.reproduce.rows import Row, row
 from rollpacker.sim.reproduce.table2 import part
-from rollpacker.sim.result import JobResult, mean
+from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Seconds of a step in short and long rounds"
 PAPER = {"8k": (106.0, 129.0), "16k": (134.0, 302.0), "32k": (261.0, 771.0)}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from rollpacker.core.types import RoundKind
 from rollpacker.sim.reproduce.jobs import Job, Tree, job, three_domains
 from rollpacker.sim.reproduce.rows import TOLERANCE, Row, row
-from rollpacker.sim.result import JobResult, mean
+from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Rollout seconds by over-provisioning"
 ETAS = {

@@ -10,12 +10,12 @@ import numpy as np
 from rollpacker.core.decisions import Decision, FormEngine
 from rollpacker.core.events import Event, StepStarted
 from rollpacker.core.pump import Record
-from rollpacker.sim.config import SimulationConfig
 from rollpacker.sim.reproduce.jobs import Job, job
 from rollpacker.sim.reproduce.rows import Row, missing, row
-from rollpacker.sim.result import JobResult, mean
-from rollpacker.sim.source import Source, of_model
-from rollpacker.sim.workload import Recorded
+from rollpacker.sim.workload.source import Source, of_model
+from rollpacker.sim.workload.workload import Recorded
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Tensor-parallel sizes by the planner, 14B on 16 GPUs, responses that grow"
 STEPS = 10

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rollpacker.core.types import RoundKind
 from rollpacker.sim.reproduce.jobs import Job, job
 from rollpacker.sim.reproduce.rows import Row, missing, row
-from rollpacker.sim.result import JobResult, mean
+from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Adaptive timeouts of code rewards"
 _NO_JUDGE = "the simulator's judge is a service of a fitted latency, not a model on the devices"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rollpacker.sim import calibration
+from rollpacker.sim.costs import calibration
 from rollpacker.sim.reproduce.jobs import Job
 from rollpacker.sim.reproduce.rows import Row, row
 from rollpacker.sim.reproduce.table2 import part, verl
-from rollpacker.sim.result import JobResult, mean
+from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Samples per second with the number of GPUs, 14B"
 GPUS = (32, 64, 128)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rollpacker.sim.reproduce.jobs import SETTINGS, Job, job, three_domains
 from rollpacker.sim.reproduce.rows import Row, row
 from rollpacker.sim.reproduce.table2 import part, step_s, verl
-from rollpacker.sim.result import JobResult
+from rollpacker.sim.world.result import JobResult
 
 TITLE = "End-to-end speed-up"
 PAPER = {"8k": (2.03, 1.14), "16k": (2.22, 1.68), "32k": (2.56, 2.24)}

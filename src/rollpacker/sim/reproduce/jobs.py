@@ -8,11 +8,11 @@ from typing import Any
 
 from rollpacker.config import parse_as
 from rollpacker.core.pump import Record
-from rollpacker.sim import calibration
-from rollpacker.sim.config import SimulationConfig
-from rollpacker.sim.result import JobResult
-from rollpacker.sim.simulator import Simulation
-from rollpacker.sim.source import Source, of_model
+from rollpacker.sim.costs import calibration
+from rollpacker.sim.workload.source import Source, of_model
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.result import JobResult
+from rollpacker.sim.world.simulator import Simulation
 
 SETTINGS = {
     "8k": ("paper-7b-8k", "paper-8k", "7B/8k"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, SETTINGS, Job, job, three_domains
 from rollpacker.sim.reproduce.rows import Row, row
-from rollpacker.sim.result import JobResult, mean
+from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Speed-up over veRL, cumulative"
 PARTS = ("tail batching", "reward", "parallelism", "trainer")

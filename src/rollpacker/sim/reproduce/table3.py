@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, Job, Tree, job
 from rollpacker.sim.reproduce.rows import Row, row
 from rollpacker.sim.reproduce.table2 import step_s
-from rollpacker.sim.result import JobResult
+from rollpacker.sim.world.result import JobResult
 
 TITLE = "Seconds of a step by the stream trainer's rule, 7B/8k"
 PAPER = {"none": 124.2, "fixed 20%": 122.7, "fixed 30%": 118.2, "fixed 40%": 119.8}

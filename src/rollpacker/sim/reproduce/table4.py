@@ -8,7 +8,7 @@ from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, Job
 from rollpacker.sim.reproduce.rows import Row, missing, row
 from rollpacker.sim.reproduce.table2 import step_s
 from rollpacker.sim.reproduce.table3 import streamed
-from rollpacker.sim.result import JobResult
+from rollpacker.sim.world.result import JobResult
 
 TITLE = "Seconds of a step by how responses are fetched, 7B/8k"
 PAPER = {"20%": 128.6, "50%": 133.8}

@@ -1,0 +1,4 @@
+"""How long things take on which machine.
+
+Nothing here knows policies or steps.
+"""

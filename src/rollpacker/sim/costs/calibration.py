@@ -1,0 +1,247 @@
+"""Calibration files: what was fitted, to what, and the costs that follow.
+
+The figures of the paper (RollPacker, arXiv 2509.21009) have one file each in ``calibration/``;
+``rollpacker calibrate`` writes such a file from a run of yours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from rollpacker.config import Config
+from rollpacker.config.load import one_line
+from rollpacker.policy.engines.parallelism import Devices
+from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.sim.costs.costs import (
+    PROMPT_TOKENS,
+    ROLLOUT_START_S,
+    CurveCosts,
+    Efficiency,
+    EngineCosts,
+    GpuCosts,
+    RewardCosts,
+    TrainCosts,
+    engine_devices,
+)
+from rollpacker.sim.costs.driver import DriverCosts
+from rollpacker.sim.costs.hardware import MeasuredDevice, find_device
+from rollpacker.sim.costs.models import ModelShape, find_model
+
+FOLDER = Path(__file__).parents[1] / "calibration"
+_MAX_RUNNING = 1024
+"""Sequences that an engine decodes together where nothing says so."""
+
+_STAND_FOR = {
+    "kappa": "a decode step over its roofline",
+    "train_launch_s": "seconds that each response costs a training replica besides its tokens",
+    "train_mfu": "share of the flops that training reaches",
+    "weight_sync_s": "seconds of new weights to the engines; grows with the model",
+    "apply_s": "seconds of an update; grows with the model",
+    "synchronous_reward_s": "seconds of the reward phase of mode off, whatever the model",
+}
+"""What the constants that are fitted to an experiment mean elsewhere."""
+
+
+class Calibration(Config):
+    """One experiment: its hardware, its workload and its fitted constants."""
+
+    name: str
+    """Name of the experiment."""
+    device: str
+    """A known GPU, or ``cpu`` with ``measured``."""
+    model: str
+    """A known model, or the path of a ``config.json``."""
+    gpus: int = Field(ge=1)
+    """Devices (CPU: workers) that roll out and train in turn."""
+    rollout_tp: int = Field(default=1, ge=1)
+    """Tensor-parallel size of the engines at the start."""
+    train_gpus: int = Field(default=1, ge=1)
+    """Devices of one data-parallel training replica."""
+    prompts: int = Field(default=128, ge=1)
+    """P0: prompts of an update."""
+    responses: int = Field(default=8, ge=1)
+    """R0: responses of a prompt."""
+    response_cap: int = Field(ge=1)
+    """Longest response, tokens."""
+    prompt_tokens: int = Field(default=PROMPT_TOKENS, ge=0)
+    """Mean prompt length."""
+    kappa: float = Field(default=1.0, gt=0.0)
+    """Factor of every decode step."""
+    efficiency: Efficiency = Efficiency()
+    """Terms of a decode step on a GPU, where they were measured."""
+    train_launch_s: float = Field(default=0.0, ge=0.0)
+    """Fixed time of each response in training."""
+    train_mfu: float = Field(default=0.2, gt=0.0, le=1.0)
+    """Share of flops that training reaches."""
+    synchronous_reward_s: float = Field(default=0.0, ge=0.0)
+    """Reward phase of a step without asynchronous rewards."""
+    weight_sync_s: float = Field(default=0.0, ge=0.0)
+    """New weights to the engines."""
+    apply_s: float = Field(default=0.0, ge=0.0)
+    """Reduction of the gradients and update."""
+    rollout_start_s: float = Field(default=ROLLOUT_START_S, ge=0.0)
+    """Start of every rollout."""
+    rewards: RewardCosts = RewardCosts()
+    measured: MeasuredDevice | None = None
+    """Latencies of a CPU worker, instead of a datasheet."""
+    ahead: Ahead = Ahead()
+    """Decoding ahead, as it was."""
+    driver: DriverCosts | None = None
+    """Work of the driver and of grading, where workers leave them no core of their own."""
+    fitted: dict[str, str]
+    """To what each fitted value was fitted, or that it is assumed."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Calibration:
+        unknown = sorted(set(self.fitted) - set(type(self).model_fields))
+        if unknown:
+            raise ValueError(f"fitted.{unknown[0]} is not a key of a calibration")
+        if (self.device == "cpu") != (self.measured is not None):
+            raise ValueError("device 'cpu' and the section 'measured' go together")
+        for key in ("rollout_tp", "train_gpus"):
+            if self.gpus % getattr(self, key):
+                raise ValueError(f"gpus={self.gpus} is not a multiple of {key}")
+        if self.measured is None:
+            node = find_device(self.device).per_node
+            if self.gpus > node and self.gpus % node:
+                raise ValueError(f"gpus={self.gpus}: use 1 to {node}, or a multiple of {node}")
+        self.engine()
+        return self
+
+    @property
+    def shape(self) -> ModelShape:
+        """Sizes of the model."""
+        return find_model(self.model)
+
+    def moved(self, model: str | None, device: str | None) -> Calibration:
+        """The same constants for another model or other GPUs.
+
+        Raises ``ValueError`` in one line for one that is not known, or that the engines' size
+        does not hold.
+        """
+        other = {"model": model or self.model, "device": device or self.device}
+        if self.measured is not None and other != {"model": self.model, "device": self.device}:
+            raise ValueError(
+                f"calibration {self.name} was measured on a CPU with its own model: a model or "
+                f"device cannot be replaced; take one of {', '.join(builtin())}"
+            )
+        try:
+            return Calibration.model_validate(self.model_dump() | other)
+        except ValidationError as error:
+            raise ValueError(_explain(error)) from None
+
+    def carried_over(self, moved: Calibration) -> str | None:
+        """What the constants stand for in a calibration that was ``moved``; None if it was not."""
+        if (self.model, self.device) == (moved.model, moved.device):
+            return None
+        values = self.model_dump()
+        told = [
+            f"{key}={values[key]:g} ({text})"
+            for key, text in _STAND_FOR.items()
+            if key in self.fitted
+        ]
+        return (
+            f"fitted to {self.model} on {self.device} and taken over for {moved.model} on "
+            f"{moved.device}: {', '.join(told)}; sizes and datasheets are the new ones'"
+        )
+
+    def devices(self, gpus: int | None = None) -> Devices:
+        """What decides which tensor-parallel sizes are possible on ``gpus`` (default: its own)."""
+        device = find_device(self.device)
+        return engine_devices(device, self.shape, self.efficiency, gpus or self.gpus)
+
+    def engine_sizes(self, gpus: int | None = None) -> tuple[int, ...]:
+        """Tensor-parallel sizes that hold the model on ``gpus`` (default: its own), ascending."""
+        return (1,) if self.measured is not None else self.devices(gpus).sizes()
+
+    @property
+    def max_running(self) -> int:
+        """Most sequences that an engine decodes together."""
+        return (self.measured.max_running if self.measured else 0) or _MAX_RUNNING
+
+    def engine(self, tp: int | None = None) -> EngineCosts:
+        """Costs of one engine replica at ``tp`` (default: ``rollout_tp``; unused on a CPU)."""
+        if self.measured is not None:
+            return CurveCosts(self.measured)
+        tp = self.rollout_tp if tp is None else tp
+        device = find_device(self.device)
+        return GpuCosts(
+            device=device,
+            shape=self.shape,
+            tp=tp,
+            kappa=self.kappa,
+            efficiency=self.efficiency,
+        )
+
+    def training(self, gpus: int | None = None) -> TrainCosts:
+        """Costs of one training replica of ``gpus`` (default: ``train_gpus``; unused on a CPU)."""
+        if self.measured is not None:
+            return TrainCosts(
+                self.train_launch_s,
+                self.measured.train_token_s,
+                self.prompt_tokens,
+                square_s=self.measured.train_square_s,
+                task_s=self.measured.train_task_s,
+            )
+        return TrainCosts.on_gpus(
+            find_device(self.device),
+            self.shape,
+            gpus=self.train_gpus if gpus is None else gpus,
+            launch_s=self.train_launch_s,
+            mfu=self.train_mfu,
+        )
+
+
+def builtin() -> list[str]:
+    """Names of the calibrations that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def nearest(longest: int) -> Calibration:
+    """The built-in one whose cap is the least that holds ``longest`` tokens, else the largest."""
+    known = [load(name) for name in builtin()]
+    return min(known, key=lambda c: (c.response_cap < longest, abs(c.response_cap - longest)))
+
+
+def load(source: str | Path) -> Calibration:
+    """Read a calibration by its built-in name or its path.
+
+    Raises ``ValueError`` with one line that names the file and the key.
+    """
+    path = FOLDER / f"{source}.yaml" if source in builtin() else Path(source)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(builtin())
+        raise ValueError(f"{source}: no such calibration file; built in: {known}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected keys and values, found {type(data).__name__}")
+    try:
+        return Calibration.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_explain(error)}") from None
+
+
+def dump(calibration: Calibration, path: Path) -> None:
+    """Write a calibration file that ``load`` reads back."""
+    data: dict[str, Any] = calibration.model_dump(mode="json", exclude_unset=True)
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    match first["type"]:
+        case "missing":
+            return f"'{key}' is required"
+        case "extra_forbidden":
+            return f"unknown key '{key}'"
+        case _:
+            message = first["msg"].removeprefix("Value error, ")
+            return f"'{key}': {message}, got {first['input']!r}" if key else message

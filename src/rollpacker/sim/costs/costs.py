@@ -1,0 +1,249 @@
+"""How long things take: decode steps, prefill, training, weight updates, rewards, and bounds.
+
+Decode cost is affine in the context tokens of the batch, so that ``n`` steps of ``batch``
+sequences from ``K`` context tokens take ``n * step_s(batch, K + batch * n / 2)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import Field
+
+from rollpacker.config import Config
+from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.policy.engines.parallelism import Devices
+from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.sim.costs.hardware import Device, MeasuredDevice
+from rollpacker.sim.costs.models import ModelShape
+
+ROLLOUT_START_S = 10.0
+"""Once per rollout on GPUs: memory handed over, caches built, first requests sent."""
+PROMPT_TOKENS = 200
+"""Prompt length that training charges for each response."""
+ADMIT_SHARE = 0.99
+"""Share of the KV cache that new sequences may fill (vLLM's watermark)."""
+BLOCK_SLACK = 8
+"""Tokens lost per sequence: half of a 16-token block."""
+
+
+class EngineCosts(Protocol):
+    """Costs of one engine replica."""
+
+    @property
+    def capacity(self) -> float:
+        """KV budget in tokens."""
+        ...
+
+    def step_s(self, batch: int, context_tokens: float) -> float:
+        """Seconds of a decode step of ``batch`` sequences of ``context_tokens`` in all."""
+        ...
+
+    def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
+        """Seconds that ``drafted`` tokens, to be verified, add to a step of ``batch`` sequences."""
+        ...
+
+    @property
+    def slope(self) -> float:
+        """Seconds that each context token adds to a step."""
+        ...
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds to run ``tokens`` of prompts, or of sequences to recompute, at once."""
+        ...
+
+
+class Efficiency(Config):
+    """Terms of the decode step: what is left of the datasheet, and overheads."""
+
+    step_s: float = Field(default=4.5e-3, ge=0.0)
+    """Fixed seconds of a decode step."""
+    sequence_s: float = Field(default=60e-6, ge=0.0)
+    """More seconds of it for each sequence (sampling, scheduling)."""
+    layer_s: float = Field(default=50e-6, ge=0.0)
+    """More seconds of it for each layer's all-reduces, at a tensor-parallel size above 1."""
+    weights: float = Field(default=0.92, gt=0.0, le=1.0)
+    """Share of the memory's bandwidth at which weights are read."""
+    kv: float = Field(default=0.75, gt=0.0, le=1.0)
+    """The same for the KV cache."""
+    compute: float = Field(default=0.6, gt=0.0, le=1.0)
+    """Share of the flops that decoding reaches at large batches."""
+    prefill: float = Field(default=0.5, gt=0.0, le=1.0)
+    """The same for prefill."""
+    memory: float = Field(default=0.85, gt=0.0, le=1.0)
+    """Share of a GPU's memory that the engine may use."""
+    reserved: float = Field(default=4e9, ge=0.0)
+    """Bytes of it that are neither weights nor KV: activations and graphs."""
+
+
+def engine_devices(device: Device, shape: ModelShape, efficiency: Efficiency, gpus: int) -> Devices:
+    """What decides which tensor-parallel sizes a model can have on ``gpus`` devices."""
+    return Devices(
+        node_size=min(gpus, device.per_node),
+        device_bytes=device.memory * efficiency.memory - efficiency.reserved,
+        weight_bytes=shape.weight_bytes,
+        heads=shape.heads,
+    )
+
+
+class GpuCosts:
+    """A model on ``tp`` GPUs of one node; ``kappa`` multiplies the decode step.
+
+    Raises ``ValueError`` when the model cannot have ``tp``.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: Device,
+        shape: ModelShape,
+        tp: int = 1,
+        kappa: float = 1.0,
+        efficiency: Efficiency | None = None,
+    ) -> None:
+        e = efficiency or Efficiency()
+        devices = engine_devices(device, shape, e, device.per_node)
+        if tp not in devices.sizes():
+            raise ValueError(
+                f"tp={tp}: {shape.name}, with {shape.heads} heads, runs on "
+                f"{', '.join(map(str, devices.sizes()))} x {device.name}"
+            )
+        free = tp * devices.device_bytes - shape.weight_bytes
+        many = tp > 1
+        reduced = 2 * shape.layers * shape.hidden * 2 * 2 * (tp - 1) / (tp * device.bus)
+        kv_shards = min(tp, shape.kv_heads)
+        self.tp, self.kappa = tp, kappa
+        self.capacity = free / shape.kv_bytes
+        self._flops = 2 * shape.parameters
+        self._weights_s = shape.weight_bytes / (tp * device.bandwidth * e.weights)
+        self._sequence_flops_s = self._flops / (tp * device.flops * e.compute)
+        self._fixed_s = e.step_s + many * e.layer_s * shape.layers
+        self._sequence_s = e.sequence_s + many * reduced
+        self.slope = kappa * (shape.kv_bytes / (kv_shards * device.bandwidth * e.kv))
+        self._prefill_rate = tp * device.flops * e.prefill
+
+    def step_s(self, batch: int, context_tokens: float) -> float:
+        """Seconds of a decode step: the roofline of the weights plus the KV cache's reading."""
+        weights = max(self._weights_s, batch * self._sequence_flops_s)
+        fixed = self._fixed_s + self._sequence_s * batch + weights
+        return self.kappa * fixed + self.slope * context_tokens
+
+    def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
+        """Overheads of drafts, and where so many rows are bound by compute, more of that."""
+        compute = max(self._weights_s, (batch + drafted) * self._sequence_flops_s)
+        more = compute - max(self._weights_s, batch * self._sequence_flops_s)
+        return self.kappa * more + ahead.step_s + ahead.row_s * drafted
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds to prefill ``tokens``, bound by compute."""
+        return tokens * self._flops / self._prefill_rate
+
+
+class CurveCosts:
+    """Costs from measurements, for CPUs.
+
+    Raises ``ValueError`` when the context term exceeds a measured step.
+    """
+
+    def __init__(self, device: MeasuredDevice) -> None:
+        self.capacity = float(device.kv_tokens)
+        self.slope = device.context_token_s
+        self._prefill_token_s = device.prefill_token_s
+        self._curve = LatencyCurve(device.latency)
+        self._shift = device.context * device.context_token_s
+        for batch in device.latency:
+            if self._curve.at(batch) <= batch * self._shift:
+                raise ValueError(
+                    f"latency at batch {batch} is below context * context_token_s * batch: "
+                    "lower context_token_s"
+                )
+
+    def step_s(self, batch: int, context_tokens: float) -> float:
+        """Seconds of a decode step: the measured curve, moved to this context."""
+        moved = self.slope * context_tokens - self._shift * batch
+        return self._curve.at(batch) + moved
+
+    def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
+        """A row is a row, whether of one sequence or of many."""
+        del ahead
+        return self._curve.at(batch + drafted) - self._curve.at(batch)
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds to prefill ``tokens``."""
+        return tokens * self._prefill_token_s
+
+
+@dataclass(frozen=True, slots=True)
+class TrainCosts:
+    """Gradient work of one data-parallel replica.
+
+    ``launch_s`` for each response, plus ``token_s`` for each of its tokens and of
+    ``prompt_tokens``, plus ``square_s`` for the square of their number (attention). ``task_s`` for
+    each message that asks for gradients.
+    """
+
+    launch_s: float
+    token_s: float
+    prompt_tokens: int = PROMPT_TOKENS
+    square_s: float = 0.0
+    task_s: float = 0.0
+
+    @classmethod
+    def on_gpus(
+        cls, device: Device, shape: ModelShape, *, gpus: int, launch_s: float, mfu: float
+    ) -> TrainCosts:
+        """A replica of ``gpus``: forward, backward, recompute, old and reference logprobs."""
+        return cls(launch_s, 12 * shape.parameters / (gpus * device.flops * mfu))
+
+    def sequence_s(self, tokens: int) -> float:
+        """Seconds of gradient for one response of ``tokens``."""
+        whole = tokens + self.prompt_tokens
+        return self.launch_s + (self.token_s + self.square_s * whole) * whole
+
+
+class RewardCosts(Config):
+    """Seconds of one reward, by kind."""
+
+    math_s: float = Field(default=0.05, ge=0.0)
+    """Answer extraction and comparison."""
+    judge_s: float = Field(default=30.0, ge=0.0)
+    """One judged response while the judge's devices are loaded."""
+    judge_idle: float = Field(default=0.25, ge=0.0, le=1.0)
+    """Factor of that on idle devices."""
+    judge_slots: int = Field(default=256, ge=1)
+    """Responses judged at once; more wait."""
+
+    def judged_s(self, load: float) -> float:
+        """One judged response, its devices loaded from 0 (idle) to 1; linear in between."""
+        assert 0.0 <= load <= 1.0
+        return self.judge_s * (self.judge_idle + (1.0 - self.judge_idle) * load)
+
+
+def packing_bound_s(
+    costs: EngineCosts,
+    replicas: int,
+    lengths: Sequence[int],
+    prompt_tokens: float = PROMPT_TOKENS,
+    max_running: float = math.inf,
+) -> float:
+    """Least seconds to decode ``lengths`` if ``replicas`` ran full to the last token.
+
+    The KV cache holds sequences at their mean context over the tokens to decode; prefill is free.
+    Take the least over tensor-parallel sizes for the cluster's bound.
+    """
+    total = sum(lengths)
+    if total == 0:
+        return 0.0
+    context = prompt_tokens + sum(n * n for n in lengths) / (2 * total)
+    batch = max(1, math.floor(min(costs.capacity / (context + BLOCK_SLACK), max_running)))
+    return total * costs.step_s(batch, batch * context) / batch / replicas
+
+
+def single_sequence_s(
+    costs: EngineCosts, tokens: int, prompt_tokens: float = PROMPT_TOKENS
+) -> float:
+    """Seconds to decode one response of ``tokens`` alone: no synchronous round is shorter."""
+    return tokens * costs.step_s(1, prompt_tokens + tokens / 2)

@@ -1,0 +1,4 @@
+"""Whether a job fits: arithmetic on shapes, no simulation.
+
+Nothing here is loaded or allocated.
+"""

@@ -1,0 +1,143 @@
+"""A real run again, in the simulator: its own prompts, lengths and rewards, calibrated costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rollpacker.core.types import Prompt, PromptId
+from rollpacker.policy.engines.fleet import colocated, grid
+from rollpacker.policy.rollout import from_journal
+from rollpacker.polytrace.compare import STEP, Comparison, Timed, compare
+from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.recorded.fit_costs import calibrate, timed
+from rollpacker.sim.recorded.run_lanes import Tried
+from rollpacker.sim.recorded.run_record import METRICS, RunRecord
+from rollpacker.sim.recorded.run_steps import RunStep
+from rollpacker.sim.recorded.unfinished import gone_on, whole
+from rollpacker.sim.workload.turn_script import Turns
+from rollpacker.sim.world.machines import WorldCosts
+from rollpacker.sim.world.result import StepResult, mean
+from rollpacker.sim.world.world import World
+
+
+class RunWorkload:
+    """What a run sampled, as it sampled it.
+
+    A response that the run never finished goes on as one that was longer, of its step if there is
+    one.
+    """
+
+    def __init__(self, run: RunRecord) -> None:
+        self._tried: dict[tuple[int, PromptId, int], Tried] = {}
+        self._ended: dict[int, list[Tried]] = {}
+        self._all_ended: list[Tried] = []
+        for step in run.steps:
+            for tried in step.attempts.values():
+                self._tried[(step.number, tried.prompt, tried.index)] = tried
+            ended = [tried for tried in step.attempts.values() if tried.end_s is not None]
+            self._ended[step.number] = sorted(ended, key=lambda tried: tried.tokens)
+            self._all_ended += ended
+        self.prompt_tokens = round(mean(run.prompt_tokens.values()))
+        self._seed: int = run.settings["seed"]
+        self._cap: int = run.settings["cap"]
+        self._left: Iterator[dict[str, int]] = iter([step.remaining for step in run.steps])
+        self._coming: dict[str, list[Prompt]] = {}
+        for step in run.steps:
+            for prompt in step.drawn:
+                self._coming.setdefault(prompt.domain, []).append(prompt)
+        self._domain: dict[PromptId, str] = {}
+
+    def remaining(self) -> dict[str, int]:
+        """As at the start of the run's next step."""
+        return next(self._left)
+
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
+        """The next prompts of the run. Raises ``ValueError`` when it drew no more."""
+        drawn: list[Prompt] = []
+        for domain, count in counts.items():
+            coming = self._coming.get(domain, [])
+            if len(coming) < count:
+                raise ValueError("the run drew fewer prompts than its simulation would")
+            drawn += coming[:count]
+            del coming[:count]
+        self._domain |= {prompt.id: prompt.domain for prompt in drawn}
+        return tuple(drawn)
+
+    def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
+        """As recorded, or of a longer one than was seen."""
+        tried = self._tried.get((step, prompt, index))
+        if tried is None:
+            tried = Tried(prompt, index, engine=0)
+        if tried.end_s is not None:
+            return whole(tried)
+        of_step = self._ended[step]
+        rng = np.random.default_rng([self._seed, step, index, len(of_step), tried.tokens])
+        return gone_on(tried, (of_step, self._all_ended), self._cap, rng)
+
+    def reward(self, step: int, prompt: PromptId, index: int) -> float:
+        """As recorded; 0 where the run has none."""
+        tried = self._tried.get((step, prompt, index))
+        return 0.0 if tried is None or tried.reward is None else tried.reward
+
+    def domain(self, prompt: PromptId) -> str:
+        """Of a prompt that was drawn."""
+        return self._domain[prompt]
+
+    def run_s(self, step: int, prompt: PromptId, index: int) -> float:  # noqa: ARG002
+        """Programs are not told apart: every reward takes the run's mean seconds."""
+        return 0.0
+
+    def forget(self, prompt: PromptId) -> None:
+        """Nothing is kept of it."""
+
+
+def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
+    """Simulate every step of a run under its own policy."""
+    settings, gpus = run.settings, len(run.steps[0].engines)
+    costs = WorldCosts.of(
+        calibration,
+        fleet=colocated(grid(gpus, gpus), tensor_parallel=1, replica=1),
+        kinds=dict.fromkeys(settings["sizes"], "math"),
+        reward_phase=not settings["asynchronous_grading"],
+    )
+    policy = from_journal({"settings": settings, "state": run.state})
+    world = World(
+        policy,
+        RunWorkload(run),
+        costs,
+        cap=settings["cap"],
+        train_all=settings["rules"]["train_all"],
+    )
+    return [world.run_step(step.number) for step in run.steps]
+
+
+def replayed(
+    run: RunRecord, calibration: Calibration, steps: Sequence[RunStep] | None = None
+) -> tuple[Timed, Timed]:
+    """Simulated and measured seconds of steps (default: all but the first), of their rollouts and
+    of their training."""
+    chosen = {step.number for step in (timed(run) if steps is None else steps)}
+    alone = not run.settings["asynchronous_grading"]
+    phase_s = calibration.synchronous_reward_s if alone else 0.0
+    both = zip(run.steps, rerun(run, calibration), strict=True)
+    pairs = [(step, result) for step, result in both if step.number in chosen]
+    whole = [result.step_s for _, result in pairs]
+    train = [result.train_s - phase_s for _, result in pairs]
+    rollout = [a - b for a, b in zip(whole, train, strict=True)]
+    numbers = tuple(step.number for step, _ in pairs)
+    predicted = {STEP: tuple(whole), "rollout": tuple(rollout), "train": tuple(train)}
+    measured = {phase: tuple(step.measured[phase] for step, _ in pairs) for phase in METRICS}
+    return (
+        Timed(source="predicted", steps=numbers, phases=predicted),
+        Timed(source="measured", steps=numbers, phases=measured),
+    )
+
+
+def held_back(run: RunRecord) -> Comparison:
+    """Accuracy on the odd steps of costs that were fitted to the even ones."""
+    steps = timed(run)
+    even = [step for step in steps if step.number % 2 == 0]
+    odd = [step for step in steps if step.number % 2]
+    return compare(*replayed(run, calibrate(run, even), odd))

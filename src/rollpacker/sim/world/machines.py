@@ -1,0 +1,181 @@
+"""The simulated machines: what a calibration makes of a number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
+from rollpacker.policy.engines.hardware import EngineProfile, Machine, measured
+from rollpacker.policy.rewards.reward_timeouts import TimeoutSettings
+from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.costs.costs import EngineCosts, RewardCosts, TrainCosts
+from rollpacker.sim.costs.driver import DriverCosts
+from rollpacker.sim.workload.sequences import ToolKv
+from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.grading import RewardKind
+
+_CURVE = tuple(2**power for power in range(11))
+"""Batch sizes at which the policy is told a decode step's latency."""
+CONTEXT = 1024
+"""Context of each sequence at which that latency is taken, tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldCosts:
+    """What everything costs on the simulated machines. Times in seconds.
+
+    Args:
+        fleet: engines of the smallest size, and training replicas of one size.
+        engine: costs of an engine on so many devices.
+        max_running: most sequences that an engine decodes together.
+        tool_kv: what becomes of KV during tool calls.
+        train: gradient work of a training replica.
+        start_s: once per rollout.
+        sync_s: new weights to the engines.
+        apply_s: reduce and update.
+        rewards: of one reward.
+        kinds: kind of reward of each domain.
+        timeouts: of code rewards.
+        reward_phase_s: when set, rewards are no service beside the rollout but a phase of this
+            length after it.
+        ahead: what decoding ahead brings.
+        driver: work of the driver on the workers' cores; None where it has its own.
+    """
+
+    fleet: Fleet
+    engine: Callable[[int], EngineCosts]
+    max_running: int = 1024
+    tool_kv: ToolKv = "cached"
+    train: TrainCosts
+    start_s: float = 0.0
+    sync_s: float = 0.0
+    apply_s: float = 0.0
+    rewards: RewardCosts = field(default_factory=RewardCosts)
+    kinds: dict[str, RewardKind] = field(default_factory=dict[str, RewardKind])
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    reward_phase_s: float | None = None
+    ahead: Ahead = field(default_factory=Ahead)
+    driver: DriverCosts | None = None
+
+    @classmethod
+    def of(
+        cls,
+        calibration: Calibration,
+        *,
+        fleet: Fleet,
+        kinds: dict[str, RewardKind],
+        reward_phase: bool,
+    ) -> WorldCosts:
+        """A calibration's costs on a fleet."""
+        return cls(
+            fleet=fleet,
+            engine=calibration.engine,
+            max_running=calibration.max_running,
+            train=calibration.training(len(next(iter(fleet.replicas.values())))),
+            start_s=calibration.rollout_start_s,
+            sync_s=calibration.weight_sync_s,
+            apply_s=calibration.apply_s,
+            rewards=calibration.rewards,
+            kinds=kinds,
+            reward_phase_s=calibration.synchronous_reward_s if reward_phase else None,
+            ahead=calibration.ahead,
+            driver=calibration.driver,
+        )
+
+
+def fleet_of(config: SimulationConfig, calibration: Calibration) -> Fleet:
+    """Engines and replicas of a job, training devices after those of rollout.
+
+    Raises ``ValueError`` when its devices do not divide into them.
+    """
+    gpus, training = config.gpus or calibration.gpus, config.training_gpus
+    engine, replica = engine_devices(config, calibration), replica_devices(config, calibration)
+    devices = grid(gpus, gpus if calibration.measured else calibration.devices(gpus).node_size)
+    if training is None:
+        if gpus % replica or replica % engine:
+            raise ValueError(
+                f"gpus={gpus} do not divide into training replicas of {replica} GPUs with "
+                f"engines of {engine}: change gpus or rollout_tp"
+            )
+        calibration.engine(engine)  # says which sizes the model can have
+        return colocated(devices, tensor_parallel=engine, replica=replica)
+    rollout = rollout_gpus(config, calibration)
+    if rollout % engine or training % replica:
+        raise ValueError(
+            f"training_gpus={training} of gpus={gpus}: {training} must divide into training "
+            f"replicas of {replica} GPUs and {rollout} into engines of {engine}: change "
+            "training_gpus, gpus or rollout_tp"
+        )
+    calibration.engine(engine)
+    return separate(devices[:rollout], devices[rollout:], tensor_parallel=engine, replica=replica)
+
+
+def rollout_gpus(config: SimulationConfig, calibration: Calibration) -> int:
+    """Devices that decode. Raises ``ValueError`` when ``training_gpus`` leaves none."""
+    gpus, training = config.gpus or calibration.gpus, config.training_gpus or 0
+    if training >= gpus:
+        raise ValueError(
+            f"training_gpus={training} of gpus={gpus} leaves none for rollout: change training_gpus"
+        )
+    return gpus - training
+
+
+def engine_devices(config: SimulationConfig, calibration: Calibration) -> int:
+    """Devices of the smallest engine: a planner may use any size, else the configured one."""
+    if config.rollout.planner != "off":
+        return calibration.engine_sizes(rollout_gpus(config, calibration))[0]
+    return config.rollout_tp or calibration.rollout_tp
+
+
+def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
+    """Devices of a training replica: a colocated one holds at least one engine."""
+    if config.layout == "separate":
+        return calibration.train_gpus
+    return max(calibration.train_gpus, engine_devices(config, calibration))
+
+
+def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | None:
+    """What the policy may know of the machines; None where it does not ask, as in runs."""
+    rules = config.rollout
+    if rules.planner == "off" and rules.streaming.scaling == "consolidate":
+        if rules.streaming.consolidate_below != "auto":
+            return None
+        if calibration.measured is not None and not config.balanced_training:
+            return None
+    base = engine_devices(config, calibration)
+    if calibration.measured is not None:
+        gpus = rollout_gpus(config, calibration)
+        profiles = {base: _profile(calibration.engine(base))}
+        return measured(profiles, devices=gpus, node_size=gpus) if gpus > base else None
+    devices = calibration.devices(rollout_gpus(config, calibration))
+    return Machine(
+        node_size=devices.node_size,
+        engine_devices=base,
+        replica_devices=replica_devices(config, calibration),
+        device_bytes=devices.device_bytes,
+        weight_bytes=devices.weight_bytes,
+        heads=devices.heads,
+        profiles={n: _profile(calibration.engine(n)) for n in devices.sizes() if n >= base},
+        train_token_s=calibration.training(1).token_s,
+    )
+
+
+def _profile(engine: EngineCosts) -> EngineProfile:
+    return EngineProfile(
+        kv_tokens=engine.capacity,
+        latency=bare_curve(engine),
+        context_token_s=engine.slope,
+        prefill_token_s=engine.prefill_s(1.0),
+    )
+
+
+def bare_curve(costs: EngineCosts) -> dict[int, float]:
+    """Seconds of a decode step by batch, without what contexts add to it."""
+    return {batch: costs.step_s(batch, 0.0) for batch in _CURVE}
+
+
+def latency_curve(costs: EngineCosts) -> dict[int, float]:
+    """Seconds of a decode step by batch, as a policy is told."""
+    return {batch: costs.step_s(batch, float(batch * CONTEXT)) for batch in _CURVE}

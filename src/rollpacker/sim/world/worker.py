@@ -1,0 +1,297 @@
+"""A simulated worker: an engine, a training replica, or both in turn on the same devices."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, GroupPart, ReplicaId
+from rollpacker.sim.costs.ahead import Rule
+from rollpacker.sim.costs.costs import EngineCosts
+from rollpacker.sim.workload.sequences import ToolKv
+from rollpacker.sim.workload.turn_script import Course
+from rollpacker.sim.world.agenda import Agenda
+from rollpacker.sim.world.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Gradient work: ``seconds`` on a training replica."""
+
+    replica: ReplicaId
+    parts: tuple[GroupPart, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class Work:
+    """What a worker has done in a step."""
+
+    decode_s: float = 0.0
+    """Device-seconds of decoding and prefill."""
+    train_s: float = 0.0
+    """Seconds of gradients on the replica."""
+    decode_steps: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    peak_kv: float = 0.0
+    """Largest share of an engine's KV cache that was in use."""
+    tool_wait_s: float = 0.0
+    """Device-seconds in which all that it held waited for tools."""
+
+
+class SimWorker:
+    """Decodes while it has attempts, accumulates gradients while it has none.
+
+    What it is told during a decode step takes effect at that step's end, during a gradient task
+    after it, and while its engine is being formed when that is done. Of attempts that wait for
+    tools it only knows that they do.
+
+    Args:
+        id: its number among the workers.
+        agenda: time.
+        costs: of its engine.
+        devices: that the engine runs on.
+        max_running: most sequences decoded together.
+        tool_kv: what becomes of KV during tool calls.
+        on_ended: takes attempts whose turn ended in a step, and those stopped at its end with
+            their tokens.
+        on_accumulated: takes a finished task.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        agenda: Agenda,
+        costs: EngineCosts,
+        *,
+        devices: int,
+        max_running: int,
+        tool_kv: ToolKv = "cached",
+        on_ended: Callable[[int, Sequence[AttemptId], Mapping[AttemptId, int]], None],
+        on_accumulated: Callable[[int, Task], None],
+    ) -> None:
+        self.id = id
+        self._agenda = agenda
+        self._max_running = max_running
+        self._tool_kv: ToolKv = tool_kv
+        self._on_ended = on_ended
+        self._on_accumulated = on_accumulated
+        self._attempts: dict[AttemptId, Course] = {}
+        self._at_tools: set[AttemptId] = set()
+        self._quiet_since: float | None = None
+        self._stopping: list[AttemptId] = []
+        self._stop_at = math.inf
+        self._inbox: list[Callable[[], None]] = []
+        self._forming = False
+        self._tasks: deque[Task] = deque()
+        self.training = False
+        """Whether it accumulates gradients now."""
+        self._trained_at = 0.0
+        self._gate = 0.0
+        self._due: float | None = None
+        self._work = Work()
+        self._costs = costs
+        self.devices = devices
+        """Of its engine."""
+        self._decoder, self._told = self._engine(), NO_DRAFTS
+
+    def _engine(self) -> Decoder:
+        return Decoder(self._costs, max_running=self._max_running, tool_kv=self._tool_kv)
+
+    @property
+    def held(self) -> int:
+        """Attempts that it decodes, or that wait for it."""
+        return len(self._attempts)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its engine has something to do."""
+        return bool(self._attempts)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has something to compute."""
+        return self.decoding or self.training or bool(self._tasks)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held, nor on its way into the engine."""
+        return not (self._attempts or self._inbox or self._forming)
+
+    def form(self) -> None:
+        """Another engine is coming: hold back what is submitted until ``set_engine``."""
+        self._forming = True
+
+    def set_engine(self, costs: EngineCosts, devices: int) -> None:
+        """Another engine, on so many devices; nothing may be held."""
+        assert not self._attempts, "attempts are moved before their engine changes"
+        self._note_work()
+        self._count_quiet()
+        self._costs, self.devices = costs, devices
+        self._decoder, self._told = self._engine(), NO_DRAFTS
+        self._due = None
+        self._forming = False
+        self._open()
+
+    def _open(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for command in inbox:
+            command()
+
+    def begin_step(self, costs: EngineCosts, devices: int) -> None:
+        """Forget the last step's work; the engine starts afresh."""
+        assert not self._tasks
+        self.set_engine(costs, devices)
+        self._work = Work()
+        self._gate = 0.0
+
+    def speculate(self, rule: Rule) -> None:
+        """Decode ahead so, until it gets another engine or a step begins."""
+        if self._forming:
+            self._inbox.append(lambda: self.speculate(rule))
+        else:
+            self._decoder.speculate(self._agenda.now, rule)
+
+    def drafts(self) -> Drafted:
+        """What drafts brought, in whole tokens, since it was last asked."""
+        decoder, told = self._decoder, self._told
+        now = Drafted(int(decoder.verifications), int(decoder.drafted), int(decoder.accepted))
+        self._told = now
+        return Drafted(*(new - old for new, old in zip(now, told, strict=True)))
+
+    def submit(self, course: Course) -> None:
+        """Decode an attempt, from where it is."""
+        if self.training or self._forming:
+            self._inbox.append(lambda: self.submit(course))
+            return
+        self._attempts[course.attempt] = course
+        self._decoder.submit(self._agenda.now, course.request())
+        self._count_quiet()
+
+    def wait(self, attempt: AttemptId) -> None:
+        """An attempt of this engine waits for its tools."""
+        self._at_tools.add(attempt)
+        self._count_quiet()
+
+    def leave(self, attempt: AttemptId) -> None:
+        """It does not any more."""
+        self._at_tools.remove(attempt)
+        self._count_quiet()
+
+    def _count_quiet(self) -> None:
+        """Keep the time in which it could decode, and all that it has waits for tools."""
+        now = self._agenda.now
+        if self._quiet_since is not None:
+            self._work.tool_wait_s += (now - self._quiet_since) * self.devices
+            self._quiet_since = None
+        if self._at_tools and not self._attempts and not self.training:
+            self._quiet_since = now
+
+    def stop(self, attempts: Sequence[AttemptId]) -> None:
+        """Stop attempts at the end of the step in flight, in which they may finish."""
+        ours = [attempt for attempt in attempts if attempt in self._attempts]
+        if ours and not self._stopping:
+            self._stop_at = self._decoder.pause(self._agenda.now)
+        self._stopping += ours
+        if len(ours) < len(attempts):
+            rest = [attempt for attempt in attempts if attempt not in self._attempts]
+            assert self._inbox, "an attempt that is to stop was never submitted"
+            self._inbox.append(lambda: self.stop(rest))
+
+    def put_off(self, seconds: float) -> None:
+        """Others have its core for ``seconds``; it must settle when this instant is over."""
+        if self.training:
+            self._trained_at += seconds
+            self._work.train_s += seconds
+            return
+        self._decoder.put_off(self._agenda.now, seconds)
+        if self._stopping:
+            self._stop_at += seconds
+
+    def settle(self) -> None:
+        """All that happens at this instant has happened: plan what comes next."""
+        due = self._decoder.next_event(self._agenda.now)
+        if self._stopping:
+            due = self._stop_at if due is None else min(due, self._stop_at)
+        if due is not None and due != self._due:
+            self._due = due
+            self._agenda.at(due, lambda: self._advance(due))
+        self._train()
+
+    def _advance(self, due: float) -> None:
+        if self._due != due:
+            return
+        self._due = None
+        over = [AttemptId(a) for a, _ in self._decoder.advance(self._agenda.now)]
+        for attempt in over:
+            del self._attempts[attempt]
+        stopped = self._stop_due()
+        if over or stopped:
+            self._count_quiet()
+            self._on_ended(self.id, over, stopped)
+        else:
+            self.settle()
+
+    def _stop_due(self) -> dict[AttemptId, int]:
+        """Stop what is to stop now; tokens by attempt."""
+        if not self._stopping or self._stop_at > self._agenda.now:
+            return {}
+        ours = [attempt for attempt in self._stopping if attempt in self._attempts]
+        self._stopping = []
+        left = self._decoder.abort(self._agenda.now, ours)
+        return {attempt: self._drop(attempt, left[attempt]) for attempt in ours}
+
+    def _drop(self, attempt: AttemptId, generated: int) -> int:
+        """An attempt goes, with so many tokens of its turn; its tokens of all turns."""
+        course = self._attempts.pop(attempt)
+        course.generated = generated
+        return course.before + generated
+
+    def accumulate(self, task: Task, not_before: float = 0.0) -> None:
+        """Queue gradient work, to begin at ``not_before`` at the earliest."""
+        self._gate = max(self._gate, not_before)
+        self._tasks.append(task)
+
+    def _train(self) -> None:
+        if self.training or self._attempts or self._forming or not self._tasks:
+            return
+        if self._agenda.now < self._gate:
+            self._agenda.at(self._gate, self._train)
+            return
+        task = self._tasks.popleft()
+        self.training = True
+        self._count_quiet()
+        self._work.train_s += task.seconds
+        self._trained_at = self._agenda.now + task.seconds
+        self._agenda.at(self._trained_at, lambda: self._trained(task))
+
+    def _trained(self, task: Task) -> None:
+        if self._agenda.now < self._trained_at:
+            self._agenda.at(self._trained_at, lambda: self._trained(task))
+            return
+        self._on_accumulated(self.id, task)
+        self.training = False
+        self._count_quiet()
+        self._open()
+
+    def pressure(self) -> tuple[int, float]:
+        """Preemptions, and the largest share of the KV cache in use, since ``begin_step``."""
+        work, decoder = self._work, self._decoder
+        peak = decoder.peak_kv / self._costs.capacity
+        return work.preemptions + decoder.preemptions, max(work.peak_kv, peak)
+
+    def _note_work(self) -> None:
+        work, decoder = self._work, self._decoder
+        work.decode_s += decoder.busy_s * self.devices
+        work.decode_steps = max(work.decode_steps, decoder.steps)
+        work.generated_tokens += decoder.generated_tokens
+        work.preemptions, work.peak_kv = self.pressure()
+
+    def end_step(self) -> Work:
+        """What was done since ``begin_step``."""
+        self.set_engine(self._costs, self.devices)
+        work, self._work = self._work, Work()
+        return work

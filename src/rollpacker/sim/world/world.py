@@ -1,0 +1,352 @@
+"""Performs a policy's decisions in simulated time, as the runtime does in real time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
+from rollpacker.core.pump import Pump, Record
+from rollpacker.core.types import AttemptId, GroupPart, RoundKind
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
+from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.sim.costs.ahead import Rule
+from rollpacker.sim.workload.turn_script import Course, at_most
+from rollpacker.sim.workload.workload import Workload
+from rollpacker.sim.world.agenda import Agenda
+from rollpacker.sim.world.decoding import Decoding
+from rollpacker.sim.world.grading import Grading
+from rollpacker.sim.world.machines import WorldCosts
+from rollpacker.sim.world.result import StepResult
+from rollpacker.sim.world.step import Attempt, Step, step_result
+from rollpacker.sim.world.worker import SimWorker, Task
+
+
+class World:
+    """Simulated machines under a real policy.
+
+    Args:
+        policy: decides.
+        workload: prompts and lengths.
+        costs: seconds of everything.
+        cap: longest response, tokens.
+        measure: tell the policy what a round's engines went through.
+        train_all: groups without informative rewards have a gradient too.
+        record: takes every event with its decisions (a journal's ``record``).
+    """
+
+    def __init__(
+        self,
+        policy: RolloutPolicy,
+        workload: Workload,
+        costs: WorldCosts,
+        *,
+        cap: int,
+        measure: bool = False,
+        train_all: bool = False,
+        record: Record | None = None,
+    ) -> None:
+        self._workload = workload
+        self._costs = costs
+        self._cap = cap
+        self._measure = measure
+        self._train_all = train_all
+        self._agenda = Agenda()
+        self._pump = Pump(policy, self._perform, lambda: self._agenda.now, record)
+        self._engine = costs.engine(costs.fleet.tp)
+        self._workers: list[SimWorker] = []
+        self._engines = {engine: self._hire() for engine in costs.fleet.engines}
+        self._replicas = {
+            replica: self._engines[beside[0]] if beside else self._hire()
+            for replica, beside in costs.fleet.beside.items()
+        }
+        self._decoding = Decoding(
+            self._agenda,
+            self._engines,
+            costs=costs,
+            cap=cap,
+            touch=self._touch,
+            post=self._pump.post,
+            settle=self._post,
+        )
+        self._grading = Grading(
+            self._agenda,
+            costs.rewards,
+            costs.kinds,
+            AdaptiveTimeouts(costs.timeouts),
+            load=self._busy_share,
+            on_graded=self._graded,
+        )
+        self._now = Step(number=-1, start_s=0.0)
+        self._touched: set[int] = set()
+        self._settling = False
+        self._true = Counter[str]()
+        self._kept = Counter[str]()
+
+    def _hire(self) -> SimWorker:
+        """Another worker."""
+        worker = SimWorker(
+            len(self._workers),
+            self._agenda,
+            self._engine,
+            devices=self._costs.fleet.tp,
+            max_running=self._costs.max_running,
+            tool_kv=self._costs.tool_kv,
+            on_ended=self._ended,
+            on_accumulated=self._accumulated,
+        )
+        self._workers.append(worker)
+        return worker
+
+    @property
+    def kept_vs_true_len(self) -> float:
+        """Mean length of what was kept over that of first visits, whatever became of them."""
+        if not self._kept["samples"] or not self._true["samples"]:
+            return 1.0
+        kept = self._kept["tokens"] / self._kept["samples"]
+        return kept / (self._true["tokens"] / self._true["samples"])
+
+    def run_step(self, number: int) -> StepResult:
+        """One synchronous step, from the weights' arrival to the next ones."""
+        self._now = step = Step(number=number, start_s=self._agenda.now)
+        self._decoding.begin(step)
+        for worker in self._workers:
+            worker.begin_step(self._engine, self._costs.fleet.tp)
+        self._agenda.after(self._costs.sync_s + self._costs.start_s, self._begin_rollout)
+        while not step.over:
+            assert self._agenda.run_next(), "nothing is left to happen, and the step is not over"
+        work = [worker.end_step() for worker in self._workers]
+        return step_result(step, work, self._agenda.now, self._costs.fleet)
+
+    def _begin_rollout(self) -> None:
+        step = self._now
+        step.rollout_start_s = step.last_end_s = self._agenda.now
+        self._post(
+            ev.StepStarted(
+                step=step.number,
+                engines=tuple(self._engines),
+                replicas=tuple(self._replicas),
+                remaining=self._workload.remaining(),
+            )
+        )
+
+    def _post(self, *events: ev.Event) -> None:
+        self._pump.post(*events)
+        if self._touched and not self._settling:
+            self._settling = True
+            self._agenda.after(0.0, self._settle)
+
+    def _settle(self) -> None:
+        """This instant is over: the workers that it touched go on."""
+        self._settling = False
+        touched, self._touched = sorted(self._touched), set()
+        for worker in touched:
+            self._workers[worker].settle()
+        self._grading.reload()
+
+    def _touch(self, worker: SimWorker) -> SimWorker:
+        """A worker that is about to change; it plans anew when this instant is over."""
+        self._touched.add(worker.id)
+        return worker
+
+    # What the policy decided ------------------------------------------------------------------
+
+    def _perform(self, decisions: Sequence[do.Decision]) -> None:
+        for decision in decisions:
+            if not isinstance(decision, do.DeferPrompt):
+                self._PERFORM[type(decision)](self, decision)
+        self._decoding.send()
+
+    def _begin_round(self, decision: do.BeginRound) -> None:
+        self._now.kind = decision.round
+
+    def _draw(self, decision: do.DrawPrompts) -> None:
+        self._pump.post(ev.PromptsDrawn(prompts=self._workload.draw(decision.counts)))
+
+    def _start(self, decision: do.StartAttempt) -> None:
+        turns = self._workload.turns(self._now.number, decision.prompt, decision.index)
+        turns = at_most(turns, self._cap)
+        course = Course(decision.attempt, decision.prompt, self._workload.prompt_tokens, turns)
+        self._now.longest_tool_s = max(self._now.longest_tool_s, course.tool_s)
+        if self._now.kind is not RoundKind.LONG:
+            self._true["samples"] += 1
+            self._true["tokens"] += course.tokens
+        attempt = self._now.attempts[decision.attempt] = Attempt(
+            decision.prompt,
+            decision.index,
+            decision.engine,
+            course,
+            reward=self._workload.reward(self._now.number, decision.prompt, decision.index),
+        )
+        self._decoding.start(attempt)
+
+    def _step_environment(self, decision: do.StepEnvironment) -> None:
+        self._decoding.step_environment(decision)
+
+    def _go_on(self, decision: do.ContinueAttempt) -> None:
+        self._decoding.go_on(decision)
+
+    def _abort(self, decision: do.AbortAttempt) -> None:
+        attempt = decision.attempt
+        known = self._now.attempts[attempt]
+        if known.decoding or known.acting:
+            self._decoding.abort(known)
+            return
+        self._grading.cancel(attempt)
+        self._pump.post(ev.AttemptAborted(attempt=attempt, tokens=known.course.tokens))
+
+    def _grade(self, decision: do.GradeAttempt) -> None:
+        attempt = decision.attempt
+        known = self._now.attempts[attempt]
+        if self._costs.reward_phase_s is not None:
+            self._agenda.after(0.0, lambda: self._graded(attempt))
+            return
+        domain = self._workload.domain(known.prompt)
+        run_s = 0.0
+        if self._costs.kinds.get(domain) == "code":
+            run_s = self._workload.run_s(self._now.number, known.prompt, known.index)
+        self._grading.submit(attempt, domain, known.prompt, run_s)
+
+    def _accept(self, decision: do.AcceptGroup) -> None:
+        step = self._now
+        step.groups[decision.prompt] = decision.attempts
+        if decision.informative or self._train_all:
+            step.trained.add(decision.prompt)
+        tokens = sum(step.attempts[a].course.tokens for a in decision.attempts)
+        step.samples += len(decision.attempts)
+        step.kept_tokens += tokens
+        self._kept["samples"] += len(decision.attempts)
+        self._kept["tokens"] += tokens
+        self._workload.forget(decision.prompt)
+
+    def _accumulate(self, decision: do.AccumulateGradients) -> None:
+        task = Task(decision.replica, decision.parts, self._gradient_s(decision.parts))
+        gate = 0.0
+        if self._costs.reward_phase_s is not None:
+            gate = self._now.rollout_end_s + self._costs.reward_phase_s
+        self._touch(self._replicas[decision.replica]).accumulate(task, gate)
+
+    def _gradient_s(self, parts: Iterable[GroupPart]) -> float:
+        """Groups that the policy calls uninformative have no gradient."""
+        step, train = self._now, self._costs.train
+        return train.task_s + sum(
+            train.sequence_s(step.attempts[attempt].course.context_tokens)
+            for part in parts
+            if part.prompt in step.trained
+            for attempt in step.groups[part.prompt][part.start : part.stop]
+        )
+
+    def _drop(self, decision: do.DropGroup) -> None:
+        self._workload.forget(decision.prompt)
+
+    def _end_rollout(self, decision: do.FinishRollout) -> None:
+        del decision
+        step = self._now
+        step.rollout_end_s = self._agenda.now
+        if not self._measure:
+            return
+        pressure = [worker.pressure() for worker in self._engines.values()]
+        self._pump.post(
+            ev.RoundMeasured(
+                step=step.number,
+                preemptions=sum(preemptions for preemptions, _ in pressure),
+                peak_kv=max(peak for _, peak in pressure),
+                seconds=step.rollout_end_s - step.rollout_start_s,
+            )
+        )
+
+    def _regroup(self, decision: do.FormEngine) -> None:
+        self._decoding.form(decision)
+
+    def _migrate(self, decision: do.MigrateAttempts) -> None:
+        self._decoding.migrate(decision)
+
+    def _speculate(self, decision: do.Speculate) -> None:
+        rule = Rule(
+            decision.below, decision.most, decision.free, decision.row_cost, self._costs.ahead
+        )
+        self._touch(self._engines[decision.engine]).speculate(rule)
+
+    def _apply(self, decision: do.ApplyUpdate) -> None:
+        """Nothing to do where nothing was kept."""
+        if not self._now.summed:
+            self._applied(decision)
+            return
+        self._now.summed = False
+        self._agenda.after(self._costs.apply_s, lambda: self._applied(decision))
+
+    def _publish(self, decision: do.PublishWeights) -> None:
+        """What it costs is part of the next step, which waits for it."""
+        self._pump.post(ev.WeightsPublished(version=decision.version))
+        self._now.over = True
+
+    _PERFORM: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        do.AbortAttempt: _abort,
+        do.AcceptGroup: _accept,
+        do.AccumulateGradients: _accumulate,
+        do.ApplyUpdate: _apply,
+        do.BeginRound: _begin_round,
+        do.ContinueAttempt: _go_on,
+        do.DrawPrompts: _draw,
+        do.DropGroup: _drop,
+        do.FinishRollout: _end_rollout,
+        do.GradeAttempt: _grade,
+        do.MigrateAttempts: _migrate,
+        do.PublishWeights: _publish,
+        do.FormEngine: _regroup,
+        do.Speculate: _speculate,
+        do.StartAttempt: _start,
+        do.StepEnvironment: _step_environment,
+    }
+
+    # What happened ----------------------------------------------------------------------------
+
+    def _ended(
+        self, worker: int, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]
+    ) -> None:
+        """A decode step has ended, and with it turns of these attempts."""
+        self._touched.add(worker)
+        self._decoding.ended(done, stopped)
+        if (driver := self._costs.driver) is not None:
+            self._take_core((len(done) + len(stopped)) * driver.ended_s)
+        self._decoding.form_idle()
+        self._post()
+
+    def _graded(self, attempt: AttemptId) -> None:
+        reward = self._now.attempts[attempt].reward
+        self._post(ev.AttemptGraded(attempt=attempt, reward=reward))
+        if self._costs.driver is not None and self._costs.reward_phase_s is None:
+            self._take_core(self._costs.driver.graded_s)
+
+    def _take_core(self, cpu_s: float) -> None:
+        """Driver and graders compute; workers that leave them no core go on later."""
+        assert self._costs.driver is not None
+        busy = [worker for worker in self._workers if worker.busy]
+        delay_s = self._costs.driver.delay_s(len(busy), cpu_s)
+        if delay_s:
+            for worker in busy:
+                self._touch(worker).put_off(delay_s)
+            self._post()
+
+    def _accumulated(self, worker: int, task: Task) -> None:
+        self._touched.add(worker)
+        seconds = round(task.seconds, 6)
+        self._now.summed = True
+        done = ev.GradientsAccumulated(replica=task.replica, parts=task.parts, seconds=seconds)
+        self._post(done)
+
+    def _applied(self, decision: do.ApplyUpdate) -> None:
+        self._post(ev.UpdateApplied(step=decision.step, update=decision.update))
+
+    def _busy_share(self) -> float:
+        """Of the devices; the judge is as slow beside gradients as beside decoding."""
+        fleet = self._costs.fleet
+        decoding = sum(worker.devices for worker in self._workers if worker.decoding)
+        training = sum(
+            len(fleet.replicas[replica])
+            for replica, worker in self._replicas.items()
+            if worker.training
+        )
+        return min(1.0, (decoding + training) / len(fleet.devices))

@@ -10,7 +10,7 @@ from numba import njit
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.kernels import decode, encode
+from rollpacker.engine.mini.cpu.kernels import decode, encode
 
 
 @njit

@@ -12,8 +12,8 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.core.types import EngineId
 from rollpacker.engine.base import Request
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.blocks import Blocks
-from rollpacker.engine.mini.parked import Parked, Turn
+from rollpacker.engine.mini.scheduling.blocks import Blocks
+from rollpacker.engine.mini.scheduling.parked import Parked, Turn
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.worker.engine_worker import EngineWorker

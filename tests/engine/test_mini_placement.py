@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollpacker.engine.mini.attention import rotate, softmax, write_kv
-from rollpacker.engine.mini.draw import draw, exponentials
-from rollpacker.engine.mini.forward import add_bias, start_rows
-from rollpacker.engine.mini.kernels import gate, multiply, normalise
-from rollpacker.engine.mini.lanes import COLUMNS
+from rollpacker.engine.mini.cpu.attention import rotate, softmax, write_kv
+from rollpacker.engine.mini.cpu.draw import draw, exponentials
+from rollpacker.engine.mini.cpu.forward import add_bias, start_rows
+from rollpacker.engine.mini.cpu.kernels import gate, multiply, normalise
+from rollpacker.engine.mini.cpu.lanes import COLUMNS
 from rollpacker.engine.nucleus import restricted_draw
 
 GAPS = (0, 4, 16, 36, 64, 100, 252, 256, 1024)

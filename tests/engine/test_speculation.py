@@ -14,8 +14,8 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.core.types import PromptId
 from rollpacker.engine.base import Speculation
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.draft_table import LENGTHS
-from rollpacker.engine.mini.drafter import Drafter
+from rollpacker.engine.mini.drafts.draft_table import LENGTHS
+from rollpacker.engine.mini.drafts.drafter import Drafter
 from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 

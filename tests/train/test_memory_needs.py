@@ -12,7 +12,7 @@ from gang import make_trainer, place, run
 
 from rollpacker.config import GRPOConfig, MiniEngineConfig, parse
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.lanes import COLUMNS, HAS_BF16_DOT
+from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory import engine_memory, memory, working_set
 from rollpacker.sim.memory.needs import Machine

@@ -27,14 +27,14 @@ from rollpacker.engine.latency import (
     Contexts,
     measure_steps,
 )
-from rollpacker.engine.mini.blocks import Blocks
-from rollpacker.engine.mini.cpu import CpuRunner
-from rollpacker.engine.mini.drafter import Drafter
+from rollpacker.engine.mini.cpu.runner import CpuRunner
+from rollpacker.engine.mini.drafts.drafter import Drafter
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
-from rollpacker.engine.mini.schedule import Admission, Held, Scheduler
+from rollpacker.engine.mini.scheduling.blocks import Blocks
+from rollpacker.engine.mini.scheduling.schedule import Admission, Held, Scheduler
+from rollpacker.engine.mini.scheduling.slots import Slots
+from rollpacker.engine.mini.scheduling.speculator import Drafts, Speculator
 from rollpacker.engine.mini.shape import Shape, shape_of
-from rollpacker.engine.mini.slots import Slots
-from rollpacker.engine.mini.speculator import Drafts, Speculator
 from rollpacker.engine.mini.torch_runner import TorchRunner
 from rollpacker.engine.mini.weights import copy_weights
 from rollpacker.engine.requests import check_request, stops_of

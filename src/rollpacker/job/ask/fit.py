@@ -120,7 +120,7 @@ def _here(config: RunConfig) -> Machine:
     name, packed = "this machine's memory", 4
     if places[0] == "cpu":
         if config.model.dtype == "bfloat16":
-            from rollpacker.engine.mini.lanes import HAS_BF16_DOT
+            from rollpacker.engine.mini.cpu.lanes import HAS_BF16_DOT
 
             packed = 2 if HAS_BF16_DOT else 4
         free, devices = _free(), 1

@@ -9,10 +9,10 @@ import numpy as np
 from numba import njit
 
 from rollpacker.engine.base import NO_SPECULATION, Request, Speculation
-from rollpacker.engine.mini.drafter import Drafter
+from rollpacker.engine.mini.drafts.drafter import Drafter
 from rollpacker.engine.mini.runner import Floats, Ints, Rows
-from rollpacker.engine.mini.schedule import Held, Scheduler
-from rollpacker.engine.mini.slots import CHUNK, Slots
+from rollpacker.engine.mini.scheduling.schedule import Held, Scheduler
+from rollpacker.engine.mini.scheduling.slots import CHUNK, Slots
 from rollpacker.policy.engines.speculation import worth
 
 _LONGEST_PAUSE = 32

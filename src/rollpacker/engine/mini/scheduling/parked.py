@@ -9,8 +9,8 @@ import numpy as np
 
 from rollpacker.core.types import AttemptId
 from rollpacker.engine.base import Request
-from rollpacker.engine.mini.blocks import Blocks
 from rollpacker.engine.mini.runner import Ints
+from rollpacker.engine.mini.scheduling.blocks import Blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.mini.draft_table import (
+from rollpacker.engine.mini.drafts.draft_table import (
     BUCKETS,
     LENGTHS,
     LONGEST,

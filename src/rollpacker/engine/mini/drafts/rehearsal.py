@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.mini.drafter import Drafter
+from rollpacker.engine.mini.drafts.drafter import Drafter
 from rollpacker.engine.mini.runner import Ints
 from rollpacker.policy.engines.speculation import MOST
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from rollpacker.engine.mini.kernels import ELEMENTWISE, exp, total
+from rollpacker.engine.mini.cpu.kernels import ELEMENTWISE, exp, total
 
 _CHUNK = 256
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, PromptId
 from rollpacker.engine.base import Request
-from rollpacker.engine.mini.blocks import Blocks, Prefix
-from rollpacker.engine.mini.parked import Parked, Turn
 from rollpacker.engine.mini.runner import Floats, Ints
-from rollpacker.engine.mini.slots import Slots
+from rollpacker.engine.mini.scheduling.blocks import Blocks, Prefix
+from rollpacker.engine.mini.scheduling.parked import Parked, Turn
+from rollpacker.engine.mini.scheduling.slots import Slots
 from rollpacker.engine.stops import StopWatcher
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from rollpacker.engine.mini.lanes import (
+from rollpacker.engine.mini.cpu.lanes import (
     COLUMNS,
     LANES,
     TILE_ROWS,

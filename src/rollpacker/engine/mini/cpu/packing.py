@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rollpacker.engine.mini.lanes import COLUMNS, HAS_BF16_DOT
+from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
 from rollpacker.engine.mini.shape import Shape
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import NO_DRAFTS, Drafted
 from rollpacker.engine.base import Request, uniforms
-from rollpacker.engine.mini.draft_table import among
+from rollpacker.engine.mini.drafts.draft_table import among
 from rollpacker.engine.mini.runner import Floats, Ints
 
 CHUNK = 64

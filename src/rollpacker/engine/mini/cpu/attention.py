@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from rollpacker.engine.mini.kernels import ELEMENTWISE, encode, exp, inverse_rms, total
-from rollpacker.engine.mini.lanes import COLUMNS, LANES, Matrix, Panel, madd
+from rollpacker.engine.mini.cpu.kernels import ELEMENTWISE, encode, exp, inverse_rms, total
+from rollpacker.engine.mini.cpu.lanes import COLUMNS, LANES, Matrix, Panel, madd
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)

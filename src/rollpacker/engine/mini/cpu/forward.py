@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from rollpacker.engine.mini.attention import attention_layer
-from rollpacker.engine.mini.kernels import decode, gate, multiply, normalise
-from rollpacker.engine.mini.lanes import COLUMNS
+from rollpacker.engine.mini.cpu.attention import attention_layer
+from rollpacker.engine.mini.cpu.kernels import decode, gate, multiply, normalise
+from rollpacker.engine.mini.cpu.lanes import COLUMNS
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})

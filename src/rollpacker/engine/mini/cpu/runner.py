@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollpacker.engine.host_memory import free_bytes
-from rollpacker.engine.mini.draw import draw
-from rollpacker.engine.mini.forward import forward, project
-from rollpacker.engine.mini.lanes import COLUMNS, LANES
-from rollpacker.engine.mini.nucleus import restrict
-from rollpacker.engine.mini.packing import PackedWeights
+from rollpacker.engine.mini.cpu.draw import draw
+from rollpacker.engine.mini.cpu.forward import forward, project
+from rollpacker.engine.mini.cpu.lanes import COLUMNS, LANES
+from rollpacker.engine.mini.cpu.nucleus import restrict
+from rollpacker.engine.mini.cpu.packing import PackedWeights
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows
 from rollpacker.engine.mini.shape import Shape, rope_tables
 

@@ -1,0 +1,4 @@
+"""What may follow, guessed from texts that were seen.
+
+Nothing here knows the schedule.
+"""
